@@ -33,6 +33,7 @@ _HOME = {
     "register_optimizer": "config.registration",
     "register_schedule": "config.registration",
     "register_dataset": "config.registration",
+    "register_gradient_processor": "config.registration",
     "register_metric": "config.registration",
     "ArraySource": "inputs.sources.arrays",
     "TFRecordSource": "inputs.sources.tfrecords",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from trainer_kit.config.experiments import register_experiment as register_experiment
     from trainer_kit.config.experiments import register_task as register_task
     from trainer_kit.config.registration import register_dataset as register_dataset
+    from trainer_kit.config.registration import register_gradient_processor as register_gradient_processor
     from trainer_kit.config.registration import register_metric as register_metric
     from trainer_kit.config.registration import register_optimizer as register_optimizer
     from trainer_kit.config.registration import register_schedule as register_schedule

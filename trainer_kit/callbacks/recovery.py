@@ -20,6 +20,7 @@ from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.distribution.collectives import broadcast_from_chief
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.optimizers.learning_rate import scale_learning_rate
+from trainer_kit.training.checks.finite_gradients import GradientDivergence
 from trainer_kit.training.losses import reported_loss
 
 _LOG = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Recovery(Callback):
         """
         if not isinstance(error, DivergedError):
             return
-        options, end = self._options, run.step
+        options, end = self._options, error.step if isinstance(error, GradientDivergence) else run.step
         begin = run.loop.begin if run.loop is not None and run.loop.end == end else max(end - 1, 0)
         if self.trials >= options.recovery_max_trials:
             self._give_up(error, begin, end)
@@ -112,8 +113,11 @@ class Recovery(Callback):
         """
         options = self._options
         while step < end and broadcast_from_chief(self._trainer.strategy, time.monotonic() < until):
-            logs = self._trainer.train(tf.constant(1, tf.int32))
             step += 1
+            try:
+                logs = self._trainer.train(tf.constant(1, tf.int32))
+            except GradientDivergence:
+                return step
             loss = reported_loss(logs)
             above = step >= options.recovery_begin_steps and loss > options.loss_upper_bound
             if above or not math.isfinite(loss) or not self._trainer.state.is_sound():

@@ -1,4 +1,4 @@
-"""Lists what a config can name: experiments, optimizers, schedules, datasets, metrics and callbacks.
+"""Lists what a config can name: experiments, optimizers, schedules, gradient processors, datasets, metrics, callbacks.
 
 Experiments are those in ./experiments, in modules named by --import_module, and in entry points; with --all also those
 of other frameworks. Registered names are listed if their modules are imported: with
@@ -16,6 +16,7 @@ from trainer_kit.config import discovery
 from trainer_kit.config.experiments import experiments
 from trainer_kit.config.field_docs import first_sentence, summary
 from trainer_kit.config.schema.dataset import DatasetConfig
+from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.open_choice import OpenOneOfConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
@@ -83,6 +84,7 @@ def _opening(documented: object) -> str:
 _LISTED: dict[str, Callable[[], dict[str, str]]] = {
     "optimizers": lambda: _branches(OptimizerConfig),
     "schedules": lambda: _branches(LrConfig),
+    "gradient_processors": lambda: _branches(GradientProcessorConfig),
     "datasets": lambda: _branches(DatasetConfig),
     "metrics": lambda: _branches(MetricConfig),
     "callbacks": _callbacks,

@@ -1,4 +1,4 @@
-"""Decorators that add optimizers, learning-rate schedules, datasets and metrics to what a config can name.
+"""Decorators that add optimizers, schedules, gradient processors, datasets and metrics to what a config can name.
 
 A registered name is used like a built-in one: `trainer.optimizer_config.optimizer: {type: NAME, NAME: {...}}` in YAML,
 `OptimizerConfig.type = 'NAME'` and the bindings of its config class in gin. Its module has to be imported before the
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.dataset import DatasetConfig
+from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.open_choice import register_branch
 from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
@@ -88,3 +89,20 @@ def register_metric(name: str, config_class: type[Config] = NoSettings) -> Calla
       UsageError: when the name is taken, or the class is not decorated with `@trainer_kit.configclass`.
     """
     return register_branch(MetricConfig, name, config_class)
+
+
+def register_gradient_processor(name: str, config_class: type[Config] = NoSettings) -> Callable[[Builder], Builder]:
+    """Returns a decorator that registers a function as a gradient processor of the config, under `name`.
+
+    The function is called as `build(config)` in the scope of the strategy. It returns a function of one gradient, which
+    returns the gradient to use instead, or a function of two lists, the gradients and their variables, which returns
+    a list of gradients. Both run in graph, on a replica, with dense gradients that are the same on all replicas.
+
+    Args:
+      name: The name, a value of `type` in the list `trainer.optimizer_config.gradient_processors`.
+      config_class: The config class of the processor's section; by default it has no fields.
+
+    Raises:
+      UsageError: when the name is taken, or the class is not decorated with `@trainer_kit.configclass`.
+    """
+    return register_branch(GradientProcessorConfig, name, config_class)

@@ -33,6 +33,7 @@ _KINDS: dict[str, Kind] = {
     "trainer.accumulate_steps": "dangerous",
     "trainer.optimizer_config.optimizer": "dangerous",
     "trainer.optimizer_config.ema": "dangerous",
+    "trainer.optimizer_config.gradient_processors": "dangerous",
     "trainer.optimizers": "dangerous",
     "trainer.optimizers.*.learning_rate": "safe",
     "trainer.optimizers.*.warmup": "safe",
@@ -62,6 +63,7 @@ _KINDS: dict[str, Kind] = {
 
 _ENGINE = ("trainer.", "runtime.")
 _DATASET = ".dataset.type"  # of each section of data; None: the task makes the data, as in runs of earlier releases
+_PROCESSORS = re.compile(r"trainer\.optimizers\.\w+\.gradient_processors")  # [] in runs of earlier releases
 
 
 class _Absent:
@@ -103,6 +105,7 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     if before:
         defaults = {path: value for path, value in _flat(ExperimentConfig().as_dict(), "") if path.startswith(_ENGINE)}
         defaults |= {path: None for path in after if path.endswith(_DATASET)}
+        defaults |= {path: [] for path in after if _PROCESSORS.fullmatch(path)}
         before = {**{path: value for path, value in defaults.items() if path in after}, **before}
     changes = [
         _change(path, before.get(path, ABSENT), after.get(path, ABSENT))

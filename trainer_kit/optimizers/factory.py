@@ -13,6 +13,7 @@ from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.decaying import Adadelta, Adafactor, Adamax, AdamW, Ftrl, Lamb, Lion, Nadam
+from trainer_kit.optimizers.gradient_processors import GradientProcessing
 from trainer_kit.optimizers.gradients import Clipping
 from trainer_kit.optimizers.lars import Lars
 from trainer_kit.optimizers.learning_rate import create_learning_rate
@@ -32,6 +33,7 @@ def create_optimizer(
     *,
     mixed_precision_dtype: str | None = None,
     loss_scale: str | float | None = None,
+    random_seed: int = 0,
 ) -> keras.Optimizer:
     """Returns the optimizer that `config` describes; eager, in the scope of the strategy.
 
@@ -39,10 +41,11 @@ def create_optimizer(
     used. Build it with all the model's trainable variables before the first step.
 
     Args:
-      config: optimizer, learning rate, warm-up, and groups of variables with rates of their own; its `ema` is for
-        moving_average.MovingAverage.
+      config: optimizer, learning rate, warm-up, gradient processors, and groups of variables with rates of their own;
+        its `ema` is for moving_average.MovingAverage.
       mixed_precision_dtype: for float16 the optimizer is wrapped in a loss_scale.LossScaleOptimizer.
       loss_scale: 'dynamic' (also None) or a number above 0; only for float16.
+      random_seed: The seed of the run, for processors that draw random numbers.
 
     Raises:
       UsageError: when the config names no optimizer or no learning rate, or a value cannot be used.
@@ -53,6 +56,8 @@ def create_optimizer(
         )
     optimizer = with_rate_groups(_build(config), RateGroups.from_config(config))
     optimizer.clipping = Clipping.from_config(config)
+    if config.gradient_processors:
+        optimizer.gradient_processing = GradientProcessing(config.gradient_processors, random_seed)
     if mixed_precision_dtype in ("float16", "mixed_float16"):
         return _with_loss_scale(optimizer, loss_scale)
     if loss_scale is not None:

@@ -1,9 +1,10 @@
-"""From gradients to new weights, on one replica or several: sum over replicas, clip the sum, update.
+"""From gradients to new weights, on one replica or several: sum over replicas, process and clip the sum, update.
 
 Keras clips on each replica, before it sums, so that several replicas train differently from one. Here the sum is
 clipped, and 1, 2 or 4 replicas with the same global batch do the same. Clipping lives in the attribute `clipping` of
 the optimizer, where `create_optimizer` puts it; with several replicas the clip arguments of a Keras optimizer are
-honoured in the same way.
+honoured in the same way. The attributes `gradient_norms` and `gradient_processing` of an optimizer, where a config asks
+for them, see the sum before it is clipped.
 
 Functions without tensor conditions are marked `do_not_convert`, here and elsewhere: AutoGraph takes 20 to 60 ms to
 convert one.
@@ -168,15 +169,20 @@ def update(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[An
 
 
 def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
-    """Sums over replicas, clips and applies unscaled gradients, none of which is None; in a replica."""
+    """Sums over replicas, processes, clips and applies unscaled gradients, none of which is None; in a replica."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    clipping = _clipping(optimizer, replicas)
-    if clipping.active and replicas > 1:
-        context = tf.distribute.get_replica_context()
-        summed = clip(context.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients)), clipping)
-        gradients = [scaled(gradient, 1.0 / replicas) for gradient in summed]  # Keras sums once more
-    elif clipping.active:
-        gradients = clip(gradients, clipping)
+    clipping, process = _clipping(optimizer, replicas), getattr(optimizer, "gradient_processing", None)
+    norms, summed, changes = getattr(optimizer, "gradient_norms", None), list(gradients), clipping.active or process
+    if replicas > 1 and (changes or norms is not None):
+        summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, summed)
+    if norms is not None:
+        norms.update(summed)
+    if process is not None:
+        summed = process(summed, variables, optimizer.iterations)
+    if clipping.active:
+        summed = clip(summed, clipping)
+    if changes:  # else Keras gets what it would get without a report of norms, so that its sum has the same bits
+        gradients = summed if replicas == 1 else [scaled(one, 1.0 / replicas) for one in summed]  # Keras sums once more
     optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
 

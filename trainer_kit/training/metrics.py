@@ -56,6 +56,17 @@ class MetricSet:
         if twice := [name for name, count in names.items() if count > 1]:
             raise UsageError(f"several metrics are called {', '.join(twice)}; give each metric a different name")
         self._step_values = StepValues(names, "float64" if exact else "float32")
+        self._parts: list[Any] = []
+
+    def add_part(self, part: Any) -> None:
+        """Adds an object with `reset()`, `results()`, `variables` and the `names` of its results.
+
+        Raises:
+          UsageError: when a metric has one of the names.
+        """
+        if taken := [metric.name for metric in self.metrics if metric.name in part.names]:
+            raise UsageError(f"a metric is called {taken[0]}, which trainer_kit reports itself; give it another name")
+        self._parts.append(part)
 
     @tf.autograph.experimental.do_not_convert
     def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
@@ -116,12 +127,15 @@ class MetricSet:
         """Resets all metrics; eager or in graph, in cross-replica context."""
         for metric in [*self.metrics, self.loss]:
             metric.reset_state()
-        self._step_values.reset()
+        for part in (self._step_values, *self._parts):
+            part.reset()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns all results by name, with the loss if a step reported one; in cross-replica context."""
         logs: dict[str, Any] = dict(self._step_values.results())
+        for part in self._parts:
+            logs.update(part.results())
         for metric in self.metrics:
             result = metric.result()
             logs.update(result if isinstance(result, Mapping) else {metric.name: result})
@@ -132,7 +146,8 @@ class MetricSet:
     def variables(self) -> list[Any]:
         """Returns the variables of all metrics, always in the same order."""
         of_metrics = [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
-        return [*of_metrics, *self._step_values.variables]
+        of_parts = [variable for part in self._parts for variable in part.variables]
+        return [*of_metrics, *self._step_values.variables, *of_parts]
 
     def names(self) -> list[str] | None:
         """Returns the names of the scalars in `results`, nested names joined by `|`; eager.

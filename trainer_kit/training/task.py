@@ -69,6 +69,7 @@ class Task(abc.ABC):
             optimizer_config,
             mixed_precision_dtype=runtime_config.mixed_precision_dtype if runtime_config else None,
             loss_scale=runtime_config.loss_scale if runtime_config else None,
+            random_seed=getattr(runtime_config, "random_seed", 0),
         )
 
     def optimizer_variables(self, model: Any) -> Mapping[str, Sequence[Any]]:

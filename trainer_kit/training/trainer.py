@@ -23,8 +23,9 @@ from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData
-from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
+from trainer_kit.optimizers.learning_rate import current_learning_rate
 from trainer_kit.training.checks.batch_spec import batch_described, build_model
+from trainer_kit.training.checks.finite_gradients import reporting_gradients
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
 from trainer_kit.training.checks.model_and_config import check_model, check_sections
@@ -38,10 +39,11 @@ from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
 from trainer_kit.training.trainer_parts import named_optimizers
 from trainer_kit.training.trainer_parts.accumulation import Accumulation
-from trainer_kit.training.trainer_parts.interrupted_metrics import InterruptedMetrics
+from trainer_kit.training.trainer_parts.gradient_reports import GradientReports
+from trainer_kit.training.trainer_parts.kept_state import keep_python_state
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.state_search import StateSearch
-from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, has_own_state
+from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 from trainer_kit.training.trainer_parts.validation_sets import shared_sets
 
@@ -104,6 +106,7 @@ class Trainer(Evaluator):
         state = TrainState(global_step, model, optimizer, self._average, task, seed)
         state.discovered.roots["trainer"] = self
         self._train_set = self._training_metrics(config, task, model)
+        self._gradient_reports = GradientReports(config.trainer, optimizer, global_step, self._train_set)
         self.inputs = self.inputs_class(config, task, self.distribute_dataset)
         own = {"own_loop": self.has_own_loop, "own_train": type(self).train is not Trainer.train}
         super().__init__(
@@ -121,7 +124,7 @@ class Trainer(Evaluator):
         """Creates the data and the parts of the training loop; called last, since both need the rest of the trainer."""
         config = self.config
         self.data = self._open_data(train_dataset)
-        self._keep_python_state()
+        keep_python_state(self, self._train_set.variables, self._gradient_reports)
         self._run_options = run_options(config.runtime)
         self._guarded = self.trains and getattr(config.trainer, "recovery_max_trials", 0) >= 0
         self._finite_weights = FiniteWeights(
@@ -281,7 +284,8 @@ class Trainer(Evaluator):
         spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
         self.between_steps = False
         described = batch_described("task.train_data", spec, self.task, self.model)
-        with described, self._ended_with_data(), self.data.reporting_damage(), reporting_refusal(self.fuse_steps):
+        reporting = reporting_refusal(self.fuse_steps), reporting_gradients()
+        with described, self._ended_with_data(), self.data.reporting_damage(), reporting[0], reporting[1]:
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self._search.is_done:
                     with executor(self.new_loops.executor_to_trace_for):
@@ -339,6 +343,7 @@ class Trainer(Evaluator):
         found, self.loop_parts.results = self.loop_parts.results, None
         results = to_numpy(self._train_results()) if found is None else found
         self.sound, reached = pop_finite(results), int(results.pop(_REACHED))
+        self._gradient_reports.read(results)
         overridden = type(self).train is not Trainer.train or type(self).train_loop_end is not Trainer.train_loop_end
         self.reached = None if overridden else reached  # a subclass may take more steps
         return dict(results)
@@ -409,28 +414,18 @@ class Trainer(Evaluator):
 
     # ---- how it is done
 
-    def _keep_python_state(self) -> None:
-        """Adds the state that is not in variables to every checkpoint."""
-        rates, parts = ConfiguredRates(self._optimizer), self.state.python_state
-        parts.add("data", self.data.state, self.data.put_state)
-        metrics = InterruptedMetrics(self, self._train_set.variables, self._strategy)
-        parts.add("metrics", metrics.state, metrics.restore)
-        parts.add("learning rates", rates.state, rates.restore)
-        self.state.keep_replicas(self._strategy)
-        if has_own_state(self.task):
-            restore = self.task.restore
-            parts.add("task", self.task.state, lambda state: None if state is None else restore(state))
-
     def _without_state(self) -> list[Any]:
         """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
         of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
         metrics = [*of_model, *self._train_set.variables(), *self._validation_set.variables()]
         metrics += [*self.validation.metric_variables(), *self.stop_flag.variables, self.evaluated_batches]
+        metrics += self._gradient_reports.lasting_variables
         last_batch = getattr(self.current_loop, "last_batch", None)
         return [*metrics, *self.accumulation.variables, *(last_batch.variables if last_batch else ())]
 
     def _first_step_done(self) -> None:
         self.accumulation.check_used()
+        self._gradient_reports.check_used()
         self._search.first_step_done()
         self._task_attributes.first_step_done()
 

@@ -26,6 +26,7 @@ from trainer_kit.config.schema.evaluation import (
     folder_name_problem,
     validation_sets,
 )
+from trainer_kit.config.schema.gradient_norms import GradientSpikeAlarmConfig
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.optimization import NamedOptimizerConfig, OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
@@ -207,6 +208,9 @@ class TrainerConfig(Config):
       best_checkpoints: Further best checkpoints by name, each in a folder of its own.
       metrics: Metrics of training and of evaluation, in addition to those of the task's build_metrics. The task's
         process_metrics updates them with labels and outputs.
+      report_gradient_norm: Whether training reports gradient_norm, the L2 norm of all gradients of an update before
+        gradient processors and clipping, as its mean over the loop; with several optimizers, that of each.
+      gradient_spike_alarm: When a gradient norm is so large that a warning names its step; unset looks at none.
       callbacks: Callbacks around training steps, in the order in which they are called; each has a name and args.
       loss_upper_bound: A run has diverged when its loss is above this value. It has also diverged when the loss or a
         weight is not finite.
@@ -254,6 +258,8 @@ class TrainerConfig(Config):
     early_stopping: EarlyStoppingConfig | None = None
     best_checkpoints: dict[str, BestCheckpointConfig] = Field(default_factory=dict)
     metrics: tuple[MetricConfig, ...] = ()
+    report_gradient_norm: bool = False
+    gradient_spike_alarm: GradientSpikeAlarmConfig | None = None
     callbacks: tuple[CallbackConfig, ...] = ()
     loss_upper_bound: float = 1e6
     recovery_begin_steps: Count = 0

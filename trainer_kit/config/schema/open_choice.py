@@ -7,6 +7,7 @@ the choice has a section of that name, like those of the branches that it declar
 from __future__ import annotations
 
 import builtins
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -103,7 +104,8 @@ def register_branch(
     kind = choice.registry.kind
     if not is_configclass(config_class):
         raise UsageError(f"{kind} {name!r}: decorate {config_class!r:.80} with @trainer_kit.configclass")
-    if not name.isidentifier() or name in ("type", "own"):
+    taken = {field.name for field in dataclasses.fields(choice)} - choice.branches().keys()
+    if not name.isidentifier() or name in taken:
         raise UsageError(f"{name!r} is not a name for a {kind}; use letters, digits and _, as in a Python name")
     if name in choice.branches() and name not in choice.registry:
         raise UsageError(f"the {kind} {name!r} is one of trainer_kit's own; choose another name")

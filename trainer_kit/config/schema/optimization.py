@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
 from trainer_kit.config.schema.number_types import Above0, Fraction, SomeSteps, Steps
 from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
 from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig, broken_patterns
@@ -50,6 +51,8 @@ class OptimizationConfig(Config):
         found in the path of a variable, the first one counts.
       layer_decay: Learning rates that become smaller from the output of the model to its input; unset means no such
         decay. A variable that also has a multiplier has both factors.
+      gradient_processors: What is done to the gradients, in this order, before the optimizer's own bounds clip them.
+        They are the gradients of an update, summed over replicas and without the loss scale.
     """
 
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -58,12 +61,13 @@ class OptimizationConfig(Config):
     warmup: WarmupConfig = WarmupConfig()
     learning_rate_multipliers: tuple[RateMultiplierConfig, ...] = ()
     layer_decay: LayerDecayConfig | None = None
+    gradient_processors: tuple[GradientProcessorConfig, ...] = ()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that an optimizer has a learning rate, and that groups of learning rates have an optimizer."""
+        """Checks that an optimizer has a learning rate, and that groups and processors have an optimizer."""
         if self.optimizer.type and not self.learning_rate.type:
             yield "learning_rate.type", "is needed when an optimizer is set; the simplest is constant"
-        for name in ("learning_rate_multipliers", "layer_decay"):
+        for name in ("learning_rate_multipliers", "layer_decay", "gradient_processors"):
             if getattr(self, name) and not self.optimizer.type:
                 yield name, "has no effect on the optimizer of the task; set optimizer.type"
 

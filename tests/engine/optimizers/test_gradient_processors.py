@@ -1,0 +1,152 @@
+"""What each gradient processor does to gradients, dense and sparse, in the order of the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import trainer_kit as tk
+from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.gradient_processors import GradientProcessing
+
+KERNEL = np.array([[1.0, -4.0], [3.0, 0.0], [2.0, 10.0]], np.float32)
+BIAS = np.array([3.0, -4.0], np.float32)
+Values = dict[str, np.ndarray]
+
+
+def _processed(*sections: dict[str, Any], updates: int = 0, sparse: bool = False, seed: int = 0) -> Values:
+    """Returns the processed gradients of a kernel and a bias, from processors with these sections."""
+    processing = GradientProcessing([GradientProcessorConfig(**section) for section in sections], seed)
+    variables = [tf.Variable(KERNEL, name="kernel"), tf.Variable(BIAS, name="bias")]
+    kernel = tf.IndexedSlices(KERNEL[::-1], tf.constant([2, 1, 0]), tf.constant([3, 2])) if sparse else KERNEL
+    given = [kernel if sparse else tf.constant(KERNEL), tf.constant(BIAS)]
+    results = tf.function(processing, autograph=False)(given, variables, tf.constant(updates, tf.int64))
+    return dict(zip(("kernel", "bias"), (tf.convert_to_tensor(one).numpy() for one in results), strict=True))
+
+
+def _norm(*arrays: np.ndarray) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(array)) for array in arrays)))
+
+
+SCALE = {"type": "scale", "scale": {"factor": -2.0}}
+CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
+    "scale": (SCALE, lambda g: -2 * g),
+    "clip_value": ({"type": "clip_value", "clip_value": {"bound": 3.5}}, lambda g: np.clip(g, -3.5, 3.5)),
+    "clip_norm": ({"type": "clip_norm", "clip_norm": {"bound": 6.0}}, lambda g: g * min(1, 6 / _norm(g))),
+    "clip_global_norm": (
+        {"type": "clip_global_norm", "clip_global_norm": {"bound": 6.0}},
+        lambda g: g * 6 / _norm(KERNEL, BIAS),
+    ),
+    "centralize": ({"type": "centralize"}, lambda g: g - g.mean(0) if g.ndim > 1 else g),
+    "check": ({"type": "check"}, lambda g: g),
+}
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_it_does_what_it_says(case: str, sparse: bool) -> None:
+    section, expected = CASES[case]
+    for name, given in _processed(section, sparse=sparse).items():
+        np.testing.assert_allclose(given, expected({"kernel": KERNEL, "bias": BIAS}[name]), rtol=1e-6, err_msg=name)
+
+
+def test_processors_run_in_the_order_of_the_config() -> None:
+    clip = {"type": "clip_value", "clip_value": {"bound": 3.0}}
+    np.testing.assert_array_equal(_processed(SCALE, clip)["bias"], [-3.0, 3.0])
+    np.testing.assert_array_equal(_processed(clip, SCALE)["bias"], [-6.0, 6.0])
+
+
+def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
+    """A norm over all gradients is that of the chosen ones."""
+    clip = {"type": "clip_global_norm", "clip_global_norm": {"bound": 1.0}, "variables": ("bi.s", "kernal")}
+    found = _processed(clip)
+    np.testing.assert_array_equal(found["kernel"], KERNEL)
+    np.testing.assert_allclose(found["bias"], BIAS / 5, rtol=1e-6)
+    assert "the pattern 'kernal' matches no variable; there are: kernel" in caplog.text
+
+
+def test_noise_has_the_decaying_standard_deviation() -> None:
+    processing = GradientProcessing([_noise(stddev=2.0, decay=0.5)])
+    zeros, variable = tf.zeros([100, 100]), tf.Variable(tf.zeros([100, 100]), name="kernel")
+    for updates, stddev in ((0, 2.0), (3, 1.0), (99, 0.2)):
+        (noise,) = processing([zeros], [variable], tf.constant(updates))
+        assert np.std(noise) == pytest.approx(stddev, rel=0.03)  # of 10000 numbers
+        assert np.mean(noise) == pytest.approx(0.0, abs=0.05 * stddev)
+
+
+def test_noise_depends_on_update_seeds_place_and_variable() -> None:
+    section = {"type": "noise", "noise": {"stddev": 1.0, "decay": 0.0}}
+    other = {"type": "noise", "noise": {"stddev": 1.0, "decay": 0.0, "seed": 1}}
+    drawn = [
+        _noise_of(section), _noise_of(section, updates=1), _noise_of(section, seed=1), _noise_of(other),
+        _noise_of(SCALE | {"scale": {"factor": 1.0}}, section),
+    ]  # fmt: skip
+    assert len({tuple(one) for one in drawn}) == len(drawn)
+    np.testing.assert_array_equal(_noise_of(section), drawn[0])
+    np.testing.assert_array_equal(_noise_of(section, sparse=True), drawn[0])
+    assert not np.isin(drawn[0][:2], drawn[0][-2:]).any()
+
+
+def _noise(**fields: float) -> GradientProcessorConfig:
+    return GradientProcessorConfig(type="noise", noise=fields)  # type: ignore[arg-type]
+
+
+def _noise_of(*sections: dict[str, Any], **options: Any) -> np.ndarray:
+    found = _processed(*sections, **options)
+    return np.concatenate([(found["kernel"] - KERNEL).ravel(), found["bias"] - BIAS])
+
+
+@tk.configclass
+class PowerConfig(tk.Config):
+    """A processor of these tests.
+
+    Attributes:
+      power: The power of the gradients.
+    """
+
+    power: int = 2
+
+
+@pytest.fixture
+def register() -> Iterator[Callable[[Callable[..., Any]], None]]:
+    """Registers a processor called "power" for the time of a test."""
+    yield lambda build: tk.register_gradient_processor("power", PowerConfig)(build) and None
+    GradientProcessorConfig.registry._entries.pop("power", None)
+
+
+def test_a_registered_function_gets_one_gradient(register: Callable[[Any], None]) -> None:
+    register(lambda config: lambda gradient: gradient**config.power if tf.rank(gradient) > 1 else gradient)
+    found = _processed({"type": "power", "power": {"power": 3}}, sparse=True)
+    np.testing.assert_allclose(found["kernel"], KERNEL**3)
+    np.testing.assert_array_equal(found["bias"], BIAS)
+
+
+def test_a_registered_function_gets_all_and_their_variables(register: Callable[[Any], None]) -> None:
+    def build(config: PowerConfig) -> Callable[[Sequence[tf.Tensor], Sequence[Any]], list[tf.Tensor]]:
+        return lambda gradients, variables: [g * v for g, v in zip(gradients, variables, strict=True)]
+
+    register(build)
+    np.testing.assert_allclose(_processed({"type": "power"})["bias"], BIAS**2)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda config: 5, r"'power' built 5; return a function of one gradient, or of the lists"),
+        (lambda config: lambda a, b, c: a, r"'power' built <function.*; return a function of one gradient"),
+        (lambda config: lambda gradient: None, r"returned None for kernel, whose shape is \(3, 2\)"),
+        (lambda config: tf.reduce_sum, r"returned a gradient of shape \(\) for kernel"),
+        (lambda config: lambda gradients, variables: gradients[:1], r"returned 1 gradients; return a list of 2"),
+    ],
+)
+def test_a_registered_function_that_cannot_be_used_is_named(
+    build: Callable[..., Any], message: str, register: Callable[[Any], None]
+) -> None:
+    register(build)
+    with pytest.raises(UsageError, match=message):
+        _processed({"type": "power"})

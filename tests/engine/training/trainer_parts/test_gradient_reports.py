@@ -1,0 +1,269 @@
+"""Gradient processors, norms and spikes in training: on replicas, in micro-batches, in float16, after a resume."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.distribution.precision import set_precision
+from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.errors import DivergedError, UsageError
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trainer import Trainer
+
+RATE = {"type": "constant", "constant": {"learning_rate": 0.05}}
+NOISE = {"type": "noise", "noise": {"stddev": 0.01}}
+PROCESSORS = (
+    {"type": "scale", "scale": {"factor": 3.0}, "variables": ("bias",)},
+    {"type": "clip_global_norm", "clip_global_norm": {"bound": 0.1}},
+    NOISE,
+    {"type": "centralize"},
+    {"type": "check"},
+)
+LOW = {"quantile": 1.0, "factor": 10.0, "window": 8, "warmup": 2}  # an alarm that these short runs can ring
+
+
+class SpikingTask(TinyTask):
+    """The batch of some steps is `size` times as large: a norm is then 10 times as large, or not finite."""
+
+    at: tuple[int, ...] = (6,)
+    size = 100.0
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        features, labels = inputs
+        now = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64) + 1
+        spikes = tf.reduce_any(tf.equal(now, tf.constant(self.at, tf.int64)))
+        features = tf.cast(features, tf.float32) * tf.where(spikes, self.size, 1.0)
+        return super().train_step((features, labels), model, optimizer, metrics)
+
+
+@pytest.fixture(scope="module")
+def strategies() -> Mapping[int, tf.distribute.Strategy]:
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    return {1: tf.distribute.get_strategy(), 2: mirrored}
+
+
+def _config(processors: Any = (), fields: Mapping[str, Any] | None = None, **trainer: Any) -> Any:
+    sgd = {"optimizer": {"type": "sgd", "sgd": dict(fields or {})}, "learning_rate": RATE}
+    config = tiny_experiment(optimizer_config={**sgd, "gradient_processors": processors}, **trainer)
+    return config.replace(task={"train_data": {"global_batch_size": 16}})
+
+
+def _trainer(
+    config: Any, task_type: type[TinyTask] = TinyTask, strategy: tf.distribute.Strategy | None = None
+) -> Trainer:
+    keras.utils.set_random_seed(3)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        made: Trainer = Trainer.create(config, task_type(config.task), train=True, evaluate=False)
+        return made
+
+
+def _weights(trainer: Trainer) -> list[np.ndarray]:
+    return [variable.numpy() for variable in trainer.model.trainable_variables]
+
+
+def _same(trainer: Trainer, other: Trainer, atol: float = 1e-6) -> None:
+    for weight, expected in zip(_weights(trainer), _weights(other), strict=True):
+        np.testing.assert_allclose(weight, expected, atol=atol, rtol=1e-5)
+
+
+def test_processors_train_alike_on_replicas_and_micro_batches(
+    strategies: Mapping[int, tf.distribute.Strategy],
+) -> None:
+    one = _trainer(_config(PROCESSORS))
+    logs = one.train(tf.constant(6))
+    for strategy, parts in ((strategies[2], 1), (strategies[1], 4), (strategies[2], 2)):
+        other = _trainer(_config(PROCESSORS, accumulate_steps=parts, report_gradient_norm=True), strategy=strategy)
+        assert other.train(tf.constant(6))["training_loss"] == pytest.approx(logs["training_loss"], rel=1e-5)
+        _same(other, one)
+    plain = _trainer(_config())
+    plain.train(tf.constant(6))
+    assert not np.allclose(_weights(plain)[0], _weights(one)[0], atol=1e-3)
+
+
+def test_processors_come_before_the_bounds_of_the_optimizer() -> None:
+    """A factor of 1000 cancels out in a gradient that is clipped to a norm afterwards."""
+    scale = {"type": "scale", "scale": {"factor": 1000.0}}
+    scaled, plain = _trainer(_config([scale], {"clipnorm": 1e-3})), _trainer(_config([], {"clipnorm": 1e-3}))
+    for trainer in (scaled, plain):
+        trainer.train(tf.constant(3))
+    _same(scaled, plain, 1e-7)
+
+
+def test_processors_see_float16_gradients_without_the_scale() -> None:
+    clip = [{"type": "clip_value", "clip_value": {"bound": 1e-3}}]
+    config = _config(clip, report_gradient_norm=True).replace(
+        runtime={"mixed_precision_dtype": "float16", "loss_scale": 1024.0}
+    )
+    try:
+        set_precision(config.runtime)
+        trainer = _trainer(config)
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+    before = _weights(trainer)
+    logs = trainer.train(tf.constant(1))
+    assert max(np.abs(old - new).max() for old, new in zip(before, _weights(trainer), strict=True)) <= 0.05e-3 * 1.01
+    assert 0.05 < logs["gradient_norm"] < 5.0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_reported_norm_is_the_mean_of_unclipped_ones(
+    replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
+) -> None:
+    """SGD without momentum moves weights by the rate times the gradient."""
+    trainer = _trainer(_config(report_gradient_norm=True), strategy=strategies[replicas])
+    norms = []
+    for _ in range(4):
+        before = _weights(trainer)
+        logs = trainer.train(tf.constant(1))
+        moved = np.concatenate([(a - b).ravel() for a, b in zip(before, _weights(trainer), strict=True)])
+        norms.append(np.linalg.norm(moved) / 0.05)
+        assert logs["gradient_norm"] == pytest.approx(norms[-1], rel=1e-4)
+    again = _trainer(_config(report_gradient_norm=True), strategy=strategies[replicas])
+    assert again.train(tf.constant(4))["gradient_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
+    clipped = _trainer(
+        _config(PROCESSORS, {"clipnorm": 1e-6}, report_gradient_norm=True), strategy=strategies[replicas]
+    )
+    assert clipped.train(tf.constant(1))["gradient_norm"] == pytest.approx(norms[0], rel=1e-4)
+
+
+def test_a_report_changes_no_bit_of_the_weights() -> None:
+    """The third of a sum, three times, is another number."""
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(3)], tf.distribute.ReductionToOneDevice())
+    trainers = []
+    for reports in ({}, {"report_gradient_norm": True, "gradient_spike_alarm": {}}):
+        config = _config(**reports).replace(task={"train_data": {"global_batch_size": 15}})
+        trainers.append(_trainer(config, strategy=strategy))
+        trainers[-1].train(tf.constant(5))
+    for weight, expected in zip(*map(_weights, trainers), strict=True):
+        np.testing.assert_array_equal(weight, expected)
+    plain, reporting = (len(trainer.optimizer.variables) for trainer in trainers)
+    assert plain == reporting  # the variables of reports are not the optimizer's
+
+
+def test_each_of_several_optimizers_has_a_norm_of_its_own() -> None:
+    sgd = {"optimizer": {"type": "sgd"}, "learning_rate": RATE}
+    noisy = {**sgd, "variables": ("bias",), "gradient_processors": [NOISE]}
+    sections = {"noisy": noisy, "rest": {**sgd, "variables": (".",)}}
+    options = {"report_gradient_norm": True, "gradient_spike_alarm": {"warmup": 1}}
+    config = tiny_experiment(optimizer_config={}, optimizers=sections, **options)
+    logs = _trainer(config).train(tf.constant(4))
+    whole = _trainer(tiny_experiment(optimizer_config=sgd, report_gradient_norm=True)).train(tf.constant(4))
+    assert set(logs["gradient_norm"]) == set(logs["gradient_spikes"]) == {"noisy", "rest"}
+    assert 0 < logs["gradient_norm"]["noisy"] < logs["gradient_norm"]["rest"] < 2 * whole["gradient_norm"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_spike_inside_a_loop_is_one_warning_with_its_step(
+    replicas: int, strategies: Mapping[int, tf.distribute.Strategy], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = _trainer(_config(gradient_spike_alarm=LOW), SpikingTask, strategies[replicas])
+    logs = [trainer.train(tf.constant(4)) for _ in range(3)]
+    assert [one["gradient_spikes"] for one in logs] == [0, 1, 0] and "gradient_norm" not in logs[0]
+    (line,) = [record.getMessage() for record in caplog.records if "spike" in record.getMessage()]
+    assert line.startswith("gradient spike at step 6: the norm ") and "above 10 times" in line
+
+
+class OwnUpdate(TinyTask):
+    """Applies gradients without trainer_kit."""
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.build_losses(inputs[1], model(inputs[0]))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(list(zip(gradients, model.trainable_variables, strict=True)))
+        return {self.loss: loss}
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        (_config(report_gradient_norm=True), "report_gradient_norm"),
+        (_config(gradient_spike_alarm={}), "gradient_spike_alarm"),
+        (_config([NOISE]), "optimizer_config.gradient_processors"),
+    ],
+)
+def test_a_step_with_another_way_to_update_is_refused(config: Any, path: str) -> None:
+    with pytest.raises(UsageError, match=rf"trainer\.{path}: the training step applies gradients in another way"):
+        _trainer(config, OwnUpdate).train(tf.constant(1))
+
+
+class NotFinite(SpikingTask):
+    size = float("inf")
+
+
+def _spiking_class(base: type[SpikingTask], at: tuple[int, ...]) -> type[SpikingTask]:
+    return type(base.__name__, (base,), {"at": at})
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_check_names_variable_and_step_before_the_update(
+    replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
+) -> None:
+    trainer = _trainer(_config([{"type": "check"}]), NotFinite, strategies[replicas])
+    with pytest.raises(DivergedError, match=r"the gradient of \S*dense\S*/kernel is not finite at step 6"):
+        trainer.train(tf.constant(8))
+    assert all(np.isfinite(weight).all() for weight in _weights(trainer))
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def _run(folder: Path, task_type: type[TinyTask], config: Any, steps: int) -> None:
+    config = config.replace(trainer={"train_steps": steps})
+    seed_everything(config.runtime.random_seed)
+    run_experiment(tf.distribute.get_strategy(), task_type(config.task), "train", config, str(folder))
+
+
+def test_a_resumed_run_has_the_same_noise_and_spikes(tmp_path: Path) -> None:
+    """The window at step 8 decides about the spike at step 9."""
+    options = {"steps_per_loop": 4, "summary_interval": 4, "checkpoint_interval": 4, "report_gradient_norm": True}
+    alarm = {**LOW, "warmup": 7, "factor": 3.0}
+    config = _config([NOISE], **options, gradient_spike_alarm=alarm)
+    task = _spiking_class(SpikingTask, (9,))
+    _run(tmp_path / "whole", task, config, 12)
+    for steps in (8, 12):
+        _run(tmp_path / "resumed", task, config, steps)
+    whole, resumed = (_lines(tmp_path / name) for name in ("whole", "resumed"))
+    assert whole == resumed
+    assert [line["gradient_spikes"] for line in whole] == [0, 0, 1]
+
+
+def test_an_alarm_can_be_set_in_a_run_that_began_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"steps_per_loop": 4, "summary_interval": 4, "checkpoint_interval": 4, "require_exact_resume": True}
+    _run(tmp_path, TinyTask, _config(**options), 4)
+    _run(tmp_path, TinyTask, _config(**options, gradient_spike_alarm=LOW), 8)
+    _run(tmp_path, TinyTask, _config(**options, gradient_spike_alarm={**LOW, "window": 5}), 12)
+    assert "gradient norms of another window" in caplog.text
+    assert [line.get("gradient_spikes") for line in _lines(tmp_path)] == [None, 0, 0]
+
+
+def test_a_checked_divergence_leaves_out_its_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = _config([{"type": "check"}], steps_per_loop=4, summary_interval=4, recovery_max_trials=1)
+    with pytest.raises(DivergedError, match="is not finite at step 6"):  # the task spikes by step, not by batch
+        _run(tmp_path, NotFinite, config, 8)
+    assert "of step 6, is left out" in caplog.text
+    assert (tmp_path / "diverged" / "step-6.json").exists()
+
+
+def test_norms_of_gradients_are_summarized_at_their_interval(tmp_path: Path) -> None:
+    config = _config([{"type": "summarize", "variables": ("kernel",)}], steps_per_loop=4, summary_interval=4)
+    _run(tmp_path, TinyTask, config, 8)
+    found: dict[str, list[int]] = {}
+    for path in glob.glob(str(tmp_path / "train" / "*events*")):
+        for event in tf.compat.v1.train.summary_iterator(path):
+            for value in event.summary.value:
+                if value.tag.startswith("gradient_norm/"):
+                    found.setdefault(value.tag, []).append(event.step)
+    assert len(found) == 2 and all(tag.endswith("/kernel") for tag in found)
+    assert all(len(steps) == 2 for steps in found.values()), found

@@ -1,0 +1,130 @@
+"""Configs of gradient processors: what is done to the gradients before the optimizer gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from trainer_kit.config.registry import Registry
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.number_types import Above0, Rate, Steps
+from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
+from trainer_kit.config.schema.rate_groups import broken_patterns
+
+
+@configclass
+class ScaleGradientsConfig(Config):
+    """Multiplies each gradient by a factor.
+
+    Attributes:
+      factor: The factor of the gradients. Optimizers that divide by the size of gradients, such as Adam, undo it; for
+        another learning rate of some variables use learning_rate_multipliers.
+    """
+
+    factor: float
+
+
+@configclass
+class ClipValueConfig(Config):
+    """Bounds the absolute value of each element.
+
+    Attributes:
+      bound: The largest absolute value.
+    """
+
+    bound: Above0
+
+
+@configclass
+class ClipNormConfig(Config):
+    """Bounds the L2 norm of each gradient.
+
+    Attributes:
+      bound: The largest norm.
+    """
+
+    bound: Above0
+
+
+@configclass
+class ClipGlobalNormConfig(Config):
+    """Bounds the L2 norm of all gradients together.
+
+    Attributes:
+      bound: The largest norm.
+    """
+
+    bound: Above0
+
+
+@configclass
+class GradientNoiseConfig(Config):
+    """Adds Gaussian noise, whose standard deviation is stddev / (1 + t) ** decay in update t, counted from 0.
+
+    The paper (arXiv 1511.06807) has the variance eta / (1 + t) ** 0.55; this is stddev = sqrt(eta) and decay = 0.275.
+
+    Attributes:
+      stddev: The standard deviation in the first update.
+      decay: The exponent of the decay; 0: the standard deviation stays the same.
+      seed: Makes the numbers differ from those of another processor; they depend on runtime.random_seed too.
+    """
+
+    stddev: Rate
+    decay: Rate = 0.275
+    seed: Steps = 0
+
+
+@configclass
+class CentralizeConfig(Config):
+    """Subtracts from the gradient of each matrix or kernel its mean over all axes but the last (arXiv 2004.01461)."""
+
+
+@configclass
+class CheckGradientsConfig(Config):
+    """Ends the step with an error, before its update, if a gradient is not finite; the error names the variable."""
+
+
+@configclass
+class SummarizeGradientsConfig(Config):
+    """Writes the norm of each gradient to TensorBoard, every trainer.summary_interval steps."""
+
+
+@configclass
+class GradientProcessorConfig(OpenOneOfConfig):
+    """Which gradient processor. `trainer_kit.register_gradient_processor` adds one.
+
+    Attributes:
+      type: Which of the processors below, or of those that are registered, is used.
+      scale: Multiplies gradients.
+      clip_value: Bounds each element.
+      clip_norm: Bounds the norm of each gradient.
+      clip_global_norm: Bounds the norm of all gradients together.
+      noise: Adds Gaussian noise.
+      centralize: Subtracts the mean of each gradient.
+      check: Ends a step with a gradient that is not finite.
+      summarize: Writes norms to TensorBoard.
+      variables: Regular expressions of the variables whose gradients are processed. Each is searched in the path of a
+        variable; empty means all variables.
+    """
+
+    registry: ClassVar[Registry[Branch]] = Registry("gradient processor")
+
+    type: str | None = None
+    scale: ScaleGradientsConfig | None = None
+    clip_value: ClipValueConfig | None = None
+    clip_norm: ClipNormConfig | None = None
+    clip_global_norm: ClipGlobalNormConfig | None = None
+    noise: GradientNoiseConfig | None = None
+    centralize: CentralizeConfig | None = None
+    check: CheckGradientsConfig | None = None
+    summarize: SummarizeGradientsConfig | None = None
+    variables: tuple[str, ...] = ()
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that a processor is chosen, and the patterns."""
+        if self.type is None:
+            yield "type", f"is needed; give one of {', '.join(self.branches())}"
+        yield from broken_patterns("variables", self.variables)
+
+    def _shown_fields(self) -> list[str]:
+        return [*super()._shown_fields(), *(["variables"] if self.variables else [])]

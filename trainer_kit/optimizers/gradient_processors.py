@@ -1,0 +1,218 @@
+"""GradientProcessing: what a config does to gradients before an optimizer gets them (`gradient_processors`).
+
+All functions here run in a replica, in graph or eager, on gradients that are summed over replicas and unscaled. What
+they compute is the same on all replicas, so that 1, 2 or 4 replicas train alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from trainer_kit.config.schema.gradient_processors import GradientNoiseConfig, GradientProcessorConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.autograph import converted
+from trainer_kit.optimizers.gradients import Clipping, Gradient, clip, scaled
+from trainer_kit.optimizers.per_variable import similar_paths, variable_path
+
+# A function of gradients, their variables and the number of updates so far, an integer scalar tensor.
+Processor: TypeAlias = Callable[[list[Gradient], list[Any], Any], Sequence[Gradient]]
+
+_log = logging.getLogger(__name__)
+_REFUSED = "trainer_kit: a gradient is not finite; variables, whether each gradient is finite, and the step:"
+_NOT_FINITE = re.compile(re.escape(_REFUSED) + r" ([^\]]*)\] \[([01 ]+)\] \[(\d+)\]")
+
+
+class GradientProcessing:
+    """The gradient processors of an optimizer, its attribute `gradient_processing`. Created in strategy scope.
+
+    Args:
+      sections: The sections of the processors, in order.
+      random_seed: The seed of the run.
+
+    Attributes:
+      is_used: Whether a step has been traced that processes gradients.
+      global_step: The variable that counts complete steps, for messages; None: the number of updates counts.
+
+    Raises:
+      UsageError: when a registered processor cannot be made.
+    """
+
+    def __init__(self, sections: Sequence[GradientProcessorConfig], random_seed: int = 0) -> None:
+        self.is_used = False
+        self.global_step: Any = None
+        seeds = (f"{random_seed}/{place}" for place in range(len(sections)))
+        self._processors = [(self._make(one, seed), one.variables) for one, seed in zip(sections, seeds, strict=True)]
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Any], updates: Any) -> list[Gradient]:
+        """Returns the processed gradients; in a replica.
+
+        Args:
+          gradients: The gradients, summed over replicas and unscaled.
+          variables: The variable of each gradient.
+          updates: The number of updates so far, an integer scalar.
+        """
+        paths, results = [variable_path(one) for one in variables], list(gradients)
+        if not self.is_used:
+            self._warn_of_idle_patterns(paths)
+        self.is_used = True
+        for process, patterns in self._processors:
+            places = [i for i, path in enumerate(paths) if not patterns or _found(patterns, path)]
+            chosen = process([results[i] for i in places], [variables[i] for i in places], updates) if places else []
+            for i, gradient in zip(places, chosen, strict=True):
+                results[i] = gradient
+        return results
+
+    def _make(self, section: GradientProcessorConfig, seed: str) -> Processor:
+        return self._check if section.type == "check" else _make(section, seed)
+
+    def _check(self, gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
+        return _check(gradients, variables, (updates if self.global_step is None else self.global_step) + 1)
+
+    def _warn_of_idle_patterns(self, paths: Sequence[str]) -> None:
+        for pattern in dict.fromkeys(pattern for _, patterns in self._processors for pattern in patterns):
+            if not any(re.search(pattern, path) for path in paths):
+                near = ", ".join(similar_paths(pattern, paths))
+                _log.warning("gradient_processors: the pattern %r matches no variable; there are: %s", pattern, near)
+
+
+def refused_gradient(error: tf.errors.OpError) -> tuple[str, int] | None:
+    """Returns variable and step of a gradient that the processor `check` has refused; None for other errors."""
+    found = _NOT_FINITE.search(error.message)
+    if found is None:
+        return None
+    names, finite, step = found[1].split("|"), found[2].split(), int(found[3])
+    return names[finite.index("0")], step
+
+
+def _found(patterns: Sequence[str], path: str) -> bool:
+    return any(re.search(pattern, path) for pattern in patterns)
+
+
+def _make(section: GradientProcessorConfig, seed: str) -> Processor:
+    kind, chosen = str(section.type), section.get()
+    if kind in GradientProcessorConfig.registry:
+        return _registered(kind, GradientProcessorConfig.registry.lookup(kind).build(chosen))
+    if kind == "noise":
+        return _noise(chosen, seed)
+    if kind == "scale":
+        return lambda gradients, variables, updates: [scaled(one, chosen.factor) for one in gradients]
+    if kind in _BOUNDS:
+        bounds = Clipping(**{_BOUNDS[kind]: chosen.bound})
+        return lambda gradients, variables, updates: clip(gradients, bounds)
+    return _centralize if kind == "centralize" else _summarize
+
+
+def _noise(config: GradientNoiseConfig, seed: str) -> Processor:
+    """Returns a processor whose numbers are a function of the seeds, the place of the variable and the update."""
+    digest = hashlib.sha256(f"{seed}/{config.seed}".encode()).digest()
+    first = int.from_bytes(digest[:7], "little")
+
+    def process(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
+        done = tf.cast(tf.convert_to_tensor(updates), tf.int64)
+        stddev = config.stddev * (1.0 + tf.cast(done, tf.float32)) ** -config.decay
+        results: list[Gradient] = []
+        for place, gradient in enumerate(gradients):
+            dense = tf.convert_to_tensor(gradient)  # rows without a gradient get noise too
+            seeds = tf.stack([tf.constant(first + place, tf.int64), done])
+            numbers = tf.random.stateless_normal(tf.shape(dense), seeds, stddev=stddev)
+            results.append(dense + tf.cast(numbers, dense.dtype))
+        return results
+
+    return process
+
+
+def _centralize(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
+    return [one if len(of.shape) < 2 else _without_mean(one) for one, of in zip(gradients, variables, strict=True)]
+
+
+def _without_mean(gradient: Gradient) -> tf.Tensor:
+    dense = tf.convert_to_tensor(gradient)  # rows without a gradient change too
+    return dense - tf.reduce_mean(dense, axis=list(range(dense.shape.rank - 1)), keepdims=True)
+
+
+def _check(gradients: list[Gradient], variables: list[Any], step: Any) -> list[Gradient]:
+    """Fails unless all gradients are finite; `refused_gradient` reads the variable and the step from the error.
+
+    There is one assertion for all gradients, and no branch: with one, runtime.executor=auto would choose the executor
+    that is slower for small steps.
+    """
+    finite = [tf.reduce_all(tf.math.is_finite(_values(one))) for one in gradients]
+    flags, names = tf.cast(tf.stack(finite), tf.int32), "|".join(variable_path(one) for one in variables)
+    data = [f"{_REFUSED} {names}", flags, step]
+    made = tf.raw_ops.Assert(condition=tf.reduce_all(tf.stack(finite)), data=data, summarize=len(finite))
+    with tf.control_dependencies([] if made is None else [made]):  # None: eager
+        return [tf.nest.map_structure(tf.identity, one, expand_composites=True) for one in gradients]
+
+
+def _summarize(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
+    def write() -> tf.Tensor:
+        with tf.summary.record_if(True), tf.name_scope(""):  # else "cond/" would stand before the names
+            for gradient, variable in zip(gradients, variables, strict=True):
+                norm = tf.norm(tf.cast(_values(gradient), tf.float32))
+                tf.summary.scalar(f"gradient_norm/{variable_path(variable)}", norm)
+        return tf.constant(True)
+
+    # The condition is outside, so that the norms are computed only in steps that write them.
+    tf.cond(tf.summary.should_record_summaries(), write, lambda: tf.constant(False))
+    return gradients
+
+
+def _registered(name: str, function: Any) -> Processor:
+    """Returns a processor that calls the function that a user's function has made."""
+    count = _count_of_parameters(function)
+    if count not in (1, 2):
+        raise UsageError(
+            f"the gradient processor {name!r} built {function!r:.80}; return a function of one gradient, or of the "
+            "lists of gradients and variables"
+        )
+
+    def process(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
+        dense = [tf.convert_to_tensor(one) for one in gradients]  # so that the function may do with them what it wants
+        call = converted(function)
+        given = [call(one) for one in dense] if count == 1 else call(dense, list(variables))
+        return _checked(name, given, dense, variables)
+
+    return process
+
+
+def _count_of_parameters(function: Any) -> int:
+    """Returns the number of parameters without a default; -1 if this cannot be called."""
+    if not callable(function):
+        return -1
+    parameters = inspect.signature(function).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in positional and one.default is one.empty for one in parameters)
+
+
+def _checked(name: str, given: Any, dense: Sequence[tf.Tensor], variables: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns what a user's function returned, in the dtypes of the gradients.
+
+    Raises:
+      UsageError: when these are not as many gradients of the same shapes.
+    """
+    if not isinstance(given, (list, tuple)) or len(given) != len(dense):
+        count = f"{len(given)} gradients" if isinstance(given, (list, tuple)) else f"a {type(given).__name__}"
+        raise UsageError(f"the gradient processor {name!r} returned {count}; return a list of {len(dense)} gradients")
+    for one, gradient, variable in zip(given, dense, variables, strict=True):
+        if one is None or not tf.TensorShape(getattr(one, "shape", None)).is_compatible_with(gradient.shape):
+            kind = "None" if one is None else f"a gradient of shape {one.shape}"
+            raise UsageError(
+                f"the gradient processor {name!r} returned {kind} for {variable_path(variable)}, whose shape is "
+                f"{gradient.shape}; return a gradient of the same shape"
+            )
+    return [tf.cast(one, gradient.dtype) for one, gradient in zip(given, dense, strict=True)]
+
+
+def _values(gradient: Gradient) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+_BOUNDS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm"}
