@@ -45,7 +45,6 @@ ADDITIONS = {
         "gradient_spike_alarm",
         "report_gradient_norm",
         "hang_timeout_seconds",
-        "optimizers",
         "preemption_grace_seconds",
         "recovery_learning_rate_factor",
         "recovery_policy",
