@@ -24,6 +24,14 @@ from trainer_kit.config.merge import apply
 from trainer_kit.config.schema.base import Config, OneOfConfig
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig
+from trainer_kit.config.schema.gradient_processors import (
+    ClipGlobalNormConfig,
+    ClipNormConfig,
+    ClipValueConfig,
+    GradientNoiseConfig,
+    GradientProcessorConfig,
+    ScaleGradientsConfig,
+)
 from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig
 from trainer_kit.config.schema.optimization import NamedOptimizerConfig
 from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig
@@ -58,10 +66,16 @@ SCHEDULES = {"exponential", "polynomial", "cosine", "power", "power_linear", "po
 NEEDED: dict[type, dict[str, Any]] = {  # what has no default
     BestCheckpointConfig: {"metric": "loss"},
     CallbackConfig: {"name": "samples"},
+    ClipGlobalNormConfig: {"bound": 1.0},
+    ClipNormConfig: {"bound": 1.0},
+    ClipValueConfig: {"bound": 1.0},
+    GradientNoiseConfig: {"stddev": 0.1},
+    GradientProcessorConfig: {"type": "centralize"},
     KerasMetricConfig: {"metric": "Mean"},
     MetricConfig: {"type": "keras", "keras": {"metric": "Mean"}},
     LayerDecayConfig: {"decay": 0.5, "layers": ("block",)},
     RateMultiplierConfig: {"variables": "bias", "multiplier": 0.5},
+    ScaleGradientsConfig: {"factor": 0.5},
 }
 # The sections of one optimizer are drawn in optimizer_config; all of them twice more would be too much for an example.
 OPTIMIZERS = st.builds(
@@ -136,7 +150,7 @@ def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
             drawn = values_of(info.annotation, tuple(info.metadata))
             values[name] = draw(drawn.filter(lambda value: value is not None) if full else drawn)
     if isinstance(default, OneOfConfig):
-        kinds = [*default.branches(), *([] if isinstance(default, MetricConfig) else [None])]
+        kinds = [*default.branches(), *([] if isinstance(default, (GradientProcessorConfig, MetricConfig)) else [None])]
         kind = draw(st.sampled_from(kinds))
         section = default.branches()[kind] if kind else None
         branch = {kind: draw(configs(section(**NEEDED.get(section, {})), kind in SCHEDULES))} if section else {}
