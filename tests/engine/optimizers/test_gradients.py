@@ -122,6 +122,8 @@ TRAINING: dict[str, dict[str, Any]] = {
     "schedule_free_adamw": {"type": "schedule_free_adamw", "epsilon": 1e-3, **DECAY},
 }
 
+ON_FOUR = ("sgd", "adam clipped", "lars")  # how gradients are summed, clipped and decayed is that of every optimizer
+
 
 @pytest.mark.parametrize("case", TRAINING)
 def test_replicas_change_nothing(case: str, optimization: ConfigMaker, replicas: StrategyMaker) -> None:
@@ -129,7 +131,7 @@ def test_replicas_change_nothing(case: str, optimization: ConfigMaker, replicas:
         return create_optimizer(optimization(**TRAINING[case]))
 
     one = train(replicas(1), make)
-    for count in (2, 4):
+    for count in (2, 4) if case in ON_FOUR else (2,):
         for given, wanted in zip(train(replicas(count), make), one, strict=True):
             np.testing.assert_allclose(given, wanted, atol=1e-6, rtol=1e-6)
 
@@ -180,8 +182,13 @@ def tf_keras_model() -> Any:
 
 
 @pytest.mark.parametrize("make_model", [Module, tf_keras_model])
-@pytest.mark.parametrize("kind", ["sgd", "adamw", "adafactor", "lars", "nadam", "muon", "schedule_free_adamw"])
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        *((kind, 1) for kind in ("sgd", "adamw", "adafactor", "lars", "nadam", "muon", "schedule_free_adamw")),
+        *((kind, 2) for kind in ("adamw", "adafactor", "muon")),
+    ],
+)
 def test_plain_and_tf_keras_models_train_with_keras_3_optimizers(
     make_model: Callable[[], Any], kind: str, count: int, optimization: ConfigMaker, replicas: StrategyMaker
 ) -> None:

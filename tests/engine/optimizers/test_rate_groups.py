@@ -80,9 +80,14 @@ DECAY: dict[str, dict[str, Any]] = {
     "muon": {"weight_decay": 0.2},
 }
 
+# One loss scale is in front of each optimizer: these differ in how they decay weights, and in what a rate multiplies.
+SCALED = ("sgd", "adamw", "lars", "muon", "schedule_free_adamw")
 
-@pytest.mark.parametrize("dtype", [None, "float16"])
-@pytest.mark.parametrize("kind", OptimizerConfig.branches())
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((kind, None) for kind in OptimizerConfig.branches()), *((kind, "float16") for kind in SCALED)],
+)
 def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str, dtype: str | None, optimization: ConfigMaker) -> None:
     make = functools.partial(optimization, kind, **DECAY.get(kind, {"weight_decay": 0.2}))
     grouped = moved(multiplied(make(0.1), encoder=0.5, frozen=0.0), "encoder", "frozen", "head", dtype=dtype)

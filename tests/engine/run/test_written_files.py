@@ -26,7 +26,7 @@ def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> 
     assert missing == {
         "ckpt-<step>.pin", ".saving-ckpt-<step>.<run>", "ckpt-<step>_temp/", "metrics.superseded.jsonl",
         "errors/<time>-<pid>.txt", "stacks-<time>.txt", "diverged/", "damaged/", "archived/", "foreign/",
-        "attempts.jsonl", "workers/<n>/", "finetune-<step>/", "metrics-<step>.json",
+        "attempts.jsonl", "workers/<n>/", "finetune-<step>/", "metrics-<step>.json", "samples/",
     }  # fmt: skip
 
 

@@ -148,17 +148,16 @@ def kinds(replicas: int) -> list[str]:
     return [*KINDS] if replicas == 1 else [*ON_REPLICAS]
 
 
-def begin_both(straight: str, stopped: str, replicas: int) -> None:
-    """Draws the numbers of all steps, and once more, in another folder, the first half."""
+def draw_all(folder: str, replicas: int) -> None:
+    """Draws the numbers of all steps, and saves checkpoints in the middle."""
     _split_cpu()
-    draw(straight, 0, STEPS, replicas)
-    draw(stopped, 0, STEPS // 2, replicas)
+    draw(folder, 0, replicas)
 
 
-def go_on(stopped: str, replicas: int) -> None:
-    """Draws the second half."""
+def go_on(folder: str, replicas: int) -> None:
+    """Draws the second half, from the checkpoint in the middle."""
     _split_cpu()
-    draw(stopped, STEPS // 2, STEPS, replicas)
+    draw(folder, STEPS // 2, replicas)
 
 
 def _split_cpu() -> None:
@@ -166,11 +165,11 @@ def _split_cpu() -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
-def draw(folder: str, begin: int, end: int, replicas: int) -> None:
-    """Draws the numbers of the steps from `begin` to `end` of each kind, and writes them to `<kind>/<begin>.json`.
+def draw(folder: str, begin: int, replicas: int) -> None:
+    """Draws the numbers of the steps after `begin` of each kind, and writes them to `<kind>/<begin>.json`.
 
-    It goes on from the checkpoint of `begin`, and saves the last two steps unless it comes to the end. A run that goes
-    on has other seeds, as a process has that was started anew.
+    It goes on from the checkpoint of `begin`, and from the start saves the last two steps of the first half. A run that
+    goes on has other seeds, as a process has that was started anew.
     """
     for kind in kinds(replicas):
         strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]) if replicas > 1 else None
@@ -178,11 +177,11 @@ def draw(folder: str, begin: int, end: int, replicas: int) -> None:
         keras.utils.set_random_seed(7 + begin)
         with strategy.scope() if strategy else contextlib.nullcontext():
             tf.random.set_global_generator(tf.random.Generator.from_seed(7 + begin))
-            drawn = _draw_kind(KINDS[kind], f"{folder}/{kind}", begin, end, strategy or tf.distribute.get_strategy())
+            drawn = _draw_kind(KINDS[kind], f"{folder}/{kind}", begin, strategy or tf.distribute.get_strategy())
         Path(f"{folder}/{kind}/{begin}.json").write_text(json.dumps(drawn))
 
 
-def _draw_kind(build: Callable[[], tuple[Any, Any]], folder: str, begin: int, end: int, strategy: Any) -> list[Any]:
+def _draw_kind(build: Callable[[], tuple[Any, Any]], folder: str, begin: int, strategy: Any) -> list[Any]:
     model, task = build()
     optimizer = keras.optimizers.SGD()
     optimizer.build(list(model.trainable_variables))
@@ -206,11 +205,11 @@ def _draw_kind(build: Callable[[], tuple[Any, Any]], folder: str, begin: int, en
 
     one = tf.function(one) if strategy.num_replicas_in_sync > 1 else one  # eager is quicker, where it can be
     drawn = []
-    for number in range(begin + 1, end + 1):
+    for number in range(begin + 1, STEPS + 1):
         values = strategy.experimental_local_results(one())
         drawn.append([value.numpy().tobytes().hex() for value in values])
         step.assign(number)
-        if end < STEPS and number >= end - 1:
+        if not begin and number in (STEPS // 2 - 1, STEPS // 2):
             manager.save(number)
     manager.sync()
     return drawn

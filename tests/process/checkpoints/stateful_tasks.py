@@ -240,8 +240,8 @@ KINDS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def train(folder: str, kinds: list[str], end: int, replicas: int = 1, options: Any = None) -> None:
-    """Trains each kind up to `end` in `folder/kind`, and writes weights and metrics to `folder/kind/<end>.json`."""
+def train(folder: str, kinds: list[str], replicas: int, options: dict[str, Any], from_step: int | None) -> None:
+    """Trains each kind in `folder/kind`, resumed from `from_step`; writes weights and metrics to its ends.json."""
     if replicas > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
@@ -250,19 +250,21 @@ def train(folder: str, kinds: list[str], end: int, replicas: int = 1, options: A
         )
     else:
         strategy = tf.distribute.get_strategy()
-    eager = (options or {}).get("train_tf_function") is False
+    eager = options.get("train_tf_function") is False
     for kind in kinds:
         tf.config.run_functions_eagerly(eager)
         keras.utils.clear_session(free_memory=False)
         seed_everything(7)
         loops = dict.fromkeys(("steps_per_loop", "checkpoint_interval", "validation_interval", "summary_interval"), 4)
         best = {"best_checkpoint_eval_metric": "validation_loss", "best_checkpoint_metric_comp": "higher"}
-        config = tiny_experiment(**{**loops, **best, "train_steps": end, **(options or {})})
+        config = tiny_experiment(**{**loops, **best, "train_steps": STEPS, **options})
         with strategy.scope():
             task = KINDS[kind](config.task)
         place = f"{folder}/{kind}"
         actions = [task.after_loop] if hasattr(task, "after_loop") else None
-        model, logs = trainer_kit.run_experiment(strategy, task, "train_and_eval", config, place, train_actions=actions)
+        model, logs = trainer_kit.run_experiment(
+            strategy, task, "train_and_eval", config, place, train_actions=actions, from_step=from_step
+        )
         weights = [variable.numpy().tobytes().hex() for variable in model.trainable_variables]
         logs = {name: float(value) for name, value in logs.items() if not name.startswith("best")}
-        Path(f"{place}/{end}.json").write_text(json.dumps([weights, logs]))
+        Path(f"{place}/ends.json").write_text(json.dumps([weights, logs]))

@@ -15,10 +15,12 @@ import pytest
 
 from scripts.examples import Command, Page, files_of, read_page, read_pages
 from scripts.source_files import ROOT
+from trainer_kit.cli.main import main
 from trainer_kit.testing import Ended, ForkServer
 
 PAGES = read_pages()
-_TRAIN, _SCRIPT = "python -m trainer_kit.train ", re.compile(r"python (\w+\.py)")
+_TRAIN, _KIT, _SCRIPT = "python -m trainer_kit.train ", "trainer-kit ", re.compile(r"python (\w+\.py)")
+_FILE = re.compile(r"(cat > \S+ <<'(\w+)'\n.*?\n\2\n)(.*)", re.DOTALL)  # a file, and the commands after it
 _SHELL = set("&|;$`#<>*\n")  # what needs a shell
 _BIN = Path(sys.executable).parent  # not resolved: python3.11 of a virtual environment links to another folder
 
@@ -36,18 +38,27 @@ def script(path: str) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
+def kit(*arguments: str) -> None:
+    """Does what `trainer-kit ARGUMENTS` does."""
+    sys.exit(main(list(arguments)))
+
+
 def _ended(line: str, folder: Path, server: ForkServer) -> Ended | None:
     """Returns how the fork server has run a command; None for a command that is not Python alone."""
     if _SHELL.intersection(line):
         return None
     if line.startswith(_TRAIN):
         return server.run("train", *shlex.split(line.removeprefix(_TRAIN)), folder=str(folder))
+    if line.startswith(_KIT):
+        return server.run(kit, *shlex.split(line.removeprefix(_KIT)), folder=str(folder))
     found = _SCRIPT.fullmatch(line)
     return server.run(script, found[1], folder=str(folder)) if found else None
 
 
 def _lines(command: Command) -> list[Command]:
     """Returns the lines of a command that needs no shell to hold them together; all but the last have to end with 0."""
+    if found := _FILE.fullmatch(command.text):
+        return [Command(command.name, found[1], 0), *_lines(Command(command.name, found[3], command.code))]
     joined = command.text.replace("\\\n", " ").strip()
     if _SHELL.intersection(joined.replace("\n", "")):
         return [command]

@@ -34,10 +34,10 @@ class KilledConfig(TinyConfig):
 
 
 def moved(batch: Any, seed: tf.Tensor) -> Any:
-    """Moves each point a little, at random."""
+    """Moves each point a little, by the seed of its example, int32 [examples, 2]; in graph."""
     points, labels = batch
-    draw = lambda row: tf.random.stateless_uniform([FEATURES], row, -0.1, 0.1)  # noqa: E731
-    return points + tf.map_fn(draw, seed, fn_output_signature=tf.float32), labels
+    angles = tf.cast(seed[:, :1] % 1000, tf.float32) * tf.range(1.0, FEATURES + 1.0)
+    return points + 0.1 * tf.sin(angles), labels
 
 
 @trainer_kit.register_task(KilledConfig)

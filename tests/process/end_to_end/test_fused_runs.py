@@ -100,12 +100,18 @@ def _assert_equal(one: list[Any], other: list[Any]) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_any_grouping_and_a_resume_keep_the_bits_with_dropout(tmp_path: Path) -> None:
-    dropout = {"dropout": 0.3}
-    whole = _run(tmp_path / "whole", dropout, fuse_steps=5)
-    resumed = tmp_path / "resumed"
-    _run(resumed, dropout, fuse_steps=3, train_steps=11, steps_per_loop=5)
-    _assert_equal(whole, _run(resumed, dropout, fuse_steps=3, steps_per_loop=5))
+DROPOUT = {"dropout": 0.3}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Weights and reports of a run with dropout, of five steps in a program, that was never stopped."""
+    return _run(tmp_path_factory.mktemp("whole"), DROPOUT, fuse_steps=5)
+
+
+def test_any_grouping_and_a_resume_keep_the_bits_with_dropout(whole: list[Any], tmp_path: Path) -> None:
+    _run(tmp_path, DROPOUT, fuse_steps=3, train_steps=11, steps_per_loop=5)
+    _assert_equal(whole, _run(tmp_path, DROPOUT, fuse_steps=3, steps_per_loop=5))
 
 
 def test_a_saved_iterator_resumes_exactly_inside_a_stack(tmp_path: Path) -> None:
@@ -182,15 +188,14 @@ def test_custom_loops_and_distributed_data_are_refused() -> None:
         trainer.train_dataset = distributed
 
 
-def test_an_older_run_with_auto_keeps_its_chosen_fuse_steps(tmp_path: Path) -> None:
-    whole = _run(tmp_path / "whole", fuse_steps=5)
+def test_an_older_run_with_auto_keeps_its_chosen_fuse_steps(whole: list[Any], tmp_path: Path) -> None:
     begun, dropped = tmp_path / "begun", "fuse_steps: 5\n"
-    _run(begun, fuse_steps=5, train_steps=10)
+    _run(begun, DROPOUT, fuse_steps=5, train_steps=10)
     params, manifest = begun / "params.yaml", begun / "manifest.json"
     assert dropped in params.read_text()
     params.write_text(params.read_text().replace(dropped, "fuse_steps: auto\n"))
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fuse_steps": 5}))
     with pytest.raises(ConfigError, match=r"trainer\.fuse_steps: was 5 when this run began and is 1 now"):
-        _run(begun)
-    _assert_equal(whole, _run(begun, fuse_steps=5))
+        _run(begun, DROPOUT)
+    _assert_equal(whole, _run(begun, DROPOUT, fuse_steps=5))
     assert "auto" not in params.read_text().split("fuse_steps:")[1].split("\n")[0]

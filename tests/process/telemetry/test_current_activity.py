@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import re
@@ -16,12 +17,21 @@ from tests.unit.telemetry.test_console import screen
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
+from trainer_kit.run import monitoring
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.telemetry import console as console_module
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.current_activity import CurrentActivity
 from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+
+@pytest.fixture(autouse=True)
+def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls and drawings that come often, so that what they show may be short."""
+    monkeypatch.setattr(monitoring, "CurrentActivity", functools.partial(CurrentActivity, poll_seconds=0.02))
+    monkeypatch.setattr(console_module, "_DRAWINGS_PER_SECOND", 20)
 
 
 @configclass
@@ -34,7 +44,7 @@ class SlowConfig(TinyConfig):
     """
 
     tells: bool = True
-    seconds: float = 0.1
+    seconds: float = 0.04
 
 
 @register_task(SlowConfig)
@@ -66,13 +76,13 @@ def _with_shapes(batch: Any, spec: Any) -> Any:
 
 
 def slow_experiment(**task: Any) -> ExperimentConfig:
-    """Two evaluations of 13 batches, 1.3 s each."""
+    """Two evaluations of 13 batches, half a second each."""
     return tiny_experiment(train_steps=10, validation_interval=5).replace(task=SlowConfig(**task))
 
 
-def _lines(tmp_path: Path, config: ExperimentConfig, mode: str = "train_and_eval", after: float = 0.3) -> list[str]:
+def _lines(tmp_path: Path, config: ExperimentConfig, mode: str = "train_and_eval", after: float = 0.05) -> list[str]:
     stream = io.StringIO()
-    launch(config, mode, str(tmp_path), console=ConsoleWriter(stream, activity_after=after, activity_every=0.4))
+    launch(config, mode, str(tmp_path), console=ConsoleWriter(stream, activity_after=after, activity_every=0.1))
     return stream.getvalue().splitlines()
 
 
@@ -116,8 +126,8 @@ def test_a_short_evaluation_is_not_told_of(tmp_path: Path) -> None:
 
 def _drawn(tmp_path: Path, mode: str) -> str:
     stream = io.StringIO()
-    console = ConsoleWriter(stream, interactive=True, activity_after=0.2)
-    launch(slow_experiment(seconds=0.15), mode, str(tmp_path), console=console)  # the display is drawn twice a second
+    console = ConsoleWriter(stream, interactive=True, activity_after=0.05)
+    launch(slow_experiment(), mode, str(tmp_path), console=console)
     return stream.getvalue()
 
 
@@ -181,14 +191,14 @@ class _SlowlyBuiltTask(TinyTask):
     """Takes its time to build the model, and for each training step."""
 
     def build_model(self) -> Any:
-        time.sleep(1.2)
+        time.sleep(0.3)
         return super().build_model()
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
         loss = super().build_losses(labels, model_outputs, aux_losses)
 
         def slowly(value: tf.Tensor) -> tf.Tensor:
-            time.sleep(0.3)
+            time.sleep(0.15)
             return value
 
         waited = tf.ensure_shape(tf.py_function(slowly, [tf.stop_gradient(loss)], tf.float32), [])
@@ -198,7 +208,7 @@ class _SlowlyBuiltTask(TinyTask):
 @pytest.mark.parametrize("interactive", [False, True])
 def test_slow_building_and_steps_are_shown_in_the_first_loop(tmp_path: Path, interactive: bool) -> None:
     config, stream = tiny_experiment(train_steps=5), io.StringIO()
-    console = ConsoleWriter(stream, interactive=interactive, activity_after=0.2, activity_every=0.4)
+    console = ConsoleWriter(stream, interactive=interactive, activity_after=0.05, activity_every=0.1)
     run_experiment(None, _SlowlyBuiltTask(config.task), "train", config, str(tmp_path), console=console)
     written = stream.getvalue()
     before_the_report = written[: written.index("training_loss")]

@@ -78,9 +78,13 @@ def _changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
     return any((one != other).any() for one, other in zip(before, now, strict=True))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("periods", [(1, 1), (5, 1), (1, 5)])
-@pytest.mark.parametrize("updates", ["in_turns", "joint"])
+@pytest.mark.parametrize(
+    ("updates", "periods", "replicas"),
+    [
+        ("in_turns", (1, 1), 1), ("in_turns", (5, 1), 1), ("in_turns", (5, 1), 2), ("in_turns", (1, 5), 1),
+        ("in_turns", (1, 5), 2), ("joint", (1, 1), 2), ("joint", (5, 1), 2), ("joint", (1, 5), 1),
+    ],
+)  # fmt: skip
 def test_each_net_is_updated_in_its_own_period(
     updates: str, periods: tuple[int, int], replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,26 +40,27 @@ FORMS: dict[str, tuple[list[str], int, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folders of runs that were not stopped, and of runs that went on in another process, for each form of the loop."""
+    """Folders of runs that were not stopped, and of copies that other processes resumed in the middle, by form."""
     base = tmp_path_factory.mktemp("trained")
     with ForkServer(["tests.process.checkpoints.stateful_tasks"]) as server:
-        for ends in ({"straight": STEPS, "stopped": STEPS // 2}, {"stopped": STEPS}):
+        for which, from_step in (("straight", None), ("stopped", STEPS // 2)):
+            if from_step:
+                for form in FORMS:
+                    shutil.copytree(base / f"{form} straight", base / f"{form} stopped")
             runs = [
-                server.start(train, f"{base}/{form} {which}", kinds, end, replicas, options)
+                server.start(train, f"{base}/{form} {which}", kinds, replicas, options, from_step)
                 for form, (kinds, replicas, options) in FORMS.items()
-                for which, end in ends.items()
             ]
             texts = [(end.code, end.text) for end in [run.wait() for run in runs]]
             assert all(code == 0 for code, _ in texts), [text[-1500:] for code, text in texts if code]
             assert not [text for _, text in texts if "no checkpoint holds" in text or "keeps its initial" in text]
+            assert {f"train | step {STEPS // 2}/" in text for _, text in texts} == {from_step is None}
         yield base
 
 
 @pytest.mark.parametrize(("form", "kind"), [(form, kind) for form, (kinds, _, _) in FORMS.items() for kind in kinds])
 def test_a_resumed_run_ends_with_the_bits_of_one_never_stopped(trained: Path, form: str, kind: str) -> None:
-    ends = [
-        json.loads((trained / f"{form} {which}/{kind}/{STEPS}.json").read_text()) for which in ("straight", "stopped")
-    ]
+    ends = [json.loads((trained / f"{form} {which}/{kind}/ends.json").read_text()) for which in ("straight", "stopped")]
     assert ends[0] == ends[1]
 
 
@@ -77,7 +79,7 @@ def test_what_is_saved_has_the_path_that_leads_to_it(trained: Path) -> None:
 
 def test_a_sidecar_evaluates_with_the_tasks_second_model(trained: Path) -> None:
     folder = str(trained / "compiled straight" / "TwoModels")
-    _, logs = json.loads((trained / f"compiled straight/TwoModels/{STEPS}.json").read_text())
+    _, logs = json.loads((trained / "compiled straight/TwoModels/ends.json").read_text())
     config = tiny_experiment()
     for path in (f"{folder}/ckpt-{STEPS}", f"{folder}/best_ckpt/ckpt-{STEPS}"):
         keras.utils.set_random_seed(5)

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.process.checkpoints.random_runs import STEPS, begin_both, go_on, kinds
+from tests.process.checkpoints.random_runs import STEPS, draw_all, go_on, kinds
 from trainer_kit.checkpoints.state.random_state import process_generators, task_state, untracked_model_state
 from trainer_kit.testing import ForkServer
 
@@ -21,22 +21,22 @@ REPLICAS = (1, 2)
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folders of runs that were not stopped, and that went on in another process, for each number of replicas."""
+    """Folders of runs whose second half was drawn again by another process, for each number of replicas."""
     base = tmp_path_factory.mktemp("drawn")
     with ForkServer(["tests.process.checkpoints.random_runs"]) as server:
-        begun = [server.start(begin_both, f"{base}/{n} straight", f"{base}/{n} stopped", n) for n in REPLICAS]
-        ends = [child.wait() for child in begun]
-        ends += [child.wait() for child in [server.start(go_on, f"{base}/{n} stopped", n) for n in REPLICAS]]
+        ends = []
+        for function in (draw_all, go_on):
+            ends += [child.wait() for child in [server.start(function, f"{base}/{n}", n) for n in REPLICAS]]
         assert [end.code for end in ends] == [0] * len(ends), [end.text[-1500:] for end in ends if end.code]
         yield base
 
 
 @pytest.mark.parametrize(("replicas", "kind"), [(number, kind) for number in REPLICAS for kind in kinds(number)])
 def test_a_resumed_process_draws_the_same_random_numbers(drawn: Path, kind: str, replicas: int) -> None:
-    straight = json.loads((drawn / f"{replicas} straight" / kind / "0.json").read_text())
-    stopped = drawn / f"{replicas} stopped" / kind
-    halves = [json.loads((stopped / f"{begin}.json").read_text()) for begin in (0, STEPS // 2)]
-    assert halves[0] + halves[1] == straight
+    straight, again = (
+        json.loads((drawn / str(replicas) / kind / f"{begin}.json").read_text()) for begin in (0, STEPS // 2)
+    )
+    assert (len(straight), again) == (STEPS, straight[STEPS // 2 :])
     assert len({json.dumps(step) for step in straight}) > STEPS // 2  # they are random at all
 
 

@@ -22,8 +22,17 @@ RESNET, LAZY, RATES = "resnet_imagenet", "tests_lazy", f"{OPTIMIZER}.learning_ra
 SMALL = "resnet_imagenet task.model.backbone.resnet.model_id=10"  # of fewer layers, which are made sooner
 BERT = (
     f"{RATES}.polynomial.initial_learning_rate=0.1,{RATES}.polynomial.decay_steps=9,"
-    f"{OPTIMIZER}.warmup.polynomial.warmup_steps=3,task.model.encoder.bert.num_layers=1"
+    f"{OPTIMIZER}.warmup.polynomial.warmup_steps=3,"
+    + ",".join(f"task.model.encoder.bert.{size}" for size in ("num_layers=1", "hidden_size=8", "vocab_size=9"))
+    + ",task.model.encoder.bert.num_attention_heads=2,task.model.encoder.bert.intermediate_size=8"
 )
+DETECTOR = "retinanet_mobile_coco " + ",".join(  # smaller too
+    f"task.model.{size}"
+    for size in (
+        "input_size=[64,64,3]", "backbone.type=resnet", "backbone.resnet.model_id=10", "decoder.type=fpn",
+        "head.num_convs=1", "max_level=4",
+    )
+)  # fmt: skip
 
 CASES = [
     ("mock", "", 2, f"{OPTIMIZER}.optimizer.type: has no value, and is needed; choose one of: sgd, "),
@@ -73,7 +82,7 @@ CASES = [
         2,
         f"{OPTIMIZER}: Model Garden refuses its values: The length of",
     ),
-    ("retinanet_mobile_coco", "task.model.input_size=[64,64,3]", 5, "task.annotation_file: there is no 'coco/inst"),
+    (DETECTOR, "", 5, "task.annotation_file: there is no 'coco/inst"),
     ("bert/text_wiki_pretraining", BERT, 5, "task.train_data.vocab_file_path: there is no 'TODO for users'"),
     ("bert/pretraining", BERT, 2, "task.train_data: names no data; give input_path, the pattern of its files, or "),
     (LAZY, "task.train_data.input_path=no/*.tfrecord", 5, "task.train_data.input_path: no file matches 'no/*.tfr"),
