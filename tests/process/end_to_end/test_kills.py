@@ -36,7 +36,9 @@ SECONDS = 100.0  # the most that one run may take
 AVERAGE = "trainer.optimizer_config.ema.average_decay=0.9"
 KINDS = {
     "average": (AVERAGE,),
-    "average on 2 CPUs": (AVERAGE, "runtime.virtual_cpus=2", "runtime.distribution_strategy=mirrored"),
+    "split batches on 2 CPUs": (
+        *(AVERAGE, "trainer.accumulate_steps=2", "runtime.virtual_cpus=2", "runtime.distribution_strategy=mirrored"),
+    ),
 }
 
 # Points in the order in which one run is killed at them, started again up to the next one, and at last to the end. The
