@@ -303,6 +303,28 @@ class TrainerConfig(Config):
         if averaged and self.optimizer_config.ema is not None:
             problem = f"optimizer_config.ema averages all weights already; remove it, or that of {', '.join(averaged)}"
             yield "optimizers", problem
+        yield from self._average_rules()
+
+    def _average_rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that all averages are evaluated alike, and that several evaluations of a step see the same data."""
+        averages = {f"optimizers.{name}.ema": one.ema for name, one in self.optimizers.items() if one.ema is not None}
+        if self.optimizer_config.ema is not None:
+            averages["optimizer_config.ema"] = self.optimizer_config.ema
+        evaluated = {path: list(ema.evaluate) for path, ema in averages.items()}
+        first, *others = evaluated or [""]
+        for path in others:
+            if evaluated[path] != evaluated[first]:
+                yield (
+                    f"{path}.evaluate",
+                    f"{evaluated[path]} differs from trainer.{first}.evaluate, {evaluated[first]}; an evaluation uses "
+                    "the same averages of all optimizers, so set both to the same list",
+                )
+        if first and len(evaluated[first]) > 1 and not self.eval_recreate_iterator:
+            yield (
+                f"{first}.evaluate",
+                f"{evaluated[first]} needs the same data for each, which eval_recreate_iterator=false does not give; "
+                "set it to true, or evaluate one of them",
+            )
 
     def _early_stopping_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that early stopping has a metric, and does not wait for a sidecar where resume has to be exact."""
