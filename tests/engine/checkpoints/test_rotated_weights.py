@@ -31,7 +31,7 @@ def _value(folder: Path) -> float:
     return float(reader.get_tensor("weight/.ATTRIBUTES/VARIABLE_VALUE"))
 
 
-def test_the_newest_are_kept_and_later_ones_of_an_earlier_start_removed(tmp_path: Path) -> None:
+def test_the_newest_are_kept_and_those_of_later_steps_removed(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         _write(tmp_path, step)
     assert list(complete_checkpoints(str(tmp_path))) == [20, 30]

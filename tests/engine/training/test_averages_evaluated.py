@@ -74,7 +74,7 @@ def _held(trainer: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_each_kind_of_weights_has_the_metrics_of_a_run_for_it(count: int) -> None:
+def test_each_kind_of_weights_has_metrics_of_its_own(count: int) -> None:
     devices = [f"CPU:{device}" for device in range(count)]
     with tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice()).scope():
         trainer, plain = _trained(EMA), _trained({**EMA, "evaluate": ("weights",)}, steps=1)
@@ -89,7 +89,7 @@ def test_each_kind_of_weights_has_the_metrics_of_a_run_for_it(count: int) -> Non
     assert len({logs["validation_loss"], logs["weights"]["validation_loss"], logs["fast"]["validation_loss"]}) == 3
 
 
-def test_further_evaluations_leave_task_and_randomness_as_they_are() -> None:
+def test_further_evaluations_leave_task_and_randomness_alone() -> None:
     one, several = (_trained({**EMA, "evaluate": names}, _Counting) for names in (("average",), EMA["evaluate"]))
     for _ in range(2):
         expected, logs = (trainer.evaluate(tf.constant(-1)) for trainer in (one, several))
@@ -204,7 +204,7 @@ def test_ema_checkpoints_hold_the_averages(run: Path, folder: str, average: str,
         np.testing.assert_array_equal(one, two)
 
 
-def test_a_model_is_loaded_with_the_weights_that_are_asked_for(run: Path) -> None:
+def test_a_model_is_loaded_with_the_weights_asked_for(run: Path) -> None:
     records = [json.loads(line) for line in (run / "evals/validation.jsonl").read_text().splitlines()]
     (logs,) = (one["metrics"]["dev"] for one in records if (one["step"], one["dataset"]) == (40, "dev"))
     for weights, loss in (("", logs), ("average", logs), ("weights", logs["weights"]), ("fast", logs["fast"])):
@@ -216,7 +216,7 @@ def test_a_model_is_loaded_with_the_weights_that_are_asked_for(run: Path) -> Non
         trainer_kit.load_model(run, "best", weights="fast")
 
 
-def test_lost_best_weights_are_exported_again_from_their_average(run: Path, tmp_path: Path) -> None:
+def test_lost_best_weights_are_exported_from_their_average(run: Path, tmp_path: Path) -> None:
     again = Path(shutil.copytree(run, tmp_path / "run"))
     places = ("best_ckpt", "best_checkpoints/average", "best_checkpoints/fast")
     for place in places:
@@ -241,15 +241,13 @@ def test_a_metric_of_weights_that_are_not_evaluated_is_refused(tmp_path: Path) -
         (EMA, "fats", "the run keeps no average 'fats'; did you mean fast"),
     ],
 )
-def test_checkpoints_of_an_average_that_is_not_kept_are_refused(
-    ema: Any, average: str, message: str, tmp_path: Path
-) -> None:
+def test_checkpoints_of_an_unknown_average_are_refused(ema: Any, average: str, message: str, tmp_path: Path) -> None:
     config = _config(ema, callbacks=({"name": "ema_checkpoints", "args": {"average": average}},))
     with pytest.raises(UsageError, match=message):
         _launch(config, tmp_path)
 
 
-def test_a_run_that_does_not_evaluate_saves_averages_with_checkpoints(tmp_path: Path) -> None:
+def test_a_run_without_evaluations_saves_averages_too(tmp_path: Path) -> None:
     config = _config(EMA, callbacks=({"name": "ema_checkpoints", "args": {"max_to_keep": 5}},))
     _launch(config, tmp_path, "train")
     assert list(complete_checkpoints(str(tmp_path / "ema_checkpoints"))) == [10, 20]

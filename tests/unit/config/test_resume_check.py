@@ -165,9 +165,7 @@ def test_an_average_of_an_earlier_release_is_the_same(default: ExperimentConfig)
 
 
 @pytest.mark.parametrize(("first", "kind"), [("average", "safe"), ("weights", "dangerous")])
-def test_further_evaluated_weights_are_safe_other_first_ones_not(
-    first: str, kind: str, default: ExperimentConfig
-) -> None:
+def test_more_evaluated_weights_are_safe_other_first_ones_not(first: str, kind: str, default: ExperimentConfig) -> None:
     old = changed(default, "trainer.optimizer_config.ema", {"average_decay": 0.5})
     path = "trainer.optimizer_config.ema.evaluate"
     new = changed(old, path, [first, "average" if first == "weights" else "weights"])
