@@ -27,7 +27,7 @@ from trainer_kit.config.schema.evaluation import (
     validation_sets,
 )
 from trainer_kit.config.schema.metrics import MetricConfig
-from trainer_kit.config.schema.optimization import NamedOptimizerConfig, OptimizationConfig
+from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import suggestion
 
@@ -307,10 +307,10 @@ class TrainerConfig(Config):
 
     def _average_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that all averages are evaluated alike, and that several evaluations of a step see the same data."""
-        averages = {f"optimizers.{name}.ema": one.ema for name, one in self.optimizers.items() if one.ema is not None}
-        if self.optimizer_config.ema is not None:
-            averages["optimizer_config.ema"] = self.optimizer_config.ema
-        evaluated = {path: list(ema.evaluate) for path, ema in averages.items()}
+        averages = {f"optimizers.{name}.ema": one.ema for name, one in self.optimizers.items()}
+        averages["optimizer_config.ema"] = self.optimizer_config.ema
+        # The section of a Model Garden task has no such field.
+        evaluated = {path: list(ema.evaluate) for path, ema in averages.items() if isinstance(ema, EMAConfig)}
         first, *others = evaluated or [""]
         for path in others:
             if evaluated[path] != evaluated[first]:

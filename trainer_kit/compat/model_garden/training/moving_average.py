@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from official.modeling.optimization import ExponentialMovingAverage
 from official.modeling.optimization.ema_optimizer import maybe_merge_call
 
-from trainer_kit.config.schema.optimization import AVERAGE
+from trainer_kit.config.schema.optimization import AVERAGE, EMAConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.moving_average import exchange
 
@@ -22,19 +22,18 @@ def averaging(optimizer: Any) -> Any:
     return inner if isinstance(inner, ExponentialMovingAverage) else None
 
 
-def evaluated_weights(options: Any) -> tuple[str, ...]:
-    """Returns what evaluations use, by the section trainer of a config of either framework.
+def check_one_average(options: Any) -> None:
+    """Raises UsageError when a config asks for several averages, since Model Garden's optimizer keeps one.
 
-    Raises:
-      UsageError: when the config asks for further averages, which Model Garden's optimizer does not keep.
+    Args:
+      options: The section trainer of a config of either framework.
     """
     ema = getattr(getattr(options, "optimizer_config", None), "ema", None)
-    if getattr(ema, "more_decays", None):
+    if isinstance(ema, EMAConfig) and (ema.more_decays or ema.evaluate != (AVERAGE,)):
         raise UsageError(
-            "trainer.optimizer_config.ema.more_decays: the optimizer of a Model Garden task keeps one average; remove "
-            "more_decays"
+            "trainer.optimizer_config.ema: the optimizer of a Model Garden task keeps one average, which evaluations "
+            "use; remove more_decays and evaluate"
         )
-    return tuple(getattr(ema, "evaluate", None) or (AVERAGE,))
 
 
 @contextlib.contextmanager
@@ -78,19 +77,18 @@ class OptimizersAverage:
     Args:
       optimizer: An ExponentialMovingAverage, wrapped for loss scaling or not.
       model: The built model whose weights are averaged.
-      evaluated: What evaluations use: "average", "weights" or both.
     """
 
-    names, more_variables = (AVERAGE,), MappingProxyType[str, Any]({})
+    names, evaluated, more_variables = (AVERAGE,), (AVERAGE,), MappingProxyType[str, Any]({})
     section = "optimizer"  # the section of a checkpoint that holds the averages: they are slots of the optimizer
 
-    def __init__(self, optimizer: Any, model: Any, evaluated: Sequence[str] = (AVERAGE,)) -> None:
+    def __init__(self, optimizer: Any, model: Any) -> None:
         inner = averaging(optimizer)
         if type(inner) is ExponentialMovingAverage and inner is not optimizer:
             inner.__class__ = _Wrapped
         if not inner.has_shadow_copy:
             inner.shadow_copy(model)
-        self.variables, self.evaluated = optimizer, tuple(evaluated)
+        self.variables = optimizer
         self._averages, self._weights = list(inner._average_weights), list(inner._model_weights)
         self._strategy = tf.distribute.get_strategy()
         self._swapped = ""
