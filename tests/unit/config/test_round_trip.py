@@ -25,6 +25,7 @@ from trainer_kit.config.schema.base import Config, OneOfConfig
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig
 from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig
+from trainer_kit.config.schema.optimization import NamedOptimizerConfig
 from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.layer import Layer
@@ -62,6 +63,16 @@ NEEDED: dict[type, dict[str, Any]] = {  # what has no default
     LayerDecayConfig: {"decay": 0.5, "layers": ("block",)},
     RateMultiplierConfig: {"variables": "bias", "multiplier": 0.5},
 }
+# The sections of one optimizer are drawn in optimizer_config; all of them twice more would be too much for an example.
+OPTIMIZERS = st.builds(
+    NamedOptimizerConfig,
+    optimizer=st.sampled_from([{"type": "sgd"}, {"type": "adam", "adam": {"beta_1": 0.5}}]),
+    learning_rate=st.just({"type": "constant"}),
+    variables=st.lists(st.sampled_from(["bias", "^dense/", "."]), max_size=2).map(tuple),
+    period=st.integers(2, 5),
+    accumulate=st.booleans(),
+    loss_scale=st.none() | st.just("dynamic") | st.floats(1, 1e6),
+)
 TEXTS = st.text(max_size=12) | WORDS
 SET_NAMES = st.sampled_from(["dev", "test", "seen"])
 
@@ -119,7 +130,7 @@ def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
         elif inner is not None and inner is not Config and not isinstance(default, OneOfConfig):
             values[name] = draw(st.none() | configs(inner(**NEEDED.get(inner, {}))))
         elif items is not None:
-            drawn = configs(items(**NEEDED.get(items, {})))
+            drawn = OPTIMIZERS if items is NamedOptimizerConfig else configs(items(**NEEDED.get(items, {})))
             values[name] = draw(st.dictionaries(SET_NAMES, drawn, max_size=2) if named else st.lists(drawn, max_size=2))
         elif inner is None and (draw(st.integers(0, 3)) == 0 or (full and present is None)):
             drawn = values_of(info.annotation, tuple(info.metadata))
