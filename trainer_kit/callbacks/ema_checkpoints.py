@@ -60,13 +60,9 @@ class EMACheckpoints(Callback):
             self._write(run)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Writes the average of the evaluated step."""
+        """Writes the average of the evaluated step, again if a killed process has recorded the evaluation already."""
         del logs
-        if not (run.evaluation is not None and run.evaluation.replayed and self._is_whole(run)):
-            self._write(run)
-
-    def _is_whole(self, run: Run) -> bool:
-        return self._folder is not None and run.chief and bool(self._folder.is_whole(run.step))
+        self._write(run)
 
     def _write(self, run: Run) -> None:
         if self._folder is not None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import POINTER, RECORD, complete_checkpoints, pointer_text
-from trainer_kit.checkpoints.commit import commit, problem
+from trainer_kit.checkpoints.commit import commit
 from trainer_kit.checkpoints.startup_scan import not_written, remove_checkpoint, remove_debris, remove_unfinished
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.errors import StorageError
@@ -38,10 +38,6 @@ class RotatedWeights:
         """Removes what a killed process has left unfinished; only the chief of the training run may call this."""
         if self._keeps:
             remove_debris(self._folder)
-
-    def is_whole(self, step: int) -> bool:
-        """Whether the checkpoint of a step is there and whole."""
-        return not problem(self._prefix(step))
 
     def write(self, step: int, save: Callable[[str], None]) -> None:
         """Writes the checkpoint of a step, then removes all but the newest; on every worker.

@@ -228,6 +228,15 @@ def test_lost_best_weights_are_exported_from_their_average(run: Path, tmp_path: 
         assert _variables(run / place / name) == _variables(again / place / name)
 
 
+def test_a_run_killed_before_it_wrote_its_average_writes_it_later(run: Path, tmp_path: Path) -> None:
+    again = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(again / "ema_checkpoints")
+    (again / "final.json").unlink()
+    _launch(_run_config(), again)
+    for name in ("ckpt-40", "fast/ckpt-40"):
+        assert _variables(run / "ema_checkpoints" / name) == _variables(again / "ema_checkpoints" / name)
+
+
 def test_a_metric_of_weights_that_are_not_evaluated_is_refused(tmp_path: Path) -> None:
     config = _config({**EMA, "evaluate": ("average",)}, best_checkpoint_eval_metric="weights|accuracy")
     with pytest.raises(UsageError, match=r"'weights\|accuracy' is not a validation metric"):
