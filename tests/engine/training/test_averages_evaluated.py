@@ -228,7 +228,7 @@ def test_lost_best_weights_are_exported_from_their_average(run: Path, tmp_path: 
         assert _variables(run / place / name) == _variables(again / place / name)
 
 
-def test_a_run_killed_before_it_wrote_its_average_writes_it_later(run: Path, tmp_path: Path) -> None:
+def test_an_average_that_a_kill_prevented_is_written_later(run: Path, tmp_path: Path) -> None:
     again = Path(shutil.copytree(run, tmp_path / "run"))
     shutil.rmtree(again / "ema_checkpoints")
     (again / "final.json").unlink()
