@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.ema_checkpoints import EMACheckpoints
 from trainer_kit.callbacks.orbit_action_checks import INSTEAD, keras_callback
 from trainer_kit.callbacks.sample_pictures import SamplePictures
 from trainer_kit.config.registry import Registry
@@ -19,6 +20,7 @@ AnyCallback = TypeVar("AnyCallback", bound=type[Callback])
 
 _callbacks: Registry[type[Callback]] = Registry("callback")
 _callbacks.register(SamplePictures.name)(SamplePictures)
+_callbacks.register(EMACheckpoints.name)(EMACheckpoints)
 
 
 def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:

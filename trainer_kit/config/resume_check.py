@@ -14,6 +14,7 @@ from typing import Any, Literal
 from trainer_kit.config.allowed_values import show
 from trainer_kit.config.fields import leaves, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.config.serialize import replace_auto_fuse_steps
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import is_inside, join
@@ -62,8 +63,13 @@ _KINDS: dict[str, Kind] = {
 
 
 _ENGINE = ("trainer.", "runtime.")
-_DATASET = ".dataset.type"  # of each section of data; None: the task makes the data, as in runs of earlier releases
-_PROCESSORS = re.compile(r"trainer\.optimizers\.\w+\.gradient_processors")  # [] in runs of earlier releases
+# Fields of sections that earlier releases had without them, by the end of the path, with what those releases did.
+_LATER: dict[str, Any] = {
+    ".dataset.type": None,  # of each section of data: the task makes the data
+    ".gradient_processors": [],
+    ".ema.more_decays": {},
+    ".ema.evaluate": [AVERAGE],
+}
 
 
 class _Absent:
@@ -104,8 +110,7 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     before, after = dict(_flat(old, "")), dict(_flat(new.as_dict(), ""))
     if before:
         defaults = {path: value for path, value in _flat(ExperimentConfig().as_dict(), "") if path.startswith(_ENGINE)}
-        defaults |= {path: None for path in after if path.endswith(_DATASET)}
-        defaults |= {path: [] for path in after if _PROCESSORS.fullmatch(path)}
+        defaults |= {path: value for end, value in _LATER.items() for path in after if path.endswith(end)}
         before = {**{path: value for path, value in defaults.items() if path in after}, **before}
     changes = [
         _change(path, before.get(path, ABSENT), after.get(path, ABSENT))
@@ -216,9 +221,15 @@ def kind_of(path: str) -> Kind:
 
 
 def _change(path: str, old: Any, new: Any) -> Change:
-    """Returns the change; another number of fused steps is safe: they give the same bits in any grouping."""
+    """Returns the change, some of which are safe for some values only.
+
+    Other numbers of fused steps give the same bits in any grouping. Evaluations may use further weights, as long as the
+    first ones, which decide the best, stay.
+    """
     both_fused = path == "trainer.fuse_steps" and all(type(value) is int and value > 1 for value in (old, new))
-    return Change(path, old, new, "safe" if both_fused else kind_of(path))
+    lists = isinstance(old, list) and isinstance(new, list)
+    same_first = path.endswith(".ema.evaluate") and lists and old[:1] == new[:1]
+    return Change(path, old, new, "safe" if both_fused or same_first else kind_of(path))
 
 
 def _flat(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:

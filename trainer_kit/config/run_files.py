@@ -119,6 +119,11 @@ RUN_FILES: tuple[RunFile, ...] = (
         "trainer.validation_summary_subdir",
     ),
     RunFile(
+        "ema_checkpoints/", _TRAINER, f"{_EVALUATION}; in mode train with each checkpoint",
+        "Checkpoints of the averaged weights on their own, of the callback ema_checkpoints; those of "
+        "`ema.more_decays` are in folders of their names.",
+    ),
+    RunFile(
         "samples/", _TRAINER, _EVALUATION, "Pictures of what a generator makes, of the callback sample_pictures.",
     ),
     RunFile(

@@ -21,6 +21,7 @@ from trainer_kit.config.resume_check import Change, check_resume
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.optimization import AVERAGE, OptimizationConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, StorageError, UsageError
@@ -323,13 +324,27 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
             task["validation_data"] = {validation_set: task["validation_data"][validation_set]}
         own = config.trainer.validation_sets.get(validation_set)
         steps = steps if own is None or own.steps is None else own.steps
-    average = config.trainer.optimizer_config.as_dict().get("ema")
-    if several := {name: ema for name, one in config.trainer.optimizers.items() if (ema := one.as_dict().get("ema"))}:
+    average = _evaluated_average(config.trainer.optimizer_config)
+    if several := {name: ema for name, one in config.trainer.optimizers.items() if (ema := _evaluated_average(one))}:
         average = several
     values = [task, average, steps, config.runtime.mixed_precision_dtype]
     if more := {name: value for name, value in config.as_dict().items() if name not in _SECTIONS}:
         values.append(more)  # such as tasks that are only evaluated
     return hashlib.sha256(yaml_loader.dump({"evaluation": values}).encode()).hexdigest()[:12]
+
+
+def _evaluated_average(options: OptimizationConfig) -> dict[str, Any] | None:
+    """Returns the section `ema` as far as evaluations depend on it.
+
+    Fields that earlier releases did not have are left out unless they are used: the hash stays theirs.
+    """
+    average: dict[str, Any] | None = options.as_dict().get("ema")
+    if average is None:
+        return None
+    more, evaluated = average.pop("more_decays", {}), list(average.pop("evaluate", ()))
+    if evaluated not in ([], [AVERAGE]):
+        average |= {"evaluate": evaluated, "more_decays": {name: more[name] for name in evaluated if name in more}}
+    return average
 
 
 def _without_unnamed_datasets(values: dict[str, Any]) -> dict[str, Any]:

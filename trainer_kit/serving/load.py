@@ -55,7 +55,12 @@ class LoadedWeights:
         return f"{text}; not used: {_by_section(self.unused)}" if self.unused else text
 
 
-def load_model(run_dir: str | os.PathLike[str], which: str | int = "best", import_modules: Sequence[str] = ()) -> Any:
+def load_model(
+    run_dir: str | os.PathLike[str],
+    which: str | int = "best",
+    import_modules: Sequence[str] = (),
+    weights: str = "",
+) -> Any:
     """Returns the model of a run with the weights that the run evaluates: their moving average, if it keeps one.
 
     The run's own task builds the model from params.yaml and manifest.json. This trains nothing and writes nothing into
@@ -66,9 +71,11 @@ def load_model(run_dir: str | os.PathLike[str], which: str | int = "best", impor
       which: "best", "best:NAME" for one of trainer.best_checkpoints, "latest", a step, as a number or as
         "ckpt-<step>", or a path.
       import_modules: The modules to import before the experiment is looked up; empty: those of the run's command.
+      weights: "average", "weights" (the trained ones) or one of `ema.more_decays`, for a checkpoint that holds them
+        all; "": the first of `ema.evaluate`, or, of best weights, those that were the best.
 
     Raises:
-      UsageError: when there is no such run or checkpoint, or the experiment is not known.
+      UsageError: when there is no such run, checkpoint or average, or the experiment is not known.
       StorageError: when the files are damaged.
     """
     folder = run_folder(run_dir)
@@ -79,8 +86,13 @@ def load_model(run_dir: str | os.PathLike[str], which: str | int = "best", impor
         task = task_class(config.task)(config.task, logging_dir=os.fspath(folder))
         trainer = chosen_class(config).create(config, task, False, True)
     prefix, _ = _retried(find, trainer.state.restore_weights)
+    if weights and not trainer.state.holds_averages(prefix):
+        raise UsageError(
+            f"weights: {prefix} holds one kind of weights, those that were evaluated; leave weights={weights!r} out, "
+            'or load a checkpoint of the run, such as which="latest"'
+        )
     variables = list(trainer.model.variables)
-    with trainer.averaged_weights():
+    with trainer.averaged_weights(weights):
         values = [variable.numpy() for variable in variables]
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
@@ -89,7 +101,7 @@ def load_model(run_dir: str | os.PathLike[str], which: str | int = "best", impor
 
 
 def load_weights(
-    model: Any, path: str | os.PathLike[str], part: str | None = None, averaged: bool = True
+    model: Any, path: str | os.PathLike[str], part: str | None = None, averaged: bool | str = True
 ) -> LoadedWeights:
     """Loads weights of any program into a model; prints a summary and returns it.
 
@@ -102,11 +114,12 @@ def load_weights(
         `.keras` file.
       part: The attributes that lead to the model in the checkpoint, such as "net" in `tf.train.Checkpoint(net=model)`;
         None searches for the model.
-      averaged: Whether to load the moving averages of a run instead of its weights, if the checkpoint holds them.
+      averaged: Whether to load the moving averages of a run instead of its weights, if the checkpoint holds them; or
+        the name of one average, "average" or one of `ema.more_decays`.
 
     Raises:
-      UsageError: when there is no such file, or variables of the model are missing or have another shape; a table
-        lists all. The model is unchanged.
+      UsageError: when there is no such file or average, or variables of the model are missing or have another shape;
+        a table lists all. The model is unchanged.
       StorageError: when the file is damaged.
     """
     check_built(model)
@@ -134,7 +147,7 @@ def check_built(model: Any) -> None:
         )
 
 
-def _load(model: Any, prefix: str, part: str | None, averaged: bool) -> LoadedWeights:
+def _load(model: Any, prefix: str, part: str | None, averaged: bool | str) -> LoadedWeights:
     graph = CheckpointGraph(prefix)
     found = match(model, graph, part, averaged)
     used = {key for _, key in found.pairs}

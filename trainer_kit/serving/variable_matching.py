@@ -18,13 +18,12 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import ROOT, CheckpointGraph
 from trainer_kit.checkpoints.state.variable_names import canonical_paths, model_variables
-from trainer_kit.config.schema.optimization import EMAConfig
+from trainer_kit.config.schema.optimization import AVERAGE, WEIGHTS, EMAConfig
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.optimizers.moving_average import averaged_variables, unique_names
 from trainer_kit.optimizers.per_variable import variable_path
 
 _DEPTH = 3  # attributes between the root and the model
-_AVERAGE = "average"
 Children = Callable[[Any], Mapping[str, Any]]
 
 
@@ -47,17 +46,18 @@ class Match:
     averaged: bool = False
 
 
-def match(model: Any, graph: CheckpointGraph, part: str | None = None, averaged: bool = True) -> Match:
+def match(model: Any, graph: CheckpointGraph, part: str | None = None, averaged: bool | str = True) -> Match:
     """Returns the match that leaves the fewest variables without a value.
 
     Args:
       model: The built model.
       graph: The graph of the checkpoint.
       part: The attributes that lead to the model in the checkpoint, such as "net"; None searches for it.
-      averaged: Whether to use the moving averages of a run instead of its weights, if there are any.
+      averaged: Whether to use the moving averages of a run instead of its weights, if there are any; or the name of
+        one of several averages.
 
     Raises:
-      UsageError: when there is no such part, or several parts fit.
+      UsageError: when there is no such part or average, or several parts fit.
     """
     nodes = graph.nodes(_DEPTH)
     if part is not None:
@@ -74,7 +74,10 @@ def match(model: Any, graph: CheckpointGraph, part: str | None = None, averaged:
         raise UsageError(
             f"{graph.prefix} has several parts that fit: {', '.join(sorted(whole.values()))}; give one of them as part="
         )
-    return _with_averages(model, graph, best) if averaged and best.part == "model" else best
+    if isinstance(averaged, str):
+        return best if averaged == WEIGHTS else _with_averages(model, graph, best, _named_averages(graph, averaged))
+    averages = graph.children(graph.children(ROOT).get(AVERAGE)) if averaged and best.part == "model" else {}
+    return _with_averages(model, graph, best, averages) if averages else best
 
 
 def _distance(found: Match) -> tuple[int, int, bool, int]:
@@ -160,11 +163,19 @@ def _remembering(children_of: Children) -> Children:
     return children
 
 
-def _with_averages(model: Any, graph: CheckpointGraph, found: Match) -> Match:
-    """Replaces the weights in a match by the run's moving averages, if there are any."""
-    saved = graph.children(graph.children(ROOT).get(_AVERAGE))
-    if not saved:
-        return found
+def _named_averages(graph: CheckpointGraph, name: str) -> Mapping[str, int]:
+    """Returns path -> node of the moving averages of a name."""
+    root = graph.children(ROOT)
+    sections = {**({AVERAGE: root[AVERAGE]} if AVERAGE in root else {}), **graph.children(root.get("more_averages"))}
+    if name not in sections:
+        raise UsageError(
+            f"averaged: {graph.prefix} holds no average {name!r}; {suggestion(name, [WEIGHTS, *sections])}"
+        )
+    return graph.children(sections[name])
+
+
+def _with_averages(model: Any, graph: CheckpointGraph, found: Match, saved: Mapping[str, int]) -> Match:
+    """Replaces the weights in a match by moving averages, path -> node."""
     for trainable_only in (True, False):
         variables = averaged_variables(model, EMAConfig(trainable_weights_only=trainable_only))
         names = canonical_paths(unique_names([variable_path(variable) for variable in variables]))
@@ -174,7 +185,7 @@ def _with_averages(model: Any, graph: CheckpointGraph, found: Match) -> Match:
             return Match(found.part, found.node, pairs, found.misfits, averaged=True)
     raise UsageError(
         f"the moving averages in {graph.prefix} belong to other variables than those of this model; build the model as "
-        "the run did, or give averaged=False to load the weights themselves"
+        "the run did, use load_model, or give averaged=False to load the weights themselves"
     )
 
 

@@ -74,9 +74,12 @@ def left_texts(report: Report, elapsed: float = 0.0) -> list[str]:
 
 def metric_texts(report: Report) -> list[str]:
     """Returns "name value" for each scalar of the report except the best one, which `best_text` shows."""
-    shown_already = f"best_{report.best[0]}" if report.best else ""
+    shown_already = set()
+    if report.best:
+        place, bar, last = report.best[0].rpartition("|")
+        shown_already = {f"best_{report.best[0]}", f"{place}{bar}best_{last}".replace("|", "/")}
     scalars = flat_scalars(report.metrics).items()
-    return [f"{name} {number_text(value)}" for name, value in scalars if name != shown_already]
+    return [f"{name} {number_text(value)}" for name, value in scalars if name not in shown_already]
 
 
 def best_text(best: tuple[str, float, int]) -> str:

@@ -118,6 +118,10 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def keep_best(self, logs: dict[str, Any]) -> None:
         """Exports the evaluated weights if they are among the best, and adds the best metric so far to the logs."""
 
+    def weights_of_metric(self, metric: str) -> str:
+        """Returns which weights a metric of an evaluation is of: the name of an average, or ""."""
+        return ""
+
     def add_best(self, logs: dict[str, Any]) -> None:
         """Adds the best metric so far to the logs of an evaluation."""
 

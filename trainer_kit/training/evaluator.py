@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -15,27 +14,35 @@ from trainer_kit.distribution.collectives import worker_count
 from trainer_kit.distribution.datasets import distribute_dataset
 from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors
-from trainer_kit.errors import DataError, TrainerKitError, UsageError
+from trainer_kit.errors import TrainerKitError, UsageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.tfrecords import reporting_damage
-from trainer_kit.training.base_trainer import BaseTrainer
+from trainer_kit.training.averaging_trainer import AveragingTrainer
 from trainer_kit.training.checks.batch_spec import batch_described
-from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
+from trainer_kit.training.loops.eval_loop import (
+    EvalLoop,
+    StatefulEvalLoop,
+    check_evaluated,
+    reporting_end,
+    with_state,
+    without_state,
+)
 from trainer_kit.training.loops.host_variables import batch_counter
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.metrics import MetricSet, to_numpy
 from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
 from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
+from trainer_kit.training.trainer_parts.evaluation_logs import add_best, exporters, metric_names, with_other_weights
 from trainer_kit.training.trainer_parts.state_search import StateSearch
 from trainer_kit.training.trainer_parts.stop_flag import StopFlag
-from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes
+from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, kept_states
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
 
 _LOG = logging.getLogger(__name__)
 
 
-class Evaluator(BaseTrainer):
+class Evaluator(AveragingTrainer):
     """Evaluates a task over its validation sets. Created in the scope of the strategy.
 
     Args:
@@ -90,6 +97,7 @@ class Evaluator(BaseTrainer):
     def set_validation_sets(self, sets: ValidationSets) -> None:
         """Replaces the validation sets; takes effect with the next evaluation."""
         self.validation, self.evaluates = sets, True
+        self._other_logs: dict[str, dict[str, Any]] = {}  # by set: those of other weights than the main ones, by name
         self._eval_loops: dict[tuple[str, bool], Any] = {}  # one per set, traced with the set's task and metrics
         self.eval_seconds: dict[str, float] = {}
 
@@ -120,11 +128,6 @@ class Evaluator(BaseTrainer):
 
     def _read_step(self) -> int:
         return int(self.global_step.numpy())
-
-    @property
-    def checkpoint(self) -> tf.train.Checkpoint:
-        """The tf.train.Checkpoint with all state of the run."""
-        return self.state.checkpoint
 
     @property
     def validation_loss(self) -> Any:
@@ -196,24 +199,25 @@ class Evaluator(BaseTrainer):
     def evaluation_batches(self) -> int | None:
         """Returns the number of batches that this process evaluates; None if not known. Safe from any thread."""
         replicas = self._strategy.num_replicas_in_sync // worker_count(self._strategy)
-        return self.validation.batches(self.config.trainer.validation_steps, replicas)
+        batches = self.validation.batches(self.config.trainer.validation_steps, replicas)
+        return None if batches is None else batches * (1 + len(self._weights.others))
 
     def validation_metric_names(self) -> list[str] | None:
         """Returns the metric names of `eval_end`, nested names joined by `|`; None if not known before it runs."""
-        aggregate = [self._aggregates(self._task_of(one)) for one in self.validation]
-        by_set = [
-            (one.name, None if aggregates else self._metrics_of(one).names())
-            for one, aggregates in zip(self.validation, aggregate, strict=True)
-        ]
-        if type(self).eval_end is not Evaluator.eval_end or any(names is None for _, names in by_set):
-            return None
-        return [f"{name}|{metric}".lstrip("|") for name, names in by_set for metric in names or ()]
+        of_sets = []
+        for one in self.validation:
+            names = None if self._aggregates(self._task_of(one)) else self._metrics_of(one).names()
+            if names is None or type(self).eval_end is not Evaluator.eval_end:
+                return None
+            of_sets.append((one.name, names))
+        return metric_names(of_sets, self._weights)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Runs an evaluation and returns what `eval_end` returns. Eager, on the host.
 
         Several validation sets are evaluated one after the other; `trainer.validation_sets` may give each its number
-        of batches. The trained weights are always put back after a moving average has replaced them.
+        of batches. If `ema.evaluate` names several weights, each set is evaluated with all of them, with the first one
+        last. The trained weights are always put back after a moving average has replaced them.
 
         Args:
           num_steps: The number of batches; -1 for all.
@@ -225,12 +229,9 @@ class Evaluator(BaseTrainer):
         self.eval_seconds, self.validation.results = {}, {}
         self._task_attributes.evaluation_begins()
         try:
-            states = {}
             self.validation.evaluated = self.validation.names if sets is None else tuple(sets)
-            for name in self.validation.evaluated:
-                start = time.perf_counter()
-                states[name] = self._evaluate_set(self._turn_to(name), num_steps, self.eval_begin())
-                self.eval_seconds[name] = time.perf_counter() - start
+            self._other_logs = self._logs_of_others(num_steps) if self._weights.others else {}
+            states = self._evaluate_sets(num_steps)
             logs = self.eval_end(states if self.validation.have_names else states[""])
             self._task_attributes.evaluation_succeeded()
             return logs
@@ -239,6 +240,31 @@ class Evaluator(BaseTrainer):
             self._task_attributes.evaluation_ends()
             for one in self.validation:
                 one.feed.end_pass()
+
+    def _evaluate_sets(self, num_steps: Any) -> dict[str, Any]:
+        """Evaluates each validation set with the selected weights; returns the states by the names of the sets."""
+        states, self.validation.results = {}, {}
+        for name in self.validation.evaluated:
+            start = time.perf_counter()
+            states[name] = self._evaluate_set(self._turn_to(name), num_steps, self.eval_begin())
+            self.eval_seconds[name] = self.eval_seconds.get(name, 0.0) + time.perf_counter() - start
+        return states
+
+    def _logs_of_others(self, num_steps: Any) -> dict[str, dict[str, Any]]:
+        """Evaluates with the weights that `ema.evaluate` names after the first; returns logs by set and by weights.
+
+        The state of the task and of all random generators is then as before. Summaries that `reduce_aggregated_logs`
+        writes are left out, since those of the main weights have the same names.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        with self.state.undisturbed(), kept_states(map(self._task_of, self.validation)):
+            for weights in self._weights.others:
+                with self._weights.selected(weights):
+                    states = self._evaluate_sets(num_steps)
+                    with tf.summary.record_if(False):  # not around the loops: their graphs are used for all weights
+                        for name, state in states.items():
+                            found.setdefault(name, {})[weights] = self._logs_of(name, state)
+        return found
 
     def _evaluate_set(self, one: ValidationSet, num_steps: Any, state: Any) -> Any:
         if one.has_own_steps:
@@ -254,17 +280,11 @@ class Evaluator(BaseTrainer):
         described = batch_described(section, lambda: iterator.element_spec, task, self._model_of(one))
         self.state.remember_generators()
         chosen = executor(getattr(self.config.runtime, "executor", "default"))
-        try:
-            with chosen, described, reporting_damage(lambda: [one.feed.dataset]):
-                if has_state:
-                    state = loop(iterator, num_steps, state, self.eval_reduce)
-                else:
-                    loop(iterator, num_steps)
-        except (tf.errors.OutOfRangeError, StopIteration) as end:  # of a loop that a subclass makes
-            raise DataError(
-                f"{section} has no more batches, but the evaluation loop asked for another one; set "
-                "trainer.validation_steps to at most the number of batches"
-            ) from end
+        with reporting_end(section), chosen, described, reporting_damage(lambda: [one.feed.dataset]):
+            if has_state:
+                state = loop(iterator, num_steps, state, self.eval_reduce)
+            else:
+                loop(iterator, num_steps)
         self._workers.join()
         with self.state.in_use:
             self.state.put_generators_back()
@@ -304,21 +324,16 @@ class Evaluator(BaseTrainer):
         )
         whole = EvalLoop(metrics.reset, step, metrics.results, self.stop_flag.variable)
 
-        def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
-            done, state = by_step(iterator, num_steps, state, reduce_fn)
+        def ended(done: int, num_steps: Any, graph: tf.Graph | None) -> None:
             check_evaluated(done, int(num_steps), self.stop_requested)
-            self._search.look_into_evaluation(by_step.newest_graph)
-            return state
+            self._search.look_into_evaluation(graph)
 
-        def loop_fn(iterator: Any, num_steps: Any) -> None:
-            if options.eval_tf_function:
-                done, self.validation.results[one.name] = whole(iterator, num_steps)
-            else:
-                done, _ = by_step(iterator, num_steps, None, lambda state, outputs: None)
-            check_evaluated(done, int(num_steps), self.stop_requested)
-            self._search.look_into_evaluation((whole if options.eval_tf_function else by_step).newest_graph)
+        def keep(results: Any) -> None:
+            self.validation.results[one.name] = results
 
-        return stateful_loop_fn if has_state else loop_fn
+        if has_state:
+            return with_state(by_step, ended)
+        return without_state(whole if options.eval_tf_function else by_step, keep, ended)
 
     def eval_begin(self) -> Any:
         """Replaces the weights by the moving average, if there is one; called before each validation set.
@@ -378,9 +393,9 @@ class Evaluator(BaseTrainer):
         """
         if self.validation.have_names:
             states = dict(aggregated_logs or {})
-            logs = {name: self._logs_of(name, states.get(name)) for name in self.validation.results}
+            logs = {name: self._with_others(name, states.get(name)) for name in self.validation.results}
         else:
-            logs = self._logs_of("", aggregated_logs)
+            logs = self._with_others("", aggregated_logs)
         if self.stop_requested and not self.best_is_kept_by_run:  # the evaluation may have been cut
             self.add_best(logs)
         elif not self.best_is_kept_by_run:
@@ -399,31 +414,27 @@ class Evaluator(BaseTrainer):
         if not self._checkpoint_exporter:
             return
         self._search.keep_what_changed()
-        with self.averaged_weights():
-            step = self._read_step()
-            left_out = {name for name in self.validation.names if self.validation.have_names and name not in logs}
-            options = {"not_evaluated": left_out} if left_out else {}
-            self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
+        step, left_out = self._read_step(), {name for name in self._set_names if name not in logs}
+        options = {"not_evaluated": left_out} if left_out else {}
+        for exporter in exporters(self._checkpoint_exporter):
+            with self.averaged_weights(self.weights_of_metric(getattr(exporter, "metric_name", ""))):
+                exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
         self.add_best(logs)
+
+    @property
+    def _set_names(self) -> tuple[str, ...]:
+        return self.validation.names if self.validation.have_names else ()
 
     def add_best(self, logs: dict[str, Any]) -> None:
         """Adds the best metric so far to the logs of its validation set, if that set was evaluated."""
         if not self._checkpoint_exporter:
             return
-        exporter, options = self._checkpoint_exporter, self.config.trainer
-        best, metric = exporter.best_ckpt_logs, getattr(exporter, "metric_name", options.best_checkpoint_eval_metric)
-        own, _, name = metric.partition("|") if self.validation.have_names else ("", "", metric)
-        place = logs.get(own) if own else logs
-        if best is not None and place is not None:
-            place[f"best_{name}"] = best[metric]
+        exporter, metric = self._checkpoint_exporter, self.config.trainer.best_checkpoint_eval_metric
+        metric = getattr(exporter, "metric_name", metric)
+        add_best(logs, exporter.best_ckpt_logs, metric, self._set_names, self._weights)
 
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """Replaces the weights by the moving average, if any, and makes late saves wait; eager, on the host."""
-        return self._weights.averaged()
-
-    def end_averaging(self) -> None:
-        """Restores the weights and the states of random generators after an evaluation; safe from any thread."""
-        self._weights.put_back()
+    def _with_others(self, name: str, state: Any) -> dict[str, Any]:
+        return with_other_weights(self._logs_of(name, state), self._other_logs.get(name, {}))
 
     def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
         """Returns the logs of a validation set: the results of its loop, and the task's metrics of its state."""

@@ -33,7 +33,10 @@ def expected(values: list[float], config: EMAConfig) -> list[float]:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("start", [0, 1, 4, 13])
 def test_averages_follow_the_closed_form(start: int, dynamic: bool) -> None:
-    config = EMAConfig(average_decay=0.6, start_step=start, dynamic_decay=dynamic)
+    decays = {"average": 0.6, "fast": 0.1, "slow": 0.95}
+    config = EMAConfig(
+        average_decay=0.6, start_step=start, dynamic_decay=dynamic, more_decays={"fast": 0.1, "slow": 0.95}
+    )
     weights = keras.Variable(1.0, name="w")
     average = MovingAverage([weights], config)
     values = [1.0, *np.random.default_rng(0).normal(size=20)]
@@ -44,8 +47,10 @@ def test_averages_follow_the_closed_form(start: int, dynamic: bool) -> None:
         weights.assign(value)
         step.assign_add(1)
         update()
-        given.append(float(average.variables["w"].numpy()))
-    np.testing.assert_allclose(given, expected(values, config), rtol=1e-5, atol=1e-6)
+        averages = {"average": average.variables, **average.more_variables}
+        given.append([float(averages[name]["w"].numpy()) for name in decays])
+    wanted = [expected(values, config.replace(average_decay=decay)) for decay in decays.values()]
+    np.testing.assert_allclose(given, np.transpose(wanted), rtol=1e-5, atol=1e-6)
 
 
 def test_weights_that_stand_still_are_their_own_average() -> None:
@@ -132,7 +137,8 @@ def test_swapping_twice_restores_the_bits_on_every_replica(library: Any, count: 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in a replica", "across replicas"])
 def test_replicas_average_alike_wherever_update_is_called(inside: bool, replicas: StrategyMaker) -> None:
-    strategy, config = replicas(2), EMAConfig(average_decay=0.5, dynamic_decay=False)
+    strategy = replicas(2)
+    config = EMAConfig(average_decay=0.5, dynamic_decay=False, more_decays={"fast": 0.25})
     with strategy.scope():
         weights = keras.Variable([2.0], name="w")
         average = MovingAverage([weights], config)
@@ -148,6 +154,7 @@ def test_replicas_average_alike_wherever_update_is_called(inside: bool, replicas
     for count in (1, 2):
         step(tf.constant(count))
     np.testing.assert_array_equal(everywhere(strategy, average.variables["w"]), [[3.5], [3.5]])
+    np.testing.assert_array_equal(everywhere(strategy, average.more_variables["fast"]["w"]), [[3.875], [3.875]])
 
 
 def test_statistics_of_several_replicas_are_averaged(replicas: StrategyMaker) -> None:
@@ -178,6 +185,19 @@ def test_reset_forgets_what_was_averaged() -> None:
     weights.assign([5.0])
     average.reset()
     assert average.variables["w"].numpy() == 5.0
+
+
+def test_one_of_several_averages_is_reset_or_swapped_alone() -> None:
+    weights = keras.Variable([1.0], name="w")
+    average = MovingAverage([weights], EMAConfig(more_decays={"fast": 0.5}))
+    weights.assign([5.0])
+    average.reset(["fast"])
+    assert (average.variables["w"].numpy(), average.more_variables["fast"]["w"].numpy()) == (1.0, 5.0)
+    weights.assign([7.0])
+    average.swap("fast")
+    assert (average.swapped, weights.numpy()) == ("fast", 5.0)
+    average.swap("fast")
+    assert (average.swapped, weights.numpy()) == ("", 7.0)
 
 
 def test_no_variables_or_those_of_another_strategy_are_refused(replicas: StrategyMaker) -> None:

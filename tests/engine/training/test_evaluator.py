@@ -134,7 +134,7 @@ def test_the_weights_come_back_when_a_swap_itself_fails(failing: int, monkeypatc
     trainer = _trainer()
     weights, logs = _held(trainer), trainer.evaluate(-1)
     average, calls = trainer._average, []
-    exchange = average._exchange_all
+    exchange = average._exchange_all["average"]
 
     def fails_once() -> None:
         calls.append(None)
@@ -142,10 +142,10 @@ def test_the_weights_come_back_when_a_swap_itself_fails(failing: int, monkeypatc
             raise MemoryError("no room")
         exchange()
 
-    monkeypatch.setattr(average, "_exchange_all", fails_once)
+    monkeypatch.setitem(average._exchange_all, "average", fails_once)
     with pytest.raises(MemoryError, match="no room"):
         trainer.evaluate(-1)
-    assert (_held(trainer), average.swapped) == (weights, False)
+    assert (_held(trainer), average.swapped) == (weights, "")
     assert trainer.evaluate(-1) == logs
 
 
@@ -153,10 +153,10 @@ def test_concurrent_end_averaging_restores_the_weights_once(monkeypatch: pytest.
     trainer, swap = _trainer(), MovingAverage.swap
     weights, swaps = _held(trainer), []
 
-    def slow(average: MovingAverage) -> None:
+    def slow(average: MovingAverage, name: str) -> None:
         swaps.append(average)
         time.sleep(0.1)  # until all threads are there
-        swap(average)
+        swap(average, name)
 
     trainer.eval_begin()
     monkeypatch.setattr(MovingAverage, "swap", slow)

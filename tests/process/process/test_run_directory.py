@@ -257,6 +257,13 @@ def test_the_config_hash_covers_what_evaluations_depend_on() -> None:
 
 def test_the_config_hash_is_that_of_earlier_releases() -> None:
     assert config_hash(ExperimentConfig()) == "19d2ba3d1665"  # of a config before datasets had names in it
+    average = {"average_decay": 0.9, "more_decays": {"fast": 0.5}}
+    config = ExperimentConfig().replace(trainer={"optimizer_config": {"ema": average}})
+    assert config_hash(config) == "8c7500f33386"  # of a config before there were several averages
+    both = config.replace(trainer={"optimizer_config": {"ema": {"evaluate": ["average", "fast"]}}})
+    others = {"fast": 0.6}, {"fast": 0.5, "slow": 0.9}
+    changed = [both.replace(trainer={"optimizer_config": {"ema": {"more_decays": one}}}) for one in others]
+    assert len({config_hash(one) for one in (config, both, *changed)}) == 3  # what is not evaluated does not count
 
 
 @configclass

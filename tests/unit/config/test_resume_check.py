@@ -156,6 +156,22 @@ def test_a_moving_average_that_appears_is_dangerous(default: ExperimentConfig) -
     assert check_resume(to_yaml(default), new, ["trainer.optimizer_config.ema"]) == changes
 
 
+def test_an_average_of_an_earlier_release_is_the_same(default: ExperimentConfig) -> None:
+    new = changed(default, "trainer.optimizer_config.ema", {"average_decay": 0.5})
+    old = new.as_dict()
+    for name in ("more_decays", "evaluate"):
+        del old["trainer"]["optimizer_config"]["ema"][name]
+    assert compare(old, new) == []
+
+
+@pytest.mark.parametrize(("first", "kind"), [("average", "safe"), ("weights", "dangerous")])
+def test_more_evaluated_weights_are_safe_other_first_ones_not(first: str, kind: str, default: ExperimentConfig) -> None:
+    old = changed(default, "trainer.optimizer_config.ema", {"average_decay": 0.5})
+    path = "trainer.optimizer_config.ema.evaluate"
+    new = changed(old, path, [first, "average" if first == "weights" else "weights"])
+    assert [(change.path, change.kind) for change in compare(old.as_dict(), new)] == [(path, kind)]
+
+
 def test_keys_that_vanished_or_appeared_count(default: ExperimentConfig) -> None:
     old = default.as_dict()
     del old["task"]["weights"]

@@ -33,6 +33,12 @@ def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
     )
 
 
+def test_the_best_of_other_weights_is_shown_once() -> None:
+    metrics = {"loss": 0.5, "weights": {"loss": 0.75, "best_loss": 0.25}}
+    report = Report(kind="validation", step=9, total_steps=10, metrics=metrics, best=("weights|loss", 0.25, 3))
+    assert lines.report_line(report).endswith("| loss 0.5 | weights/loss 0.75 | best weights|loss 0.25 at step 3")
+
+
 def test_each_validation_set_has_a_line_with_seconds_and_best() -> None:
     metrics = {"dev": {"accuracy": 0.5}, "rare": {"accuracy": 0.25}, "best_dev|accuracy": 0.75}
     report = Report(

@@ -1,9 +1,9 @@
 """Defines the contents of a checkpoint and restores them strictly.
 
 The root keys are TF Model Garden's: global_step, model, optimizer. Further keys are `average`, the moving average of
-the weights; `run_state` (python_state.py); `random` and `task`, state that the model does not list (random_state.py);
-`step_state`, other state that the training step changes (discovered_state.py, which also restores it); and the items
-that the model adds by `checkpoint_items`.
+the weights; `more_averages`, those with other decays, by name; `run_state` (python_state.py); `random` and `task`,
+state that the model does not list (random_state.py); `step_state`, other state that the training step changes
+(discovered_state.py, which also restores it); and the items that the model adds by `checkpoint_items`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _BOOKKEEPING = ("save_counter", _OBJECTS, f"{STEP_STATE}/")
 _DEPTH = 3  # of names: section, optimizer of several, variable
-OPTIONAL = ("average", "run_state", "random", "task")  # what files of TF Model Garden and best checkpoints lack
+OPTIONAL = (
+    "average",
+    "more_averages",
+    "run_state",
+    "random",
+    "task",
+)  # what files of TF Model Garden and best checkpoints lack
 ROWS = 20  # of a table of differences
 _LOG = logging.getLogger(__name__)
 
@@ -42,6 +48,7 @@ def training_checkpoint(
     model: Any,
     optimizer: Any = None,
     average: Mapping[str, tf.Variable] | None = None,
+    more_averages: Mapping[str, Mapping[str, tf.Variable]] | None = None,
     **others: Any,
 ) -> tf.train.Checkpoint:
     """Returns the checkpoint of a run. Eager, in strategy scope, after the optimizer was built.
@@ -51,16 +58,23 @@ def training_checkpoint(
       model: A Keras 3 model, tf_keras model or tf.Module; its `checkpoint_items`, a dict of trackables, is saved too.
       optimizer: A Keras 3 optimizer or a dict of them; None leaves it out, for evaluation.
       average: The moving average of the weights, by the paths of the variables; None leaves it out.
+      more_averages: The moving averages with other decays, by name, each by the paths of the variables.
       **others: Further variables, or dicts of them by name; those in OPTIONAL may be missing in a file.
     """
     items: dict[str, Any] = {"global_step": global_step, "model": model_variables(model)}
     if optimizer is not None:
         items["optimizer"] = optimizer_variables(optimizer, model)
     if average is not None:
-        items["average"] = dict(zip(canonical_paths(list(average)), average.values(), strict=True))
+        items["average"] = _by_canonical_path(average)
+    if more_averages:
+        items["more_averages"] = {name: _by_canonical_path(one) for name, one in more_averages.items()}
     items.update({name: item for name, item in others.items() if not isinstance(item, Mapping) or item})
     items.update(item_variables(getattr(model, "checkpoint_items", None) or {}))
     return tf.train.Checkpoint(**items)
+
+
+def _by_canonical_path(variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
+    return dict(zip(canonical_paths(list(variables)), variables.values(), strict=True))
 
 
 def weights_checkpoint(*, global_step: tf.Variable, model: Any, **items: Any) -> tf.train.Checkpoint:
@@ -229,8 +243,8 @@ def _paths(nodes: Any, number: int, path: str, depth: int) -> Iterator[tuple[str
 
 
 def holds(path: str, section: str) -> bool:
-    """Whether the checkpoint at `path` holds anything of a section, such as "average"."""
-    return section in _sections(saved_shapes(path))
+    """Whether the checkpoint at `path` holds anything of a section, such as "average", or of a part of one, "a/b"."""
+    return any(f"{name}/".startswith(f"{section}/") for name in saved_shapes(path))
 
 
 def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool, loose: Collection[str] = ()) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -44,7 +45,8 @@ class TrainState:
       global_step: The step counter, an int64 scalar.
       model: A built Keras 3 model, tf_keras model or tf.Module.
       optimizer: A built optimizer or a dict of them; None for evaluation, which has no run state either.
-      average: A MovingAverage, an object with the same `begin`, `reset`, `section` and `variables`, or None.
+      average: A MovingAverage, or an object with the same `begin`, `reset`, `section`, `variables` and
+        `more_variables`; None: there is none.
       task: The task, whose own variables and generators belong to the run.
       seed: The seed of the process's random generators.
       items: Further parts of every checkpoint, the best included, by name; they are restored as far as both sides have
@@ -134,8 +136,8 @@ class TrainState:
             self.python_state.load()
         if self._average is not None and path is None:
             self._average.begin()
-        elif self._average is not None and path is not None and not holds(path, self._average.section):
-            self._average.reset()
+        else:
+            self._begin_absent_averages(path)
 
     def restore_weights(self, path: str) -> None:
         """Restores the state that an evaluation uses from a checkpoint of a run; eager, in strategy scope.
@@ -150,8 +152,21 @@ class TrainState:
         restore(self._evaluated(), path, whole=False, loose=self.loose)
         self._restore_evaluated(path)
         self.python_state.load_part(path, "task")
-        if self._average is not None and not holds(path, self._average.section):
+        self._begin_absent_averages(path)
+
+    def _begin_absent_averages(self, path: str | None) -> None:
+        """Sets the averages that the checkpoint at `path` lacks to the weights; those of best weights lack all."""
+        if self._average is None or path is None:
+            return
+        more = list(self._average.more_variables)
+        if not self.holds_averages(path):
             self._average.reset()
+        elif absent := [name for name in more if not holds(path, f"{self._average.more_section}/{name}")]:
+            self._average.reset(absent)
+
+    def holds_averages(self, path: str) -> bool:
+        """Whether the checkpoint at `path` holds the moving averages, if the run keeps any; best weights do not."""
+        return self._average is None or holds(path, self._average.section)
 
     def fits(self, path: str) -> bool:
         """Whether the checkpoint at `path` has all that `restore_weights` restores; reads names and shapes only.
@@ -223,6 +238,17 @@ class TrainState:
         """
         self.discovered.report_evaluation(graph, handles([*_native(apart), *(self._generators or ())]), required)
 
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Restores the variables of the task and the training step at the end of this context; eager, on the host."""
+        parts = [part for one in self.other_variables for part in (getattr(one, "values", None) or [one])]
+        before = [(part, part.read_value()) for part in parts]
+        try:
+            yield
+        finally:
+            for part, value in before:
+                part.assign(value)
+
     def remember_generators(self) -> None:
         """Remembers the states of all random generators for `put_generators_back`; eager, on the host.
 
@@ -280,7 +306,10 @@ class TrainState:
         return training_checkpoint(global_step=self._global_step, model=self._model, **others)
 
     def _average_section(self) -> dict[str, Any]:
-        return {self._average.section: self._average.variables} if self._average is not None else {}
+        if self._average is None:
+            return {}
+        more = {self._average.more_section: self._average.more_variables} if self._average.more_variables else {}
+        return {self._average.section: self._average.variables, **more}
 
     def weights_are_sound(self) -> bool:
         """Whether all weights are finite; eager, on the host."""
@@ -288,8 +317,8 @@ class TrainState:
 
     def is_sound(self) -> bool:
         """Whether the weights, the optimizers' variables and the average are finite; eager, on the host."""
-        averages = getattr(self._average, "variables", None)
-        others = [*_kept_by(self._optimizer), *(averages.values() if isinstance(averages, Mapping) else ())]
+        sections = [section for section in self._average_section().values() if isinstance(section, Mapping)]
+        others = [*_kept_by(self._optimizer), *(one for one in tf.nest.flatten(sections))]
         if self._others_finite[0] != len(others):  # some optimizers make theirs in the first step
             self._others_finite = len(others), tf.function(lambda: _all_finite(others), autograph=False)
         return self.weights_are_sound() and bool(self._others_finite[1]().numpy() if others else True)

@@ -28,7 +28,7 @@ from trainer_kit.config.schema.evaluation import (
 )
 from trainer_kit.config.schema.gradient_norms import GradientSpikeAlarmConfig
 from trainer_kit.config.schema.metrics import MetricConfig
-from trainer_kit.config.schema.optimization import NamedOptimizerConfig, OptimizationConfig
+from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import suggestion
 
@@ -314,6 +314,28 @@ class TrainerConfig(Config):
         if averaged and self.optimizer_config.ema is not None:
             problem = f"optimizer_config.ema averages all weights already; remove it, or that of {', '.join(averaged)}"
             yield "optimizers", problem
+        yield from self._average_rules()
+
+    def _average_rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that all averages are evaluated alike, and that several evaluations of a step see the same data."""
+        averages = {f"optimizers.{name}.ema": one.ema for name, one in self.optimizers.items()}
+        averages["optimizer_config.ema"] = self.optimizer_config.ema
+        # The section of a Model Garden task has no such field.
+        evaluated = {path: list(ema.evaluate) for path, ema in averages.items() if isinstance(ema, EMAConfig)}
+        first, *others = evaluated or [""]
+        for path in others:
+            if evaluated[path] != evaluated[first]:
+                yield (
+                    f"{path}.evaluate",
+                    f"{evaluated[path]} differs from trainer.{first}.evaluate, {evaluated[first]}; an evaluation uses "
+                    "the same averages of all optimizers, so set both to the same list",
+                )
+        if first and len(evaluated[first]) > 1 and not self.eval_recreate_iterator:
+            yield (
+                f"{first}.evaluate",
+                f"{evaluated[first]} needs the same data for each, which eval_recreate_iterator=false does not give; "
+                "set it to true, or evaluate one of them",
+            )
 
     def _early_stopping_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that early stopping has a metric, and does not wait for a sidecar where resume has to be exact."""

@@ -6,8 +6,12 @@ Garden 2.20.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
+
+from pydantic import Field
 
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
@@ -16,11 +20,14 @@ from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerC
 from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig, broken_patterns
 from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.config.schema.warmups import WarmupConfig
+from trainer_kit.errors import suggestion
+
+AVERAGE, WEIGHTS = "average", "weights"  # the names of the main average and of the trained weights in `ema.evaluate`
 
 
 @configclass
 class EMAConfig(BaseOptimizerConfig):
-    """Exponential moving average of the weights, used in evaluation and in the best checkpoint.
+    """Exponential moving averages of the weights, used in evaluation and in the best checkpoint.
 
     Attributes:
       name: The name of the moving average; it changes nothing in training.
@@ -29,6 +36,11 @@ class EMAConfig(BaseOptimizerConfig):
       start_step: The step at which averaging begins.
       dynamic_decay: Whether the average keeps less at first: min(average_decay, (1 + n) / (10 + n)) after n averaged
         steps.
+      more_decays: Further averages of the same variables, by name, each with a decay of its own. They have the same
+        start_step and dynamic_decay.
+      evaluate: What evaluations use: `average`, `weights` (the trained ones) or names of more_decays. The first one
+        reports its metrics under their plain names, and load_model loads it; the metrics of each other one are nested
+        under its name, such as `weights|accuracy`.
     """
 
     name: str = "ExponentialMovingAverage"
@@ -36,6 +48,27 @@ class EMAConfig(BaseOptimizerConfig):
     average_decay: Fraction = 0.99
     start_step: Steps = 0
     dynamic_decay: bool = True
+    more_decays: dict[str, float] = Field(default_factory=dict)
+    evaluate: tuple[str, ...] = (AVERAGE,)
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that the names of further averages can be parts of paths, and that evaluations use what there is."""
+        yield from super().rules()
+        for name, decay in self.more_decays.items():
+            if not 0 <= decay <= 1:
+                yield "more_decays", f"{name}: {decay} is not a number from 0 to 1; give the share that each step keeps"
+            if not re.fullmatch(r"\w+", name):
+                yield "more_decays", f"{name!r} cannot be a name; use letters, digits and underscores"
+            elif name in (AVERAGE, WEIGHTS):
+                yield "more_decays", f"{name!r} is a name of trainer_kit; choose another one"
+        if not self.evaluate:
+            yield "evaluate", f"is empty; name what evaluations use, such as {AVERAGE}"
+        known = [AVERAGE, WEIGHTS, *self.more_decays]
+        for name, times in Counter(self.evaluate).items():
+            if name not in known:
+                yield "evaluate", f"there is no average {name!r}; {suggestion(name, known)}"
+            elif times > 1:
+                yield "evaluate", f"names {name} {times} times; name it once"
 
 
 @configclass

@@ -88,5 +88,5 @@ def _put_back(
             _LOG.warning("%s", error)
             unfit.add(step)
             continue
-        with trainer.averaged_weights():
+        with trainer.averaged_weights(trainer.weights_of_metric(best.metric_name)):
             best.put_back(trainer.state.weights, step)

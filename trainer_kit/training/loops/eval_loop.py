@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -130,6 +131,60 @@ class StatefulEvalLoop:
             )
             return None
         return self._graph
+
+
+def with_state(loop: StatefulEvalLoop, ended: Callable[[int, Any, Any], None]) -> Callable[..., Any]:
+    """Returns `loop_fn(iterator, num_steps, state, reduce_fn) -> state`.
+
+    Args:
+      loop: The loop.
+      ended: Called with the number of steps done, the number asked for, and the newest graph; None if there is none.
+    """
+
+    def loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
+        done, state = loop(iterator, num_steps, state, reduce_fn)
+        ended(done, num_steps, loop.newest_graph)
+        return state
+
+    return loop_fn
+
+
+def without_state(
+    loop: EvalLoop | StatefulEvalLoop, keep: Callable[[Any], None], ended: Callable[[int, Any, Any], None]
+) -> Callable[..., None]:
+    """Returns `loop_fn(iterator, num_steps)`.
+
+    Args:
+      loop: The loop.
+      keep: Called with the results, if the loop has read them.
+      ended: See `with_state`.
+    """
+
+    def loop_fn(iterator: Any, num_steps: Any) -> None:
+        if isinstance(loop, EvalLoop):
+            done, results = loop(iterator, num_steps)
+            keep(results)
+        else:
+            done, _ = loop(iterator, num_steps, None, lambda state, outputs: None)
+        ended(done, num_steps, loop.newest_graph)
+
+    return loop_fn
+
+
+@contextlib.contextmanager
+def reporting_end(section: str) -> Iterator[None]:
+    """Raises DataError where a loop that a subclass makes asks for more batches than the data has.
+
+    Args:
+      section: The config's section of the data.
+    """
+    try:
+        yield
+    except (tf.errors.OutOfRangeError, StopIteration) as end:
+        raise DataError(
+            f"{section} has no more batches, but the evaluation loop asked for another one; set "
+            "trainer.validation_steps to at most the number of batches"
+        ) from end
 
 
 def check_evaluated(done: int, wanted: int, stopped: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ from trainer_kit.checkpoints.state.train_state import TrainState
 class _Average:
     """Copies of the weights, as the moving average keeps them; counts how often it began anew."""
 
-    section = "average"
+    section, more_variables = "average", MappingProxyType[str, Any]({})
 
     def __init__(self, model: Any) -> None:
         self.variables = {v.path: tf.Variable(v.value) for v in model.trainable_variables}

@@ -179,6 +179,22 @@ def test_the_average_of_one_replaces_its_variables_only() -> None:
     assert all((one == other).all() for one, other in zip(before, _weights(trainer), strict=True))
 
 
+def test_each_optimizer_has_several_averages_of_its_variables() -> None:
+    ema = {"average_decay": 0.9, "more_decays": {"fast": 0.5}, "dynamic_decay": False}
+    sections = {
+        "head": {**SGD, **HEAD, "ema": {**ema, "more_decays": {"fast": 0.0}}},
+        "rest": {**SGD, **REST, "ema": ema},
+    }
+    trainer = _trainer(sections)
+    trainer.train(tf.constant(5))
+    before = _weights(trainer)
+    with trainer.averaged_weights("fast"):
+        inside = _weights(trainer)
+    same = [bool((one == other).all()) for one, other in zip(before, inside, strict=True)]
+    assert same == [False, False, True, True] and trainer.averages == ["average", "fast"]
+    assert {name.split("/")[0] for name in trainer._average.more_variables["fast"]} == {"head", "rest"}
+
+
 def test_the_learning_rate_of_each_is_reported() -> None:
     slow = {"type": "constant", "constant": {"learning_rate": 0.01}}
     trainer = _trainer({"head": {**SGD, **HEAD, "learning_rate": slow}, "rest": {**SGD, **REST}})

@@ -27,6 +27,7 @@ ADDITIONS = {
         "executor",
     },
     "DataConfig": {"dataset"},
+    "EMAConfig": {"more_decays", "evaluate"},
     "LrConfig": {"cosine_restarts", "one_cycle", "inverse_time"},
     "OptimizationConfig": {"learning_rate_multipliers", "layer_decay", "gradient_processors"},
     "OptimizerConfig": {"nadam", "adamax", "adadelta", "ftrl", "lion", "muon", "schedule_free_adamw"},

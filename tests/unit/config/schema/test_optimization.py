@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config.schema.broken_rules import broken
+from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.schema.optimization import EMAConfig, OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.config.schema.schedules import LrConfig
@@ -28,3 +29,28 @@ def test_an_optimizer_needs_a_learning_rate() -> None:
 def test_an_average_that_cannot_be_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         EMAConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"evaluate": ()}, "evaluate: is empty"),
+        ({"evaluate": ("fats",), "more_decays": {"fast": 0.9}}, "no average 'fats'; did you mean fast"),
+        ({"evaluate": ("weights", "weights")}, "names weights 2 times"),
+        ({"more_decays": {"average": 0.9}}, "'average' is a name of trainer_kit"),
+        ({"more_decays": {"a|b": 0.9}}, "'a.b' cannot be a name"),
+        ({"more_decays": {"fast": 1.5}}, "fast: 1.5 is not a number from 0 to 1"),
+    ],
+)
+def test_names_of_averages_are_checked(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EMAConfig(**values)
+
+
+def test_all_averages_are_evaluated_alike_and_on_the_same_data() -> None:
+    section = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}, "variables": ("a",)}
+    both = ("average", "weights")
+    groups = {"a": {**section, "ema": {"evaluate": both}}, "b": {**section, "ema": {}}}
+    assert broken(TrainerConfig, {"optimizers": groups}) == ["optimizers.b.ema.evaluate"]
+    again = {"optimizer_config": {"ema": {"evaluate": both}}, "eval_recreate_iterator": False, "validation_steps": 3}
+    assert broken(TrainerConfig, again) == ["optimizer_config.ema.evaluate"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import orbit
@@ -13,6 +14,7 @@ from trainer_kit.compat.model_garden.actions.averages import EMACheckpointing
 from trainer_kit.compat.model_garden.actions.recovery import RecoveryAction, RecoveryCondition
 from trainer_kit.compat.model_garden.config.build_errors import told
 from trainer_kit.compat.model_garden.config.gin_names import configurable
+from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.training.trainer import Trainer
 
 __all__ = [
@@ -37,7 +39,7 @@ def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
     if hasattr(trainer, "averaged_weights"):  # it has to know when averages are in place: a save may come meanwhile
         if trainer._average is None:
             return []
-        averaged = trainer.averaged_weights
+        averaged = functools.partial(trainer.averaged_weights, AVERAGE)
         return [EMACheckpointing(model_dir, trainer.optimizer, trainer.checkpoint, most, averaged=averaged)]
     if isinstance(trainer.optimizer, ExponentialMovingAverage):
         return [EMACheckpointing(model_dir, trainer.optimizer, trainer.checkpoint, most)]

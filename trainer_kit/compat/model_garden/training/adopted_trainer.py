@@ -134,8 +134,13 @@ class AdoptedTrainer(BaseTrainer):
         self._inner.train_dataset = dataset
 
     @contextlib.contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        """A context with the optimizer's averages, if it has any, in place of the weights; eager, on the host."""
+    def averaged_weights(self, name: str = "") -> Iterator[None]:
+        """A context with the optimizer's averages, if it has any, in place of the weights; eager, on the host.
+
+        Args:
+          name: Not used: there is one average.
+        """
+        del name
         if self._average is not None and not self._average.swapped:
             self._average.swap()
         try:

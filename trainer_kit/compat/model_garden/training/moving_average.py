@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 from official.modeling.optimization import ExponentialMovingAverage
 from official.modeling.optimization.ema_optimizer import maybe_merge_call
 
+from trainer_kit.config.schema.optimization import AVERAGE, EMAConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.moving_average import exchange
 
@@ -18,6 +20,20 @@ def averaging(optimizer: Any) -> Any:
     """Returns the ExponentialMovingAverage that `optimizer` is or, for float16, wraps; None for other optimizers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner if isinstance(inner, ExponentialMovingAverage) else None
+
+
+def check_one_average(options: Any) -> None:
+    """Raises UsageError when a config asks for several averages, since Model Garden's optimizer keeps one.
+
+    Args:
+      options: The section trainer of a config of either framework.
+    """
+    ema = getattr(getattr(options, "optimizer_config", None), "ema", None)
+    if isinstance(ema, EMAConfig) and (ema.more_decays or ema.evaluate != (AVERAGE,)):
+        raise UsageError(
+            "trainer.optimizer_config.ema: the optimizer of a Model Garden task keeps one average, which evaluations "
+            "use; remove more_decays and evaluate"
+        )
 
 
 @contextlib.contextmanager
@@ -63,6 +79,7 @@ class OptimizersAverage:
       model: The built model whose weights are averaged.
     """
 
+    names, evaluated, more_variables = (AVERAGE,), (AVERAGE,), MappingProxyType[str, Any]({})
     section = "optimizer"  # the section of a checkpoint that holds the averages: they are slots of the optimizer
 
     def __init__(self, optimizer: Any, model: Any) -> None:
@@ -74,13 +91,13 @@ class OptimizersAverage:
         self.variables = optimizer
         self._averages, self._weights = list(inner._average_weights), list(inner._model_weights)
         self._strategy = tf.distribute.get_strategy()
-        self._swapped = False
+        self._swapped = ""
         self._exchange_all = tf.function(self._exchange_each, autograph=False)
         self._copy_all = tf.function(self._copy_each, autograph=False)
 
     @property
-    def swapped(self) -> bool:
-        """Whether the model currently holds the averages, and the optimizer the weights."""
+    def swapped(self) -> str:
+        """The name "average" while the model holds the averages, and the optimizer the weights; else ""."""
         return self._swapped
 
     def update(self, step: Any) -> None:
@@ -93,10 +110,10 @@ class OptimizersAverage:
         """Sets the averages to the weights, for example after only weights were restored; eager, on the host."""
         self._copy_all()
 
-    def swap(self) -> None:
+    def swap(self, name: str = AVERAGE) -> None:
         """Exchanges weights and averages exactly on every replica; a second call undoes it; eager, on the host."""
         self._exchange_all()
-        self._swapped = not self._swapped
+        self._swapped = "" if self._swapped else name
 
     def _exchange_each(self) -> None:
         exchange(self._strategy, self._averages, self._weights)

@@ -16,7 +16,7 @@ from trainer_kit.compat.model_garden.config.conversion import sections
 from trainer_kit.compat.model_garden.config.gin_names import bindings_of, configurable
 from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
 from trainer_kit.compat.model_garden.training.model_building import build_model
-from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging
+from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging, check_one_average
 from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer, make_whole
 from trainer_kit.compat.model_garden.training.task_inputs import ModelGardenInputs
 from trainer_kit.compat.model_garden.training.trainer_names import TrainerNames, with_numpy
@@ -112,8 +112,10 @@ class Trainer(TrainerNames, engine.Trainer):
         return optimizer
 
     def _moving_average(self, config: Any, task: Any, model: Any) -> Any:
-        averages = averaging(self._given_optimizer) is not None
-        return OptimizersAverage(self._given_optimizer, model) if averages else None
+        if averaging(self._given_optimizer) is None:
+            return None
+        check_one_average(config.trainer)
+        return OptimizersAverage(self._given_optimizer, model)
 
     def _aggregates(self, task: Any) -> bool:
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce

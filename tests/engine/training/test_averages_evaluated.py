@@ -1,0 +1,277 @@
+"""Evaluations with several weights at each step: averages of several decays, and the trained weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import trainer_kit
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.errors import UsageError
+from trainer_kit.run.launcher import launch
+from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.testing import TinyTask, compare_runs, tiny_experiment
+from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
+from trainer_kit.training.trainer import Trainer
+
+NAME = "tests_averages"
+EMA: dict[str, Any] = {"average_decay": 0.95, "more_decays": {"fast": 0.5}, "evaluate": ("average", "weights", "fast")}
+ADAM = {
+    "optimizer": {"type": "adam"},
+    "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.05}},
+}
+
+
+def _config(ema: dict[str, Any] | None, **trainer: Any) -> Any:
+    return tiny_experiment(optimizer_config={**ADAM, "ema": ema}, **trainer).replace(task={"dropout": 0.1})
+
+
+class _Counting(TinyTask):
+    """Counts its evaluations in a variable and in its own state, and draws a random number in each step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.batches, self.evaluations = tf.Variable(0), 0
+        self.generator = tf.random.Generator.from_seed(5)
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> Any:
+        self.batches.assign_add(1)
+        return {**super().validation_step(inputs, model, metrics), "drawn": self.generator.normal([])}
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return step_logs["drawn"][0] + (0.0 if state is None else state)
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        self.evaluations += 1
+        return {"drawn": float(aggregated_logs), "evaluations": self.evaluations}
+
+    def state(self) -> Any:
+        return {"evaluations": self.evaluations}
+
+    def restore(self, state: Any) -> None:
+        self.evaluations = state["evaluations"]
+
+
+def _trained(ema: dict[str, Any], task_type: type[TinyTask] = TinyTask, steps: int = 12) -> Any:
+    config = _config(ema)
+    keras.utils.set_random_seed(3)
+    task = task_type(config.task)
+    trainer = Trainer(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+    trainer.initialize()
+    trainer.train(tf.constant(steps))
+    return trainer
+
+
+def _held(trainer: Any) -> list[bytes]:
+    return [variable.numpy().tobytes() for variable in trainer.model.variables]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_kind_of_weights_has_metrics_of_its_own(count: int) -> None:
+    devices = [f"CPU:{device}" for device in range(count)]
+    with tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice()).scope():
+        trainer, plain = _trained(EMA), _trained({**EMA, "evaluate": ("weights",)}, steps=1)
+        before, logs = _held(trainer), trainer.evaluate(tf.constant(-1))
+        assert _held(trainer) == before
+        for name, found in (("average", logs), ("weights", logs["weights"]), ("fast", logs["fast"])):
+            with trainer.averaged_weights(name):
+                values = trainer.model.get_weights()
+            plain.model.set_weights(values)
+            expected = plain.evaluate(tf.constant(-1))
+            assert {metric: found[metric] for metric in expected} == expected
+    assert len({logs["validation_loss"], logs["weights"]["validation_loss"], logs["fast"]["validation_loss"]}) == 3
+
+
+def test_further_evaluations_leave_task_and_randomness_alone() -> None:
+    one, several = (_trained({**EMA, "evaluate": names}, _Counting) for names in (("average",), EMA["evaluate"]))
+    for _ in range(2):
+        expected, logs = (trainer.evaluate(tf.constant(-1)) for trainer in (one, several))
+        assert {name: logs[name] for name in expected} == expected
+    assert logs["fast"]["drawn"] == logs["drawn"]
+    assert [int(trainer.task.batches) for trainer in (one, several)] == [int(one.task.batches)] * 2
+    for trainer in (one, several):
+        trainer.train(tf.constant(3))
+    assert _held(one) == _held(several)
+
+
+# ---- runs
+
+
+def _run_config(steps: int = 40) -> Any:
+    config = _config(
+        EMA,
+        train_steps=steps,
+        max_to_keep=9,
+        best_checkpoint_eval_metric="rare|weights|validation_loss",
+        best_checkpoint_metric_comp="lower",
+        best_checkpoints={
+            "average": {"metric": "dev|accuracy"},
+            "fast": {"metric": "dev|fast|validation_loss", "metric_comp": "lower"},
+        },
+        callbacks=(
+            {"name": "ema_checkpoints"},
+            {"name": "ema_checkpoints", "args": {"max_to_keep": 2, "average": "fast"}},
+        ),
+    )
+    data = config.task.validation_data
+    return config.replace(task={"validation_data": {"dev": data, "rare": data.replace(global_batch_size=7)}})
+
+
+def _launch(config: Any, folder: Path, mode: str = "train_and_eval") -> Any:
+    keras.utils.clear_session()  # names of layers count up in a process, and checkpoints hold them
+    return launch(config, mode, str(folder), experiment=NAME)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 40 steps, which saves and evaluates two validation sets at each tenth."""
+    if NAME not in trainer_kit.config.experiments.experiments:
+        trainer_kit.register_experiment(NAME)(_run_config)
+    folder = tmp_path_factory.mktemp("averages") / "run"
+    _launch(_run_config(), folder)
+    return folder
+
+
+def _loaded(path: str) -> Any:
+    """A model of plain Keras with the weights of a checkpoint, read by plain TensorFlow."""
+    layers = [keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(CLASSES)]
+    model = keras.Sequential([keras.Input((FEATURES,)), *layers])
+    tf.train.Checkpoint(model=model).read(path).assert_existing_objects_matched().expect_partial()
+    return model
+
+
+def _value(model: Any, metric: str) -> float:
+    points, labels = tiny_arrays(False)
+    outputs = model(points)
+    if metric == "accuracy":
+        return float((outputs.numpy().argmax(1) == labels).mean())
+    return float(keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, outputs))
+
+
+@pytest.mark.parametrize("place", ["best_ckpt", "best_checkpoints/average", "best_checkpoints/fast"])
+def test_best_checkpoints_hold_the_weights_of_their_metric(run: Path, place: str) -> None:
+    info = json.loads((run / place / "info.json").read_text())
+    model = _loaded(str(run / place / info["checkpoint"]))
+    assert _value(model, info["metric"].rpartition("|")[2]) == pytest.approx(info["value"], rel=1e-5)
+    values = {info["metrics"][f"dev|{name}validation_loss"] for name in ("", "weights|", "fast|")}
+    assert len(values) == 3
+
+
+def test_reports_say_which_weights_a_metric_is_of(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    reported = [line["metrics"] for line in lines if line["kind"] == "validation"][-1]
+    flat = {name.replace("/", "|"): value for name, value in reported.items()}
+    records = [json.loads(line) for line in (run / "evals/validation.jsonl").read_text().splitlines()]
+    last = {one["dataset"]: one["metrics"] for one in records if one["step"] == 40}
+    recorded = flat_scalars({name: metrics[name] for name, metrics in last.items()}, "|")
+    best = {name: value for name, value in flat.items() if "best_" in name}
+    assert best == {"rare|weights|best_validation_loss": flat["rare|weights|validation_loss"]}
+    assert {**recorded, **best} == flat and {"dev|accuracy", "rare|fast|accuracy"} <= flat.keys()
+    assert list((run / "validation/rare/weights").glob("events*"))
+
+
+def _variables(prefix: Path) -> dict[str, bytes]:
+    reader = tf.train.load_checkpoint(str(prefix))
+    names = [name for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name]
+    return {name: np.asarray(reader.get_tensor(name)).tobytes() for name in names if "save_counter" not in name}
+
+
+def test_a_resumed_run_has_the_bits_of_one_never_stopped(run: Path, tmp_path: Path) -> None:
+    for steps in (20, 40):
+        _launch(_run_config(steps), tmp_path)
+    assert compare_runs(run, tmp_path) == []
+    whole = _variables(run / "ckpt-40")
+    assert any(name.startswith("more_averages/fast/") for name in whole)
+    assert whole == _variables(tmp_path / "ckpt-40")
+    for name in ("ckpt-40", "fast/ckpt-30", "fast/ckpt-40"):
+        assert _variables(run / "ema_checkpoints" / name) == _variables(tmp_path / "ema_checkpoints" / name)
+
+
+@pytest.mark.parametrize(("folder", "average", "steps"), [("", "average", {40}), ("fast", "fast", {30, 40})])
+def test_ema_checkpoints_hold_the_averages(run: Path, folder: str, average: str, steps: set[int]) -> None:
+    place = run / "ema_checkpoints" / folder
+    assert complete_checkpoints(str(place)).keys() == steps
+    model, other = _loaded(tf.train.latest_checkpoint(str(place))), _loaded(str(run / "best_ckpt/ckpt-40"))
+    trainer_kit.load_weights(other, run / "ckpt-40", averaged=average)
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_model_is_loaded_with_the_weights_asked_for(run: Path) -> None:
+    records = [json.loads(line) for line in (run / "evals/validation.jsonl").read_text().splitlines()]
+    (logs,) = (one["metrics"]["dev"] for one in records if (one["step"], one["dataset"]) == (40, "dev"))
+    for weights, loss in (("", logs), ("average", logs), ("weights", logs["weights"]), ("fast", logs["fast"])):
+        model = trainer_kit.load_model(run, "latest", weights=weights)
+        assert _value(model, "validation_loss") == pytest.approx(loss["validation_loss"], rel=1e-5)
+    with pytest.raises(UsageError, match="keeps no average 'fats' of the weights; did you mean fast"):
+        trainer_kit.load_model(run, "latest", weights="fats")
+    with pytest.raises(UsageError, match="holds one kind of weights, those that were evaluated"):
+        trainer_kit.load_model(run, "best", weights="fast")
+
+
+def test_lost_best_weights_are_exported_from_their_average(run: Path, tmp_path: Path) -> None:
+    again = Path(shutil.copytree(run, tmp_path / "run"))
+    places = ("best_ckpt", "best_checkpoints/average", "best_checkpoints/fast")
+    for place in places:
+        shutil.rmtree(again / place)
+    (again / "final.json").unlink()
+    _launch(_run_config(), again)
+    for place in places:
+        name = json.loads((run / place / "info.json").read_text())["checkpoint"]
+        assert _variables(run / place / name) == _variables(again / place / name)
+
+
+def test_an_average_that_a_kill_prevented_is_written_later(run: Path, tmp_path: Path) -> None:
+    again = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(again / "ema_checkpoints")
+    (again / "final.json").unlink()
+    _launch(_run_config(), again)
+    for name in ("ckpt-40", "fast/ckpt-40"):
+        assert _variables(run / "ema_checkpoints" / name) == _variables(again / "ema_checkpoints" / name)
+
+
+def test_a_metric_of_weights_that_are_not_evaluated_is_refused(tmp_path: Path) -> None:
+    config = _config({**EMA, "evaluate": ("average",)}, best_checkpoint_eval_metric="weights|accuracy")
+    with pytest.raises(UsageError, match=r"'weights\|accuracy' is not a validation metric"):
+        _launch(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ema", "average", "message"),
+    [
+        (None, "average", "set trainer.optimizer_config.ema"),
+        (EMA, "fats", "the run keeps no average 'fats'; did you mean fast"),
+    ],
+)
+def test_checkpoints_of_an_unknown_average_are_refused(ema: Any, average: str, message: str, tmp_path: Path) -> None:
+    config = _config(ema, callbacks=({"name": "ema_checkpoints", "args": {"average": average}},))
+    with pytest.raises(UsageError, match=message):
+        _launch(config, tmp_path)
+
+
+def test_a_run_without_evaluations_saves_averages_too(tmp_path: Path) -> None:
+    config = _config(EMA, callbacks=({"name": "ema_checkpoints", "args": {"max_to_keep": 5}},))
+    _launch(config, tmp_path, "train")
+    assert list(complete_checkpoints(str(tmp_path / "ema_checkpoints"))) == [10, 20]
+
+
+def test_an_average_that_is_added_begins_at_the_weights(tmp_path: Path) -> None:
+    before = {"average_decay": 0.9, "dynamic_decay": False}
+    _launch(_config(before, train_steps=10), tmp_path)
+    assert not any("more_averages" in name for name in _variables(tmp_path / "ckpt-10"))
+    config = _config({**before, "more_decays": {"fast": 1.0}}, train_steps=20)
+    path = "trainer.optimizer_config.ema.more_decays"
+    launch(config, "train_and_eval", str(tmp_path), allow_config_change=[path])
+    saved = {step: _variables(tmp_path / f"ckpt-{step}") for step in (10, 20)}
+    section = "more_averages/fast/"
+    begun = {name.replace(section, "model/"): value for name, value in saved[20].items() if name.startswith(section)}
+    assert begun
+    for name, value in begun.items():
+        np.testing.assert_allclose(*(np.frombuffer(one, np.float32) for one in (value, saved[10][name])), atol=1e-6)

@@ -1,0 +1,69 @@
+"""EMACheckpoints: writes checkpoints of the averaged weights on their own, as a callback."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.errors import UsageError, suggestion
+
+FOLDER, AVERAGE = "ema_checkpoints", "average"
+
+
+class EMACheckpoints(Callback):
+    """Writes the averaged weights to `ema_checkpoints/ckpt-<step>` in model_dir after each evaluation of a training.
+
+    In mode train, which does not evaluate, they are written with each checkpoint. A file holds the average in place of
+    the model's weights, as a plain TensorFlow checkpoint that `tf.train.Checkpoint(model=model)` of Keras reads. The
+    averages of `ema.more_decays` have folders of their names, such as `ema_checkpoints/fast`. Sidecars write none.
+
+    Args:
+      max_to_keep: The number of newest checkpoints to keep.
+      average: "average", or one of `ema.more_decays`.
+
+    Raises:
+      UsageError: when max_to_keep is below 1.
+    """
+
+    name: str = FOLDER
+    chief_only = False  # all workers take part in a save, because reading a variable can involve all of them
+
+    def __init__(self, max_to_keep: int = 1, average: str = AVERAGE) -> None:
+        if type(max_to_keep) is not int or max_to_keep < 1:
+            raise UsageError(f"the callback {FOLDER}: max_to_keep={max_to_keep!r} has to be an integer above 0")
+        self._most, self._average = max_to_keep, average
+        self._folder: Any = None
+
+    def run_begin(self, run: Run) -> None:
+        """Checks that the run keeps the average, and removes what a killed process has left unfinished.
+
+        Raises:
+          UsageError: when the run keeps no such average.
+        """
+        known = list(getattr(run.trainer, "averages", ()))
+        if self._average not in known:
+            advice = suggestion(self._average, known) if known else "set trainer.optimizer_config.ema"
+            raise UsageError(f"the callback {FOLDER}: the run keeps no average {self._average!r}; {advice}")
+        if not run.trainer.trains:
+            return
+        from trainer_kit.checkpoints.rotated_weights import RotatedWeights  # imports TensorFlow
+
+        place = os.path.join(run.directory, FOLDER, *([] if self._average == AVERAGE else [self._average]))
+        self._folder = RotatedWeights(place, self._most, run.chief)
+        self._folder.remove_debris()
+
+    def checkpoint_begin(self, run: Run) -> None:
+        """Writes the average with a checkpoint of a run that does not evaluate, unless it has to stop quickly."""
+        if not run.trainer.evaluates and not run.trainer.stop_requested:
+            self._write(run)
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Writes the average of the evaluated step, again if a killed process has recorded the evaluation already."""
+        del logs
+        self._write(run)
+
+    def _write(self, run: Run) -> None:
+        if self._folder is not None:
+            self._folder.write(run.step, functools.partial(run.trainer.write_weights, name=self._average))
