@@ -120,7 +120,8 @@ class NearShare(_NearCenters):
 class EnergyDistance(keras.metrics.Mean):
     """The energy distance of generated points from real ones (Szekely and Rizzo 2013), the mean over batches.
 
-    With distances d it is 2 E d(real, generated) - E d(real, real) - E d(generated, generated).
+    With distances d it is 2 E d(real, generated) - E d(real, real) - E d(generated, generated), within the batch of a
+    replica.
     """
 
     def __init__(self) -> None:
@@ -128,8 +129,11 @@ class EnergyDistance(keras.metrics.Mean):
 
     def update_state(self, real: Any, generated: Any, sample_weight: Any = None) -> None:
         """Adds a batch of real and one of generated points, float32 [batch, 2]; in graph, on a replica."""
-        apart = 2.0 * _mean_distance(real, generated)
-        super().update_state(apart - _mean_distance(real, real) - _mean_distance(generated, generated), sample_weight)
+        del sample_weight
+        apart = 2.0 * _mean_distance(real, generated) - _mean_distance(real, real)
+        examples = tf.shape(real)[0]
+        values = tf.fill([examples], apart - _mean_distance(generated, generated))  # none for a batch without examples
+        super().update_state(values)
 
 
 def _mean_distance(points: Any, others: Any) -> tf.Tensor:

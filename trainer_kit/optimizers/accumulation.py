@@ -197,6 +197,11 @@ class GradientAccumulator:
         """The loss scale of the optimizer; None if it has none."""
         return getattr(self._optimizer, "dynamic_scale", None)
 
+    @property
+    def uses_every_gradient(self) -> bool:
+        """Whether the optimizer uses the gradients of all steps."""
+        return bool(getattr(self._optimizer, "uses_every_gradient", True))
+
     @tf.autograph.experimental.do_not_convert
     def needs_gradients(self) -> tf.Tensor:
         """Returns whether the gradients of this step will be used, a bool scalar; on a replica."""

@@ -11,7 +11,6 @@ import tensorflow as tf
 from trainer_kit.optimizers import gradients as updates
 
 
-@keras.saving.register_keras_serializable("trainer_kit")
 class PeriodicOptimizer(keras.optimizers.Optimizer):
     """Calls another optimizer in the last step of each period. A step is one call of `apply_gradients`.
 
@@ -68,6 +67,11 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
     def dynamic_scale(self) -> Any:
         """The loss scale of the inner optimizer; None if it has none."""
         return getattr(self.inner_optimizer, "dynamic_scale", None)
+
+    @property
+    def uses_every_gradient(self) -> bool:
+        """Whether the gradients of all steps are used."""
+        return self.accumulate
 
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: Any) -> Any:
@@ -127,17 +131,6 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
             return tf.constant(True)
 
         tf.cond(done % self.period == 0, update, lambda: tf.constant(False))
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        return {"inner_optimizer": inner, "period": self.period, "accumulate": self.accumulate, "name": self.name}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PeriodicOptimizer:
-        """Returns an optimizer with the arguments of `get_config`."""
-        inner = keras.saving.deserialize_keras_object(config["inner_optimizer"], custom_objects=custom_objects)
-        return cls(**{**config, "inner_optimizer": inner})
 
 
 def _add(total: tf.Variable, gradient: tf.Tensor) -> Any:

@@ -21,7 +21,7 @@ from trainer_kit.serving.keras_files import is_keras_file, load_keras_file
 from trainer_kit.serving.recorded_run import recorded_config, run_folder
 from trainer_kit.serving.run_checkpoint import run_checkpoint
 from trainer_kit.serving.variable_matching import Match, match
-from trainer_kit.training.trainer_creation import chosen_class
+from trainer_kit.training.trainer_creation import trainer_class_of
 
 _LISTED = 3  # names in a report
 _FILE = re.compile(r"\.(index|data-\d{5}-of-\d{5})$")
@@ -84,7 +84,7 @@ def load_model(
     find()  # a miss is reported before the model is built
     with precision(config.runtime):
         task = task_class(config.task)(config.task, logging_dir=os.fspath(folder))
-        trainer = chosen_class(config).create(config, task, False, True)
+        trainer = trainer_class_of(config).create(config, task, False, True)
     prefix, _ = _retried(find, trainer.state.restore_weights)
     if weights and not trainer.state.holds_averages(prefix):
         raise UsageError(

@@ -369,10 +369,11 @@ class Trainer(Evaluator):
     @tf.autograph.experimental.do_not_convert
     def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: Any = None) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
-        step = converted(self.task.train_step)
+        given = {"model": self.model, "optimizer": optimizer or self.optimizer, "metrics": self.train_metrics}
+        step = lambda batch: converted(self.task.train_step)(batch, **given)  # noqa: E731  a tf.function copies mappings
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
-        logs = step(inputs, model=self.model, optimizer=optimizer or self.optimizer, metrics=self.train_metrics)
+        logs = step(inputs)
         self._train_set.update_with_step(self.task, logs, inputs, share)
 
     def next_batch(self) -> Any:

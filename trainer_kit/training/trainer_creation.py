@@ -23,10 +23,10 @@ def create_trainer(
     config: ExperimentConfig, task: Any, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
 ) -> Any:
     """Returns a trainer of the class registered with the task, with model and optimizer. In strategy scope."""
-    return chosen_class(config).create(config, task, train, evaluate, checkpoint_exporter)
+    return trainer_class_of(config).create(config, task, train, evaluate, checkpoint_exporter)
 
 
-def chosen_class(config: ExperimentConfig) -> Any:
+def trainer_class_of(config: ExperimentConfig) -> Any:
     """Returns the class of the trainer: the config's, the one that the task is registered with, or Trainer.
 
     Raises:
@@ -39,7 +39,7 @@ def chosen_class(config: ExperimentConfig) -> Any:
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except ModuleNotFoundError as error:
-        if error.name not in (module, module.partition(".")[0]):
+        if not f"{module}.".startswith(f"{error.name}."):
             raise
         raise UsageError(f"trainer.trainer_class={name}: {error}; write it as module:Class") from None
     if not (isinstance(found, type) and issubclass(found, BaseTrainer) and hasattr(found, "create")):
@@ -64,7 +64,7 @@ def create_exporter(
     options = config.trainer
     metric, primary = options.best_checkpoint_eval_metric, None
     if metric:
-        primary = chosen_class(config).best_checkpoint(
+        primary = trainer_class_of(config).best_checkpoint(
             directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps
         )
     named = {

@@ -145,6 +145,11 @@ class TaskConfig(Config):
     differential_privacy_config: None = None
     allow_image_summary: bool = False
 
+    def rules_with(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
+        """Checks this section and the section trainer together; yields the dotted path of a field and its problem."""
+        del trainer
+        yield from ()
+
 
 @configclass
 class CallbackConfig(Config):
@@ -296,7 +301,7 @@ class TrainerConfig(Config):
                 "false leaves nothing for a second evaluation when the first has used all data (validation_steps=-1); "
                 "set validation_steps to a number of batches, or eval_recreate_iterator to true",
             )
-        if self.trainer_class and not re.fullmatch(r"[\w.]+:\w+", self.trainer_class):
+        if self.trainer_class and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.trainer_class):
             yield "trainer_class", f"{self.trainer_class!r} names no class; write it as module:Class"
         yield from self._optimizer_rules()
         yield from self._early_stopping_rules()
@@ -307,9 +312,10 @@ class TrainerConfig(Config):
         for name in self.optimizers:
             if not re.fullmatch(r"\w+", name):
                 yield "optimizers", f"{name!r} cannot be a name; use letters, digits and underscores"
-        if self.optimizers and self.optimizer_config.optimizer.type:
-            names = ", ".join(self.optimizers)
-            yield "optimizers", f"{names} would train beside optimizer_config.optimizer; remove that one, or these"
+        for field in ("optimizer", "learning_rate", "warmup"):
+            if self.optimizers and getattr(self.optimizer_config, field).type:
+                names = ", ".join(self.optimizers)
+                yield "optimizers", f"{names} would not use optimizer_config.{field}; remove that section, or these"
         averaged = [name for name, one in self.optimizers.items() if one.ema is not None]
         if averaged and self.optimizer_config.ema is not None:
             problem = f"optimizer_config.ema averages all weights already; remove it, or that of {', '.join(averaged)}"
@@ -388,6 +394,7 @@ class ExperimentConfig(Config):
         """
         yield from self._set_rules()
         yield from self._accumulation_rules()
+        yield from self.task.rules_with(self.trainer)
         runtime = self.runtime
         if runtime.run_eagerly and self.trainer.fuse_steps > 1:
             yield (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from trainer_kit.config.schema.base import configclass
-from trainer_kit.config.schema.experiment import TaskConfig
+from trainer_kit.config.schema.experiment import TaskConfig, TrainerConfig
 from trainer_kit.config.schema.number_types import Rate, SomeSteps
 
 
@@ -26,3 +27,12 @@ class GanConfig(TaskConfig):
     loss: Literal["non_saturating", "least_squares", "hinge", "wasserstein"] = "non_saturating"
     updates: Literal["in_turns", "joint"] = "in_turns"
     r1_penalty: Rate = 0.0
+
+    def rules_with(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
+        """Checks that the generator can train against an updated discriminator."""
+        if self.updates == "in_turns" and trainer.accumulate_steps != 1:
+            yield (
+                "trainer.accumulate_steps",
+                f"{trainer.accumulate_steps} puts all updates after the last micro-batch, and with "
+                "task.updates=in_turns the generator trains against an updated discriminator; set task.updates=joint",
+            )

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.training.gan.model import unchanged_averages
+
 DiscriminatorLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # of the logits of real and of generated examples
 GeneratorLoss = Callable[[tf.Tensor], tf.Tensor]  # of the logits of generated examples
 
@@ -34,14 +36,16 @@ GENERATOR_LOSSES: dict[str, GeneratorLoss] = {
 }
 
 
-def squared_gradient(discriminator: Callable[..., Any], examples: tf.Tensor) -> tf.Tensor:
+def squared_gradient(discriminator: Any, examples: tf.Tensor) -> tf.Tensor:
     """Returns the mean of the discriminator's squared gradient norm at `examples`: R1 (arXiv 1801.04406) without 1/2.
+
+    In graph, on a replica. Averages of batch normalization keep their values.
 
     Args:
       discriminator: The net, which returns a logit for each example.
       examples: Float examples, [batch, ...].
     """
-    with tf.GradientTape() as tape:
+    with tf.GradientTape() as tape, unchanged_averages(discriminator):
         tape.watch(examples)
         total = tf.reduce_sum(discriminator(examples, training=True))
     gradient = tape.gradient(total, examples)

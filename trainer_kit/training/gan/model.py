@@ -14,7 +14,7 @@ class Gan(keras.Model):
     """Two nets that train against each other. Called on random numbers, it generates examples.
 
     Args:
-      generator: The net from latents, float32 [batch, latent_size], to examples.
+      generator: The net from latents, float32 [batch, latent_size], to examples, [batch, ...] of floating point.
       discriminator: The net from examples to logits, [batch] or [batch, 1].
       latent_size: The number of random numbers for one example.
 
@@ -46,7 +46,7 @@ class Gan(keras.Model):
         context = tf.distribute.get_replica_context()
         if context is not None and context.num_replicas_in_sync > 1:
             seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(context.replica_id_in_sync_group, tf.int64))
-        return tf.random.stateless_normal([count, self.latent_size], seed)
+        return tf.random.stateless_normal([count, self.latent_size], seed, alg="philox")  # as in XLA
 
 
 @contextlib.contextmanager

@@ -97,7 +97,10 @@ class GanTask(Task):
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Generates as many examples as the batch has, and updates the metrics with both; in graph, on a replica."""
+        """Generates as many examples as the batch has, and updates the metrics with both; in graph, on a replica.
+
+        Examples in float16 or bfloat16 are cast to float32 for the metrics.
+        """
         real, _ = split_batch(inputs)
         fake = full_precision(converted(self.inference_step)(model.latents(tf.shape(real)[0]), model))
         logits = [_logits(model.discriminator, examples, training=False) for examples in (real, fake)]
@@ -118,11 +121,6 @@ class GanTask(Task):
     @tf.autograph.experimental.do_not_convert
     def _step_in_turns(self, real: Any, model: Gan, generator: Any, discriminator: Any) -> tuple[Any, Any]:
         """Updates the discriminator, then the generator with new examples; returns both losses, and the first ones."""
-        if hasattr(discriminator, "add_gradients"):
-            raise UsageError(
-                "trainer.accumulate_steps: all updates come after the last micro-batch, and with task.updates=in_turns "
-                "the generator trains against an updated discriminator; set task.updates=joint"
-            )
         with unchanged_averages(model.generator):
             fake = converted(model.generator)(model.latents(tf.shape(real)[0]), training=True)
 
@@ -153,7 +151,7 @@ class GanTask(Task):
                 of_generator + _added(model.generator),
                 of_discriminator + self._added_to_discriminator(model, real, fake),
             )
-            shares = [_share(optimizer, total) for (_, optimizer), total in zip(nets, totals, strict=True)]
+            shares = [_scaled_share(optimizer, total) for (_, optimizer), total in zip(nets, totals, strict=True)]
         gradients = [
             tape.gradient(share, net.trainable_variables) for (net, _), share in zip(nets, shares, strict=True)
         ]
@@ -202,12 +200,12 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
 
     In a step whose gradients the optimizer leaves out there is only the forward pass, and nothing of the net changes.
     """
-    every_step, variables = not hasattr(optimizer, "needs_gradients"), net.trainable_variables
+    every_step, variables = getattr(optimizer, "uses_every_gradient", True), net.trainable_variables
 
     def with_gradients() -> tuple[tuple[Any, ...], Sequence[Any]]:
         with tf.GradientTape() as tape:
             found = losses()
-            share = _share(optimizer, found[-1])
+            share = _scaled_share(optimizer, found[-1])
         unused = tf.UnconnectedGradients.NONE if every_step else tf.UnconnectedGradients.ZERO
         return found, tape.gradient(share, variables, unconnected_gradients=unused)
 
@@ -225,7 +223,7 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
 
 
 @tf.autograph.experimental.do_not_convert
-def _share(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
+def _scaled_share(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
     """Returns what a replica differentiates: its share of the loss, times the loss scale."""
     return scale_loss(optimizer, loss / tf.distribute.get_strategy().num_replicas_in_sync)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.accumulation import DiscardedGradients, GradientSums
-from trainer_kit.optimizers.groups import OptimizerGroups
+from trainer_kit.optimizers.named_optimizers import NamedOptimizers
 from trainer_kit.training.checks.accumulating import check_accumulating, warn_of_batch_normalization
 from trainer_kit.training.loops.micro_batches import MicroBatches
 from trainer_kit.training.trainer_parts.micro_batch_trials import MicroBatchTrials
@@ -120,7 +120,7 @@ class Accumulation:
     def _run(self, sums: Mapping[str, GradientSums], part: Any, share: Any, first: Any) -> None:
         parts = {name: one.part(share, first) for name, one in sums.items()}
         given = self._trainer.optimizer
-        groups = given.replaced(parts) if isinstance(given, OptimizerGroups) else parts
+        groups = given.replaced(parts) if isinstance(given, NamedOptimizers) else parts
         self._step(part, parts.get("", groups), share)
 
     def _renew_sums(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import build_optimizers
-from trainer_kit.optimizers.groups import OptimizerGroups, owned_variables, tell_of_groups
 from trainer_kit.optimizers.moving_average import Averages, MovingAverage, create_average
+from trainer_kit.optimizers.named_optimizers import NamedOptimizers, log_ownership, owned_variables
 from trainer_kit.optimizers.periodic import PeriodicOptimizer
 
 
@@ -27,6 +27,11 @@ def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
     for name, section in sections.items():
         own = runtime if section.loss_scale is None else runtime.replace(loss_scale=section.loss_scale)
         optimizer = task.create_optimizer(section, own)
+        if isinstance(optimizer, Mapping):
+            raise UsageError(
+                f"{type(task).__name__}.create_optimizer returns several optimizers, and it is called for each of "
+                "trainer.optimizers; return one, or remove trainer.optimizers"
+            )
         several = section.period > 1
         made[name] = PeriodicOptimizer(optimizer, section.period, section.accumulate) if several else optimizer
     return made
@@ -45,16 +50,16 @@ def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any
       model: The built model.
 
     Returns:
-      The optimizer, or an OptimizerGroups in place of a dict.
+      The optimizer, or an NamedOptimizers in place of a dict.
 
     Raises:
       UsageError: when an optimizer has no variables, or a variable has two optimizers.
     """
     given = _given(task, model) if optimizer is not None else {}
     if isinstance(optimizer, Mapping) and (given or _sections(options)):
-        groups = OptimizerGroups(optimizer, owned_variables(optimizer, _sections(options), given, model))
+        groups = NamedOptimizers(optimizer, owned_variables(optimizer, _sections(options), given, model))
         groups.build()
-        tell_of_groups({name: groups.variables_of(name) for name in groups}, model.trainable_variables)
+        log_ownership({name: groups.variables_of(name) for name in groups}, model.trainable_variables)
         return groups
     if given:
         raise UsageError(

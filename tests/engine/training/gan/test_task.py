@@ -11,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
-from trainer_kit.errors import UsageError
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.distribution.precision import set_precision
+from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.gan.pictures import image_grid
 from trainer_kit.training.trainer import Trainer
@@ -57,6 +59,7 @@ def _trainer(
     discriminator: Mapping[str, Any] | None = None,
     task_type: type[tk.GanTask] = Points,
     strategy: tf.distribute.Strategy | None = None,
+    runtime: Mapping[str, Any] | None = None,
     **trainer: Any,
 ) -> Trainer:
     keras.utils.set_random_seed(3)
@@ -64,7 +67,9 @@ def _trainer(
     section = tk.GanConfig(latent_size=4, train_data=data, validation_data=data.replace(is_training=False))
     optimizers = {"generator": {**SGD, **(generator or {})}, "discriminator": {**SGD, **(discriminator or {})}}
     base = tiny_experiment(**{"optimizer_config": {}, "optimizers": optimizers, **trainer})
-    config = tk.ExperimentConfig(task=section.replace(**(task or {})), trainer=base.trainer)
+    config = tk.ExperimentConfig(task=section.replace(**(task or {})), trainer=base.trainer).replace(
+        runtime=dict(runtime or {})
+    )
     with (strategy or tf.distribute.get_strategy()).scope():
         made: Trainer = Trainer.create(config, task_type(config.task), train=True, evaluate=True)
         return made
@@ -188,8 +193,8 @@ def test_micro_batches_need_joint_updates() -> None:
     for trainer in joint:
         trainer.train(tf.constant(1))
     assert [int(trainer.optimizer["generator"].iterations.numpy()) for trainer in joint] == [1, 1]
-    with pytest.raises(UsageError, match=r"set task\.updates=joint"):
-        _trainer(accumulate_steps=2).train(tf.constant(1))
+    with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps.*set task\.updates=joint"):
+        _trainer(accumulate_steps=2)
 
 
 def test_both_optimizers_are_needed_by_name() -> None:
@@ -204,3 +209,34 @@ def test_a_grid_shows_images_row_by_row() -> None:
     grid = image_grid(images)
     assert grid.shape == (2 * 32 + 2, 2 * 40 + 2, 1) and grid.dtype == np.uint8
     assert (grid[31, 39, 0], grid[0, 42, 0], grid[34, 0, 0], grid[32, 0, 0]) == (0, 128, 255, 0)
+
+
+def test_a_penalty_leaves_the_averages_as_they_are() -> None:
+    plain, penalised = (_trainer({"r1_penalty": weight}) for weight in (0.0, 1e-9))
+    for trainer in (plain, penalised):
+        trainer.train(tf.constant(1))
+    means = [trainer.model.discriminator.layers[1].moving_mean.numpy() for trainer in (plain, penalised)]
+    np.testing.assert_allclose(*means, rtol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_both_nets_train_in_float16(replicas: int, strategies: Mapping[int, tf.distribute.Strategy]) -> None:
+    set_precision(RuntimeConfig(mixed_precision_dtype="float16"))
+    try:
+        trainer = _trainer(strategy=strategies[replicas], runtime={"mixed_precision_dtype": "float16"})
+        before = [_values(net) for net in (trainer.model.generator, trainer.model.discriminator)]
+        trainer.train(tf.constant(4))
+    finally:
+        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
+    scales = {name: float(one.dynamic_scale.numpy()) for name, one in trainer.optimizer.items()}
+    assert set(scales) == {"generator", "discriminator"} and min(scales.values()) > 1
+    after = [_values(net) for net in (trainer.model.generator, trainer.model.discriminator)]
+    assert all(_changed(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_step_compiled_by_xla_trains_as_without() -> None:
+    compiled, plain = _trainer(runtime={"enable_xla": True}), _trainer()
+    for trainer in (compiled, plain):
+        trainer.train(tf.constant(2))
+    for value, expected in zip(_values(compiled.model), _values(plain.model), strict=True):
+        np.testing.assert_allclose(value, expected, atol=1e-5)

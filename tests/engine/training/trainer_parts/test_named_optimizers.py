@@ -11,10 +11,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.precision import set_precision
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
@@ -245,3 +247,52 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None
     assert any("gradient_sum" in name for name in names)
     for name in names:
         np.testing.assert_array_equal(*(reader.get_tensor(name) for reader in readers))
+
+
+class OwnOptimizers(ByMethod):
+    """Makes the optimizers by itself; only one of them scales the loss."""
+
+    made: Any = staticmethod(lambda: {"head": LossScaleOptimizer(keras.optimizers.SGD(0.05)), "rest": _sgd()})
+
+    @classmethod
+    def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
+        return cls.made()
+
+
+def _sgd() -> keras.Optimizer:
+    return keras.optimizers.SGD(0.05)
+
+
+def test_some_optimizers_with_a_loss_scale_train_as_none() -> None:
+    own, plain = _trainer({}, OwnOptimizers), _trainer({})
+    for trainer in (own, plain):
+        trainer.train(tf.constant(2))
+    for weight, expected in zip(_weights(own), _weights(plain), strict=True):
+        np.testing.assert_allclose(weight, expected, atol=1e-6)
+
+
+class OneOfKeras2(OwnOptimizers):
+    made: Any = staticmethod(lambda: {"head": tf_keras.optimizers.SGD(0.05), "rest": _sgd()})
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "task_type", "message"),
+    [
+        ({"head": {**SGD, **HEAD}}, OwnOptimizers, "create_optimizer returns several optimizers"),
+        ({}, OneOfKeras2, "the optimizer 'head' is a tf_keras.*SGD; several optimizers .* Keras 3"),
+    ],
+)
+def test_optimizers_of_the_task_that_do_not_fit_are_told(
+    optimizers: Mapping[str, Any], task_type: type[TinyTask], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        _trainer(optimizers, task_type)
+
+
+@pytest.mark.parametrize("field", ["optimizer", "learning_rate"])
+def test_a_section_that_nothing_uses_is_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"would not use optimizer_config.{field}"):
+        tiny_experiment(
+            optimizer_config={"learning_rate": RATE, **({} if field == "learning_rate" else SGD)},
+            optimizers={"all": {**SGD, **REST}},
+        )

@@ -1,4 +1,4 @@
-"""OptimizerGroups: several optimizers by name, each of which updates variables of its own."""
+"""NamedOptimizers: several optimizers, each of which updates variables of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer_kit.optimizers.per_variable import similar_paths, variable_path
 _log = logging.getLogger(__name__)
 
 
-class OptimizerGroups(Mapping[str, Any]):
+class NamedOptimizers(Mapping[str, Any]):
     """Optimizers by name. `apply_gradients` gives each optimizer the gradients of the variables that it owns.
 
     A training step may also call one of them: `trainer_kit.apply_gradients(optimizer["generator"], pairs)`. Created in
@@ -48,14 +48,24 @@ class OptimizerGroups(Mapping[str, Any]):
         return list(self._owned[name])
 
     def build(self) -> None:
-        """Creates the slots of each optimizer for the variables that it owns; eager, in scope."""
+        """Creates the slots of each optimizer for the variables that it owns; eager, in scope.
+
+        Raises:
+          UsageError: when an optimizer is none of Keras 3.
+        """
         for name, optimizer in self._optimizers.items():
+            if not isinstance(optimizer, keras.Optimizer):
+                kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+                raise UsageError(
+                    f"the optimizer {name!r} is a {kind}; several optimizers with variables of their own have to be of "
+                    "Keras 3"
+                )
             if not optimizer.built:
                 optimizer.build(self._owned[name])
 
-    def replaced(self, optimizers: Mapping[str, Any]) -> OptimizerGroups:
-        """Returns groups of the same variables with other optimizers, such as those that add up micro-batches."""
-        return OptimizerGroups(optimizers, self._owned)
+    def replaced(self, optimizers: Mapping[str, Any]) -> NamedOptimizers:
+        """Returns other optimizers for the same variables, such as those that add up micro-batches."""
+        return NamedOptimizers(optimizers, self._owned)
 
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: Any) -> Any:
@@ -72,8 +82,9 @@ class OptimizerGroups(Mapping[str, Any]):
                 parts.setdefault(name, []).append((gradient, variable))
         for name, pairs in parts.items():
             own = _scale(self._optimizers[name])
-            if common is not None:  # powers of 2, so that their quotient is exact
-                pairs = [(None if one is None else updates.scaled(one, own / common), of) for one, of in pairs]
+            if common is not None:  # for the optimizer to divide by its own scale
+                factor = (1.0 if own is None else own) / common
+                pairs = [(None if one is None else updates.scaled(one, factor), of) for one, of in pairs]
             updates.apply_gradients(self._optimizers[name], pairs)
 
     def _common_scale(self) -> Any:
@@ -119,7 +130,7 @@ def owned_variables(
     return owned
 
 
-def tell_of_groups(owned: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) -> None:
+def log_ownership(owned: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) -> None:
     """Logs how many variables each optimizer updates, and warns of trainable variables that none updates."""
     taken = {_key(one) for variables in owned.values() for one in variables}
     if left := [variable_path(one) for one in trainable if _key(one) not in taken]:
