@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
+from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradient_processors import GradientProcessing
@@ -113,10 +114,10 @@ class PowerConfig(tk.Config):
 
 
 @pytest.fixture
-def register() -> Iterator[Callable[[Callable[..., Any]], None]]:
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
     """Registers a processor called "power" for the time of a test."""
-    yield lambda build: tk.register_gradient_processor("power", PowerConfig)(build) and None
-    GradientProcessorConfig.registry._entries.pop("power", None)
+    monkeypatch.setattr(GradientProcessorConfig, "registry", Registry("gradient processor"))
+    return lambda build: tk.register_gradient_processor("power", PowerConfig)(build) and None
 
 
 def test_a_registered_function_gets_one_gradient(register: Callable[[Any], None]) -> None:

@@ -27,6 +27,7 @@ from trainer_kit.config.schema.evaluation import (
     validation_sets,
 )
 from trainer_kit.config.schema.gradient_norms import GradientSpikeAlarmConfig
+from trainer_kit.config.schema.gradient_processors import problem_with_xla
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
@@ -382,12 +383,13 @@ class ExperimentConfig(Config):
     runtime: RuntimeConfig = RuntimeConfig()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks named validation sets, fused steps, and batches that virtual CPUs have to share equally.
+        """Checks named validation sets, compiled and fused steps, and batches that virtual CPUs share equally.
 
         The replicas of other strategies are known only on the machine.
         """
         yield from self._set_rules()
         yield from self._accumulation_rules()
+        yield from self._processor_rules()
         runtime = self.runtime
         if runtime.run_eagerly and self.trainer.fuse_steps > 1:
             yield (
@@ -424,6 +426,15 @@ class ExperimentConfig(Config):
                 f"{steps} micro-batches need as many examples in a batch, and task.train_data.global_batch_size is "
                 f"{batch}; set at most {batch}",
             )
+
+    def _processor_rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that XLA can compile the gradient processors, where it compiles the training step."""
+        several = {f"optimizers.{name}": section for name, section in self.trainer.optimizers.items()}
+        for path, section in {"optimizer_config": self.trainer.optimizer_config, **several}.items():
+            # The section of a Model Garden task has no such field.
+            for place, one in enumerate(getattr(section, "gradient_processors", ())):
+                if problem := problem_with_xla(one.type, self.runtime.enable_xla, self.trainer.fuse_steps):
+                    yield f"trainer.{path}.gradient_processors.{place}.type", problem
 
     def _set_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that each validation set has a name a folder can have, and that settings name existing sets."""
