@@ -20,13 +20,17 @@ BIAS = np.array([3.0, -4.0], np.float32)
 Values = dict[str, np.ndarray]
 
 
-def _processed(*sections: dict[str, Any], updates: int = 0, sparse: bool = False, seed: int = 0) -> Values:
+def _processed(
+    *sections: dict[str, Any], updates: int = 0, sparse: bool = False, seed: int = 0, in_xla: bool = False
+) -> Values:
     """Returns the processed gradients of a kernel and a bias, from processors with these sections."""
     processing = GradientProcessing([GradientProcessorConfig(**section) for section in sections], seed)
     variables = [tf.Variable(KERNEL, name="kernel"), tf.Variable(BIAS, name="bias")]
     kernel = tf.IndexedSlices(KERNEL[::-1], tf.constant([2, 1, 0]), tf.constant([3, 2])) if sparse else KERNEL
     given = [kernel if sparse else tf.constant(KERNEL), tf.constant(BIAS)]
-    results = tf.function(processing, autograph=False)(given, variables, tf.constant(updates, tf.int64))
+    results = tf.function(processing, autograph=False, jit_compile=in_xla)(
+        given, variables, tf.constant(updates, tf.int64)
+    )
     return dict(zip(("kernel", "bias"), (tf.convert_to_tensor(one).numpy() for one in results), strict=True))
 
 
@@ -91,6 +95,11 @@ def test_noise_depends_on_update_seeds_place_and_variable() -> None:
     np.testing.assert_array_equal(_noise_of(section), drawn[0])
     np.testing.assert_array_equal(_noise_of(section, sparse=True), drawn[0])
     assert not np.isin(drawn[0][:2], drawn[0][-2:]).any()
+
+
+def test_xla_draws_the_same_noise() -> None:
+    section = {"type": "noise", "noise": {"stddev": 1.0}}
+    np.testing.assert_allclose(_noise_of(section, in_xla=True), _noise_of(section), atol=1e-5)
 
 
 def _noise(**fields: float) -> GradientProcessorConfig:
