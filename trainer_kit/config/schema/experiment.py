@@ -210,8 +210,11 @@ class TrainerConfig(Config):
       metrics: Metrics of training and of evaluation, in addition to those of the task's build_metrics. The task's
         process_metrics updates them with labels and outputs.
       report_gradient_norm: Whether training reports gradient_norm, the L2 norm of all gradients of an update before
-        gradient processors and clipping, as its mean over the loop; with several optimizers, that of each.
-      gradient_spike_alarm: When a gradient norm is so large that a warning names its step; unset looks at none.
+        gradient processors and clipping, as its mean over the loop; with several optimizers, that of each. On several
+        replicas each update sums the gradients over replicas once more for it, unless a processor or a bound does so
+        anyway.
+      gradient_spike_alarm: The alarm that counts spikes of the gradient norm and names the step of the largest; unset
+        means no alarm.
       callbacks: Callbacks around training steps, in the order in which they are called; each has a name and args.
       loss_upper_bound: A run has diverged when its loss is above this value. It has also diverged when the loss or a
         weight is not finite.
