@@ -23,7 +23,7 @@ class GradientNorms:
 
     Args:
       global_step: The global step, an int64 scalar variable.
-      alarm: When a norm is a spike; None: never.
+      alarm: The section that says which norms are spikes; with None no norm is one.
 
     Attributes:
       is_used: Whether a step has been traced that records norms.
@@ -44,7 +44,7 @@ class GradientNorms:
         return [self._sum] if self._alarm is None else [self._sum, self._spikes, self._step]
 
     @property
-    def lasting_variables(self) -> list[tf.Variable]:
+    def persistent_variables(self) -> list[tf.Variable]:
         """The variables of the alarm that a checkpoint has to hold."""
         return [] if self._alarm is None else [self._window, self._seen]
 
@@ -81,11 +81,11 @@ class GradientNorms:
     def state(self) -> dict[str, Any]:
         """Returns the state of the alarm, for a checkpoint; eager. It is the same on all replicas."""
         local = tf.distribute.get_strategy().experimental_local_results
-        window, seen = (local(one)[0].numpy() for one in self.lasting_variables)
+        window, seen = (local(one)[0].numpy() for one in self.persistent_variables)
         return {"window": window, "seen": int(seen)}
 
     def restore(self, state: Mapping[str, Any] | None) -> bool:
-        """Restores what `state` returned, or begins again without it; eager.
+        """Restores what `state` returned, or empties the window without it; eager.
 
         Returns:
           Whether the state, if any, is of a window as long as this one.
@@ -93,7 +93,7 @@ class GradientNorms:
         empty = np.full(self._window.shape, _EMPTY, np.float32)
         fits = state is None or state["window"].shape == empty.shape
         known = state if state is not None and fits else {"window": empty, "seen": 0}
-        for variable, name in zip(self.lasting_variables, ("window", "seen"), strict=True):
+        for variable, name in zip(self.persistent_variables, ("window", "seen"), strict=True):
             for local in tf.distribute.get_strategy().experimental_local_results(variable):
                 local.assign(known[name])
         return fits

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -38,6 +39,7 @@ class GradientProcessing:
 
     Attributes:
       is_used: Whether a step has been traced that processes gradients.
+      optimizer_name: The name of the optimizer among several, so that each draws numbers of its own; "": it has none.
       global_step: The variable that counts complete steps, for messages; None: the number of updates counts.
 
     Raises:
@@ -46,6 +48,7 @@ class GradientProcessing:
 
     def __init__(self, sections: Sequence[GradientProcessorConfig], random_seed: int = 0) -> None:
         self.is_used = False
+        self.optimizer_name = ""
         self.global_step: Any = None
         seeds = (f"{random_seed}/{place}" for place in range(len(sections)))
         self._processors = [(self._make(one, seed), one.variables) for one, seed in zip(sections, seeds, strict=True)]
@@ -71,7 +74,14 @@ class GradientProcessing:
         return results
 
     def _make(self, section: GradientProcessorConfig, seed: str) -> Processor:
-        return self._check if section.type == "check" else _make(section, seed)
+        if section.type == "check":
+            return self._check
+        if section.type == "noise":
+            config = section.get()
+            return lambda gradients, variables, updates: _with_noise(
+                config, f"{seed}/{config.seed}{self.optimizer_name and '/'}{self.optimizer_name}", gradients, updates
+            )
+        return _make(section)
 
     def _check(self, gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
         return _check(gradients, variables, (updates if self.global_step is None else self.global_step) + 1)
@@ -96,12 +106,10 @@ def _found(patterns: Sequence[str], path: str) -> bool:
     return any(re.search(pattern, path) for pattern in patterns)
 
 
-def _make(section: GradientProcessorConfig, seed: str) -> Processor:
+def _make(section: GradientProcessorConfig) -> Processor:
     kind, chosen = str(section.type), section.get()
     if kind in GradientProcessorConfig.registry:
         return _registered(kind, GradientProcessorConfig.registry.lookup(kind).build(chosen))
-    if kind == "noise":
-        return _noise(chosen, seed)
     if kind == "scale":
         return lambda gradients, variables, updates: [scaled(one, chosen.factor) for one in gradients]
     if kind in _BOUNDS:
@@ -110,23 +118,36 @@ def _make(section: GradientProcessorConfig, seed: str) -> Processor:
     return _centralize if kind == "centralize" else _summarize
 
 
-def _noise(config: GradientNoiseConfig, seed: str) -> Processor:
-    """Returns a processor whose numbers are a function of the seeds, the place of the variable and the update."""
-    digest = hashlib.sha256(f"{seed}/{config.seed}".encode()).digest()
-    first = int.from_bytes(digest[:7], "little")
+def _with_noise(config: GradientNoiseConfig, seed: str, gradients: list[Gradient], updates: Any) -> list[Gradient]:
+    """Returns gradients with noise, a function of the seed, the place of the variable and the update."""
+    first = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:7], "little")
+    done = tf.cast(tf.convert_to_tensor(updates), tf.int64)
+    stddev = config.stddev * (1.0 + tf.cast(done, tf.float32)) ** -config.decay
+    results: list[Gradient] = []
+    for place, gradient in enumerate(gradients):
+        dense = tf.convert_to_tensor(gradient)  # rows without a gradient get noise too
+        seeds = tf.stack([tf.constant(first + place, tf.int64), done])
+        results.append(dense + tf.cast(stddev * _normal_numbers(tf.shape(dense), seeds), dense.dtype))
+    return results
 
-    def process(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
-        done = tf.cast(tf.convert_to_tensor(updates), tf.int64)
-        stddev = config.stddev * (1.0 + tf.cast(done, tf.float32)) ** -config.decay
-        results: list[Gradient] = []
-        for place, gradient in enumerate(gradients):
-            dense = tf.convert_to_tensor(gradient)  # rows without a gradient get noise too
-            seeds = tf.stack([tf.constant(first + place, tf.int64), done])
-            numbers = tf.random.stateless_normal(tf.shape(dense), seeds, stddev=stddev)
-            results.append(dense + tf.cast(numbers, dense.dtype))
-        return results
 
-    return process
+def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """Returns numbers of the standard normal distribution, float32 (Box-Muller); in graph or eager.
+
+    XLA makes other numbers of the same bits in tf.random.stateless_normal and stateless_uniform, whatever their `alg`.
+    The bits of Philox are the same, and so these numbers are, up to rounding.
+
+    Args:
+      shape: The shape, an int32 vector.
+      seeds: The seed, an int64 vector of two elements.
+    """
+    size = tf.reduce_prod(shape)
+    pairs = tf.stack([2, (size + 1) // 2])
+    bits = tf.random.stateless_uniform(pairs, seeds, minval=None, maxval=None, dtype=tf.uint32, alg="philox")
+    upper = tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32)  # exact in float32
+    shares = (upper + 1.0) * 2.0**-24  # above 0, so that the logarithm is finite
+    length, angle = tf.sqrt(-2.0 * tf.math.log(shares[0])), 2.0 * math.pi * shares[1]
+    return tf.reshape(tf.concat([length * tf.cos(angle), length * tf.sin(angle)], axis=0)[:size], shape)
 
 
 def _centralize(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:

@@ -59,7 +59,10 @@ class MetricSet:
         self._parts: list[Any] = []
 
     def add_part(self, part: Any) -> None:
-        """Adds an object with `reset()`, `results()`, `variables` and the `names` of its results.
+        """Adds an object with `reset()`, `results()`, `variables` and `names`.
+
+        `names` maps the name of each result to the field of the config that asks for it. A step that returns a scalar
+        of such a name is refused when it is traced.
 
         Raises:
           UsageError: when a metric has one of the names.
@@ -67,6 +70,7 @@ class MetricSet:
         if taken := [metric.name for metric in self.metrics if metric.name in part.names]:
             raise UsageError(f"a metric is called {taken[0]}, which trainer_kit reports itself; give it another name")
         self._parts.append(part)
+        self._step_values.refuse(part.names)
 
     @tf.autograph.experimental.do_not_convert
     def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:

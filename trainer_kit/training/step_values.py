@@ -24,10 +24,14 @@ class StepValues:
     """
 
     def __init__(self, taken: Collection[str], dtype: str) -> None:
-        self._taken, self._names = frozenset(taken), list[str]()
+        self._taken, self._names, self._fields = frozenset(taken), list[str](), dict[str, str]()
         replicas = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
         zeros = tf.zeros([_LIMIT, 2], dtype)  # of each name the sum of its values times examples, and of the examples
         self._sums = tf.Variable(zeros, trainable=False, name="step_values", **replicas)
+
+    def refuse(self, fields: Mapping[str, str]) -> None:
+        """Refuses scalars of names that something else reports: `fields` has the field of the config for each name."""
+        self._fields.update(fields)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -43,7 +47,8 @@ class StepValues:
           examples: The number of examples in the replica's batch, a float scalar; values of no examples are left out.
 
         Raises:
-          UsageError: when steps have returned more than 64 different scalars, or a metric that is not reported.
+          UsageError: when steps have returned more than 64 different scalars, a metric that is not reported, or a
+            scalar of a name that was refused.
         """
         for name, value in logs.items():
             if hasattr(value, "update_state") and str(name) not in self._taken:
@@ -55,6 +60,7 @@ class StepValues:
         weight, rows = tf.cast(examples, self._sums.dtype), {}
         for name, value in found.items():
             if value is not None:
+                self._check_name(str(name))
                 value = tf.where(weight > 0, tf.cast(value, self._sums.dtype), tf.zeros_like(weight))
                 rows[self._row(str(name))] = tf.stack([value * weight, weight])
         if rows:
@@ -73,6 +79,13 @@ class StepValues:
             return {}
         sums = tf.convert_to_tensor(self._sums)
         return {name: tf.cast(sums[row, 0] / sums[row, 1], tf.float32) for row, name in enumerate(self._names)}
+
+    def _check_name(self, name: str) -> None:
+        if name in self._fields:
+            raise UsageError(
+                f"the step returns a scalar called {name!r}, and {self._fields[name]} reports one of this name; give "
+                f"the scalar another name, or unset {self._fields[name]}"
+            )
 
     def _row(self, name: str) -> int:
         if name not in self._names:

@@ -40,8 +40,8 @@ from trainer_kit.training.metrics import to_numpy, training_metrics, validation_
 from trainer_kit.training.trainer_parts import named_optimizers
 from trainer_kit.training.trainer_parts.accumulation import Accumulation
 from trainer_kit.training.trainer_parts.gradient_reports import GradientReports
-from trainer_kit.training.trainer_parts.kept_state import keep_python_state
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
+from trainer_kit.training.trainer_parts.python_state_parts import keep_python_state
 from trainer_kit.training.trainer_parts.state_search import StateSearch
 from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
@@ -420,13 +420,13 @@ class Trainer(Evaluator):
         of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
         metrics = [*of_model, *self._train_set.variables(), *self._validation_set.variables()]
         metrics += [*self.validation.metric_variables(), *self.stop_flag.variables, self.evaluated_batches]
-        metrics += self._gradient_reports.lasting_variables
+        metrics += self._gradient_reports.persistent_variables
         last_batch = getattr(self.current_loop, "last_batch", None)
         return [*metrics, *self.accumulation.variables, *(last_batch.variables if last_batch else ())]
 
     def _first_step_done(self) -> None:
         self.accumulation.check_used()
-        self._gradient_reports.check_used()
+        self._gradient_reports.check_used(self.task)
         self._search.first_step_done()
         self._task_attributes.first_step_done()
 

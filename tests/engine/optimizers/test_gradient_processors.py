@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
+from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradient_processors import GradientProcessing
@@ -19,13 +20,17 @@ BIAS = np.array([3.0, -4.0], np.float32)
 Values = dict[str, np.ndarray]
 
 
-def _processed(*sections: dict[str, Any], updates: int = 0, sparse: bool = False, seed: int = 0) -> Values:
+def _processed(
+    *sections: dict[str, Any], updates: int = 0, sparse: bool = False, seed: int = 0, in_xla: bool = False
+) -> Values:
     """Returns the processed gradients of a kernel and a bias, from processors with these sections."""
     processing = GradientProcessing([GradientProcessorConfig(**section) for section in sections], seed)
     variables = [tf.Variable(KERNEL, name="kernel"), tf.Variable(BIAS, name="bias")]
     kernel = tf.IndexedSlices(KERNEL[::-1], tf.constant([2, 1, 0]), tf.constant([3, 2])) if sparse else KERNEL
     given = [kernel if sparse else tf.constant(KERNEL), tf.constant(BIAS)]
-    results = tf.function(processing, autograph=False)(given, variables, tf.constant(updates, tf.int64))
+    results = tf.function(processing, autograph=False, jit_compile=in_xla)(
+        given, variables, tf.constant(updates, tf.int64)
+    )
     return dict(zip(("kernel", "bias"), (tf.convert_to_tensor(one).numpy() for one in results), strict=True))
 
 
@@ -92,6 +97,11 @@ def test_noise_depends_on_update_seeds_place_and_variable() -> None:
     assert not np.isin(drawn[0][:2], drawn[0][-2:]).any()
 
 
+def test_xla_draws_the_same_noise() -> None:
+    section = {"type": "noise", "noise": {"stddev": 1.0}}
+    np.testing.assert_allclose(_noise_of(section, in_xla=True), _noise_of(section), atol=1e-5)
+
+
 def _noise(**fields: float) -> GradientProcessorConfig:
     return GradientProcessorConfig(type="noise", noise=fields)  # type: ignore[arg-type]
 
@@ -113,10 +123,10 @@ class PowerConfig(tk.Config):
 
 
 @pytest.fixture
-def register() -> Iterator[Callable[[Callable[..., Any]], None]]:
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
     """Registers a processor called "power" for the time of a test."""
-    yield lambda build: tk.register_gradient_processor("power", PowerConfig)(build) and None
-    GradientProcessorConfig.registry._entries.pop("power", None)
+    monkeypatch.setattr(GradientProcessorConfig, "registry", Registry("gradient processor"))
+    return lambda build: tk.register_gradient_processor("power", PowerConfig)(build) and None
 
 
 def test_a_registered_function_gets_one_gradient(register: Callable[[Any], None]) -> None:

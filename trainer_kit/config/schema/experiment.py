@@ -27,6 +27,7 @@ from trainer_kit.config.schema.evaluation import (
     validation_sets,
 )
 from trainer_kit.config.schema.gradient_norms import GradientSpikeAlarmConfig
+from trainer_kit.config.schema.gradient_processors import problem_with_xla
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
@@ -214,8 +215,11 @@ class TrainerConfig(Config):
       metrics: Metrics of training and of evaluation, in addition to those of the task's build_metrics. The task's
         process_metrics updates them with labels and outputs.
       report_gradient_norm: Whether training reports gradient_norm, the L2 norm of all gradients of an update before
-        gradient processors and clipping, as its mean over the loop; with several optimizers, that of each.
-      gradient_spike_alarm: When a gradient norm is so large that a warning names its step; unset looks at none.
+        gradient processors and clipping, as its mean over the loop; with several optimizers, that of each. On several
+        replicas each update sums the gradients over replicas once more for it, unless a processor or a bound does so
+        anyway.
+      gradient_spike_alarm: The alarm that counts spikes of the gradient norm and names the step of the largest; unset
+        means no alarm.
       callbacks: Callbacks around training steps, in the order in which they are called; each has a name and args.
       loss_upper_bound: A run has diverged when its loss is above this value. It has also diverged when the loss or a
         weight is not finite.
@@ -388,13 +392,14 @@ class ExperimentConfig(Config):
     runtime: RuntimeConfig = RuntimeConfig()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks named validation sets, fused steps, and batches that virtual CPUs have to share equally.
+        """Checks named validation sets, compiled and fused steps, and batches that virtual CPUs share equally.
 
         The replicas of other strategies are known only on the machine.
         """
         yield from self._set_rules()
         yield from self._accumulation_rules()
         yield from self.task.rules_with(self.trainer)
+        yield from self._processor_rules()
         runtime = self.runtime
         if runtime.run_eagerly and self.trainer.fuse_steps > 1:
             yield (
@@ -431,6 +436,15 @@ class ExperimentConfig(Config):
                 f"{steps} micro-batches need as many examples in a batch, and task.train_data.global_batch_size is "
                 f"{batch}; set at most {batch}",
             )
+
+    def _processor_rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that XLA can compile the gradient processors, where it compiles the training step."""
+        several = {f"optimizers.{name}": section for name, section in self.trainer.optimizers.items()}
+        for path, section in {"optimizer_config": self.trainer.optimizer_config, **several}.items():
+            # The section of a Model Garden task has no such field.
+            for place, one in enumerate(getattr(section, "gradient_processors", ())):
+                if problem := problem_with_xla(one.type, self.runtime.enable_xla, self.trainer.fuse_steps):
+                    yield f"trainer.{path}.gradient_processors.{place}.type", problem
 
     def _set_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that each validation set has a name a folder can have, and that settings name existing sets."""

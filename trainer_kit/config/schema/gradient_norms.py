@@ -12,9 +12,10 @@ from trainer_kit.config.schema.number_types import PositiveFraction, SomeSteps
 
 @configclass
 class GradientSpikeAlarmConfig(Config):
-    """When a gradient norm counts as a spike: above `factor` times the `quantile` of the norms of the last updates.
+    """Counts gradient norms above `factor` times the `quantile` of the norms of the last updates as spikes.
 
-    A norm that is not finite is a spike too.
+    A norm that is not finite is a spike too. On several replicas each update sums the gradients over replicas once more
+    for it, unless a processor or a bound does so anyway.
 
     Attributes:
       quantile: The quantile of the norms of the last `window` updates; 1 is the largest of them.

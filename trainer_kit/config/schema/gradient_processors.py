@@ -91,7 +91,7 @@ class SummarizeGradientsConfig(Config):
 
 @configclass
 class GradientProcessorConfig(OpenOneOfConfig):
-    """Which gradient processor. `trainer_kit.register_gradient_processor` adds one.
+    """Chooses a gradient processor. `trainer_kit.register_gradient_processor` adds one.
 
     Attributes:
       type: Which of the processors below, or of those that are registered, is used.
@@ -128,3 +128,22 @@ class GradientProcessorConfig(OpenOneOfConfig):
 
     def _shown_fields(self) -> list[str]:
         return [*super()._shown_fields(), *(["variables"] if self.variables else [])]
+
+
+def problem_with_xla(processor: str | None, enable_xla: bool, fuse_steps: int) -> str:
+    """Returns why a processor cannot be part of a step that XLA compiles, and what to do; "" if it can.
+
+    With fuse_steps, a warning in the run says that XLA leaves out `check`.
+
+    Args:
+      processor: The type of the processor.
+      enable_xla: The value of runtime.enable_xla.
+      fuse_steps: The value of trainer.fuse_steps.
+    """
+    cause = "runtime.enable_xla=true" if enable_xla else f"trainer.fuse_steps={fuse_steps}" if fuse_steps > 1 else ""
+    instead = "runtime.enable_xla=false" if enable_xla else "trainer.fuse_steps=1"
+    if processor == "check" and enable_xla:
+        return f"check has no effect with {cause}: XLA leaves out assertions; remove check, or set {instead}"
+    if processor == "summarize" and cause:
+        return f"summarize does not work with {cause}: XLA cannot write summaries; remove summarize, or set {instead}"
+    return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,13 +48,14 @@ class GradientReports:
                     f"trainer.{self._asked}: several tasks that are trained together have no such report; unset it"
                 )
             metrics.add_part(self)
-        for processing in self._processings():
-            processing.global_step = global_step
+        for name, processing in self._processings().items():
+            processing.global_step, processing.optimizer_name = global_step, name
 
     @property
-    def names(self) -> list[str]:
-        """The names of what is reported."""
-        return [*(["gradient_norm"] if self._reports_norm else []), *(["gradient_spikes"] if self._alarm else [])]
+    def names(self) -> dict[str, str]:
+        """The names of what is reported, each with the field of the config that asks for it."""
+        of_norms = {"gradient_norm": "trainer.report_gradient_norm"} if self._reports_norm else {}
+        return of_norms | ({"gradient_spikes": "trainer.gradient_spike_alarm"} if self._alarm else {})
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -62,9 +63,9 @@ class GradientReports:
         return [variable for one in self._norms.values() for variable in one.variables]
 
     @property
-    def lasting_variables(self) -> list[tf.Variable]:
+    def persistent_variables(self) -> list[tf.Variable]:
         """The variables of the alarm; checkpoints hold their values in the state that `keep_state` adds."""
-        return [variable for one in self._norms.values() for variable in one.lasting_variables]
+        return [variable for one in self._norms.values() for variable in one.persistent_variables]
 
     def reset(self) -> None:
         """Begins a loop; eager or in graph, in cross-replica context."""
@@ -95,24 +96,43 @@ class GradientReports:
         if self._alarm is not None and self._norms:
             parts.add("gradient norms", lambda: {name: one.state() for name, one in self._norms.items()}, self._restore)
 
-    def check_used(self) -> None:
-        """Checks, after a step was traced, that it has applied gradients in a way that this config can look into.
+    def check_used(self, task: Any) -> None:
+        """Checks, after the first step, that it has recorded norms and run processors as the config asks.
+
+        Args:
+          task: The task that made the optimizers.
 
         Raises:
-          UsageError: when the config asks for norms or processors, and the step does not call `apply_gradients`.
+          UsageError: when the step does not call `apply_gradients`, or an optimizer has not the processors of its
+            section.
         """
         if self._norms and not any(one.is_used for one in self._norms.values()):
             raise UsageError(f"trainer.{self._asked}: {_ADVICE}, or unset it")
-        several = getattr(self._options, "optimizers", None) or {}
-        sections = {f"optimizers.{name}": one for name, one in several.items()}
-        sections = sections or {"optimizer_config": getattr(self._options, "optimizer_config", None)}
-        asked = [name for name, section in sections.items() if getattr(section, "gradient_processors", ())]
-        if asked and not any(one.is_used for one in self._processings()):
-            raise UsageError(f"trainer.{asked[0]}.gradient_processors: {_ADVICE}, or remove the processors")
+        several, processings = getattr(self._options, "optimizers", None) or {}, self._processings()
+        sections = {f"optimizers.{name}": (section, [name]) for name, section in several.items()}
+        one = getattr(self._options, "optimizer_config", None)
+        for path, (section, names) in (sections or {"optimizer_config": (one, list(processings))}).items():
+            if getattr(section, "gradient_processors", ()):
+                found = [processings[name] for name in names if name in processings]
+                if problem := self._problem_of_processors(found, task):
+                    raise UsageError(f"trainer.{path}.gradient_processors: {problem}, or remove the processors")
 
-    def _processings(self) -> list[GradientProcessing]:
-        inner = [innermost(one) for one in _by_name(self._optimizer).values()]
-        return [one.gradient_processing for one in inner if hasattr(one, "gradient_processing")]
+    def _problem_of_processors(self, found: Sequence[GradientProcessing], task: Any) -> str:
+        """Returns why the processors of an optimizer did not run in the first step; "" if they did."""
+        if not found:
+            return (
+                f"create_optimizer of {type(task).__name__} makes an optimizer without them; call "
+                "super().create_optimizer"
+            )
+        # An eager step traces nothing: in the first step of its period an optimizer does not process gradients yet.
+        eager = not getattr(self._options, "train_tf_function", True) or tf.config.functions_run_eagerly()
+        used = any(one.is_used for one in self._processings().values()) if eager else all(one.is_used for one in found)
+        return "" if used else _ADVICE
+
+    def _processings(self) -> dict[str, GradientProcessing]:
+        """Returns the processors of each optimizer that has some, by its name; "" for a single one."""
+        inner = {name: innermost(one) for name, one in _by_name(self._optimizer).items()}
+        return {name: one.gradient_processing for name, one in inner.items() if hasattr(one, "gradient_processing")}
 
     @property
     def _asked(self) -> str:
@@ -122,7 +142,8 @@ class GradientReports:
         fits = [one.restore((state or {}).get(name)) for name, one in self._norms.items()]
         if not all(fits):
             _LOG.warning(
-                "the checkpoint holds gradient norms of another window: trainer.gradient_spike_alarm begins again"
+                "the alarm starts with an empty window, because the checkpoint's window has another length; keep "
+                "trainer.gradient_spike_alarm.window to avoid it"
             )
 
 

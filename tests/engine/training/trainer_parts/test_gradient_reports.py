@@ -16,8 +16,11 @@ import tensorflow as tf
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import DivergedError, UsageError
+from trainer_kit.inputs.sources.arrays import ArraySource
+from trainer_kit.optimizers.gradients import apply_gradients
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.testing.tiny_task import CLASSES, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 
 RATE = {"type": "constant", "constant": {"learning_rate": 0.05}}
@@ -162,6 +165,27 @@ def test_each_of_several_optimizers_has_a_norm_of_its_own() -> None:
     assert 0 < logs["gradient_norm"]["noisy"] < logs["gradient_norm"]["rest"] < 2 * whole["gradient_norm"]
 
 
+def test_several_optimizers_draw_different_noise() -> None:
+    """The two biases have the same shape and the same place in their optimizers."""
+    loud = {"type": "noise", "noise": {"stddev": 1e4}}
+    sgd = {"optimizer": {"type": "sgd"}, "learning_rate": RATE, "gradient_processors": [loud]}
+    config = tiny_experiment(optimizer_config={}, optimizers={"first": sgd, "last": sgd}).replace(
+        task={"width": CLASSES}
+    )
+    trainer = _trainer(config, OwnVariables)
+    trainer.train(tf.constant(1))
+    first, last = (one.numpy() for one in trainer.model.trainable_variables if one.path.endswith("bias"))
+    assert np.abs(first - last).max() > 1.0
+
+
+class OwnVariables(TinyTask):
+    """Each of two optimizers has one layer."""
+
+    def optimizer_variables(self, model: Any) -> dict[str, list[Any]]:
+        layers = [one.trainable_variables for one in model.layers if one.trainable_variables]
+        return dict(zip(("first", "last"), layers, strict=True))
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_spike_inside_a_loop_is_one_warning_with_its_step(
     replicas: int, strategies: Mapping[int, tf.distribute.Strategy], caplog: pytest.LogCaptureFixture
@@ -195,6 +219,49 @@ class OwnUpdate(TinyTask):
 def test_a_step_with_another_way_to_update_is_refused(config: Any, path: str) -> None:
     with pytest.raises(UsageError, match=rf"trainer\.{path}: the training step applies gradients in another way"):
         _trainer(config, OwnUpdate).train(tf.constant(1))
+
+
+class OneOwnUpdate(TinyTask):
+    """Applies the gradients of one of two optimizers without trainer_kit."""
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.build_losses(inputs[1], model(inputs[0]))
+        variables = model.trainable_variables
+        pairs = list(zip(tape.gradient(loss, variables), variables, strict=True))
+        apply_gradients(optimizer["noisy"], [pair for pair in pairs if pair[1].path.endswith("bias")])
+        optimizer["ignoring"].apply_gradients([pair for pair in pairs if not pair[1].path.endswith("bias")])
+        return {self.loss: loss}
+
+
+def test_an_update_that_ignores_its_processors_is_refused() -> None:
+    sgd = {"optimizer": {"type": "sgd"}, "learning_rate": RATE, "gradient_processors": [NOISE]}
+    sections = {"noisy": {**sgd, "variables": ("bias",)}, "ignoring": {**sgd, "variables": (".",)}}
+    trainer = _trainer(tiny_experiment(optimizer_config={}, optimizers=sections), OneOwnUpdate)
+    with pytest.raises(UsageError, match=r"trainer\.optimizers\.ignoring\.gradient_processors: the training step"):
+        trainer.train(tf.constant(1))
+
+
+class OwnOptimizer(TinyTask):
+    @classmethod
+    def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
+        return keras.optimizers.SGD(0.1)
+
+
+def test_an_optimizer_without_its_processors_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"create_optimizer of OwnOptimizer .* call super\(\)\.create_optimizer"):
+        _trainer(_config([NOISE]), OwnOptimizer).train(tf.constant(1))
+
+
+class OwnNorm(TinyTask):
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        return {**super().train_step(inputs, model, optimizer, metrics), "gradient_norm": tf.constant(7.0)}
+
+
+def test_a_scalar_with_the_name_of_a_report_is_refused() -> None:
+    assert _trainer(_config(), OwnNorm).train(tf.constant(1))["gradient_norm"] == 7.0
+    with pytest.raises(UsageError, match=r"a scalar called 'gradient_norm', and trainer\.report_gradient_norm reports"):
+        _trainer(_config(report_gradient_norm=True), OwnNorm).train(tf.constant(1))
 
 
 class NotFinite(SpikingTask):
@@ -244,16 +311,21 @@ def test_an_alarm_can_be_set_in_a_run_that_began_without(tmp_path: Path, caplog:
     _run(tmp_path, TinyTask, _config(**options), 4)
     _run(tmp_path, TinyTask, _config(**options, gradient_spike_alarm=LOW), 8)
     _run(tmp_path, TinyTask, _config(**options, gradient_spike_alarm={**LOW, "window": 5}), 12)
-    assert "gradient norms of another window" in caplog.text
+    assert "the alarm starts with an empty window, because" in caplog.text
     assert [line.get("gradient_spikes") for line in _lines(tmp_path)] == [None, 0, 0]
+
+
+class OneInfiniteExample(TinyTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        points, labels = tiny_arrays(True, 192)
+        return ArraySource((np.where(np.arange(192)[:, None] == 100, np.float32(np.inf), points), labels), params)
 
 
 def test_a_checked_divergence_leaves_out_its_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = _config([{"type": "check"}], steps_per_loop=4, summary_interval=4, recovery_max_trials=1)
-    with pytest.raises(DivergedError, match="is not finite at step 6"):  # the task spikes by step, not by batch
-        _run(tmp_path, NotFinite, config, 8)
-    assert "of step 6, is left out" in caplog.text
-    assert (tmp_path / "diverged" / "step-6.json").exists()
+    _run(tmp_path, OneInfiniteExample, config, 11)  # the other 11 of the 12 batches of an epoch
+    assert "batch 7, of step 8, is left out" in caplog.text
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 11
 
 
 def test_norms_of_gradients_are_summarized_at_their_interval(tmp_path: Path) -> None:
