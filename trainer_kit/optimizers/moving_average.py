@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.checkpoints.state.variable_names import canonical_paths
 from trainer_kit.config.schema.optimization import AVERAGE, EMAConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import variable_path
@@ -29,62 +31,19 @@ def create_average(model: Any, config: EMAConfig | None) -> MovingAverage | None
     return None if config is None else MovingAverage(averaged_variables(model, config), config)
 
 
-class Averages:
-    """Moving averages of groups of variables, each with its own decays, as one moving average.
+def average_keys(variables: Sequence[Any]) -> list[str]:
+    """Returns the keys of the averages of `variables` in a checkpoint: their paths, which no earlier model numbers."""
+    return canonical_paths(unique_names([variable_path(variable) for variable in variables]))
 
-    Args:
-      groups: The averages by the names of the groups; all have the same `evaluated`.
-    """
 
-    section, more_section = "average", "more_averages"  # of a checkpoint
+@dataclasses.dataclass(frozen=True)
+class _Averaged:
+    """A variable with its averages by name, its key in checkpoints, and the place of its config among the configs."""
 
-    def __init__(self, groups: Mapping[str, MovingAverage]) -> None:
-        self._groups = dict(groups)
-        self.evaluated = next(iter(self._groups.values())).evaluated
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the averages that every group has."""
-        first, *others = self._groups.values()
-        return [name for name in first.names if all(name in other.names for other in others)]
-
-    @property
-    def variables(self) -> dict[str, tf.Variable]:
-        """The averages by group and path of their variables; for the checkpoint."""
-        return {f"{name}/{path}": one for name, group in self._groups.items() for path, one in group.variables.items()}
-
-    @property
-    def more_variables(self) -> dict[str, dict[str, tf.Variable]]:
-        """The averages with the decays of `more_decays`, by name, and by group and path; for the checkpoint."""
-        found: dict[str, dict[str, tf.Variable]] = {}
-        for group_name, group in self._groups.items():
-            for name, variables in group.more_variables.items():
-                found.setdefault(name, {}).update({f"{group_name}/{path}": one for path, one in variables.items()})
-        return found
-
-    @property
-    def swapped(self) -> str:
-        """The name of the average that the model holds now; "" while it holds the weights."""
-        return next((group.swapped for group in self._groups.values() if group.swapped), "")
-
-    def update(self, step: Any) -> None:
-        """Moves the averages towards the variables; see MovingAverage."""
-        for group in self._groups.values():
-            group.update(step)
-
-    def begin(self) -> None:
-        """Sets the averages to the weights; called when there was no checkpoint to restore; eager."""
-        self.reset()
-
-    def reset(self, names: Collection[str] | None = None) -> None:
-        """Makes averages equal to the variables, those of `names` or all; eager, on the host."""
-        for group in self._groups.values():
-            group.reset(names)
-
-    def swap(self, name: str = AVERAGE) -> None:
-        """Exchanges variables and averages, on every replica; a second call undoes it; eager, on the host."""
-        for group in self._groups.values():
-            group.swap(name)
+    source: tf.Variable
+    key: str
+    place: int
+    averages: dict[str, tf.Variable]
 
 
 class MovingAverage:
@@ -97,7 +56,8 @@ class MovingAverage:
 
     Args:
       variables: Floating-point variables of Keras 3, of a tf_keras model, or tf.Variables; see `averaged_variables`.
-      config: The decays and their start.
+      config: The decays and their start; or one config for each variable, all with the same `evaluate`. A variable
+        with None is not averaged. It counts in the keys, so that these do not depend on what is averaged.
 
     Attributes:
       evaluated: What evaluations use: names of averages, or "weights".
@@ -108,39 +68,37 @@ class MovingAverage:
 
     section, more_section = "average", "more_averages"  # of a checkpoint
 
-    def __init__(self, variables: Sequence[Any], config: EMAConfig) -> None:
-        if not variables:
+    def __init__(self, variables: Sequence[Any], config: EMAConfig | Sequence[EMAConfig | None]) -> None:
+        each = [config] * len(variables) if isinstance(config, EMAConfig) else list(config)
+        configs = [one for one in each if one is not None]
+        if not configs:
             raise UsageError("there are no variables to average; build the model first")
-        self._config, self.evaluated = config, tuple(config.evaluate)
+        self._configs = [one for place, one in enumerate(configs) if one not in configs[:place]]
+        self.evaluated = tuple(configs[0].evaluate)
         self._strategy = tf.distribute.get_strategy()
-        self._sources = [_native(variable) for variable in variables]
-        for source in self._sources:
-            if not self._strategy.extended.variable_created_in_scope(source):
-                raise UsageError(
-                    f"{source.name} belongs to another strategy; make the average in the scope of that strategy"
-                )
-        self._decays = {AVERAGE: config.average_decay, **config.more_decays}
-        self._averages = {name: self._new_average(name) for name in self._decays}
-        self._paths = unique_names([variable_path(variable) for variable in variables])
+        self._averaged = [
+            self._new_averages(native_variable(variable), key, one)
+            for variable, key, one in zip(variables, average_keys(variables), each, strict=True)
+            if one is not None
+        ]
         self._swapped = ""
-        self._exchange_all = {name: self._in_graph(self._exchange_each, name) for name in self._decays}
-        self._copy_all = {name: self._in_graph(self._copy_each, name) for name in self._decays}
+        self._exchange_all = {name: self._in_graph(self._exchange_each, name) for name in self.names}
+        self._copy_all = {name: self._in_graph(self._copy_each, name) for name in self.names}
 
     @property
     def names(self) -> list[str]:
         """The names of the averages: "average" for that of average_decay, and those of more_decays."""
-        return list(self._averages)
+        return list(dict.fromkeys(name for one in self._averaged for name in one.averages))
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """The averages with the decay average_decay, by the paths of their variables; for the checkpoint."""
-        return dict(zip(self._paths, self._averages[AVERAGE], strict=True))
+        """The averages with the decay average_decay, by key; for the checkpoint."""
+        return self._by_key(AVERAGE)
 
     @property
     def more_variables(self) -> dict[str, dict[str, tf.Variable]]:
-        """The averages with the decays of `more_decays`, by name and path of their variables; for the checkpoint."""
-        others = {name: averages for name, averages in self._averages.items() if name != AVERAGE}
-        return {name: dict(zip(self._paths, averages, strict=True)) for name, averages in others.items()}
+        """The averages with the decays of `more_decays`, by name and key; for the checkpoint."""
+        return {name: self._by_key(name) for name in self.names if name != AVERAGE}
 
     @property
     def swapped(self) -> str:
@@ -153,7 +111,7 @@ class MovingAverage:
         Args:
           step: The number of steps taken, the one just applied included; an integer, or an integer scalar.
         """
-        decays = self._decays_at(step)
+        decays = [_decays_at(config, step) for config in self._configs]
         context = tf.distribute.get_replica_context()
         if tf.distribute.has_strategy() and context is not None:
             context.merge_call(self._move_each, args=(decays,))
@@ -171,52 +129,68 @@ class MovingAverage:
         Args:
           names: The names of the averages; None: all.
         """
-        for name in self._averages if names is None else names:
-            if name in self._averages:
+        for name in self.names if names is None else names:
+            if name in self._copy_all:
                 self._copy_all[name]()
 
     def swap(self, name: str = AVERAGE) -> None:
         """Exchanges variables and averages, on every replica, exactly; a second call undoes it; eager, on the host.
 
         Args:
-          name: The name of the average.
+          name: The name of the average; a variable without such an average keeps its value.
         """
         assert self._swapped in ("", name), f"{self._swapped} is in place of the weights, not {name}"
         self._exchange_all[name]()
         self._swapped = "" if self._swapped else name
 
-    def _new_average(self, name: str) -> list[tf.Variable]:
-        return [
-            tf.Variable(tf.convert_to_tensor(source), trainable=False, name=f"{name}_{index}")
-            for index, source in enumerate(self._sources)
-        ]
+    def _new_averages(self, source: tf.Variable, key: str, config: EMAConfig) -> _Averaged:
+        if not self._strategy.extended.variable_created_in_scope(source):
+            raise UsageError(
+                f"{source.name} belongs to another strategy; make the average in the scope of that strategy"
+            )
+        value = tf.convert_to_tensor(source)
+        made = {name: tf.Variable(value, trainable=False, name=name) for name in _decays(config)}
+        return _Averaged(source, key, self._configs.index(config), made)
+
+    def _by_key(self, name: str) -> dict[str, tf.Variable]:
+        return {one.key: one.averages[name] for one in self._averaged if name in one.averages}
 
     def _in_graph(self, function: Callable[[str], None], name: str) -> Callable[[], None]:
         return tf.function(functools.partial(function, name), autograph=False)
 
-    def _decays_at(self, step: Any) -> list[Any]:
-        """Returns the decay of each average at a step: numbers where it never changes, so that no step computes it."""
-        options = self._config
-        if not options.dynamic_decay and options.start_step == 0:
-            return list(self._decays.values())
-        averaged = tf.cast(step, tf.float32) - float(options.start_step)
-        decays = [tf.constant(decay, tf.float32) for decay in self._decays.values()]
-        if options.dynamic_decay:
-            most = (1.0 + averaged) / (10.0 + averaged)
-            decays = [tf.minimum(decay, most) for decay in decays]
-        return decays if options.start_step == 0 else [tf.where(averaged < 0.0, 0.0, decay) for decay in decays]
-
-    def _move_each(self, strategy: tf.distribute.Strategy, decays: Sequence[Any]) -> None:
-        for source, first, *others in zip(self._sources, *self._averages.values(), strict=True):
-            strategy.extended.update(first, _move, args=(others, _one_value(source), decays), group=False)
+    def _move_each(self, strategy: tf.distribute.Strategy, decays: Sequence[Sequence[Any]]) -> None:
+        for one in self._averaged:
+            first, *others = one.averages.values()
+            arguments = (others, _one_value(one.source), decays[one.place])
+            strategy.extended.update(first, _move, args=arguments, group=False)
 
     def _copy_each(self, name: str) -> None:
         with self._strategy.scope():
-            for average, source in zip(self._averages[name], self._sources, strict=True):
-                self._strategy.extended.update(average, _copy, args=(_one_value(source),), group=False)
+            for one in self._averaged:
+                if name in one.averages:
+                    value = _one_value(one.source)
+                    self._strategy.extended.update(one.averages[name], _copy, args=(value,), group=False)
 
     def _exchange_each(self, name: str) -> None:
-        exchange(self._strategy, self._averages[name], self._sources)
+        held = [one for one in self._averaged if name in one.averages]
+        exchange(self._strategy, [one.averages[name] for one in held], [one.source for one in held])
+
+
+def _decays(config: EMAConfig) -> dict[str, float]:
+    return {AVERAGE: config.average_decay, **config.more_decays}
+
+
+def _decays_at(config: EMAConfig, step: Any) -> list[Any]:
+    """Returns the decay of each average at a step: numbers where it never changes, so that no step computes it."""
+    constant = list(_decays(config).values())
+    if not config.dynamic_decay and config.start_step == 0:
+        return constant
+    averaged = tf.cast(step, tf.float32) - float(config.start_step)
+    decays = [tf.constant(decay, tf.float32) for decay in constant]
+    if config.dynamic_decay:
+        most = (1.0 + averaged) / (10.0 + averaged)
+        decays = [tf.minimum(decay, most) for decay in decays]
+    return decays if config.start_step == 0 else [tf.where(averaged < 0.0, 0.0, decay) for decay in decays]
 
 
 def _move(first: tf.Variable, others: Sequence[tf.Variable], value: Any, decays: Sequence[Any]) -> None:
@@ -249,7 +223,8 @@ def _one_value(source: tf.Variable) -> Any:
     return tf.convert_to_tensor(source) if differs else source
 
 
-def _native(variable: Any) -> tf.Variable:
+def native_variable(variable: Any) -> tf.Variable:
+    """Returns the tf.Variable behind a Keras 3 variable; any other variable unchanged."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 

@@ -17,10 +17,10 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import ROOT, CheckpointGraph
-from trainer_kit.checkpoints.state.variable_names import canonical_paths, model_variables
+from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.config.schema.optimization import AVERAGE, WEIGHTS, EMAConfig
 from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.optimizers.moving_average import averaged_variables, unique_names
+from trainer_kit.optimizers.moving_average import average_keys, averaged_variables
 from trainer_kit.optimizers.per_variable import variable_path
 
 _DEPTH = 3  # attributes between the root and the model
@@ -175,12 +175,14 @@ def _named_averages(graph: CheckpointGraph, name: str) -> Mapping[str, int]:
 
 
 def _with_averages(model: Any, graph: CheckpointGraph, found: Match, saved: Mapping[str, int]) -> Match:
-    """Replaces the weights in a match by moving averages, path -> node."""
+    """Replaces the weights in a match by moving averages, path -> node; variables without an average keep theirs."""
     for trainable_only in (True, False):
         variables = averaged_variables(model, EMAConfig(trainable_weights_only=trainable_only))
-        names = canonical_paths(unique_names([variable_path(variable) for variable in variables]))
-        if set(names) == saved.keys():
-            keys = {id(_native(one)): graph.key(saved[name]) for one, name in zip(variables, names, strict=True)}
+        names = average_keys(variables)
+        # One of several optimizers may average its part of the trainable variables; otherwise all are averaged.
+        if saved.keys() <= set(names) if trainable_only else saved.keys() == set(names):
+            nodes = {id(_native(one)): saved[name] for one, name in zip(variables, names, strict=True) if name in saved}
+            keys = {variable: graph.key(node) for variable, node in nodes.items()}
             pairs = [(variable, keys.get(id(variable)) or key) for variable, key in found.pairs]
             return Match(found.part, found.node, pairs, found.misfits, averaged=True)
     raise UsageError(

@@ -16,7 +16,9 @@ def _unknown(folder: Path) -> set[str]:
 
 def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> None:
     bests = {"lowest": {"metric": "validation_loss", "metric_comp": "lower"}}
-    config = tiny_experiment(best_checkpoint_eval_metric="accuracy").replace(trainer={"best_checkpoints": bests})
+    averages = {"optimizer_config": {"ema": {"average_decay": 0.9}}, "callbacks": [{"name": "ema_checkpoints"}]}
+    config = tiny_experiment(best_checkpoint_eval_metric="accuracy")
+    config = config.replace(trainer={"best_checkpoints": bests, **averages})
     launch(config, "train_and_eval", str(tmp_path), records=lambda: {"operative_config.train_and_eval.gin": ""})
     launch(config, "continuous_eval", str(tmp_path), eval_name="fast")
     launch(config, "eval", str(tmp_path))

@@ -20,7 +20,6 @@ from trainer_kit.checkpoints.state.discovered_state import saved_section
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, missing_objects, object_graph, readable
 from trainer_kit.checkpoints.state.variable_names import (
-    canonical_paths,
     item_variables,
     model_variables,
     optimizer_variables,
@@ -57,24 +56,20 @@ def training_checkpoint(
       global_step: The step counter, an int64 scalar.
       model: A Keras 3 model, tf_keras model or tf.Module; its `checkpoint_items`, a dict of trackables, is saved too.
       optimizer: A Keras 3 optimizer or a dict of them; None leaves it out, for evaluation.
-      average: The moving average of the weights, by the paths of the variables; None leaves it out.
-      more_averages: The moving averages with other decays, by name, each by the paths of the variables.
+      average: The moving average of the weights, by key (moving_average.average_keys); None leaves it out.
+      more_averages: The moving averages with other decays, by name, each by key.
       **others: Further variables, or dicts of them by name; those in OPTIONAL may be missing in a file.
     """
     items: dict[str, Any] = {"global_step": global_step, "model": model_variables(model)}
     if optimizer is not None:
         items["optimizer"] = optimizer_variables(optimizer, model)
     if average is not None:
-        items["average"] = _by_canonical_path(average)
+        items["average"] = dict(average)
     if more_averages:
-        items["more_averages"] = {name: _by_canonical_path(one) for name, one in more_averages.items()}
+        items["more_averages"] = {name: dict(one) for name, one in more_averages.items()}
     items.update({name: item for name, item in others.items() if not isinstance(item, Mapping) or item})
     items.update(item_variables(getattr(model, "checkpoint_items", None) or {}))
     return tf.train.Checkpoint(**items)
-
-
-def _by_canonical_path(variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
-    return dict(zip(canonical_paths(list(variables)), variables.values(), strict=True))
 
 
 def weights_checkpoint(*, global_step: tf.Variable, model: Any, **items: Any) -> tf.train.Checkpoint:

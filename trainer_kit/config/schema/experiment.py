@@ -398,7 +398,8 @@ class ExperimentConfig(Config):
         """
         yield from self._set_rules()
         yield from self._accumulation_rules()
-        yield from self.task.rules_with(self.trainer)
+        if isinstance(self.task, TaskConfig):  # the door to Model Garden has sections of other classes
+            yield from self.task.rules_with(self.trainer)
         yield from self._processor_rules()
         runtime = self.runtime
         if runtime.run_eagerly and self.trainer.fuse_steps > 1:

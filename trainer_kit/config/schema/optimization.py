@@ -125,10 +125,16 @@ class NamedOptimizerConfig(OptimizationConfig):
     loss_scale: Literal["dynamic"] | Above0 | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that an optimizer is chosen, the patterns, and that gradients are added up only over several steps."""
+        """Checks that an optimizer is chosen, the patterns, and that no setting is without an effect."""
         yield from super().rules()
         if not self.optimizer.type:
             yield "optimizer.type", "is needed: each of trainer.optimizers has an optimizer of its own"
         yield from broken_patterns("variables", self.variables)
         if self.accumulate and self.period == 1:
             yield "accumulate", "has no effect with period=1; set the number of steps of an update in period"
+        if isinstance(self.ema, EMAConfig) and not self.ema.trainable_weights_only:
+            yield (
+                "ema.trainable_weights_only",
+                "cannot be false: ema averages the variables of its optimizer only; use trainer.optimizer_config.ema, "
+                "which averages batch statistics too",
+            )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import build_optimizers
-from trainer_kit.optimizers.moving_average import Averages, MovingAverage, create_average
+from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables, create_average, native_variable
 from trainer_kit.optimizers.named_optimizers import NamedOptimizers, log_ownership, owned_variables
 from trainer_kit.optimizers.periodic import PeriodicOptimizer
 
@@ -70,7 +71,7 @@ def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any
     return optimizer
 
 
-def moving_average(options: Any, task: Any, model: Any) -> MovingAverage | Averages | None:
+def moving_average(options: Any, task: Any, model: Any) -> MovingAverage | None:
     """Returns the moving average of the weights, or of the variables of each of several optimizers; in strategy scope.
 
     Args:
@@ -84,7 +85,9 @@ def moving_average(options: Any, task: Any, model: Any) -> MovingAverage | Avera
     sections = _sections(options)
     if averaged := {name: one.ema for name, one in sections.items() if one.ema is not None}:
         owned = owned_variables(sections, sections, _given(task, model), model)
-        return Averages({name: MovingAverage(owned[name], ema) for name, ema in averaged.items()})
+        configs = {id(native_variable(variable)): ema for name, ema in averaged.items() for variable in owned[name]}
+        variables = averaged_variables(model, EMAConfig())
+        return MovingAverage(variables, [configs.get(id(native_variable(variable))) for variable in variables])
     return create_average(model, options.optimizer_config.ema)
 
 

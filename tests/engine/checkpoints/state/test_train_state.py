@@ -16,6 +16,7 @@ import tf_keras
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.state.strict_restore import restore, saved_shapes
 from trainer_kit.checkpoints.state.train_state import TrainState
+from trainer_kit.checkpoints.state.variable_names import canonical_paths
 
 
 class _Average:
@@ -24,7 +25,9 @@ class _Average:
     section, more_variables = "average", MappingProxyType[str, Any]({})
 
     def __init__(self, model: Any) -> None:
-        self.variables = {v.path: tf.Variable(v.value) for v in model.trainable_variables}
+        variables = model.trainable_variables
+        keys = canonical_paths([variable.path for variable in variables])
+        self.variables = {key: tf.Variable(one.value) for key, one in zip(keys, variables, strict=True)}
         self.resets = 0
 
     def begin(self) -> None:

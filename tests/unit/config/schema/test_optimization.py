@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.config.schema.broken_rules import broken
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.config.schema.optimization import EMAConfig, OptimizationConfig
+from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.errors import ConfigError
@@ -54,3 +54,12 @@ def test_all_averages_are_evaluated_alike_and_on_the_same_data() -> None:
     assert broken(TrainerConfig, {"optimizers": groups}) == ["optimizers.b.ema.evaluate"]
     again = {"optimizer_config": {"ema": {"evaluate": both}}, "eval_recreate_iterator": False, "validation_steps": 3}
     assert broken(TrainerConfig, again) == ["optimizer_config.ema.evaluate"]
+
+
+def test_an_optimizer_of_several_averages_no_batch_statistics() -> None:
+    section = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}, "variables": ("a",)}
+    ema = {"trainable_weights_only": False}
+    assert broken(NamedOptimizerConfig, {**section, "ema": ema}) == ["ema.trainable_weights_only"]
+    allowed = TrainerConfig(optimizers={"a": section}, optimizer_config={"ema": ema})
+    assert allowed.optimizer_config.ema == EMAConfig(**ema)
+    NamedOptimizerConfig(**section, ema={})
