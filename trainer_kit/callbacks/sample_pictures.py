@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.errors import UsageError
 from trainer_kit.files import write_bytes
@@ -29,16 +31,17 @@ class SamplePictures(Callback):
         self._count, self._seed = count, seed
 
     def run_begin(self, run: Run) -> None:
-        """Checks the task.
+        """Draws a picture and does not write it, so that mistakes are told before the first step.
 
         Raises:
-          UsageError: when the task has no method `picture`, or its model does not generate from latents.
+          UsageError: when the task or its model cannot draw.
         """
         if not hasattr(run.task, "picture") or not hasattr(run.model, "latent_size"):
             raise UsageError(
                 f"the callback sample_pictures: {type(run.task).__name__} has no method picture(samples), or its model "
                 "no latent_size; it is for a trainer_kit.GanTask"
             )
+        self._draw(run)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Writes the picture of this step."""
@@ -47,10 +50,25 @@ class SamplePictures(Callback):
             return
         import tensorflow as tf
 
-        shape = [self._count, run.model.latent_size]
-        latents = tf.random.stateless_normal(shape, [self._seed, 0])
+        path = os.path.join(run.directory, FOLDER, f"step-{run.step:08}.png")
+        write_bytes(path, tf.io.encode_png(self._draw(run)).numpy())
+
+    def _draw(self, run: Run) -> np.ndarray:
+        import tensorflow as tf
+
+        latents = tf.random.stateless_normal([self._count, run.model.latent_size], [self._seed, 0])
         with run.trainer.averaged_weights():
             samples = run.task.inference_step(latents, run.model).numpy()
-        if (picture := run.task.picture(samples)) is not None:
-            path = os.path.join(run.directory, FOLDER, f"step-{run.step:08}.png")
-            write_bytes(path, tf.io.encode_png(picture).numpy())
+        picture, name = run.task.picture(samples), type(run.task).__name__
+        if picture is None:
+            raise UsageError(
+                f"the callback sample_pictures: {name}.picture draws images, and the generated examples have the shape "
+                f"{samples.shape[1:]}; define picture(samples) in {name}"
+            )
+        if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3):
+            kind = f"{picture.dtype} {list(picture.shape)}" if isinstance(picture, np.ndarray) else repr(picture)[:60]
+            raise UsageError(
+                f"the callback sample_pictures: {name}.picture returned {kind}; return a NumPy array of uint8, "
+                "[height, width, 3]"
+            )
+        return picture

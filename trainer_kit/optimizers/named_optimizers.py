@@ -112,6 +112,10 @@ def owned_variables(
     Raises:
       UsageError: when an optimizer has no variables, or a variable has two optimizers.
     """
+    names = list(names)
+    if unknown := sorted(given.keys() - set(names)):
+        known = ", ".join(names)
+        raise UsageError(f"the task's optimizer_variables names {', '.join(unknown)}; the optimizers are: {known}")
     left, owned = {_key(one): one for one in model.trainable_variables}, dict[str, list[Any]]()
     # The numbers that Keras gives layers count all models of the process; these count the layers of this model.
     paths = dict(zip(left, canonical_paths([variable_path(one) for one in left.values()]), strict=True))
@@ -120,13 +124,10 @@ def owned_variables(
         found = (one for key, one in left.items() if any(re.search(pattern, paths[key]) for pattern in patterns))
         owned[name] = list(found) if patterns else list(given.get(name, ()))
         if not owned[name]:
-            raise UsageError(_without_variables(name, patterns, list(paths.values())))
+            raise UsageError(_without_variables(name, patterns, paths, owned))
         for one in owned[name]:
             if left.pop(_key(one), None) is None:
                 raise UsageError(_not_free(name, one, owned))
-    if unknown := sorted(given.keys() - owned.keys()):
-        known = ", ".join(owned)
-        raise UsageError(f"the task's optimizer_variables names {', '.join(unknown)}; the optimizers are: {known}")
     return owned
 
 
@@ -138,15 +139,25 @@ def log_ownership(owned: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) 
     _log.info("variables of each optimizer: %s", ", ".join(f"{name} {len(owned[name])}" for name in owned))
 
 
-def _without_variables(name: str, patterns: Sequence[str], paths: Sequence[str]) -> str:
+def _without_variables(
+    name: str, patterns: Sequence[str], paths: Mapping[int, str], owned: Mapping[str, Sequence[Any]]
+) -> str:
+    """Returns why an optimizer has no variables, and what to do; `paths` are those of all variables."""
     section = f"trainer.optimizers.{name}"
     if not patterns:
         return (
             f"{section} has no variables: set {section}.variables to regular expressions of their paths, or return "
             "them from the task's method optimizer_variables"
         )
-    near = ", ".join(similar_paths(patterns[0], paths))
-    return f"{section}.variables: no variable, or none that is left, matches {', '.join(patterns)}; there are: {near}"
+    matched = {key for key, path in paths.items() if any(re.search(pattern, path) for pattern in patterns)}
+    if matched:
+        owners = [other for other in owned if any(_key(one) in matched for one in owned[other])]
+        return (
+            f"{section}.variables: {', '.join(owners)}, which {'comes' if len(owners) == 1 else 'come'} first, already "
+            f"updates all variables that match {', '.join(patterns)}; put {name} before, or change the patterns"
+        )
+    near = ", ".join(similar_paths(patterns[0], list(paths.values())))
+    return f"{section}.variables: no variable matches {', '.join(patterns)}; similar ones are: {near}"
 
 
 def _not_free(name: str, variable: Any, owned: Mapping[str, Sequence[Any]]) -> str:

@@ -56,7 +56,8 @@ def test_evaluated_weights_draw_from_the_same_latents_each_time(tmp_path: Path) 
     for step in (7, 9):
         run.step, run.evaluation = step, Evaluation(step)
         callback.evaluation_end(run, {})
-    first, second = trainer.task.drawn
+    tried, first, second = trainer.task.drawn
+    assert np.array_equal(tried, first)
     assert first.shape == (5, 3) and np.array_equal(first, second)
     SamplePictures(count=5, seed=1).evaluation_end(run, {})
     assert not np.array_equal(first, trainer.task.drawn[-1])
@@ -72,6 +73,22 @@ def test_an_evaluation_of_an_earlier_start_is_not_drawn_again(tmp_path: Path) ->
     run.evaluation = Evaluation(7, replayed=True)
     SamplePictures().evaluation_end(run, {})
     assert trainer.task.drawn == []
+
+
+@pytest.mark.parametrize(
+    ("picture", "message"),
+    [
+        (None, r"_Task\.picture draws images, and the generated examples have the shape \(3,\); define picture"),
+        (np.zeros((4, 5, 3)), r"_Task\.picture returned float64 \[4, 5, 3\]; return a NumPy array of uint8"),
+        (np.zeros((4, 5), np.uint8), r"_Task\.picture returned uint8 \[4, 5\]"),
+    ],
+)
+def test_what_is_no_picture_is_told_before_the_first_step(picture: Any, message: str, tmp_path: Path) -> None:
+    trainer: Any = _Trainer()
+    trainer.task.picture = lambda samples: picture
+    with pytest.raises(UsageError, match=message):
+        SamplePictures().run_begin(Run(trainer, str(tmp_path)))
+    assert not (tmp_path / "samples").exists()
 
 
 def test_a_task_that_cannot_draw_is_refused_before_a_step(tmp_path: Path) -> None:

@@ -319,7 +319,8 @@ class TrainerConfig(Config):
         for field in ("optimizer", "learning_rate", "warmup"):
             if self.optimizers and getattr(self.optimizer_config, field).type:
                 names = ", ".join(self.optimizers)
-                yield "optimizers", f"{names} would not use optimizer_config.{field}; remove that section, or these"
+                advice = f"set optimizer_config.{field}.type=null, or remove these"
+                yield "optimizers", f"{names} would not use optimizer_config.{field}; {advice}"
         averaged = [name for name, one in self.optimizers.items() if one.ema is not None]
         if averaged and self.optimizer_config.ema is not None:
             problem = f"optimizer_config.ema averages all weights already; remove it, or that of {', '.join(averaged)}"

@@ -246,7 +246,11 @@ def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureF
     ("optimizers", "task_type", "message"),
     [
         ({"head": {**SGD, "variables": ("^dense/",)}}, TwoLayers, "trainer.optimizers.head.variables.*dense/kernel"),
-        ({"a": {**SGD, **REST}, "b": {**SGD, **HEAD}}, TwoLayers, "trainer.optimizers.b.variables.*that is left"),
+        (
+            {"a": {**SGD, **REST}, "b": {**SGD, **HEAD}},
+            TwoLayers,
+            "trainer.optimizers.b.variables: a, which comes first",
+        ),
         ({"head": SGD}, TwoLayers, "trainer.optimizers.head has no variables.*optimizer_variables"),
         ({"heads": {**SGD, **REST}}, ByMethod, "optimizer_variables names head, rest; the optimizers are: heads"),
         ({"head": {**SGD, **REST}, "rest": SGD}, ByMethod, "two optimizers would update .*: head and rest"),
