@@ -31,7 +31,7 @@ class SamplePictures(Callback):
         self._count, self._seed = count, seed
 
     def run_begin(self, run: Run) -> None:
-        """Draws a picture and does not write it, so that mistakes are told before the first step.
+        """Tries to draw a picture, so that mistakes are reported before the first step.
 
         Raises:
           UsageError: when the task or its model cannot draw.
