@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.variable_names import canonical_paths
 from trainer_kit.config.schema.optimization import AVERAGE, EMAConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.per_variable import variable_path
+from trainer_kit.optimizers.per_variable import native_variable, variable_path
 
 
 def averaged_variables(model: Any, config: EMAConfig) -> list[Any]:
@@ -221,11 +221,6 @@ def _one_value(source: tf.Variable) -> Any:
     """Returns the value to average: the mean of a variable that differs between replicas; else the variable itself."""
     differs = source.synchronization == tf.VariableSynchronization.ON_READ
     return tf.convert_to_tensor(source) if differs else source
-
-
-def native_variable(variable: Any) -> tf.Variable:
-    """Returns the tf.Variable behind a Keras 3 variable; any other variable unchanged."""
-    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def unique_names(paths: Sequence[str]) -> list[str]:

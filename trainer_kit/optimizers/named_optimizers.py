@@ -14,7 +14,7 @@ from trainer_kit.checkpoints.state.variable_names import canonical_paths
 from trainer_kit.config.schema.optimization import NamedOptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers import gradients as updates
-from trainer_kit.optimizers.per_variable import similar_paths, variable_path
+from trainer_kit.optimizers.per_variable import native_variable, similar_paths, variable_path
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +42,6 @@ class NamedOptimizers(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._optimizers)
-
-    def variables_of(self, name: str) -> list[Any]:
-        """Returns the variables that the optimizer `name` updates."""
-        return list(self._owned[name])
 
     def build(self) -> None:
         """Creates the slots of each optimizer for the variables that it owns; eager, in scope.
@@ -174,4 +170,4 @@ def _scale(optimizer: Any) -> Any:
 
 
 def _key(variable: Any) -> int:
-    return id(variable.value if isinstance(variable, keras.Variable) else variable)
+    return id(native_variable(variable))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import keras
+import tensorflow as tf
 
 from trainer_kit.distribution.keras_internals import variable_index
 from trainer_kit.errors import near_names
@@ -27,6 +28,11 @@ class PerVariable(Generic[Value]):
     def of(self, optimizer: keras.Optimizer, variable: Any) -> Value:
         """Returns the value of `variable`; also of a replica's part of it, inside `update_step`."""
         return self.values[variable_index(optimizer, variable)]
+
+
+def native_variable(variable: Any) -> tf.Variable:
+    """Returns the tf.Variable behind a Keras 3 variable; any other variable unchanged."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def variable_path(variable: Any) -> str:

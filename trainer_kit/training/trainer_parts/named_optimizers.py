@@ -8,8 +8,9 @@ from typing import Any
 from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import build_optimizers
-from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables, create_average, native_variable
+from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables, create_average
 from trainer_kit.optimizers.named_optimizers import NamedOptimizers, log_ownership, owned_variables
+from trainer_kit.optimizers.per_variable import native_variable
 from trainer_kit.optimizers.periodic import PeriodicOptimizer
 
 
@@ -33,8 +34,9 @@ def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
                 f"{type(task).__name__}.create_optimizer returns several optimizers, and it is called for each of "
                 "trainer.optimizers; return one, or remove trainer.optimizers"
             )
-        several = section.period > 1
-        made[name] = PeriodicOptimizer(optimizer, section.period, section.accumulate) if several else optimizer
+        if section.period > 1:
+            optimizer = PeriodicOptimizer(optimizer, section.period, section.accumulate)
+        made[name] = optimizer
     return made
 
 
@@ -51,17 +53,18 @@ def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any
       model: The built model.
 
     Returns:
-      The optimizer, or an NamedOptimizers in place of a dict.
+      The optimizer, or NamedOptimizers in place of a dict.
 
     Raises:
       UsageError: when an optimizer has no variables, or a variable has two optimizers.
     """
     given = _given(task, model) if optimizer is not None else {}
     if isinstance(optimizer, Mapping) and (given or _sections(options)):
-        groups = NamedOptimizers(optimizer, owned_variables(optimizer, _sections(options), given, model))
-        groups.build()
-        log_ownership({name: groups.variables_of(name) for name in groups}, model.trainable_variables)
-        return groups
+        owned = owned_variables(optimizer, _sections(options), given, model)
+        several = NamedOptimizers(optimizer, owned)
+        several.build()
+        log_ownership(owned, model.trainable_variables)
+        return several
     if given:
         raise UsageError(
             f"{type(task).__name__}.optimizer_variables names the variables of {', '.join(given)}, and there is one "
