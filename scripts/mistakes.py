@@ -89,6 +89,11 @@ MISTAKES = [
     _override("unknown key of the task", "task.train_data.batch_size=5", "global_batch_size"),
     _override("text for a number", "trainer.train_steps=abc", "trainer.train_steps"),
     _override("a number in quotes", "trainer.train_steps='5'", "trainer.train_steps"),
+    _override("a misspelt unit", "trainer.train_steps=3 epocs", "did you mean '3 epochs'?"),
+    _override(
+        "a share of nothing", "trainer.train_steps=-1,trainer.checkpoint_interval=20 %",
+        "is a share of a run that ends when its data ends; set trainer.train_steps",
+    ),
     _override("a fraction for a count", "trainer.train_steps=1.5", "trainer.train_steps"),
     _override("a word for a switch", "trainer.train_tf_function=yes", "trainer.train_tf_function"),
     _override("negative train_steps", "trainer.train_steps=-5", "trainer.train_steps"),
@@ -126,7 +131,8 @@ MISTAKES = [
     ),
     Mistake(
         "two mistakes of gin", {"gin_file": "{folder}/a.gin"},
-        "'x' is not a whole number of at least -1\n  TrainrConfig.seed ({folder}/a.gin:1): nothing called TrainrConfig",
+        "'x' is not a whole number of at least -1, or a duration such as '3 epochs'\n"
+        "  TrainrConfig.seed ({folder}/a.gin:1): nothing called TrainrConfig",
         files=(("a.gin", "TrainrConfig.seed = 1\nTrainerConfig.train_steps = 'x'\n"),),
     ),
     Mistake("missing gin file", {"gin_file": "{folder}/no.gin"}, "no.gin"),

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from scripts.source_files import ROOT
-from trainer_kit.cli.main import CHECKS, VERBS, add_common_arguments
+from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, add_common_arguments
 from trainer_kit.config.allowed_values import show
 from trainer_kit.config.field_docs import FieldDoc, field_docs, summary
 from trainer_kit.config.modes import MODES
@@ -56,7 +56,9 @@ def command_line_page() -> str:
     lines += [*_table(("flag", "meaning"), rows), "", SOURCES_NOTE.replace("*", "\\*"), "", "### Modes", ""]
     lines += _table(("mode", "what it does"), [(f"`{name}`", _sentence(mode.meaning)) for name, mode in MODES.items()])
     lines += ["", "The exit codes are in [a table of their own](exit_codes.md)."]
-    for name, module in {**VERBS, **{f"doctor {check}": module for check, module in CHECKS.items()}}.items():
+    commands = {f"checkpoint {name}": module for name, module in CHECKPOINTS.items()}
+    commands |= {f"doctor {name}": module for name, module in CHECKS.items()}
+    for name, module in {**VERBS, **commands}.items():
         text = (module.__doc__ or "").split("\n")[0]
         lines += ["", f"## trainer-kit {name}", "", text, "", *_arguments(module)]
     return _page("Command line", lines)
@@ -134,7 +136,7 @@ def _as_before(path: str, config_class: type[Config], value: Any) -> str:
 
 def _several(doc: FieldDoc) -> str:
     """Returns the placeholder for the name or the number of one of several sections."""
-    return ".<name>" if doc.allowed.startswith("a mapping") else "[<n>]" if doc.allowed.startswith("a list") else ""
+    return ".<name>" if doc.allowed.startswith("a mapping") else "[<n>]" if "a list" in doc.allowed else ""
 
 
 def _fields(path: str, config_class: type[Config]) -> list[str]:
@@ -167,7 +169,8 @@ class _Recorder(argparse.ArgumentParser):
         choices = options.get("choices")
         value = options.get("metavar") or (" or ".join(choices) if choices else names[0].lstrip("-").upper())
         takes_none = options.get("action") == "store_true"
-        shown = f"{names[0]}={value}" if names[0].startswith("-") and not takes_none else names[0]
+        separator, value = (" ", " ".join(value)) if isinstance(value, tuple) else ("=", value)  # several values
+        shown = f"{names[0]}{separator}{value}" if names[0].startswith("-") and not takes_none else names[0]
         self.noted.append((f"`{shown if names[0].startswith('-') else value}`", options.get("help", "")))
         return super().add_argument(*names, **options)
 

@@ -22,6 +22,8 @@ _HOME = {
     "OptimizationConfig": "config.schema.optimization",
     "NamedOptimizerConfig": "config.schema.optimization",
     "GanConfig": "config.schema.gan",
+    "MultiTaskConfig": "config.schema.multitask",
+    "TaskRoutine": "config.schema.multitask",
     "BaseOptimizerConfig": "config.schema.optimizers",
     "Callback": "callbacks.base",
     "register_callback": "callbacks.configured_callbacks",
@@ -40,9 +42,12 @@ _HOME = {
     "apply_gradients": "optimizers.gradients",
     "needs_gradients": "optimizers.gradients",
     "scale_loss": "optimizers.gradients",
+    "expose": "training.named_tensors",
+    "get_predictor": "serving.predictor",
     "load_model": "serving.load",
     "load_weights": "serving.load",
     "GanTask": "training.gan.task",
+    "MultiTask": "training.multitask.task",
     "Task": "training.task",
     "Trainer": "training.trainer",
     "launch": "run.launcher",
@@ -71,6 +76,8 @@ if TYPE_CHECKING:
     from trainer_kit.config.schema.experiment import ExperimentConfig as ExperimentConfig
     from trainer_kit.config.schema.experiment import TaskConfig as TaskConfig
     from trainer_kit.config.schema.experiment import TrainerConfig as TrainerConfig
+    from trainer_kit.config.schema.multitask import MultiTaskConfig as MultiTaskConfig
+    from trainer_kit.config.schema.multitask import TaskRoutine as TaskRoutine
     from trainer_kit.config.schema.optimization import OptimizationConfig as OptimizationConfig
     from trainer_kit.config.schema.optimizers import BaseOptimizerConfig as BaseOptimizerConfig
     from trainer_kit.config.schema.runtime import RuntimeConfig as RuntimeConfig
@@ -86,7 +93,10 @@ if TYPE_CHECKING:
     from trainer_kit.run.supervisor.attempts import supervise as supervise
     from trainer_kit.serving.load import load_model as load_model
     from trainer_kit.serving.load import load_weights as load_weights
+    from trainer_kit.serving.predictor import get_predictor as get_predictor
     from trainer_kit.training.gan.task import GanTask as GanTask
+    from trainer_kit.training.multitask.task import MultiTask as MultiTask
+    from trainer_kit.training.named_tensors import expose as expose
     from trainer_kit.training.task import Task as Task
     from trainer_kit.training.trainer import Trainer as Trainer
 

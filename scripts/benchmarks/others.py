@@ -21,7 +21,7 @@ from trainer_kit.compat import model_garden as model_garden_door
 FOR_EVER = 10**9
 
 
-class _Turns(keras.callbacks.Callback):
+class Turns(keras.callbacks.Callback):
     """Callback that takes turns at the ends of epochs, so that nothing is called during an epoch."""
 
     def __init__(self, pacer: Pacer, steps: int) -> None:
@@ -42,7 +42,7 @@ def keras_fit(pacer: Pacer, folder: str, *, net: str, epoch: int, at_once: int) 
         metrics=nets.accuracies(keras, 1),
         steps_per_execution=at_once,
     )
-    turns = [_Turns(pacer, epoch)]
+    turns = [Turns(pacer, epoch)]
     model.fit(nets.pipeline(net), steps_per_epoch=epoch, epochs=FOR_EVER, verbose=0, callbacks=turns)
 
 

@@ -35,6 +35,7 @@ class BenchConfig(tk.TaskConfig):
       source: "pipeline", the tf.data pipeline of the hand-written loops, or "arrays", an ArraySource.
       examples: The number of validation examples.
       aggregates: Whether evaluations aggregate the labels of all examples.
+      exposed: The number of tensors that the loss exposes: "logits_0" [batch, classes], and so on.
     """
 
     net: str = "dense"
@@ -43,6 +44,7 @@ class BenchConfig(tk.TaskConfig):
     source: str = "pipeline"
     examples: int = samples.EXAMPLES
     aggregates: bool = False
+    exposed: int = 0
     train_data: tk.DataConfig = tk.DataConfig(is_training=True, global_batch_size=samples.BATCH)
     validation_data: tk.DataConfig = tk.DataConfig(global_batch_size=samples.BATCH, drop_remainder=False)
 
@@ -69,6 +71,8 @@ class BenchTask(tk.Task):
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
         """Returns the mean cross entropy."""
+        for number in range(self.task_config.exposed):
+            tk.expose(f"logits_{number}", model_outputs * float(number + 2))
         return nets.loss(keras, labels, model_outputs)
 
     def build_metrics(self, training: bool = True) -> list[Any]:

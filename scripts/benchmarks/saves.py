@@ -38,10 +38,10 @@ class TimedController(Controller):
 
     pacer: Pacer
 
-    def save_checkpoint(self) -> None:
+    def save_checkpoint(self, again: bool = False) -> None:
         """Saves."""
         begin = time.perf_counter()
-        super().save_checkpoint()
+        super().save_checkpoint(again)
         stall = time.perf_counter() - begin
         self.sync()
         self.pacer.tell(stall)

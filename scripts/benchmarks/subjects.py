@@ -9,13 +9,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from scripts.benchmarks import recipe_subject
+from scripts.benchmarks import keras_subject, recipe_subject
 from scripts.benchmarks.race import Contender, Plan
 from scripts.benchmarks.results import MOST_ROUNDS, ROUNDS, Goal
 from scripts.benchmarks.subject import BY_HAND, LOOP, OURS, Subject, at_least, by_hand, ours
 
 OTHERS, TORCH, SAVES = "scripts.benchmarks.others", "scripts.benchmarks.torch_lightning", "scripts.benchmarks.saves"
 FUSE = 100  # steps in one program
+TITLES = {
+    "dense": "dense net 64-32-10, batch 32",
+    "conv": "convolutional net on 32x32 images, batch 32",
+    "transformer": "transformer, two blocks on 16 tokens, batch 32, Adam",
+}
 EPOCH = {"dense": 1000, "conv": 100, "transformer": 100}  # steps of Keras' fit between two turns
 GARDEN_GOALS = {"dense": 2.0, "conv": 1.0, "transformer": 1.0}  # of Model Garden as shipped
 SHORT, LONG = 57 * 32 - 27, 1000 * 32  # examples of an evaluation; the first is that of the digits
@@ -103,7 +108,7 @@ def dense() -> Subject:
     ]
     return Subject(
         name="dense",
-        title="dense net 64-32-10, batch 32",
+        title=TITLES["dense"],
         unit="steps/s",
         contenders=tuple(contenders),
         plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
@@ -135,6 +140,28 @@ def executors() -> Subject:
         contenders=tuple(contenders),
         plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
         equals=(f"default_{SIZES[0]}", "again"),
+        quick_rounds=0,
+    )
+
+
+def named_tensors() -> Subject:
+    """Returns the step rate with tensors that are exposed, and with one that a summary asks for."""
+    trainer = {"summaries": ({"tensor": "logits_0", "type": "histogram"},)}
+    plain = ours("plain", "no tensor is exposed", "dense", loop=1000, to="", runtime=DEFAULT)
+    ten: dict[str, Any] = {"loop": 1000, "to": "plain", "task": {"exposed": 10}, "runtime": DEFAULT}
+    contenders = (
+        replace(plain, quick=True),
+        replace(plain, name="again", label=f"{plain.label}, again", to="plain", quick=True),
+        ours("ten_exposed", "ten are exposed, and none is asked for", "dense", at_least(0.98, "plain"), **ten),
+        ours("one_asked", "one of ten is a histogram", "dense", at_least(0.9, "plain"), trainer=trainer, **ten),
+    )
+    return Subject(
+        name="named_tensors",
+        title="named tensors, dense net, executor=default, loops of 1,000",
+        unit="steps/s",
+        contenders=contenders,
+        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
+        equals=("plain", "again"),
         quick_rounds=0,
     )
 
@@ -295,10 +322,11 @@ def subjects() -> list[Subject]:
     """Returns all subjects, in the order of the table."""
     return [
         dense(),
-        larger("conv", "convolutional net on 32x32 images, batch 32"),
-        larger("transformer", "transformer, two blocks on 16 tokens, batch 32, Adam"),
+        *(larger(net, TITLES[net]) for net in ("conv", "transformer")),
         executors(),
+        named_tensors(),
         recipe_subject.recipes(),
+        *(keras_subject.fits(net, title) for net, title in TITLES.items()),
         *(replicas(net) for net in ("dense", "conv", "transformer")),
         everything("dense", 1000, 10_000, 2.5),
         everything("conv", 100, 100, 3.5),

@@ -8,26 +8,28 @@ At the end of each training loop a run reaches a boundary. It does these things 
     4. checkpoint       if one is due or asked for: checkpoint_begin, save, checkpoint_saved
     5. evaluation       if one is due or asked for: evaluation_begin, evaluation_end
                         (the ledger records it first, then the best weights are exported, then users' callbacks run)
-    6. boundary_end     this step is saved, evaluated and reported
-    7. stop             if a callback asked for it
+    6. epoch_end        if an epoch ends with this step
+    7. boundary_end     this step is saved, evaluated and reported
+    8. stop             if a callback asked for it
 
 Requests are carried out in this order, even those made late in the boundary. An evaluation that boundary_end asks for
 runs at the end of the next loop.
 
-What a callback changes in loop_end is in the checkpoint of that step. What it changes in evaluation_end is not: a run
-that resumes from that checkpoint, after a kill, an error or a rewind, calls evaluation_end again with the recorded
+What a callback changes in loop_end is in the checkpoint of that step. What it changes in evaluation_end and epoch_end
+is not: a run that resumes from that checkpoint, after a kill, an error or a rewind, calls them again with the same
 logs. An error of a required callback ends the run, and the step is saved. This module does not import TensorFlow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.training.loops.epochs import Epochs
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Requests:
 
     stop: str = ""
     save: bool = False
+    save_again: bool = False
     evaluate: set[str] = field(default_factory=set)
     rewind: int | None = None
     rewind_reason: str = ""
@@ -97,16 +100,20 @@ class Run:
       step: The global step. It is set after each loop, restore and error, and after actions and users' callbacks,
         which may restore a checkpoint. Each read of the variable costs up to 3 % of a loop of 10 ms.
       total: The global step at which the run ends; None if it is not known.
+      epochs: The epochs of the run; None if neither the config nor a callback names epochs.
       loop: The last training loop; None before the first one.
       evaluation: The last evaluation; None before the first one.
       reported: The numbers that callbacks have reported since the last line of metrics.
       requests: The requests of callbacks that the controller has not carried out yet.
       was_stopped: Whether a callback had ended the run at the step from which it resumes.
+      in_epoch_begin: Whether epoch_begin is being called.
+      reports_loop: Whether the loop that has just ended is reported. A callback that makes loops shorter than the
+        config says may set it to False in loop_end, and the next report is of all loops since the last one.
       stop_reason: Why the run ends before its last step, once that is decided; "" if it continues.
     """
 
-    def __init__(self, trainer: Any, directory: str = "", chief: bool = True) -> None:
-        self.trainer, self.directory, self.chief = trainer, directory, chief
+    def __init__(self, trainer: Any, directory: str = "", chief: bool = True, epochs: Epochs | None = None) -> None:
+        self.trainer, self.directory, self.chief, self.epochs = trainer, directory, chief, epochs
         self.step = 0
         self.total: int | None = None
         self.loop: Loop | None = None
@@ -114,7 +121,8 @@ class Run:
         self.reported: dict[str, Any] = {}
         self.requests = Requests()
         self.stop_reason = ""
-        self.was_stopped = False
+        self.was_stopped = self.in_epoch_begin = False
+        self.reports_loop = True
 
     @property
     def task(self) -> Any:
@@ -125,6 +133,36 @@ class Run:
     def model(self) -> Any:
         """The model of the run."""
         return self.trainer.model
+
+    @property
+    def tensors(self) -> Mapping[str, np.ndarray]:
+        """The tensors that callbacks ask for, by name, with their values in the last step of the last training loop.
+
+        Over the replicas of this worker tensors are concatenated along the first axis, and scalars averaged. A step in
+        micro-batches has the values of the last one.
+        """
+        return self.trainer.train_tensors.values if self.trainer.train_tensors else {}
+
+    @property
+    def evaluation_tensors(self) -> Mapping[str, Any]:
+        """The same of the last batch of the last evaluation; with several validation sets, by set and name."""
+        return self.trainer.eval_tensors.values if self.trainer.eval_tensors else {}
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that the last step belongs to, counted from 1; in epoch_begin the new one. None without epochs."""
+        return self._place[0]
+
+    @property
+    def step_in_epoch(self) -> int | None:
+        """The number of the last step in its epoch, counted from 1; 0 before its first step; None without epochs."""
+        return self._place[1]
+
+    @property
+    def _place(self) -> tuple[int, int] | tuple[None, None]:
+        if self.epochs is None:
+            return None, None
+        return (self.epochs.ended(self.step) + 1, 0) if self.in_epoch_begin else self.epochs.place(self.step)
 
     def read_step(self) -> int:
         """Reads the global step from its variable, sets `step` to it and returns it."""
@@ -148,9 +186,48 @@ class Run:
             raise UsageError(f"run.report({name!r}): {value!r:.60} is not a single number; report one number per name")
         self.reported[name] = number.reshape(()).item()
 
-    def save(self) -> None:
-        """Asks for a checkpoint of this step."""
+    def change(self, parameter: str, value: float, reason: str = "") -> None:
+        """Sets a hyper-parameter: the steps after this one use the new value.
+
+        The change is logged and becomes a line of kind "change" in metrics.jsonl. With several workers, every worker
+        has to make it: set chief_only to False. Where nothing but `run.step`, the logs of an evaluation and the state
+        of the callback decide, a resumed run makes the same changes.
+
+        Args:
+          parameter: The name of the hyper-parameter, such as learning_rate; docs/guides/hyper_parameters.md has all.
+          value: The new value.
+          reason: What changes it, in a few words, for the log and the line.
+
+        Raises:
+          UsageError: when there is no such hyper-parameter, or the value is not a finite number.
+        """
+        number = np.asarray(value)
+        if number.size != 1 or number.dtype.kind not in "iuf" or not np.isfinite(number).all():
+            raise UsageError(f"run.change({parameter!r}): {value!r:.60} is not a finite number; give a number")
+        self.hyper_parameters.change(parameter, number.reshape(()).item(), self.step, reason or "a callback")
+
+    @property
+    def hyper_parameters(self) -> Any:
+        """The hyper-parameters that can be changed, a HyperParameters.
+
+        Raises:
+          UsageError: when the trainer has none.
+        """
+        found = getattr(self.trainer, "hyper_parameters", None)
+        if found is None:
+            kind = type(self.trainer).__name__
+            raise UsageError(f"{kind} has no hyper-parameters that can be changed; use a trainer_kit.Trainer")
+        return found
+
+    def save(self, again: bool = False) -> None:
+        """Asks for a checkpoint of this step.
+
+        Args:
+          again: Whether a checkpoint of this step that is there already is written once more, for state that has
+            changed since. A kill during that leaves the one before it, and a resume repeats the steps.
+        """
         self.requests.save = True
+        self.requests.save_again |= again
 
     def evaluate(self, sets: Iterable[str] = ()) -> None:
         """Asks for an evaluation of this step's weights; does nothing in modes that do not evaluate.
@@ -193,22 +270,40 @@ class Callback:
       required: Whether an error in the callback ends the run. If not, the error is logged and counted.
       chief_only: Whether only the chief of several workers calls it. Such a callback must not do anything that needs
         all workers: call the trainer, save, or read variables that each replica holds for itself.
+      needs_epochs: Whether it reads run.epoch, run.step_in_epoch or run.epochs, so that the run has to find out how
+        many steps an epoch has; with epoch_begin or epoch_end it does so anyway.
+      tensors: The names of tensors of the training step that it reads in run.tensors: those of trainer_kit.expose and
+        of layers.
+      evaluation_tensors: The same of the evaluation step, for run.evaluation_tensors.
     """
 
     every: int | None = None
     required: bool = True
     chief_only: bool = True
+    needs_epochs: bool = False
+    tensors: Sequence[str] = ()
+    evaluation_tensors: Sequence[str] = ()
 
     @property
     def name(self) -> str:
         """The callback's row in the time ledger, and its key in the checkpoint."""
         return type(self).__name__
 
+    def next_boundary(self, step: int) -> int | None:
+        """Returns the next step after `step` at which a training loop has to end; None: there is none.
+
+        Override it for steps that are not multiples of `every`. All workers call it and have to get the same step.
+        """
+        return None
+
     def run_begin(self, run: Run) -> None:
         """The run is built. In modes that train, its newest checkpoint is restored."""
 
     def train_begin(self, run: Run) -> None:
         """Training is about to start or to resume; `restore` is called after this."""
+
+    def epoch_begin(self, run: Run, epoch: int) -> None:
+        """The first step of an epoch is about to run; epochs count from 1. Not called again by a resume inside it."""
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """A training loop of at most `steps` steps is about to run."""
@@ -232,6 +327,14 @@ class Callback:
         """An evaluation has ended; `logs` are all metrics of this step by name; see `run.evaluation` for more.
 
         With several validation sets, the metrics are nested under the names of the sets.
+        """
+
+    def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
+        """An epoch has ended: its last step is saved, evaluated and reported, as far as that was due.
+
+        `logs` are the metrics of the last training loop, as in loop_end. After an evaluation at this step
+        `logs["validation"]` has its metrics, as in evaluation_end; else there is no such key. Loops are shortened to
+        end with each epoch if a callback has this method or epoch_begin.
         """
 
     def boundary_end(self, run: Run) -> None:

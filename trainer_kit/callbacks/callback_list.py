@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.callbacks import epoch_events
 from trainer_kit.callbacks.base import Callback, Requests, Run
 from trainer_kit.checkpoints.state.python_state import check_state
 from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count
@@ -35,6 +36,7 @@ class CallbackList:
     Attributes:
       run, members: The arguments.
       errors: The number of errors of each optional callback, by name.
+      epochs: The EpochEvents of the run.
       shares_requests: Whether there are several workers, which all carry out the requests of the chief's callbacks.
 
     Raises:
@@ -59,10 +61,14 @@ class CallbackList:
         self.shares_requests = worker_count(self._strategy) > 1
         for member in self.members:
             _check(member)
+        wants_epochs = any(_overrides(member, name) for member in self.members for name in epoch_events.NAMES)
+        self.epochs = epoch_events.EpochEvents(run, wants_epochs)
         self._users_events = {name for name in _EVENTS if any(is_users(type(one), name) for one in self.members)}
 
     def keep_states(self) -> None:
         """Adds the states of the callbacks to every checkpoint; to be called before the restore."""
+        if self.epochs.wanted:
+            self.run.trainer.keep_state("epoch", self.epochs.state, self.epochs.restore)
         for name, member in self._with_states():
             self.run.trainer.keep_state(
                 f"callback {name}", lambda one=member: self._state_of(one), self._restorer(name, member)
@@ -76,6 +82,8 @@ class CallbackList:
         Raises:
           Exception: the first error of a required member; the members after it are not called.
         """
+        for name, *given in self.epochs.before(event, arguments):
+            self.call(name, *given)
         if event.startswith(("loop", "evaluation")):
             logs = arguments[0] if event.endswith("_end") else {}
             self._logs = logs if isinstance(logs, Mapping) else {}
@@ -122,7 +130,9 @@ class CallbackList:
                 self.run.read_step()
             if what == "train":
                 self._give_states_back(again)
+            self.epochs.training = what == "train"
             yield
+            self.epochs.training = False
 
     def _end(self, members: Sequence[Callback], event: str, error: BaseException | None) -> None:
         first: Exception | None = None
@@ -139,8 +149,11 @@ class CallbackList:
 
     def next_cut(self, step: int) -> int | None:
         """Returns the next step after `step` at which a loop has to end for a callback; None if there is none."""
-        cuts = [member.every for member in self.members if member.every and _overrides(member, "loop_end")]
-        return min((next_multiple(step, every) for every in cuts), default=None)
+        cuts = [member.next_boundary(step) for member in self.members if _overrides(member, "next_boundary")]
+        intervals = [member.every for member in self.members if member.every and _overrides(member, "loop_end")]
+        cuts += [next_multiple(step, every) for every in intervals]
+        cuts.append(self.epochs.next_cut(step))
+        return min((cut for cut in cuts if cut is not None), default=None)
 
     def log_cuts(self, steps_per_loop: int | Callable[[int], int]) -> None:
         """Logs which callbacks make loops shorter than the config says, and what that costs."""
@@ -166,16 +179,17 @@ class CallbackList:
         return asked
 
     def _agree(self, asked: Requests) -> Requests:
-        """Sends the chief's requests as one number: bits for stop, save and each validation set, then the step."""
+        """Sends the chief's requests as one number: bits for stop, saves and each validation set, then the step."""
         sets = list(self.run.trainer.validation_sets)
-        bits = [bool(asked.stop), asked.save, *(name in asked.evaluate for name in sets)]
+        bits = [bool(asked.stop), asked.save, asked.save_again, *(name in asked.evaluate for name in sets)]
         number = (0 if asked.rewind is None else asked.rewind + 1) << len(bits)
         number = broadcast_from_chief(self._strategy, number + sum(bit << place for place, bit in enumerate(bits)))
-        stop, save, *chosen = (bool(number >> place & 1) for place in range(len(bits)))
+        stop, save, again, *chosen = (bool(number >> place & 1) for place in range(len(bits)))
         rewind, elsewhere = (number >> len(bits)) - 1, "the first worker asked for it"
         return Requests(
             stop=(asked.stop or elsewhere) if stop else "",
             save=save,
+            save_again=again,
             evaluate={name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen},
             rewind=rewind if rewind >= 0 else None,
             rewind_reason=asked.rewind_reason or elsewhere,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable as Function
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,11 @@ from typing import Any, TypeVar
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.ema_checkpoints import EMACheckpoints
 from trainer_kit.callbacks.orbit_action_checks import INSTEAD, keras_callback
+from trainer_kit.callbacks.reduce_on_plateau import ReduceOnPlateau
 from trainer_kit.callbacks.sample_pictures import SamplePictures
+from trainer_kit.callbacks.set_from_file import SetFromFile
+from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
+from trainer_kit.config.imported_names import imported
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.experiment import CallbackConfig
 from trainer_kit.errors import UsageError, suggestion
@@ -19,8 +22,8 @@ from trainer_kit.errors import UsageError, suggestion
 AnyCallback = TypeVar("AnyCallback", bound=type[Callback])
 
 _callbacks: Registry[type[Callback]] = Registry("callback")
-_callbacks.register(SamplePictures.name)(SamplePictures)
-_callbacks.register(EMACheckpoints.name)(EMACheckpoints)
+for _shipped in (SamplePictures, EMACheckpoints, SetAtSteps, SetByFunction, SetFromFile, ReduceOnPlateau):
+    _callbacks.register(_shipped.name)(_shipped)
 
 
 def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
@@ -31,7 +34,7 @@ def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
     """
 
     def register(callback: Any) -> Any:
-        if not (isinstance(callback, type) and issubclass(callback, Callback)):
+        if not _is_callback_class(callback):
             raise UsageError(f"{callback!r:.80} is not a subclass of trainer_kit.Callback; inherit from that class")
         _callbacks.register(name)(callback)
         return callback
@@ -75,7 +78,10 @@ def instead_of(given: Any) -> str:
     """Returns advice for an object that is not a Callback."""
     if kind := keras_callback(given):
         instead = INSTEAD.get(kind, "write a trainer_kit.Callback")
-        return f": {kind} is a Keras callback, and Keras callbacks are not supported; {instead}"
+        return (
+            f": {kind} is a Keras callback, which is called for compiled models only: give it to "
+            f"trainer_kit.compat.keras.fit or register_keras_experiment; for other tasks {instead}"
+        )
     if isinstance(given, type):
         return f"; give an object of this class: {given.__name__}()"
     if isinstance(given, (str, dict)):
@@ -84,7 +90,7 @@ def instead_of(given: Any) -> str:
 
 
 def _made(path: str, section: CallbackConfig) -> Callback:
-    kind = _imported(path, section.name) if ":" in section.name else _registered(path, section.name)
+    kind = _class_of(f"{path}.name", section.name)
     try:
         inspect.signature(kind).bind(**section.args)
     except TypeError as error:
@@ -96,24 +102,16 @@ def _made(path: str, section: CallbackConfig) -> Callback:
     return kind(**section.args)
 
 
-def _registered(path: str, name: str) -> type[Callback]:
+def _class_of(path: str, name: str) -> type[Callback]:
+    if ":" in name:
+        found: type[Callback] = imported(path, name, _is_callback_class, "subclass of trainer_kit.Callback")
+        return found
     try:
         return _callbacks.lookup(name)
     except UsageError as error:
         advice = "import its module with --import_module, or give its class as module:Class"
-        raise UsageError(f"{path}.name: {error}; {advice}") from None
+        raise UsageError(f"{path}: {error}; {advice}") from None
 
 
-def _imported(path: str, name: str) -> type[Callback]:
-    """Returns the class that "module:Class" names."""
-    module, _, attribute = name.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0] and error.name != module:
-            raise
-        advice = "write the name as module:Class"
-        raise UsageError(f"{path}.name: there is no module {module!r} ({error}); {advice}") from None
-    if not (isinstance(kind, type) and issubclass(kind, Callback)):
-        raise UsageError(f"{path}.name: {module} has no subclass of trainer_kit.Callback called {attribute!r}")
-    return kind
+def _is_callback_class(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Callback)

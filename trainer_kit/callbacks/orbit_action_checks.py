@@ -14,7 +14,8 @@ INSTEAD = {
     "TensorBoard": "leave it out: summaries are written to model_dir; --profile traces steps",
     "CSVLogger": "leave it out: model_dir/metrics.jsonl has the metrics of each loop and evaluation",
     "TerminateOnNaN": "leave it out: a run ends when it diverges; see trainer.recovery_max_trials",
-    "LearningRateScheduler": "set trainer.optimizer_config.learning_rate",
+    "LearningRateScheduler": "set trainer.optimizer_config.learning_rate, or the callback set_by_function",
+    "ReduceLROnPlateau": "name the callback reduce_on_plateau in trainer.callbacks",
     "ProgbarLogger": "leave it out: a run shows its progress",
 }
 

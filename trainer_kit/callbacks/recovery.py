@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -19,9 +19,9 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.distribution.collectives import broadcast_from_chief
 from trainer_kit.errors import DivergedError, UsageError
-from trainer_kit.optimizers.learning_rate import scale_learning_rate
 from trainer_kit.training.checks.finite_gradients import GradientDivergence
 from trainer_kit.training.losses import reported_loss
+from trainer_kit.training.trainer_parts.hyper_parameters import RECOVERY_FACTOR
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Recovery(Callback):
         explain: Callable[[Any, DivergedError, int, int], str],
     ) -> None:
         self._options, self._trainer, self._manager, self._explain = options, trainer, manager, explain
-        self._factor, self._applied = 1.0, 1.0
+        self._factor = 1.0
         self._change_after_rewind: Callable[[], str] = lambda: ""
         self.trials = 0
         trainer.keep_state("recovery", self._state, self._put_state)
@@ -72,7 +72,7 @@ class Recovery(Callback):
         options, end = self._options, error.step if isinstance(error, GradientDivergence) else run.step
         begin = run.loop.begin if run.loop is not None and run.loop.end == end else max(end - 1, 0)
         if self.trials >= options.recovery_max_trials:
-            self._give_up(error, begin, end)
+            self._give_up(error, begin, end, remedy(error, run))
         self.trials += 1
         step = self._restore_last_sound()
         trials = options.recovery_max_trials
@@ -83,7 +83,7 @@ class Recovery(Callback):
             batch = None if bad is None else self._trainer.data.batch_of(bad)
             self._change_after_rewind = lambda: self._leave_out(bad, batch)
         elif options.recovery_policy == "lower_learning_rate":
-            self._change_after_rewind = lambda: self._lower(options.recovery_learning_rate_factor)
+            self._change_after_rewind = lambda: self._lower(step, options.recovery_learning_rate_factor)
         run.rewind(step, str(error))
 
     def rewound(self, run: Run, step: int) -> None:
@@ -138,7 +138,7 @@ class Recovery(Callback):
         source = self._manager.source
         raise DivergedError(f"no checkpoint in {source} holds only finite values, so the run cannot go back to one")
 
-    def _give_up(self, error: DivergedError, begun: int, end: int) -> None:
+    def _give_up(self, error: DivergedError, begun: int, end: int, advice: str) -> None:
         tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""
         otherwise = "" if self.trials else ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
         try:
@@ -146,28 +146,27 @@ class Recovery(Callback):
         except Exception as second:  # the exit code has to be that of the divergence: another try would not help
             _LOG.warning("the report of the divergence could not be written: %s", str(second).partition("\n")[0])
             more = ""
-        raise DivergedError(
-            f"{error}{tried}; this loop is not saved{more}; lower the learning rate or clip "
-            f"gradients (global_clipnorm){otherwise}"
-        ) from error
+        raise DivergedError(f"{error}{tried}; this loop is not saved{more}; {advice}{otherwise}") from error
 
-    def _lower(self, factor: float) -> str:
+    def _lower(self, step: int, factor: float) -> str:
         self._factor *= factor
-        self._apply_factor()
+        for name in self._factor_names():
+            self._trainer.hyper_parameters.change(name, self._factor, step, "recovery")
         return f"the learning rate is {self._factor:g} times what the config says"
 
-    def _apply_factor(self) -> None:
-        if self._factor == self._applied:
-            return
-        optimizer = self._trainer.optimizer
-        optimizers = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]
-        if not all(scale_learning_rate(one, self._factor) for one in optimizers):
-            raise UsageError(
-                "trainer.recovery_policy=lower_learning_rate needs optimizers of Keras 3, whose learning rate can be "
-                "changed; use skip"
-            )
-        self._applied = self._factor
-        self._trainer.forget_train_loop()
+    def _factor_names(self) -> list[str]:
+        """Returns the names of the factors of recovery, one for each optimizer.
+
+        Raises:
+          UsageError: when an optimizer is not a Keras 3 optimizer.
+        """
+        names: list[str] = self._trainer.hyper_parameters.factor_names(RECOVERY_FACTOR)
+        try:
+            for name in names:
+                self._trainer.hyper_parameters.variable(name)
+        except UsageError as error:
+            raise UsageError(f"trainer.recovery_policy=lower_learning_rate: {error}, or use skip") from error
+        return names
 
     def _state(self) -> dict[str, Any]:
         return {"trials": self.trials, "learning_rate_factor": self._factor}
@@ -177,4 +176,14 @@ class Recovery(Callback):
         if state is not None and state["trials"] > self.trials:
             self.trials = state["trials"]
             self._factor = state["learning_rate_factor"]
-        self._apply_factor()
+        if self._factor != 1.0:
+            for name in self._factor_names():
+                self._trainer.hyper_parameters.set(name, self._factor)
+
+
+def remedy(error: DivergedError, run: Run) -> str:
+    """Returns what to do about a divergence: no learning rate is its cause if the first step had it."""
+    loss = 0.0 if run.loop is None else reported_loss(run.loop.logs)
+    if run.step <= 1 and (isinstance(error, GradientDivergence) or not math.isfinite(loss)):
+        return "the weights were still the initial ones, so the cause is the data, the model or the loss: check them"
+    return "lower the learning rate or clip gradients (global_clipnorm)"

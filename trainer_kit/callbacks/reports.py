@@ -8,12 +8,15 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Evaluation, Loop, Run
-from trainer_kit.telemetry.report import Report, Writer
+from trainer_kit.telemetry.report import CHANGE, EpochPlace, Report, Writer
+from trainer_kit.training.loops.epochs import Epochs
 from trainer_kit.training.metrics import to_numpy
 
 
 class Reports(Callback):
-    """Writes one report for each training loop and one for the evaluations of a step; the last of the callbacks.
+    """Writes one report for each training loop, for the evaluations of a step, and for changes of hyper-parameters.
+
+    It is the last of the callbacks. Loops that run.reports_loop leaves out are in the report of the loop after them.
 
     Args:
       writer: The writer of the reports.
@@ -26,14 +29,27 @@ class Reports(Callback):
     def __init__(self, writer: Writer, batch_size: int = 0) -> None:
         self._writer, self._batch_size = writer, batch_size
         self._written: Loop | None = None
+        self._steps, self._seconds = 0, 0.0  # of the loops since the last report
         self._logs: Mapping[str, Any] = {}
         self._evaluations: list[Evaluation] = []
 
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Reports the hyper-parameters that were changed since the last loop began."""
+        del steps
+        hyper_parameters = getattr(run.trainer, "hyper_parameters", None)
+        changes = {} if hyper_parameters is None else hyper_parameters.take_changes()
+        for name, (value, reason) in changes.items():
+            self._write(run, kind=CHANGE, step=run.step, metrics={name: value}, reason=reason)
+
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """Reports the loop, with the numbers that callbacks have added to it."""
+        """Reports the loops since the last report, with the numbers that callbacks have added to them."""
         loop = self._written = run.loop
         assert loop is not None
-        rate = loop.steps / loop.seconds if loop.seconds > 0 else None
+        self._steps, self._seconds = self._steps + loop.steps, self._seconds + loop.seconds
+        if not run.reports_loop:
+            return
+        steps, seconds, self._steps, self._seconds = self._steps, self._seconds, 0, 0.0
+        rate = steps / seconds if seconds > 0 else None
         self._write(
             run,
             kind="train",
@@ -41,7 +57,7 @@ class Reports(Callback):
             metrics={**logs, **_taken(run)},
             steps_per_second=rate,
             examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
-            seconds=loop.seconds,
+            seconds=seconds,
         )
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
@@ -69,14 +85,22 @@ class Reports(Callback):
             self.loop_end(run, run.loop.logs)
 
     def rewound(self, run: Run, step: int) -> None:
-        """Drops the evaluations that are not reported yet, since the run has gone back."""
+        """Drops the loops and evaluations that are not reported yet, since the run has gone back."""
         del step
-        self._evaluations, run.reported = [], {}
+        self._evaluations, run.reported, self._steps, self._seconds = [], {}, 0, 0.0
 
     def _write(self, run: Run, **figures: Any) -> None:
         best = getattr(run.trainer.checkpoint_exporter, "best", None)
         figures["metrics"] = tf.nest.map_structure(to_numpy, figures["metrics"])
-        self._writer.write(Report(total_steps=run.total, best=best, **figures))
+        epoch = epoch_place(run.epochs, figures["step"], run.total) if run.epochs else None
+        self._writer.write(Report(total_steps=run.total, best=best, epoch=epoch, **figures))
+
+
+def epoch_place(epochs: Epochs, step: int, total: int | None) -> EpochPlace:
+    """Returns where in its epoch a step is; `total` is the step at which the run ends, or None."""
+    epoch, step_in_epoch = epochs.place(step)
+    steps = epochs.end(epoch) - epochs.end(epoch - 1)
+    return EpochPlace(epoch, None if total is None else epochs.place(total)[0], step_in_epoch, steps)
 
 
 def _taken(run: Run) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 `ckpt-<step>.commit.json` holds the size and the CRC-32 of every file of the checkpoint. TensorFlow renames finished
 files into place but never forces them to the disk, so `commit` does that first. A checkpoint without a record, such as
 TF Model Garden's or one whose process died before the record, is read completely, with TensorFlow's own checksums,
-before it is trusted. The record also holds the `run_id` of the run's manifest.json; records of earlier versions do not.
+before it is trusted. The record also holds the `run_id` of the run's manifest.json and, for a checkpoint that the run
+has saved, the time of the save, which a copy of the folder keeps; records of earlier versions do not.
 """
 
 from __future__ import annotations

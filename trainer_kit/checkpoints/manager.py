@@ -7,6 +7,7 @@ import copy
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +35,7 @@ from trainer_kit.checkpoints.startup_scan import (
 from trainer_kit.checkpoints.state.strict_restore import restore
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.checkpoints.write_before_save import WrittenAfter
+from trainer_kit.config.run_length import Interval
 from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import DivergedError, StorageError, UsageError
 from trainer_kit.folder_identity import check_held, remove_made_again
@@ -56,7 +58,8 @@ class CheckpointManager(tf.train.CheckpointManager):
       directory: The folder of the `ckpt-<step>` files; workers that are not the chief only read from it.
       max_to_keep: The number of newest checkpoints to keep.
       step_counter: The global step.
-      checkpoint_interval: The number of steps between saves.
+      checkpoint_interval: The number of steps between saves; None: a time decides.
+      seconds: The seconds between saves, if a time decides.
       init_fn: A function that is called when there is no checkpoint to restore.
       asynchronous: Whether saves run in the background.
       for_training: Whether the run trains: it then restores at the start, and a restore must use all that a checkpoint
@@ -100,7 +103,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         *,
         max_to_keep: int,
         step_counter: tf.Variable,
-        checkpoint_interval: int,
+        checkpoint_interval: Interval | None,
+        seconds: float = 0.0,
         init_fn: Callable[[], Any] | None = None,
         asynchronous: bool = True,
         for_training: bool = True,
@@ -125,8 +129,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._sound, self._agree, self._spared, self._run_id = sound, agree, spared, run_id
         self._after_restore, self.goes_back_to, self._begun, self._begun_at = after_restore, None, False, -1
         self._start = self._first(from_step) if for_training else None
-        self._tracked, self._steps, self._interval = checkpoint, step_counter, checkpoint_interval
-        self._initialize = init_fn
+        self._tracked, self._steps, self._initialize = checkpoint, step_counter, init_fn
+        self._interval, self._seconds, self._saved_at = checkpoint_interval, seconds, time.monotonic()
         self._folder = self._own_folder.name if self._own_folder else directory
         self._pointer = PointerFile(self._folder)
         self._follow_folder()
@@ -144,9 +148,13 @@ class CheckpointManager(tf.train.CheckpointManager):
         return self._tracked
 
     @property
-    def checkpoint_interval(self) -> int:
-        """Steps between saves."""
+    def checkpoint_interval(self) -> Interval | None:
+        """Steps between saves; None: a time decides."""
         return self._interval
+
+    def time_is_over(self) -> bool:
+        """Whether the time between saves is over since the last save or restore, by the chief's clock."""
+        return bool(self._agree(int(time.monotonic() - self._saved_at >= self._seconds)))
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -170,7 +178,7 @@ class CheckpointManager(tf.train.CheckpointManager):
           StorageError: when this save, or the previous background save, cannot be written.
         """
         step, last = self._step, self.saved_step
-        if last >= 0 and (step == last or (check_interval and step < last + self._interval)):
+        if last >= 0 and (step == last or (check_interval and self._is_early(step))):
             return None
         self.sync()  # waits for the previous save, so that its failure is reported under its own name
         prefix = os.path.join(self._folder, f"ckpt-{step if checkpoint_number is None else int(checkpoint_number)}")
@@ -184,7 +192,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._before_save(prefix)
             files.reach("checkpoint.save", prefix)
             self._saving = prefix
-            self.saved_step, self.saved_path = step, prefix
+            self.saved_step, self.saved_path, self._saved_at = step, prefix, time.monotonic()
             self.checkpoint.save_counter.assign_add(1)
             self._in_flight = prefix  # until `_point_to` has ended
             self.checkpoint.write(prefix, self._options(options))
@@ -195,6 +203,13 @@ class CheckpointManager(tf.train.CheckpointManager):
             self.saved_step = last
             raise
         return prefix
+
+    def forget_saved_step(self) -> None:
+        """Makes the next `save` write the checkpoint of this step again, though there is one already."""
+        self.saved_step = -1
+
+    def _is_early(self, step: int) -> bool:
+        return not self.time_is_over() if self._interval is None else step < self.saved_step + self._interval
 
     def _options(self, given: tf.train.CheckpointOptions | None) -> tf.train.CheckpointOptions:
         """Returns the save options with our callbacks before and after the files are written."""
@@ -279,7 +294,7 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore(self, path: str) -> None:
         """Restores one checkpoint; the next save is due one interval later."""
         restore(self.checkpoint, path, whole=self._for_training, partial=self._partial, loose=self._loose)
-        self.saved_step, self.saved_path = self._step, path
+        self.saved_step, self.saved_path, self._saved_at = self._step, path, time.monotonic()
         self._after_restore(path)
 
     def discard(self, path: str) -> str | None:
@@ -354,7 +369,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         files.reach("checkpoint.written", prefix)
         run_id = self._run_id()
         identity = {"run_id": run_id} if run_id else {}
-        commit(prefix, **identity, **self._noted)
+        commit(prefix, time=round(time.time()), **identity, **self._noted)
         unmark([prefix], run_id)
         files.reach("checkpoint.pointer", prefix)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.config.run_length import Interval
+from trainer_kit.config.schema.durations import seconds_of
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.collectives import broadcast_from_chief, is_chief
 from trainer_kit.process.run_directory import RunIdentity
@@ -22,6 +24,7 @@ def create_manager(
     asynchronous: bool = True,
     partial: bool = False,
     from_step: int | None = None,
+    interval: Interval | None = None,
     before_files: Callable[[], None] = lambda: None,
     recorded: Callable[[int], dict[str, Any]] = lambda _: {},
     spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
@@ -32,17 +35,17 @@ def create_manager(
       trainer: The trainer whose state the checkpoints hold.
       config: The config of the experiment.
       model_dir: The run's folder.
+      interval: The exact steps between saves, if the config has rounded them; None: those of the config.
       asynchronous, partial, from_step, before_files, recorded, spared: See CheckpointManager.
     """
     options, trains = config.trainer, trainer.trains
-    if trains:
-        _check_interval(options)
     return CheckpointManager(
         trainer.checkpoint,
         model_dir,
         max_to_keep=options.max_to_keep,
         step_counter=trainer.global_step,
-        checkpoint_interval=options.checkpoint_interval,
+        checkpoint_interval=interval or _whole_interval(options, trains),
+        seconds=seconds_of(options.checkpoint_interval),
         init_fn=trainer.initialize,
         asynchronous=asynchronous,
         for_training=trains,
@@ -61,10 +64,14 @@ def create_manager(
     )
 
 
-def _check_interval(options: TrainerConfig) -> None:
-    if options.checkpoint_interval < options.steps_per_loop:
+def _whole_interval(options: TrainerConfig, trains: bool) -> int | None:
+    """Returns the config's interval, None if it is a time; warns when loops are longer."""
+    if not isinstance(options.checkpoint_interval, int):
+        return None
+    if trains and options.checkpoint_interval < options.steps_per_loop:
         _LOG.warning(
             "trainer.checkpoint_interval=%d is less than trainer.steps_per_loop=%d, but checkpoints are saved only at "
             "the ends of loops; lower trainer.steps_per_loop or raise trainer.checkpoint_interval",
             *(options.checkpoint_interval, options.steps_per_loop),
         )
+    return options.checkpoint_interval

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if choice is None:
         names = ledgers.metric_names(evaluations)
         raise UsageError(f"--metric: is required, because the run keeps no best checkpoint; {suggestion('', names)}")
-    ledgers.check_metric(choice.metric, evaluations)
+    ledgers.check_metric(choice.metric, evaluations, "trainer.best_checkpoint_eval_metric")
     of_datasets = list(ledgers.ranked(evaluations, choice).values())
     kept = ledgers.best_folder(folder, settings, name)
     shown = [one for of in of_datasets for one in of[: arguments.top or 1]]
@@ -101,7 +101,7 @@ def _show_named(
             f"{suggestion(arguments.best, list(settings.named))}"
         )
     criterion = settings.named[arguments.best]
-    ledgers.check_metric(criterion.metric, evaluations)
+    ledgers.check_metric(criterion.metric, evaluations, f"trainer.best_checkpoints.{arguments.best}.metric")
     of_datasets = list(ledgers.kept(evaluations, criterion).values())
     place = ledgers.named_folder(folder, name, arguments.best)
     shown = [one for of in of_datasets for one in of[: arguments.top]]

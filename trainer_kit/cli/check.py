@@ -1,21 +1,52 @@
-"""Checks an experiment: builds it, runs a training and an evaluation step, saves, restores; leaves no files."""
+"""Checks an experiment: a run of a few steps with evaluation, callbacks and checkpoint; leaves no files."""
 
 from __future__ import annotations
 
 import argparse
-import math
+import io
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import gin_second_pass
-from trainer_kit.errors import DivergedError, ExitCode
+from trainer_kit.errors import ExitCode
 from trainer_kit.process.gc_freeze import gc_frozen
-from trainer_kit.training.losses import reported_loss
+
+_STEPS, _BATCHES = 3, 2  # of training, and of the evaluation of a validation set
+
+
+class Checklist:
+    """While entered, prints a line with the seconds for each check that has passed, and one for the check that failed.
+
+    Attributes:
+      current: The check that runs now; "" before the first one.
+    """
+
+    def __init__(self) -> None:
+        self.current, self._start = "", 0.0
+
+    def begin(self, check: str) -> None:
+        """Begins the next check; the one before it has passed."""
+        self._passed()
+        self.current, self._start = check, time.perf_counter()
+
+    def _passed(self) -> None:
+        if self.current:
+            print(f"ok    {self.current} ({time.perf_counter() - self._start:.1f} s)", flush=True)
+
+    def __enter__(self) -> Checklist:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._passed()
+        else:
+            print(f"FAIL  {self.current}", flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,71 +57,99 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs every check and prints a line for each; the first failing check ends the command with its message."""
     start = time.perf_counter()
-    with _checking("config: every value is known and valid"):
+    with Checklist() as checks:
+        checks.begin("config: every value is known and valid")
         config = resolve_arguments(arguments).config
-    with _checking("task: its module can be imported, and gin knows every name that is bound"):
+        checks.begin("task: its module can be imported, and gin knows every name that is bound")
         from trainer_kit.config.experiments import task_class
 
         with gc_frozen():
             task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
-    with _checking("machine: the devices and the strategy can be used, and the batch sizes divide among the replicas"):
+        checks.begin("machine: the devices and the strategy can be used, and the batch sizes divide among the replicas")
         with gc_frozen():
             from trainer_kit.run.launcher import prepare
         strategy = prepare(config)
-    with strategy.scope(), tempfile.TemporaryDirectory() as folder:
-        _check_run(config, task_type, folder)
+        with strategy.scope(), tempfile.TemporaryDirectory() as folder:
+            from trainer_kit.run.durations import in_steps
+
+            task = task_type(config.task, logging_dir=folder)
+            short = shortened(in_steps(config, task)[0])
+            trainer = _built_trainer(config, short, task, folder, checks)
+            _run(config, short, task, trainer, folder, checks)
+    if config.trainer.train_steps == 0:
+        print(f"note: trainer.train_steps is 0, so a run trains nothing; this check has trained {_STEPS} steps")
     print(f"{arguments.experiment} is ready to run ({time.perf_counter() - start:.1f} s)")
     return ExitCode.DONE
 
 
-def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
+def shortened(config: ExperimentConfig) -> ExperimentConfig:
+    """Returns the config of a run that begins like that of `config`, and where all is due after a few steps.
+
+    If the run is longer than that, its learning rate and durations stay what they are; a callback has to stop it.
+    """
+    options = config.trainer
+    steps = max(_STEPS, options.fuse_steps)
+    batches = options.validation_steps if 0 < options.validation_steps < _BATCHES else _BATCHES
+    return config.replace(
+        trainer={
+            "train_steps": steps if 0 <= options.train_steps < steps else options.train_steps,
+            "steps_per_loop": steps,
+            "summary_interval": steps,
+            "checkpoint_interval": steps,
+            "validation_interval": steps,
+            "validation_steps": batches,
+            "validation_sets": {name: {"steps": None, "interval": None} for name in options.validation_sets},
+            "recovery_max_trials": 0,  # a loss that is not finite ends the check
+            "callbacks": (),
+        }
+    )
+
+
+def _built_trainer(config: ExperimentConfig, short: ExperimentConfig, task: Any, folder: str, checks: Checklist) -> Any:
+    """Returns the trainer of the short run, after the checks of the names and the data that `config` asks for."""
+    from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
+    from trainer_kit.process.run_directory import RunDirectory
+    from trainer_kit.run.durations import let_data_restart
+    from trainer_kit.training.trainer_creation import create_exporter, create_trainer
+    from trainer_kit.training.trainer_parts.validation_sets import shared_sets
+
+    checks.begin("model, optimizer and metrics can be built")
+    exporter = create_exporter(short, RunDirectory(folder, short.trainer))
+    trainer = create_trainer(short, task, checkpoint_exporter=exporter)
+    let_data_restart(trainer, config)
+    names, early = trainer.validation_metric_names(), config.trainer.early_stopping
+    if exporter is not None and names is not None:
+        checks.begin(f"best metric: {', '.join(exporter.metric_names)} is one of {', '.join(names)}")
+        exporter.check_metric(names)
+    if early is not None and not early.eval_name and names is not None:
+        checks.begin(f"early stopping: {early.metric} is one of {', '.join(names)}")
+        check_early_stopping_metric(early, trainer)
+    checks.begin("data: can be opened, and is not empty")
+    trainer.check_data()
+    feeds = {one.name: one.feed for one in getattr(trainer, "validation", ())}
+    shared_sets(feeds, config.trainer).check(config.trainer.validation_steps)  # with the numbers of batches of the run
+    return trainer
+
+
+def _run(
+    config: ExperimentConfig, short: ExperimentConfig, task: Any, trainer: Any, folder: str, checks: Checklist
+) -> None:
     import tensorflow as tf
 
-    from trainer_kit.callbacks.base import Run
-    from trainer_kit.callbacks.callback_list import CallbackList
+    from trainer_kit.callbacks.check_progress import CheckProgress, asked_after
     from trainer_kit.callbacks.configured_callbacks import from_config
-    from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
     from trainer_kit.checkpoints.state.strict_restore import restore
-    from trainer_kit.process.run_directory import RunDirectory
-    from trainer_kit.telemetry.flops import model_cost
-    from trainer_kit.training.trainer_creation import create_exporter, create_trainer
+    from trainer_kit.run.runner import run_experiment
+    from trainer_kit.telemetry.console import ConsoleWriter
 
-    with _checking("model, optimizer and metrics can be built"):
-        exporter = create_exporter(config, RunDirectory(folder, config.trainer))
-        task = task_type(config.task, logging_dir=folder)
-        trainer = create_trainer(config, task, checkpoint_exporter=exporter)
-    names = trainer.validation_metric_names()
-    if exporter is not None and names is not None:
-        with _checking(f"best metric: {', '.join(exporter.metric_names)} is one of {', '.join(names)}"):
-            exporter.check_metric(names)
-    early = config.trainer.early_stopping
-    if early is not None and not early.eval_name and names is not None:
-        with _checking(f"early stopping: {early.metric} is one of {', '.join(names)}"):
-            check_early_stopping_metric(early, trainer)
-    if config.trainer.callbacks:
-        with _checking("callbacks: all can be created"):
-            CallbackList(Run(trainer), from_config(config.trainer.callbacks))
-    with _checking("data: can be opened, and is not empty"):
-        trainer.check_data()
-    with _checking("train: one step on one batch"):
-        logs = trainer.train(tf.constant(1))
-        print(f"      training_loss {reported_loss(logs):.4g}; {model_cost(trainer)}")
-        if not math.isfinite(reported_loss(logs)):
-            raise DivergedError("the loss of the first step is not finite; look at the data and at build_losses")
-    with _checking("evaluate: one batch"):  # the exporter refuses logs without its metric
-        trainer.evaluate(tf.constant(1))
-    with _checking("checkpoint: what was saved can be restored"):
-        path = trainer.checkpoint.save(f"{folder}/ckpt")
-        restore(trainer.checkpoint, path, whole=True, loose=trainer.state.loose)
-
-
-@contextmanager
-def _checking(what: str) -> Iterator[None]:
-    start = time.perf_counter()
-    try:
-        yield
-    except BaseException:
-        print(f"FAIL  {what}", flush=True)
-        raise
-    print(f"ok    {what} ({time.perf_counter() - start:.1f} s)", flush=True)
+    checks.begin("start: callbacks, initial weights and the files of the run")
+    steps = short.trainer.steps_per_loop
+    progress = CheckProgress(steps, short.trainer.fuse_steps == 1, checks.begin)
+    callbacks = [*asked_after(steps, from_config(config.trainer.callbacks)), progress]
+    run_experiment(
+        tf.distribute.get_strategy(), task, "train_and_eval", short, folder, trainer=trainer, callbacks=callbacks,
+        console=ConsoleWriter(io.StringIO()), enable_async_checkpointing=False,
+    )  # fmt: skip
+    checks.begin("restore: the checkpoint can be restored")
+    restore(trainer.checkpoint, tf.train.latest_checkpoint(folder), whole=True, loose=trainer.state.loose)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from trainer_kit.config import discovery
+from trainer_kit.config.experiments import task_class
 from trainer_kit.config.merge import Resolved
 from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources.gin_source import gin_second_pass
+from trainer_kit.process.gc_freeze import gc_frozen
 
 _REPEATED = {
     "config_file": "Reads config values from a YAML or JSON file.",
@@ -33,6 +38,19 @@ def resolve_arguments(arguments: argparse.Namespace) -> Resolved:
     """
     discovery.find_experiment(arguments.experiment, arguments.import_module)
     return resolve(arguments.experiment, sources(arguments))
+
+
+def resolve_task(arguments: argparse.Namespace) -> tuple[ExperimentConfig, Any]:
+    """Returns the config that the arguments describe and the class of its task; imports the module of the task.
+
+    Raises:
+      UsageError: for an unknown experiment, and with every mistake in the sources.
+    """
+    config = resolve_arguments(arguments).config
+    with gc_frozen():
+        task_type = task_class(config.task)
+    gin_second_pass(arguments.gin_file, arguments.gin_params)
+    return config, task_type
 
 
 def sources(arguments: argparse.Namespace) -> Sources:

@@ -10,10 +10,8 @@ import argparse
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
-from trainer_kit.config.experiments import task_class
+from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.gin_source import gin_second_pass
 from trainer_kit.errors import ExitCode, UsageError
 from trainer_kit.process.gc_freeze import gc_frozen
 
@@ -39,11 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
       UsageError: when the config is wrong, or --fuse_steps does not fit trainer.steps_per_loop.
       DataError: when the training data is empty or ends.
     """
-    config = resolve_arguments(arguments).config
+    config, task_type = resolve_task(arguments)
     _check_fuse_steps(arguments.fuse_steps, config)
-    with gc_frozen():
-        task_type = task_class(config.task)
-    gin_second_pass(arguments.gin_file, arguments.gin_params)
     with gc_frozen():
         from trainer_kit.run.launcher import prepare
     with tempfile.TemporaryDirectory() as folder, prepare(config).scope():
@@ -54,19 +49,19 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_fuse_steps(given: list[int], config: ExperimentConfig) -> None:
     longest = config.trainer.steps_per_loop
     for steps in given:
-        if not 2 <= steps <= longest:
+        if isinstance(longest, int) and not 2 <= steps <= longest:
             raise UsageError(f"--fuse_steps: must be from 2 to {longest} (trainer.steps_per_loop), not {steps}")
 
 
 def _measure(config: ExperimentConfig, task_type: Any, given: list[int], folder: str) -> None:
     import tensorflow as tf
 
+    from trainer_kit.run.durations import create_trial_trainer
     from trainer_kit.training.fuse_timing import CannotFuseError, FuseTimer
-    from trainer_kit.training.trainer_creation import create_trainer
 
     def create(fuse_steps: int) -> Any:
         task = task_type(config.task, logging_dir=folder)
-        return create_trainer(config.replace(trainer={"fuse_steps": fuse_steps}), task)
+        return create_trial_trainer(config.replace(trainer={"fuse_steps": fuse_steps}), task)
 
     # Without a writer, a training step would skip its tf.summary calls, which XLA refuses: the fault would go unseen.
     with tf.summary.create_file_writer(folder).as_default():

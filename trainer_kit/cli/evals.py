@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from trainer_kit.cli.view import recorded_evaluations as ledgers
@@ -44,18 +45,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([as_json(name, of, choice) for name, of in shown.items()], indent=2, allow_nan=False))
     else:
-        show([table(name, of, choice) for name, of in shown.items()], sys.stdout)
+        show([table(name, of, choice, folder) for name, of in shown.items()], sys.stdout)
     return ExitCode.DONE
 
 
-def table(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -> Table:
+def table(name: str, evaluations: Sequence[Evaluation], choice: Choice | None, folder: Path) -> Table:
     """Returns a ledger as a table with one row per evaluation; the best of each dataset is marked."""
     best, metrics = _best(evaluations, choice), ledgers.metric_names(evaluations)
     rows, styles = [], {}
     for row, one in enumerate(evaluations):
         mark = "best" if id(one) in best else "" if one.active else "superseded"
         values = [number(one.metrics.get(metric)) for metric in metrics]
-        rows.append([str(one.step), one.dataset, *values, number(one.seconds), one.checkpoint, mark])
+        rows.append(
+            [str(one.step), one.dataset, *values, number(one.seconds), ledgers.checkpoint_cell(one, folder), mark]
+        )
         styles[row] = {"best": "bold green", "superseded": "dim"}.get(mark, "")
     count = f"{len(rows)} evaluation{'' if len(rows) == 1 else 's'}"
     title = f"{name}: {count}" + (f", best by {choice.metric} ({choice.comparison})" if choice and best else "")

@@ -15,7 +15,22 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from trainer_kit import __version__
-from trainer_kit.cli import best, check, doctor_fuse, doctor_resume, evals, list_names, show, watch
+from trainer_kit.cli import (
+    best,
+    check,
+    checkpoint_average,
+    checkpoint_diff,
+    checkpoint_list,
+    checkpoint_rename,
+    doctor_fuse,
+    doctor_learning_rate,
+    doctor_precision,
+    doctor_resume,
+    evals,
+    list_names,
+    show,
+    watch,
+)
 from trainer_kit.cli.stop_signals import Stops
 from trainer_kit.errors import EXIT_CODES, ExitCode
 from trainer_kit.process.deferred_imports import defer_imports
@@ -30,8 +45,20 @@ VERBS = {
     "evals": evals,
     "best": best,
 }
-CHECKS = {"resume": doctor_resume, "fuse": doctor_fuse}  # the checks of the verb `doctor`
-_DOCTOR = "Tests on your experiment whether resuming is exact, or whether fused steps are faster."
+CHECKS = {  # of the verb `doctor`
+    "resume": doctor_resume,
+    "fuse": doctor_fuse,
+    "learning_rate": doctor_learning_rate,
+    "precision": doctor_precision,
+}
+CHECKPOINTS = {  # the commands of the verb `checkpoint`
+    "list": checkpoint_list,
+    "diff": checkpoint_diff,
+    "average": checkpoint_average,
+    "rename": checkpoint_rename,
+}
+_CHECKPOINT = "Lists, compares, averages and renames the variables of checkpoints, of any program."
+_DOCTOR = "Tries a question on your experiment: exact resume, fused steps, the learning rate, or the precision."
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,8 +74,12 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"trainer_kit {__version__}")
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_parsers(verbs.add_parser, VERBS)
-    doctor = verbs.add_parser("doctor", help=_DOCTOR, description=_DOCTOR, allow_abbrev=False)
-    _add_parsers(doctor.add_subparsers(dest="check", required=True, metavar="CHECK").add_parser, CHECKS)
+    for verb, text, inner, modules in (
+        ("checkpoint", _CHECKPOINT, "command", CHECKPOINTS),
+        ("doctor", _DOCTOR, "check", CHECKS),
+    ):
+        command = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
+        _add_parsers(command.add_subparsers(dest=inner, required=True, metavar=inner.upper()).add_parser, modules)
     return whole
 
 
@@ -112,7 +143,8 @@ def _unread(arguments: argparse.Namespace) -> int:
     for stream in (sys.stdout, sys.stderr):  # Python flushes them when it exits
         with contextlib.suppress(OSError, ValueError):
             os.dup2(nothing, stream.fileno())
-    shows = arguments.verb not in ("check", "doctor") and not getattr(arguments, "recompute", False)
+    writes = getattr(arguments, "recompute", False) or getattr(arguments, "output", "")
+    shows = arguments.verb not in ("check", "doctor") and not writes
     return ExitCode.DONE if shows else 128 + signal.SIGPIPE
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from trainer_kit.config.fields import listed_class
 from trainer_kit.config.schema.base import Config
+from trainer_kit.config.schema.durations import Durations
 from trainer_kit.errors import near_names, suggestion
 
 NO_SUCH_KEY = "there is no such key"
@@ -35,6 +37,8 @@ def describe(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return describe(args[0], (*args[1:], *metadata))
+    if marks := [item for item in metadata if isinstance(item, Durations)]:
+        return marks[0].allowed
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(arg) for arg in args)) + _bounds(metadata)
     if origin is Literal:
@@ -57,11 +61,22 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def hint(annotation: Any, value: Any, path: str) -> str:
+def hint(annotation: Any, value: Any, path: str, metadata: Sequence[Any] = ()) -> str:
     """Returns what the user probably meant by `value` for the field at the dotted `path`, or ""."""
     if isinstance(value, str) and (path, value) in _FORMER:
         return _FORMER[path, value]
-    return _hint_for_one(annotation, value) or _hint_for_list(annotation, value)
+    of_duration = next((mark.hint(value) for mark in durations_of(annotation, metadata)), "")
+    return of_duration or _hint_for_one(annotation, value) or _hint_for_list(annotation, value)
+
+
+def durations_of(annotation: Any, metadata: Sequence[Any] = ()) -> list[Durations]:
+    """Returns the mark of a field that takes durations; [] for any other field."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return durations_of(args[0], (*args[1:], *metadata))
+    if origin in (Union, types.UnionType):
+        return [mark for arg in args for mark in durations_of(arg)]
+    return [item for item in metadata if isinstance(item, Durations)]
 
 
 def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: Iterable[str]) -> str:
@@ -99,6 +114,8 @@ def _hint_for_one(annotation: Any, value: Any) -> str:
 
 def _hint_for_list(annotation: Any, value: Any) -> str:
     """Returns a hint for a single value in a field that needs a list; "" for any other value."""
+    if isinstance(value, Mapping) and listed_class(annotation):
+        return f"write [{show(value)}] for a list of one"
     arms = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (tuple, list) and get_args(arm)]
     for kinds in (_allowed(item)[0] for item in items):
@@ -110,7 +127,7 @@ def _hint_for_list(annotation: Any, value: Any) -> str:
 def _hint_for_text(value: str, allowed: set[Any], words: list[str]) -> str:
     if bool in allowed and value.lower() in ("yes", "no", "on", "off", "true", "false"):
         return f"write {'true' if value.lower() in ('yes', 'on', 'true') else 'false'}, without quotes"
-    if allowed & {int, float} and _NUMBER.fullmatch(value):
+    if _NUMBER.fullmatch(value) and (float in allowed or (int in allowed and float(value).is_integer())):
         return f"write {value} without quotes"
     if type(None) in allowed and value.lower() in ("none", "null"):
         return "write null, without quotes"

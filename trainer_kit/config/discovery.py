@@ -24,28 +24,33 @@ ENTRY_POINTS = "trainer_kit.experiments"
 DOORS = "trainer_kit.doors"
 
 
-def import_user_module(name: str) -> None:
+def import_user_module(name: str, option: str = "--import_module") -> None:
     """Imports a module by its dotted name or by the path of its file; the working directory is searched first.
+
+    Args:
+      name: The module.
+      option: The flag or the argument that named it, for messages.
 
     Raises:
       UsageError: when there is no such module or file, or it cannot be imported because its syntax is wrong or an
         import in it fails. Other errors inside the module are raised unchanged.
     """
     _search_working_directory()
-    with _explained("--import_module", name):
+    with _explained(option, name):
         if name.endswith(".py") or os.sep in name:
-            _import_file(Path(name))
+            _import_file(Path(name), option)
         else:
-            _import_dotted(name)
+            _import_dotted(name, option)
 
 
-def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
+def find_experiment(name: str, modules: Iterable[str] = (), option: str = "--import_module") -> None:
     """Makes sure that the experiment `name` is registered.
 
     Imports `modules`. As long as the name is not registered, it then imports the module
     `experiments.<first part of the name>` in the working directory, loads entry points of the group
     `trainer_kit.experiments`, and calls those of `trainer_kit.doors`. A door is a function that registers experiments
-    of another framework: the one that it is given the name of, or without a name all that it knows.
+    of another framework: the one that it is given the name of, or without a name all that it knows. `option` is the
+    flag or the argument that names `modules`, for messages.
 
     Raises:
       UsageError: when none of these registers the name, with near names; when a module cannot be imported, as for
@@ -53,7 +58,7 @@ def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
     """
     first = name.split("/")[0]
     for module in modules:
-        import_user_module(module)
+        import_user_module(module, option)
     if name not in experiments and first in local_experiments():
         _import_local(first)
     if name not in experiments:
@@ -67,17 +72,18 @@ def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
         own |= {*local_experiments(), *(point.name for point in _entry_points())}
         ask_doors()
         names = sorted({*own, *experiments.names()})
-        raise UsageError(f"--experiment: no experiment is called {name!r}; {_advice(name, names, sorted(own))}")
+        flag = "--experiment: " if option.startswith("--") else ""
+        advice = f"{_known(name, names, sorted(own))}; name the module that registers it with {option}"
+        raise UsageError(f"{flag}no experiment is called {name!r}; {advice}")
 
 
-def _advice(name: str, names: list[str], own: list[str]) -> str:
-    """Returns near names, or the names that are not another framework's, and how to add a module."""
+def _known(name: str, names: list[str], own: list[str]) -> str:
+    """Returns near names, or the names that are not another framework's."""
     if near_names(name, names):
         return suggestion(name, names)
-    known = suggestion(name, own)
-    if not own:
-        known = f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments"
-    return f"{known}; name the module that registers it with --import_module"
+    if own:
+        return suggestion(name, own)
+    return f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments"
 
 
 def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:
@@ -156,7 +162,7 @@ def place(error: BaseException, function: str = "") -> str:
     return f"{frame.filename}:{frame.lineno}"
 
 
-def _import_dotted(name: str) -> None:
+def _import_dotted(name: str, option: str) -> None:
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
@@ -166,7 +172,7 @@ def _import_dotted(name: str) -> None:
     if found is None:
         near = near_names(name, _modules_beside(name))
         advice = f"did you mean {' or '.join(near)}?" if near else "give a dotted name or the path of a .py file"
-        raise UsageError(f"--import_module: no module is called {name!r}; {advice}")
+        raise UsageError(f"{option}: no module is called {name!r}; {advice}")
     importlib.import_module(name)
 
 
@@ -192,18 +198,18 @@ def _entry_points() -> list[metadata.EntryPoint]:
     return list(metadata.entry_points(group=ENTRY_POINTS))
 
 
-def _import_file(path: Path) -> None:
+def _import_file(path: Path, option: str) -> None:
     if not path.is_file():
         there = [str(file) for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
         advice = suggestion(str(path), there) if there else f"{path.parent} holds no Python file"
-        raise UsageError(f"--import_module: there is no file {path}; {advice}")
+        raise UsageError(f"{option}: there is no file {path}; {advice}")
     name = path.stem
     if name in sys.modules:
         known = getattr(sys.modules[name], "__file__", None)
         if known and Path(known).resolve() == path.resolve():
             return
         raise UsageError(
-            f"--import_module: {path} cannot be imported as {name!r}: another module has this name; rename the file"
+            f"{option}: {path} cannot be imported as {name!r}: another module has this name; rename the file"
         )
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

@@ -56,19 +56,22 @@ def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
 
 
 @overload
-def register_task(config_class: type[Config], task: type | str, *, trainer: type | str | None = None) -> None: ...
+def register_task(
+    config_class: type[Config], task: Callable[..., Any] | str, *, trainer: type | str | None = None
+) -> None: ...
 @overload
 def register_task(
     config_class: type[Config], *, trainer: type | str | None = None
 ) -> Callable[[AnyClass], AnyClass]: ...
 def register_task(
-    config_class: type[Config], task: type | str | None = None, *, trainer: type | str | None = None
+    config_class: type[Config], task: Callable[..., Any] | str | None = None, *, trainer: type | str | None = None
 ) -> Any:
     """Binds a task class to its config class; as a decorator of the task class, or with "module:Class".
 
     Args:
       config_class: The config class of the task's section.
-      task: The class of the task, or "module:Class"; None means the decorated class.
+      task: The class of the task, "module:Class", or a function that takes the arguments of the class and returns a
+        task; None means the decorated class.
       trainer: The subclass of Trainer that trains the task, or "module:Class"; None means Trainer itself.
 
     Raises:

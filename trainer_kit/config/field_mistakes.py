@@ -83,8 +83,12 @@ def _mistakes(config_class: type[Config], details: dict[str, Any], around: str) 
     elif details["type"] == "missing":
         yield Mistake(where, "is needed", "give it a value")
     else:
+        if len(loc) > depth + 1 and isinstance(loc[-1], int) and section_class(field.annotation) is None:
+            allowed = describe(field.annotation, tuple(field.metadata))
+            yield Mistake(join(where, loc[-1]), f"{show(value)} cannot be an item of {allowed}")
+            return
         allowed, inner_class = describe(field.annotation, tuple(field.metadata)), section_class(field.annotation)
-        advice = fields_advice(inner_class) if inner_class else hint(field.annotation, value, where)
+        advice = fields_advice(inner_class) if inner_class else hint(field.annotation, value, where, field.metadata)
         yield Mistake(where, f"{show(value)} is not {allowed}", advice)
 
 

@@ -37,8 +37,8 @@ def section_class(annotation: Any) -> type[Config] | None:
 
 
 def listed_class(annotation: Any) -> type[Config] | None:
-    """Returns the config class of a field that is a list of sections; else None."""
-    arms = [arm for arm in _arms(annotation) if arm is not type(None)]
+    """Returns the config class of a field that is a list of sections, also if None or text is allowed; else None."""
+    arms = [arm for arm in _arms(annotation) if arm not in (type(None), str)]
     if len(arms) != 1 or get_origin(arms[0]) not in (tuple, list):
         return None
     args = [arg for arg in get_args(arms[0]) if arg is not Ellipsis]

@@ -29,7 +29,7 @@ from trainer_kit.config.fields import (
 )
 from trainer_kit.config.schema.base import ONE, SEVERAL, Config, FieldError, gives_several, is_configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.layer import Layer, given_inside, join
+from trainer_kit.config.sources.layer import Layer, given_inside, is_inside, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion
 
 DEFAULT = "default"
@@ -105,7 +105,7 @@ class _Report:
 
     def _culprit(self, path: str, named: list[str]) -> str:
         """Returns the origin to blame: of the rule's field, or else of another field that its message names."""
-        inside = given_inside(self.given, path)
+        inside = given_inside(self.given, path) or [given for given in self.given if is_inside(path, given)]
         if inside:
             return self.given[inside[0]]
         others = [given for given in named if given in self.given]
@@ -176,6 +176,11 @@ class _Merge:
             holder = _Section(around.config_class, {key: copy.deepcopy(model)})
             self._section(holder, key, model.config_class, item, join(where, key))
             sections[key] = holder.values[key]
+            if before and key not in before and (lacking := _lacking(holder.values[key])):
+                known = ", ".join(sorted(map(str, before)))
+                problem = f"there is none of this name (all: {known}), and a new one needs {', '.join(lacking)}"
+                self._refuse(join(where, key), problem, suggestion(str(key), [str(name) for name in before]))
+                del sections[key]
 
     def _remove(self, sections: dict[Any, Any], key: Any, where: str) -> None:
         if key not in sections:
@@ -206,7 +211,7 @@ class _Merge:
             section.values[name] = checker(section.config_class, name).validate_python(value)
         except ValidationError:
             allowed = describe(info.annotation, tuple(info.metadata))
-            self._refuse(where, f"{show(value)} is not {allowed}", hint(info.annotation, value, where))
+            self._refuse(where, f"{show(value)} is not {allowed}", hint(info.annotation, value, where, info.metadata))
         else:
             self._given(where)
 
@@ -221,6 +226,12 @@ class _Merge:
     def _unknown(self, section: _Section, name: str, where: str) -> None:
         advice = missing_key_advice(where, name, list(fields_of(section.config_class)), self._report.known)
         self._refuse(where, NO_SUCH_KEY, advice)
+
+
+def _lacking(section: Any) -> list[str]:
+    """Returns the fields of a section that have no default and no value."""
+    fields = fields_of(section.config_class) if isinstance(section, _Section) else {}
+    return [name for name, info in fields.items() if info.is_required() and name not in section.values]
 
 
 def _instead(annotation: Any, value: Any) -> bool:

@@ -6,6 +6,7 @@ under the same name: another optimizer, another model, other batches in another 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +25,17 @@ ALLOW_FLAG = "--allow_config_change"
 Kind = Literal["safe", "dangerous"]
 
 _NAMED = re.compile(r"^(trainer\.optimizers)\.\w+")  # the name of one of several optimizers
+_OF_TASK = re.compile(r"^task\.task_routines\.[^.]+\.task_config\.")  # one of several tasks
 
 # The longest entry that holds a path decides; * stands for any name.
 _KINDS: dict[str, Kind] = {
     "": "dangerous",
     "trainer": "safe",
     "trainer.trainer_class": "dangerous",
+    "trainer.freeze": "dangerous",
     "trainer.fuse_steps": "dangerous",
     "trainer.accumulate_steps": "dangerous",
+    "trainer.overfit_batches": "dangerous",
     "trainer.optimizer_config.optimizer": "dangerous",
     "trainer.optimizer_config.ema": "dangerous",
     "trainer.optimizer_config.gradient_processors": "dangerous",
@@ -52,6 +56,7 @@ _KINDS: dict[str, Kind] = {
     "task.init_checkpoint": "safe",
     "task.allow_image_summary": "safe",
     "task.validation_data": "safe",
+    "task.evaluated_tasks": "safe",
     "task.train_data.cache": "safe",
     "task.train_data.prefetch_buffer_size": "safe",
     "task.train_data.autotune_algorithm": "safe",
@@ -69,6 +74,15 @@ _LATER: dict[str, Any] = {
     ".gradient_processors": [],
     ".ema.more_decays": {},
     ".ema.evaluate": [AVERAGE],
+}
+
+
+# What else a change needs, and what it then means, for changes that do not only continue with another value.
+_MEANINGS = {
+    "trainer.freeze": (
+        " together with allow_partial_restore: variables that are trained from now on begin with new slots of the "
+        "optimizer, and with averages that are equal to them"
+    )
 }
 
 
@@ -98,7 +112,11 @@ class Change:
     kind: Kind
 
     def __str__(self) -> str:
-        return f"{self.path}: {show(self.old)} -> {show(self.new)}"
+        return "; ".join(f"{path}: {show(old)} -> {show(new)}" for path, old, new in self.differences())
+
+    def differences(self) -> list[tuple[str, Any, Any]]:
+        """Returns (path, old, new) of each value that differs inside this one: lists of sections are long."""
+        return list(_differences(self.path, self.old, self.new))
 
 
 def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
@@ -160,12 +178,13 @@ def check_resume(
     if refused:
         raise ConfigError(
             Mistake(
-                change.path,
-                f"was {show(change.old)} when this run began and is {show(change.new)} now",
+                path,
+                f"was {show(old)} when this run began and is {show(new)} now",
                 f"go back to the old value, use another model_dir, or accept it with {ALLOW_FLAG}={change.path} "
-                f"(run_experiment: allow_config_change=[{change.path!r}])",
+                f"(run_experiment: allow_config_change=[{change.path!r}]){_MEANINGS.get(change.path, '')}",
             )
             for change in refused
+            for path, old, new in change.differences()
         )
     return changes
 
@@ -216,7 +235,7 @@ def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_
 
 def kind_of(path: str) -> Kind:
     """Returns whether a run stays the same one when the value at the dotted `path` changes."""
-    path = _NAMED.sub(r"\1.*", path)
+    path = _OF_TASK.sub("task.", _NAMED.sub(r"\1.*", path))
     return _KINDS[max((entry for entry in _KINDS if is_inside(path, entry)), key=len)]
 
 
@@ -238,6 +257,19 @@ def _flat(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(value, join(path, key))
         else:
             yield join(path, key), value
+
+
+def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        pairs = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}]
+    elif isinstance(old, list) and isinstance(new, list) and any(isinstance(item, Mapping) for item in old):
+        pairs = [(key, *items) for key, items in enumerate(itertools.zip_longest(old, new, fillvalue=ABSENT))]
+    else:
+        pairs = []
+        if not _same(old, new):
+            yield path, old, new
+    for key, *both in pairs:
+        yield from _differences(join(path, key), *both)
 
 
 def _same(old: Any, new: Any) -> bool:

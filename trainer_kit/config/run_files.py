@@ -40,8 +40,8 @@ RUN_FILES: tuple[RunFile, ...] = (
     RunFile("params.yaml", _TRAINER, _START, "The whole config. `--config_file=params.yaml` runs the same again."),
     RunFile(
         "manifest.json", _TRAINER, _START,
-        "The run's identity, experiment, command, starts, versions, platform, thread counts and seed, and what `auto` "
-        "has chosen.",
+        "The run's identity, experiment, command, starts, versions, platform, thread counts and seed, what `auto` has "
+        "chosen, and the numbers that the user gave to layers.",
     ),
     RunFile("operative_config.<mode>.gin", _TRAINER, _START, "The gin bindings that were used, as gin lists them."),
     RunFile(
@@ -76,12 +76,25 @@ RUN_FILES: tuple[RunFile, ...] = (
         "The best weights and `info.json` of one entry of trainer.best_checkpoints.",
     ),
     RunFile(
+        "history.json", _TRAINER, "after each epoch of trainer_kit.compat.keras.fit",
+        "The epochs, counted from 0, and their logs by name, as Keras's History has them.",
+    ),
+    RunFile(
         "metrics.jsonl", _TRAINER, "within a fifth of a second after each report",
-        "Every report of training and evaluation, one JSON object on each line, in the order of steps.",
+        "Every report of training and evaluation, and every change of a hyper-parameter: one JSON object on each "
+        "line, in the order of steps.",
     ),
     RunFile(
         "metrics.superseded.jsonl", _TRAINER, "when a run resumes from an earlier step",
         "The earlier reports of steps that were trained again.",
+    ),
+    RunFile(
+        "hyper_parameters.yaml", "you", "at any time",
+        "The hyper-parameters to change while the run goes on; the callback set_from_file reads it.",
+    ),
+    RunFile(
+        "hyper_parameters.jsonl", _TRAINER, "when hyper_parameters.yaml has changed",
+        "What was read at which step, so that a resumed run repeats it.",
     ),
     RunFile(
         "final.json", _TRAINER, "when the run is finished",

@@ -6,13 +6,18 @@ name. tests/engine/distribution/test_keras_internals.py fails when a name is gon
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 _LOG = logging.getLogger(__name__)
-_GENERATOR = "global_seed_generator"
+_GENERATOR, _COUNTS = "global_seed_generator", "object_name_uids"
 
 
 def global_seed_generator() -> keras.random.SeedGenerator | None:
@@ -44,6 +49,54 @@ def set_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
             "seed draw other numbers; give them a keras.random.SeedGenerator",
             *(keras.version(), error),
         )
+
+
+class LayerNumbers:
+    """Has Keras 3 number the layers of each model of a process as those of the first one; eager, on the host.
+
+    Patterns of a config are searched in the names of layers, and so hold for each run of a process. The public way is
+    `keras.utils.clear_session`, which also resets the default graph that the scope of a strategy needs. After it the
+    next model is the first one. Without the private name Keras goes on counting, and a pattern with a number matches
+    the first model only.
+    """
+
+    _first: Mapping[str, int] = {}  # the number of names of each kind before the first model
+    _left: Mapping[str, int] | None = None  # after the last model; another object is there after clear_session
+
+    @classmethod
+    @contextlib.contextmanager
+    def of_first_model(cls) -> Iterator[None]:
+        """Numbers the layers that are made inside as in the first such block; no later layer gets such a number."""
+        before = _layer_counts()
+        if before is not cls._left:
+            cls._first = dict(before)
+        _set_layer_counts(cls._first)
+        try:
+            yield
+        finally:
+            after = _layer_counts()
+            highest = {name: max(before.get(name, 0), after.get(name, 0)) for name in {*before, *after}}
+            cls._left = _set_layer_counts(highest)
+
+
+def _layer_counts() -> Mapping[str, int]:
+    try:
+        from keras.src.backend.common import global_state
+
+        return global_state.get_global_attribute(_COUNTS) or {}
+    except (ImportError, AttributeError):
+        return {}
+
+
+def _set_layer_counts(counts: Mapping[str, int]) -> Mapping[str, int]:
+    new = collections.defaultdict(int, counts)
+    try:
+        from keras.src.backend.common import global_state
+
+        global_state.set_global_attribute(_COUNTS, new)
+    except (ImportError, AttributeError):
+        _LOG.debug("Keras %s goes on to number layers", keras.version())
+    return new
 
 
 def learning_rate_of(optimizer: Any) -> Any:
@@ -83,3 +136,113 @@ def keras_decays(optimizer: keras.Optimizer, variable: Any) -> bool:
     """
     decays = getattr(optimizer, "_use_weight_decay", None)
     return True if decays is None else bool(decays(variable))
+
+
+def data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
+    """Returns the object with which `Model.fit` reads data of any kind: `get_tf_dataset()`, `num_batches`.
+
+    Keras exposes the adapters of no data, and they decide what its dtypes, weights and orders are. Without the name
+    trainer_kit.compat.keras ends with an ImportError.
+
+    Args:
+      x: Arrays, a tf.data.Dataset, a PyDataset, a generator: all that `Model.fit` takes.
+      y: The targets of arrays.
+      sample_weight: The weights of examples of arrays.
+      **options: batch_size, steps_per_epoch, shuffle, class_weight, as `Model.fit` takes them.
+
+    Raises:
+      ValueError: for data that Keras cannot read, with Keras's message.
+    """
+    from keras.src.trainers import data_adapters
+
+    return data_adapters.get_data_adapter(x, y, sample_weight, **options)
+
+
+def is_array_adapter(adapter: Any) -> bool:
+    """Whether `data_adapter` has been given arrays; see there."""
+    from keras.src.trainers import data_adapters
+
+    return isinstance(adapter, data_adapters.ArrayDataAdapter)
+
+
+def train_validation_split(arrays: Any, validation_split: float) -> tuple[Any, Any]:
+    """Returns nested arrays without their last part, and that part, as `validation_split` of `Model.fit` cuts them.
+
+    Keras has the function for all kinds of arrays and exposes none of it. Without the name trainer_kit.compat.keras
+    ends with an ImportError.
+    """
+    from keras.src.trainers.data_adapters import array_slicing
+
+    train, validation = array_slicing.train_validation_split(arrays, validation_split=validation_split)
+    return train, validation
+
+
+def clip_after_sum(optimizer: keras.Optimizer) -> None:
+    """Makes an optimizer clip the sum of the gradients of all replicas; a second call changes nothing. In scope.
+
+    Keras 3 clips the gradients of each replica and adds them up afterwards, so that the update depends on the number of
+    replicas. The two steps are one public method. Without the name Keras's order stays, and a warning says so.
+    """
+    name = "_clip_gradients"
+    clip, replicas = getattr(optimizer, name, None), tf.distribute.get_strategy().num_replicas_in_sync
+    clips = any(getattr(optimizer, bound, None) for bound in ("clipnorm", "global_clipnorm", "clipvalue"))
+    if name in vars(optimizer) or not clips or replicas == 1:
+        return
+    if clip is None:
+        _LOG.warning("Keras %s clips the gradients of each replica by itself, before they are summed", keras.version())
+        return
+
+    def clip_sum(gradients: Sequence[Any]) -> list[Any]:
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            return list(clip(gradients))
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [tf.convert_to_tensor(one) for one in gradients])
+        return [one / replicas for one in clip(summed)]  # Keras adds them up once more
+
+    setattr(optimizer, name, clip_sum)
+
+
+def traces_batches(tensorboard: Any) -> bool:
+    """Whether a TensorBoard callback profiles batches, which it then has to be told of.
+
+    Its argument `profile_batch` is kept under private names only. Without them the answer is False, and nothing is
+    traced; `trainer_kit.train --profile` does the same.
+    """
+    return bool(getattr(tensorboard, "_should_trace", False))
+
+
+def choose_comparison(callback: Any) -> None:
+    """Makes a callback of Keras 3 that monitors a log choose whether lower or higher values are better.
+
+    Keras does so at the end of the first epoch of a process, so that a callback of a process that resumes could not
+    compare within its first epoch. Without the name the first end of an epoch does it.
+    """
+    choose = getattr(callback, "_set_monitor_op", None)
+    if choose is not None and getattr(callback, "monitor_op", choose) is None:
+        choose()
+
+
+def of_keras_2(model: Any) -> bool:
+    """Whether a model is one of tf_keras, which need not be installed."""
+    keras_2 = sys.modules.get("tf_keras")
+    return keras_2 is not None and isinstance(model, keras_2.Model)
+
+
+def steps_per_execution(model: Any) -> int:
+    """Returns the argument of `compile`: the number of batches between two calls of methods around batches.
+
+    Keras 3 shows it. tf_keras keeps it in a variable, under a private name; without that name the answer is 1.
+    """
+    steps = getattr(model, "steps_per_execution", getattr(model, "_steps_per_execution", None))
+    return 1 if steps is None or isinstance(steps, str) else int(steps)
+
+
+def set_batch_counter(model: Any, batches: int, *, training: bool) -> None:
+    """Tells a model of tf_keras how many batches `fit` or `evaluate` has run; does nothing for other models.
+
+    Its callback TensorBoard reads the counter of the model, which only the loops of tf_keras advance. Without the name
+    its points of batches are all at step 0.
+    """
+    counter = getattr(model, "_train_counter" if training else "_test_counter", None)
+    if isinstance(counter, tf.Variable):
+        counter.assign(batches)

@@ -41,5 +41,8 @@ def precision(runtime: RuntimeConfig) -> Iterator[None]:
         yield
     finally:
         keras.config.set_dtype_policy(before)
-        if runtime.mixed_precision_dtype is not None and (now := sys.modules.get("tf_keras")):
-            now.mixed_precision.set_global_policy(before_2 or "float32")
+        if runtime.mixed_precision_dtype is not None:
+            # a tf_keras that is not imported yet would get the policy that set_precision has asked for
+            when_imported(
+                "tf_keras", "policy", lambda now: now.mixed_precision.set_global_policy(before_2 or "float32")
+            )

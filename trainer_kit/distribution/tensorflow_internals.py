@@ -14,6 +14,7 @@ import functools
 import inspect
 import logging
 import random
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -23,6 +24,7 @@ import tensorflow as tf
 from trainer_kit.errors import TrainerKitError, UsageError
 
 _LOG = logging.getLogger(__name__)
+_WITHOUT_SEED = 87654321  # the global seed of an op that has a seed of its own, while no global one is set
 _MISSING = "missing"  # of a setting that a dataset does not have
 
 
@@ -76,6 +78,15 @@ def operation_seeds_from_the_start() -> Iterator[None]:
         eager._rng = kept
 
 
+def has_global_seed() -> bool:
+    """Whether `tf.random.set_seed` was called; eager, on the host.
+
+    TensorFlow has no public way to read the global seed; with a seed of its own, an op gets a constant in its place
+    while none is set. In a release with another constant the answer is True.
+    """
+    return bool(tf.compat.v1.get_seed(1)[0] != _WITHOUT_SEED)
+
+
 def converted_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function, model or layer as AutoGraph makes a graph of it, in code that is itself not converted.
 
@@ -120,6 +131,17 @@ def _tracking(name: str) -> type:
         return getattr(tf.__internal__.tracking, name)
     except AttributeError:
         return tf.Module
+
+
+def owner_of(method: types.MethodType) -> Any:
+    """Returns the object that a bound method belongs to.
+
+    `tf.function` binds a method to an object of its own, which has a weak reference to the owner and no public name.
+    Without the name that object is returned. State that only the owner holds is then not found, and a warning names
+    the variables.
+    """
+    bound = method.__self__
+    return getattr(bound, "target", bound) if type(bound).__name__ == "TfMethodTarget" else bound
 
 
 def end_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
@@ -253,3 +275,44 @@ def _gone(dataset: Any, error: AttributeError | str) -> TrainerKitError:
         "trainer_kit cannot check whether a resume is exact; install the TensorFlow of requirements.lock, or return a "
         "Source such as ArraySource"
     )
+
+
+class SummaryState:
+    """A default summary writer, step and condition apart from those of the engine, for code that sets its own.
+
+    A callback may begin `writer.as_default()` in one method and end it in another, and the engine's contexts begin and
+    end between the two. TensorFlow offers contexts only, which have to be nested. Without the name the code shares the
+    engine's state, and such a callback fails at the end of the training.
+    """
+
+    _NAMES = ("is_recording", "is_recording_distribution_strategy", "writer", "step")
+
+    def __init__(self) -> None:
+        self._own = self._current()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Has the code inside see and change this state; its thread has the engine's again afterwards."""
+        before = self._current()
+        self._put(self._own)
+        try:
+            yield
+        finally:
+            self._own = self._current()
+            self._put(before)
+
+    def _current(self) -> dict[str, Any]:
+        return {name: getattr(self._state(), name) for name in self._NAMES if hasattr(self._state(), name)}
+
+    def _put(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self._state(), name, value)
+
+    @staticmethod
+    def _state() -> Any:
+        try:
+            from tensorflow.python.ops import summary_ops_v2
+
+            return summary_ops_v2._summary_state
+        except (ImportError, AttributeError):
+            return None

@@ -112,8 +112,11 @@ class PreemptedError(TrainerKitError):
     exit_code = ExitCode.PREEMPTED
 
 
-class InterruptedRunError(TrainerKitError):
-    """The run was asked to stop by Ctrl-C (SIGINT) and did so after saving."""
+class InterruptedRunError(TrainerKitError, KeyboardInterrupt):
+    """The run was asked to stop by Ctrl-C (SIGINT) and did so after saving.
+
+    It is also the KeyboardInterrupt that a program expects after Ctrl-C.
+    """
 
     exit_code = ExitCode.INTERRUPTED
 

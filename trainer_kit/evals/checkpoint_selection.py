@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from pathlib import Path
 
 import tensorflow as tf
 
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import is_foreign, problem
-from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.checkpoints.weight_files.keras_file import is_keras_file
+from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.process.run_directory import read_run_id
 
 INITIAL = "initial"  # the weights as the task initializes them
+_FILE = re.compile(r"\.(index|data-\d{5}-of-\d{5})$")
 _LOG = logging.getLogger(__name__)
 
 
@@ -71,8 +75,8 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
         newest = newest_checkpoint(model_dir)
         if newest is None:
             raise UsageError(
-                f"nothing to evaluate: {listed}; train first, or give another --model_dir, or "
-                "--checkpoint=initial for the weights as the task initializes them"
+                f"nothing to evaluate: {listed}; train first, or give another model_dir, or "
+                "ask for initial, the weights as the task initializes them"
             )
         return newest
     if which == "best":
@@ -91,3 +95,33 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
             f"{listed}"
         )
     return which
+
+
+def weights_at(path: str) -> str:
+    """Returns the path of the Keras file, or the prefix of the checkpoint, at a path.
+
+    Args:
+      path: A prefix, one of the files of a checkpoint, a file of Keras, a SavedModel, or a folder: of a folder of best
+        weights the best checkpoint is taken, else the newest.
+
+    Raises:
+      UsageError: when there is none; the message lists what there is.
+      StorageError: when there are checkpoints and all are damaged.
+    """
+    if is_keras_file(path) and os.path.isfile(path):
+        return path
+    if tf.io.gfile.exists(f"{path}.index"):
+        return path
+    if tf.io.gfile.isdir(path):
+        if tf.io.gfile.exists(os.path.join(path, "saved_model.pb")):
+            return os.path.join(path, "variables", "variables")
+        if found := checkpoint_of_folder(path):
+            return found
+        there = sorted(os.listdir(path)) if os.path.isdir(path) else []
+        raise UsageError(f"{path} holds no checkpoint; it holds: {', '.join(there[:12]) or 'nothing'}")
+    if _FILE.search(path) and tf.io.gfile.exists(path):
+        return _FILE.sub("", path)
+    beside = Path(path).parent
+    known = sorted({_FILE.sub("", one.name) for one in beside.glob("*")}) if beside.is_dir() else []
+    near = suggestion(Path(path).name, known) if known else "there is nothing"
+    raise UsageError(f"there is no checkpoint {path}; in {beside}: {near}")

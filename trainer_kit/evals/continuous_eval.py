@@ -16,6 +16,7 @@ from typing import Any
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.best.named_bests import EXPORTERS, BestCheckpoints
 from trainer_kit.evals.ledger import Ledger
@@ -46,8 +47,9 @@ def with_chosen_sets(config: ExperimentConfig) -> ExperimentConfig:
     if left_out:
         names_left_out = ", ".join(dict.fromkeys(left_out))
         _LOG.info("no best checkpoint is kept by %s: this sidecar does not evaluate that data", names_left_out)
+    fewer: dict[str, Any] = {"validation_data": {name: None for name in data if name not in names}}
     return config.replace(
-        task={"validation_data": {name: None for name in data if name not in names}},
+        task={"evaluated_tasks": names} if isinstance(config.task, MultiTaskConfig) else fewer,
         trainer={
             "validation_sets": {name: None for name in options.validation_sets if name not in names},
             "best_checkpoint_eval_metric": primary if is_evaluated(primary) else "",

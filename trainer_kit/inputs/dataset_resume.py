@@ -161,8 +161,8 @@ def resume_method(
     against_skip = list(_against_skip(seen, deterministic_ops))
     if against_skip:
         advice = (
-            "a resumed run may not be the same as one that was never stopped; to make it the same, return a Source, "
-            "such as ArraySource or TFRecordSource, from build_inputs"
+            "a resumed run may not be the same as one that was never stopped; to make it the same, train on "
+            "a Source, such as ArraySource or TFRecordSource"
         )
         return Resumption("inexact", tuple(f"{section}: {line}" for line in (*against_skip, advice)))
     against_saving = list(_against_saving(seen, no_iterator))

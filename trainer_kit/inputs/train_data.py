@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import logging
 import os
@@ -73,6 +74,7 @@ class TrainData:
     Attributes:
       feed: The DatasetIterator of the data.
       stack: The number of batches in one element, as made by inputs.fused_batches; 1 means single batches.
+      restarts: Whether a tf.data.Dataset that ends starts again, with the next order of its shuffles.
     """
 
     def __init__(
@@ -98,8 +100,8 @@ class TrainData:
         self._read: Any = None
         self._left_out: tuple[int, ...] = ()  # in this process
         self._saves_iterator, self._saved_iterator = False, ""
-        self._warned: set[str] = set()
-        self.stack = 1
+        self._reported: set[str] = set()
+        self.stack, self.restarts = 1, False
 
     @property
     def saves_position(self) -> bool:
@@ -178,13 +180,16 @@ class TrainData:
         Batches that were left out since that checkpoint stay left out.
         """
         self._since = self._step()
-        batch, left_out = (state["batch"], state["left_out"]) if state else (self._since, ())
+        here: dict[str, Any] = {"batch": self._since, "left_out": (), "stack": self.stack}
+        if not state or "batch" not in state:  # earlier releases kept a position for each of several tasks
+            state = here
+        batch, left_out = state["batch"], state["left_out"]
         self._start = Position(batch, (*left_out, *self._left_out))
         self.feed.forget()
-        if state and state.get("stack", 1) != self.stack:
+        if state.get("stack", 1) != self.stack:
             self._saved_iterator = ""  # it is of other elements
         if self._since < self._set_at:
-            self._warn(Resumption("inexact", (_BEFORE_IT_WAS_SET.format(self._since, self._set_at),)))
+            self._report(Resumption("inexact", (_BEFORE_IT_WAS_SET.format(self._since, self._set_at),)))
             self._begin_at_the_start()
 
     def restored(self, path: str | None) -> None:
@@ -192,7 +197,7 @@ class TrainData:
         self._saved_iterator = path if path and os.path.exists(f"{path}.index") else ""
         if self._saved_iterator and holds_failed_read(self._saved_iterator):
             self._saved_iterator = ""
-            self._warn(Resumption("skip", (_FAILED_AHEAD,)))
+            self._report(Resumption("skip", (_FAILED_AHEAD,)))
 
     def save_iterator(self, prefix: str, *, at_place: bool = True, give_up: Callable[[], bool] = lambda: False) -> None:
         """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Eager.
@@ -209,7 +214,7 @@ class TrainData:
         if not self._saves_iterator or not self.feed.started:
             return
         if not at_place:
-            self._warn(Resumption("skip", (_AHEAD,)))
+            self._report(Resumption("skip", (_AHEAD,)))
             return
         checkpoint, done = tf.train.Checkpoint(iterator=self.feed.iterator()), Future[str]()
         folder = f"{prefix}_temp"  # as TensorFlow calls its own, so that it goes when the run is started again
@@ -217,7 +222,7 @@ class TrainData:
         threading.Thread(target=_fulfil, args=(done, write), name=_SAVING).start()
         while not wait((done,), _GLANCE).done:
             if give_up():
-                self._warn(Resumption("skip", (_TOO_SLOW,)))
+                self._report(Resumption("skip", (_TOO_SLOW,)))
                 return
         written = done.result()
         for path in sorted(glob.glob(f"{glob.escape(written)}.*")):  # the index, by which it is found, comes last
@@ -227,22 +232,26 @@ class TrainData:
     def _open(self, build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
         made = made_inputs(build_inputs, params, input_context)
         self._opened, self._saves_iterator = made, False
+        if self.restarts and not isinstance(made, Source) and not never_ends(made):
+            made = made.repeat()
         data = without_idle_tuner(made) if self.stack > 1 else made
         if not isinstance(made, Source):
             seen = examine(made)
             self._choose_method(seen)
             if self._saves_iterator and self._saved_iterator:
                 return stacked(data, self.stack) if self.stack > 1 else data
-            if made is self._read and seen.new_orders:
-                self._warn(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(seen.new_orders)),)))
+            if self._opened is self._read and seen.new_orders:
+                self._report(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(seen.new_orders)),)))
             # The state of an iterator that began elsewhere would not fit the dataset as it is made.
             self._saves_iterator = self._saves_iterator and self.position.batch == 0
         if self.stack > 1:
             data = stacked_at(data, self.position, self.stack, input_context)
         else:
             data = positioned(lambda _: data, params, self.position, input_context)
-        if isinstance(made, Source) and (found := source_resumption(data, deterministic_ops=self._deterministic_ops)):
-            self._warn(found)
+        if isinstance(made, Source):
+            found = getattr(made, "resumption", functools.partial(source_resumption, data))
+            if (resumption := found(deterministic_ops=self._deterministic_ops)) is not None:
+                self._report(resumption)
         return data
 
     def _begin(self, given: Any) -> Any:
@@ -250,7 +259,7 @@ class TrainData:
         if isinstance(given, tf.data.Dataset):
             return self._open(lambda _: given, None, None)
         self._opened, self._saves_iterator = given, False
-        self._warn(Resumption("inexact", (_NO_POSITION.format(type(given).__name__, self._instead),)))
+        self._report(Resumption("inexact", (_NO_POSITION.format(type(given).__name__, self._instead),)))
         return given
 
     def _replaced(self) -> None:
@@ -269,10 +278,11 @@ class TrainData:
             no_iterator = "a batch is left out, which the state of an iterator does not record"
         found = resume_method(seen, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops)
         self._saves_iterator = found.method == "iterator"
-        self._warn(found)
+        slow = found.method == "skip"  # but exact, and for most runs quick enough
+        self._report(found, logging.INFO if slow else logging.WARNING)
 
-    def _warn(self, found: Resumption) -> None:
-        """Warns once that a resume is slow or not exact.
+    def _report(self, found: Resumption, level: int = logging.WARNING) -> None:
+        """Logs once that a resume is slow or not exact.
 
         Raises:
           UsageError: when the resume cannot be exact, and require_exact is set.
@@ -280,9 +290,9 @@ class TrainData:
         if found.method == "inexact" and self._require_exact:
             raise UsageError("\n  ".join(("trainer.require_exact_resume:", *found.reasons)))
         for reason in found.reasons:
-            if reason not in self._warned:
-                self._warned.add(reason)
-                _LOG.warning("%s", reason)
+            if reason not in self._reported:
+                self._reported.add(reason)
+                _LOG.log(level, "%s", reason)
 
 
 def open_whole(build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:

@@ -1,9 +1,9 @@
 """Gradient accumulation: one update of the weights with the gradients of several micro-batches.
 
 A training step gets a GradientAccumulator in place of its optimizer, a new one for each micro-batch. It adds gradients
-to the GradientSums, which are variables of each replica. After the last micro-batch `GradientSums.update` makes the
-calls that the step has made, with the sums and on the optimizer itself: clipping, weight decay, schedules and the loss
-scale see one update.
+to the GradientSums: variables of each replica, or tensors if no loop runs over the micro-batches of the one replica.
+After the last micro-batch `GradientSums.update` makes the calls that the step has made, with the sums and on the
+optimizer itself: clipping, weight decay, schedules and the loss scale see one update.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class _Call:
 
     Attributes:
       apply: Makes the call on the optimizer itself, with other gradients.
-      sums: The variable that adds up each gradient; None for variables without a gradient.
+      sums: The variable or the tensor that adds up each gradient; None for variables without a gradient.
       dtypes: The dtype of each gradient.
     """
 
     apply: Apply
-    sums: list[tf.Variable | None]
+    sums: list[tf.Variable | tf.Tensor | None]
     dtypes: list[Any]
 
     def values(self) -> list[tf.Tensor | None]:
         """Returns the sums of this replica, in the dtypes of the gradients."""
         pairs = zip(self.sums, self.dtypes, strict=True)
-        return [None if one is None else tf.cast(one.read_value(), dtype) for one, dtype in pairs]
+        return [None if one is None else tf.cast(one, dtype) for one, dtype in pairs]
 
 
 class GradientSums:
@@ -72,6 +72,7 @@ class GradientSums:
             )
         self.optimizer = optimizer
         self._calls: dict[Key, _Call] = {}
+        self._as_tensors = False
         self._made: dict[tuple[Key, int], tf.Variable] = {}  # by the call, and the number of the gradient in it
 
     @property
@@ -84,15 +85,25 @@ class GradientSums:
         """Whether the step has applied gradients."""
         return bool(self._calls)
 
-    def begin(self) -> None:
-        """Forgets the calls of an earlier step; called before a step is traced, or runs eagerly."""
-        self._calls = {}
+    def begin(self, as_tensors: bool = False) -> None:
+        """Forgets the calls of an earlier step; called before a step is traced, or runs eagerly.
+
+        Args:
+          as_tensors: Whether the micro-batches are in one graph, and on one replica, so that sums may be tensors:
+            variables take a tenth of the time of a small step.
+        """
+        self._calls, self._as_tensors = {}, as_tensors
+
+    @property
+    def tensors(self) -> list[tf.Tensor]:
+        """The sums so far that are tensors."""
+        return [one for call in self._calls.values() for one in call.sums if isinstance(one, tf.Tensor)]
 
     def part(self, weight: Any, first: Any) -> GradientAccumulator:
         """Returns the stand-in for the optimizer in one micro-batch; in graph or eager, on a replica.
 
         Args:
-          weight: The micro-batch's share of the batch, a float32 scalar.
+          weight: The micro-batch's share of the batch: a float above 0, or a float32 scalar that may be 0.
           first: Whether the micro-batch is the first of its batch, so that its gradients replace the sums: a bool, or
             a bool scalar.
         """
@@ -100,7 +111,14 @@ class GradientSums:
 
     @tf.autograph.experimental.do_not_convert
     def add(
-        self, key: Key, apply: Apply, gradients: Sequence[Any], variables: Sequence[Any], weight: Any, first: Any
+        self,
+        key: Key,
+        apply: Apply,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        weight: Any,
+        first: Any,
+        inside: bool = False,
     ) -> None:
         """Adds weighted gradients to their sums; on a replica.
 
@@ -111,15 +129,25 @@ class GradientSums:
           variables: The variable of each gradient; None where the step does not name it.
           weight: See `part`.
           first: See `part`.
+          inside: Whether the gradients are in a tf.function of the step, which only variables leave.
         """
+        gradients, variables = self._kept(gradients, variables)
         call = self._calls.setdefault(key, _Call(apply, [None] * len(gradients), [None] * len(gradients)))
         pairs = []
         for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if gradient is not None:
+            if gradient is None:
+                continue
+            call.dtypes[place] = gradient.dtype
+            if self._as_tensors and isinstance(first, bool) and not inside:
+                call.sums[place] = _added(call.sums[place], gradient, weight)
+            else:
                 call.sums[place] = self._sum(key, place, gradient, variable)
-                call.dtypes[place] = gradient.dtype
                 pairs.append((call.sums[place], gradient))
         _add_to(pairs, weight, first)
+
+    def _kept(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Returns what is added to sums, and the variable of each; in graph, on a replica."""
+        return gradients, variables
 
     @tf.autograph.experimental.do_not_convert
     def update(self) -> None:
@@ -136,10 +164,9 @@ class GradientSums:
                     f"trainer.accumulate_steps: the shape of gradient {place} is not known ({gradient.shape}); call "
                     "optimizer.apply_gradients, which names the variables"
                 )
-            dtype = tf.float32 if gradient.dtype in _LOW else gradient.dtype
             with tf.init_scope():
                 self._made[key, place] = tf.Variable(
-                    tf.zeros(shape, dtype),
+                    tf.zeros(shape, _dtype_of_sum(gradient)),
                     trainable=False,
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
@@ -152,15 +179,12 @@ class GradientSums:
 class DiscardedGradients(GradientSums):
     """Computes gradients and keeps nothing of them; for a trial of the memory that a whole batch needs."""
 
-    @tf.autograph.experimental.do_not_convert
-    def add(
-        self, key: Key, apply: Apply, gradients: Sequence[Any], variables: Sequence[Any], weight: Any, first: Any
-    ) -> None:
+    def _kept(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Reduces gradients to one number, for which all of them are in memory at the same time, as for clipping."""
         present = [tf.cast(tf.convert_to_tensor(one), tf.float32) for one in gradients if one is not None]
         norm = tf.linalg.global_norm(present)
         total = tf.add_n([tf.reduce_sum(norm * one) for one in present])
-        super().add(key, apply, [total], [total], weight, first)
+        return [total], [total]
 
 
 class GradientAccumulator:
@@ -264,13 +288,14 @@ class GradientAccumulator:
         _check_unconditional(self._graph)
         names = tuple(map(id, variables))
         of_graph = tf.compat.v1.get_default_graph(), names  # a tf.function in the step may be traced more than once
-        self._sums.add((names, self._seen[of_graph]), apply, gradients, variables, self._weight, self._first)
+        key, inside = (names, self._seen[of_graph]), of_graph[0] is not self._graph
+        self._sums.add(key, apply, gradients, variables, self._weight, self._first, inside)
         self._seen[of_graph] += 1
 
 
 def _add_to(pairs: Sequence[tuple[tf.Variable, Any]], weight: Any, first: Any) -> None:
     """Adds weighted gradients to variables, or replaces the variables by them. A weight of 0 makes even NaN a 0."""
-    parts = [tf.math.multiply_no_nan(tf.cast(one, of.dtype), tf.cast(weight, of.dtype)) for of, one in _dense(pairs)]
+    parts = [_weighted(one, weight) for _, one in pairs]
 
     def replace() -> None:
         for (variable, _), part in zip(pairs, parts, strict=True):
@@ -286,8 +311,18 @@ def _add_to(pairs: Sequence[tuple[tf.Variable, Any]], weight: Any, first: Any) -
         tf.cond(first, replace, add)
 
 
-def _dense(pairs: Sequence[tuple[tf.Variable, Any]]) -> list[tuple[tf.Variable, tf.Tensor]]:
-    return [(variable, tf.convert_to_tensor(gradient)) for variable, gradient in pairs]
+def _added(total: tf.Tensor | None, gradient: Any, weight: float) -> tf.Tensor:
+    weighted = _weighted(gradient, weight)
+    return weighted if total is None else total + weighted
+
+
+def _weighted(gradient: Any, weight: Any) -> tf.Tensor:
+    dtype, product = _dtype_of_sum(gradient), tf.multiply if isinstance(weight, float) else tf.math.multiply_no_nan
+    return product(tf.cast(tf.convert_to_tensor(gradient), dtype), tf.cast(weight, dtype))
+
+
+def _dtype_of_sum(gradient: Any) -> tf.DType:
+    return tf.float32 if gradient.dtype in _LOW else gradient.dtype
 
 
 def _check_unconditional(outer: Any) -> None:

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import keras
 import tensorflow as tf
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
@@ -183,7 +184,26 @@ def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Seq
         summed = clip(summed, clipping)
     if changes:  # else Keras gets what it would get without a report of norms, so that its sum has the same bits
         gradients = summed if replicas == 1 else [scaled(one, 1.0 / replicas) for one in summed]  # Keras sums once more
-    optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    _apply_in_order(optimizer, gradients, variables)
+
+
+def _apply_in_order(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
+    """Lets an optimizer update variables after all of their old values have been read, on one replica; in a replica.
+
+    Keras sums gradients over replicas by one operation that joins all of them. While TensorFlow optimizes the graph it
+    drops the control edge from a read to the update of the same variable where that operation joins the two as well,
+    and then removes the operation. So an update may come before a read that none of its own gradient depends on, such
+    as the penalty R1 has: in some processes, in some steps, the weights differ in their last digits.
+    """
+    if not isinstance(optimizer, keras.Optimizer) or tf.distribute.has_strategy():
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        return
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(_: tf.distribute.Strategy) -> None:
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+
+    tf.distribute.get_replica_context().merge_call(apply)  # where Keras sums nothing, and joins nothing
 
 
 def scaled(gradient: Gradient, factor: Any) -> Gradient:

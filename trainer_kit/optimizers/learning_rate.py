@@ -137,37 +137,58 @@ class ConfiguredRates:
                 self._variables[name].assign(rate)
 
 
-class Scaled(Schedule):
-    """A learning rate times a factor.
+class ScaledRate(Schedule):
+    """A learning rate times factors that can be changed while a run goes on, in functions that are traced already.
 
     Args:
       rate: A schedule, or the optimizer's variable of a constant rate, which can still be changed.
-      factor: The factor, above 0.
+
+    Attributes:
+      factors: The factors by name, float32 scalars.
     """
 
-    def __init__(self, rate: Any, factor: float) -> None:
-        self.rate, self.factor = rate, factor
+    def __init__(self, rate: Any) -> None:
+        self.rate, self.factors = rate, dict[str, tf.Variable]()
 
     def __call__(self, step: Any) -> Any:
         """Returns the rate at `step`; eager or in graph."""
         rate = self.rate(step) if isinstance(self.rate, Schedule) else tf.convert_to_tensor(self.rate)
-        return rate * self.factor
+        for factor in self.factors.values():
+            rate *= tf.cast(tf.convert_to_tensor(factor), rate.dtype)
+        return rate
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments."""
-        return {"rate": self.rate, "factor": self.factor}
+        return {"rate": self.rate}
 
 
-def scale_learning_rate(optimizer: Any, factor: float) -> bool:
-    """Makes the rate of a Keras 3 optimizer `factor` times what it was made with; False for any other optimizer.
+def configured_rate(optimizer: Any) -> Any:
+    """Returns the schedule or the variable of a constant rate of an optimizer of either Keras, without its factors."""
+    rate = learning_rate_of(innermost(optimizer))
+    return rate.rate if isinstance(rate, ScaledRate) else rate
 
-    Takes effect in functions that are traced afterwards.
+
+def learning_rate_factors(optimizer: Any) -> dict[str, tf.Variable]:
+    """Returns the factors of an optimizer's learning rate by name."""
+    rate = learning_rate_of(innermost(optimizer))
+    return dict(rate.factors) if isinstance(rate, ScaledRate) else {}
+
+
+def add_learning_rate_factor(optimizer: Any, name: str) -> None:
+    """Gives the learning rate of a Keras 3 optimizer a factor, which is 1 at first; eager, in strategy scope.
+
+    Takes effect in functions that are traced afterwards. They read the factor in each step.
+
+    Raises:
+      UsageError: when the optimizer is not a Keras 3 optimizer.
     """
     optimizer = innermost(optimizer)
-    if not isinstance(optimizer, keras.Optimizer):
-        return False
-    rate = learning_rate_of(optimizer)
-    return replace_learning_rate(optimizer, Scaled(rate.rate if isinstance(rate, Scaled) else rate, factor))
+    rate = learning_rate_of(optimizer) if isinstance(optimizer, keras.Optimizer) else None
+    scaled = rate if isinstance(rate, ScaledRate) else ScaledRate(rate)
+    if rate is None or not replace_learning_rate(optimizer, scaled):
+        kind = type(optimizer).__name__
+        raise UsageError(f"{kind} has no learning rate that a factor could multiply; use an optimizer of Keras 3")
+    scaled.factors[name] = tf.Variable(1.0, trainable=False, name=name)
 
 
 def _schedule(config: LrConfig) -> float | Schedule:

@@ -15,20 +15,32 @@ from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import native_variable, variable_path
 
 
-def averaged_variables(model: Any, config: EMAConfig) -> list[Any]:
+def averaged_variables(model: Any, config: EMAConfig, trainable: Sequence[Any] = ()) -> list[Any]:
     """Returns the variables of `model` that are averaged: the trainable ones, or all of floating point.
 
     Args:
       model: A built model of Keras 3 or tf_keras, or a tf.Module.
       config: The config; its trainable_weights_only chooses the variables.
+      trainable: The variables to choose as trainable ones; empty: those of the model.
     """
-    variables = model.trainable_variables if config.trainable_weights_only else model.variables
+    variables = (trainable or model.trainable_variables) if config.trainable_weights_only else model.variables
     return [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
 
 
-def create_average(model: Any, config: EMAConfig | None) -> MovingAverage | None:
-    """Returns the moving average of a model's weights; None where the config asks for none. Eager, in scope."""
-    return None if config is None else MovingAverage(averaged_variables(model, config), config)
+def create_average(model: Any, config: EMAConfig | None, trainable: Sequence[Any] = ()) -> MovingAverage | None:
+    """Returns the moving average of a model's weights; None where the config asks for none. Eager, in scope.
+
+    Args:
+      model: The built model.
+      config: The config of the average.
+      trainable: The variables that were trainable before some were frozen. Frozen ones have no average; they count in
+        the keys. Empty: none were frozen.
+    """
+    if config is None:
+        return None
+    variables = averaged_variables(model, config, trainable)
+    kept = {id(one) for one in (model.trainable_variables if config.trainable_weights_only else variables)}
+    return MovingAverage(variables, [config if id(one) in kept else None for one in variables])
 
 
 def average_keys(variables: Sequence[Any]) -> list[str]:
@@ -123,15 +135,18 @@ class MovingAverage:
         """Sets the averages to the weights; called when there was no checkpoint to restore; eager."""
         self.reset()
 
-    def reset(self, names: Collection[str] | None = None) -> None:
+    def reset(self, names: Collection[str] | None = None, keys: Collection[str] | None = None) -> None:
         """Makes averages equal to the variables, as after restoring weights alone; eager, on the host.
 
         Args:
           names: The names of the averages; None: all.
+          keys: The keys of the variables; None: all.
         """
         for name in self.names if names is None else names:
-            if name in self._copy_all:
+            if keys is None:
                 self._copy_all[name]()
+            else:
+                self._copy_each(name, keys)
 
     def swap(self, name: str = AVERAGE) -> None:
         """Exchanges variables and averages, on every replica, exactly; a second call undoes it; eager, on the host.
@@ -164,10 +179,10 @@ class MovingAverage:
             arguments = (others, _one_value(one.source), decays[one.place])
             strategy.extended.update(first, _move, args=arguments, group=False)
 
-    def _copy_each(self, name: str) -> None:
+    def _copy_each(self, name: str, keys: Collection[str] | None = None) -> None:
         with self._strategy.scope():
             for one in self._averaged:
-                if name in one.averages:
+                if name in one.averages and (keys is None or one.key in keys):
                     value = _one_value(one.source)
                     self._strategy.extended.update(one.averages[name], _copy, args=(value,), group=False)
 

@@ -10,9 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.variable_names import canonical_paths
 from trainer_kit.config.schema.optimization import NamedOptimizerConfig
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import UsageError, near_names
 from trainer_kit.optimizers import gradients as updates
 from trainer_kit.optimizers.per_variable import native_variable, similar_paths, variable_path
 
@@ -110,21 +109,25 @@ def owned_variables(
     """
     names = list(names)
     if unknown := sorted(given.keys() - set(names)):
-        known = ", ".join(names)
-        raise UsageError(f"the task's optimizer_variables names {', '.join(unknown)}; the optimizers are: {known}")
+        raise UsageError(_not_configured(unknown, names, [name for name in names if name not in given]))
     left, owned = {_key(one): one for one in model.trainable_variables}, dict[str, list[Any]]()
-    # The numbers that Keras gives layers count all models of the process; these count the layers of this model.
-    paths = dict(zip(left, canonical_paths([variable_path(one) for one in left.values()]), strict=True))
+    paths = {key: variable_path(one) for key, one in left.items()}
     for name in names:
         patterns = sections[name].variables if name in sections else ()
         found = (one for key, one in left.items() if any(re.search(pattern, paths[key]) for pattern in patterns))
         owned[name] = list(found) if patterns else list(given.get(name, ()))
         if not owned[name]:
-            raise UsageError(_without_variables(name, patterns, paths, owned))
+            raise UsageError(_without_variables(name, patterns, paths, owned) + _hint_of_frozen(patterns, model))
         for one in owned[name]:
             if left.pop(_key(one), None) is None:
                 raise UsageError(_not_free(name, one, owned))
     return owned
+
+
+def _not_configured(unknown: Sequence[str], names: Sequence[str], free: Sequence[str]) -> str:
+    near = [f"rename {of[0]} to {name}" for name in unknown if (of := near_names(name, free))]
+    advice = " and ".join(near) or f"the optimizers are: {', '.join(names)}"
+    return f"the task's optimizer_variables names {', '.join(unknown)}, which trainer.optimizers lacks; {advice}"
 
 
 def log_ownership(owned: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) -> None:
@@ -154,6 +157,11 @@ def _without_variables(
         )
     near = ", ".join(similar_paths(patterns[0], list(paths.values())))
     return f"{section}.variables: no variable matches {', '.join(patterns)}; similar ones are: {near}"
+
+
+def _hint_of_frozen(patterns: Sequence[str], model: Any) -> str:
+    matched = any(re.search(pattern, variable_path(one)) for one in model.variables for pattern in patterns)
+    return " (variables that match are not trainable: see trainer.freeze)" if matched else ""
 
 
 def _not_free(name: str, variable: Any, owned: Mapping[str, Sequence[Any]]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import keras
 import tensorflow as tf
 
 from trainer_kit.distribution.keras_internals import variable_index
-from trainer_kit.errors import near_names
+from trainer_kit.errors import UsageError, near_names
 
 Value = TypeVar("Value")
 
@@ -47,3 +47,21 @@ def similar_paths(pattern: str, paths: Sequence[str], most: int = 8) -> list[str
     near = {name for word in words for name in near_names(word, parts)}
     found = [path for path in paths if path in near or near & set(path.split("/"))]
     return list(found or paths)[:most]
+
+
+def check_patterns(option: str, patterns: Iterable[str], paths: Sequence[str], of: str = "the model") -> None:
+    """Checks that each pattern is found in one of the paths.
+
+    Args:
+      option: The flag or the path of the config value that gives the patterns, for messages.
+      patterns: Regular expressions.
+      paths: The paths of the variables.
+      of: Whose variables these are, for messages.
+
+    Raises:
+      UsageError: when a pattern is not found.
+    """
+    for pattern in patterns:
+        if not any(re.search(pattern, path) for path in paths):
+            near = ", ".join(similar_paths(pattern, paths))
+            raise UsageError(f"{option}: no variable of {of} matches {pattern!r}; similar ones are: {near}")

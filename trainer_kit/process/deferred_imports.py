@@ -10,11 +10,12 @@ would load all of them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -54,9 +55,22 @@ def defer_imports() -> None:
     homes = ("keras", "keras.src", "keras._tf_keras.keras")
     runs: dict[str, Run] = {f"{home}.{part}": when_asked for home in homes for part in ("visualization", "wrappers")}
     runs["keras.src.trainers.data_adapters.array_slicing"] = when_asked
-    if not os.environ.get("TF_USE_LEGACY_KERAS"):
-        runs["orbit"] = without_keras_2
-    sys.meta_path.insert(0, DeferringFinder(runs))
+    sys.meta_path.insert(0, DeferringFinder({**runs, **_orbit()}))
+
+
+@contextlib.contextmanager
+def orbit_without_keras_2() -> Iterator[None]:
+    """A context in which Orbit is imported without Keras 2, which it does not use: 0.3 s less. For libraries, too."""
+    finder = DeferringFinder(_orbit())
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _orbit() -> dict[str, Run]:
+    return {} if os.environ.get("TF_USE_LEGACY_KERAS") else {"orbit": without_keras_2}
 
 
 def when_imported(name: str, key: str, act: Act) -> None:

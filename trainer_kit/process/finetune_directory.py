@@ -71,6 +71,8 @@ def pretraining_mistakes(config: ExperimentConfig, model_dir: str) -> list[Mista
     advice = "give the folder of the run whose checkpoints are to be fine-tuned; it need not exist yet"
     if not folder:
         return [Mistake(path, "is needed in mode continuous_train_and_eval", advice)]
+    if not isinstance(folder, str):
+        return [Mistake(path, "is a list of sections, and mode continuous_train_and_eval takes one folder", advice)]
     if files.is_remote(folder):
         return [Mistake(path, f"{folder!r} is a remote folder", "mount it and give the path of the mount")]
     if os.path.isfile(folder) or (os.path.exists(f"{folder}.index") and not os.path.isdir(folder)):

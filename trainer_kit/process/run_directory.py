@@ -19,8 +19,10 @@ from trainer_kit import files
 from trainer_kit.checkpoint_names import RECORD, complete_checkpoints
 from trainer_kit.config.resume_check import Change, check_resume
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
+from trainer_kit.config.schema.durations import unit_of
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.config.schema.optimization import AVERAGE, OptimizationConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources import yaml_loader
@@ -28,6 +30,7 @@ from trainer_kit.errors import ConfigError, StorageError, UsageError
 from trainer_kit.folder_identity import lost_folder
 
 FINETUNE = "finetune-"  # and the step: the folder of a run in continuous_train_and_eval
+_FOLDERS_UP = 4  # from evals/<name>/best_ckpt to the folder of the run
 PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
 _SECTIONS = ("task", "trainer", "runtime")
 _LOG = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ class RunDirectory:
             raise UsageError("model_dir must be specified, but got None")
         if files.is_remote(model_dir):
             raise UsageError(
-                f"--model_dir: {model_dir!r} is a remote folder; only local and mounted folders are allowed: "
+                f"model_dir: {model_dir!r} is a remote folder; only local and mounted folders are allowed: "
                 "mount it (gcsfuse, s3fs, ...) and give the path of the mount"
             )
         self.evals = os.path.join(model_dir, "evals")
@@ -76,11 +79,14 @@ class RunDirectory:
         mode: str,
         texts: Mapping[str, str],
         threads: Mapping[str, int] | None = None,
+        train_steps: int | None = None,
+        layer_names: Mapping[str, str] | None = None,
     ) -> None:
         """Writes params.yaml, manifest.json and the further files `texts`, name -> text; removes an older final.json.
 
-        A resumed run reuses the thread counts `threads`. A warning names each difference of platform, versions or
-        threads to the first start, since the results may differ in their last bits.
+        A resumed run reuses the thread counts `threads`. Other processes need `train_steps`, the steps of the run, if
+        the config counts epochs. `layer_names` are what `read_layer_names` returns. A warning names each difference of
+        platform, versions or threads to the first start, since the results may differ in their last bits.
         """
         if os.path.exists(self.final):
             os.remove(self.final)
@@ -101,19 +107,17 @@ class RunDirectory:
             "random_seed": config.runtime.random_seed,
             "executor": _executor(before, config),
             "accumulate_steps": _accumulate_steps(before, config),
+            **({"train_steps": train_steps} if train_steps is not None else {}),
+            **({"layer_names": dict(layer_names)} if layer_names is not None else {}),
         }
         _warn_of_differences(before, record)
         files.write_json(self.manifest, record, point="manifest")
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
 
-    def keep_executor(self, name: str) -> None:
-        """Writes to the manifest which executor runtime.executor=auto means in this run."""
-        self._keep(executor=name)
-
-    def keep_accumulate_steps(self, steps: int) -> None:
-        """Writes to the manifest which number trainer.accumulate_steps=auto means in this run."""
-        self._keep(accumulate_steps=steps)
+    def keep(self, field: str, choice: Any) -> None:
+        """Writes to the manifest what the value `auto` of a field of the config means in this run."""
+        files.write_json(self.manifest, {**(files.read_json(self.manifest) or {}), field: choice}, point="manifest")
 
     def is_recorded(self) -> bool:
         """Whether a run is recorded here, which can be resumed."""
@@ -123,9 +127,6 @@ class RunDirectory:
         """Returns the missing ones of the files that write_record writes, with the further files `names`."""
         records = (self.params, self.manifest, *(os.path.join(self.path, name) for name in names))
         return [path for path in records if not os.path.exists(path)]
-
-    def _keep(self, **choice: Any) -> None:
-        files.write_json(self.manifest, {**(files.read_json(self.manifest) or {}), **choice}, point="manifest")
 
     def withdraw_record(self, paths: Iterable[str]) -> None:
         """Removes the records at `paths`, for a run that never took a step, unless there is a checkpoint."""
@@ -178,14 +179,26 @@ class RunDirectory:
         return {**final, **known}
 
     def train_steps(self, default: int) -> int:
-        """Returns trainer.train_steps of the run that trains here; `default` if params.yaml has no such value."""
-        if not os.path.exists(self.params):
-            return default
+        """Returns trainer.train_steps of the run that trains here; `default` if params.yaml has no such value.
+
+        Of a run that counts epochs it is the number of steps in the manifest, -1 before that is written.
+        """
         try:
-            values = yaml_loader.parse(_read_params(self.params), self.params, own=True).values
-            return int(values["trainer"]["train_steps"])
+            return steps_of_run(self._trainer_value("train_steps"), self.path)
         except (ConfigError, StorageError, KeyError, TypeError, ValueError):
             return default
+
+    def steps_per_epoch(self) -> int | None:
+        """Returns trainer.steps_per_epoch of the run that trains here; None if params.yaml has no such value."""
+        try:
+            return int(self._trainer_value("steps_per_epoch"))
+        except (ConfigError, StorageError, KeyError, TypeError, ValueError):
+            return None
+
+    def _trainer_value(self, name: str) -> Any:
+        if not os.path.exists(self.params):
+            raise KeyError(name)
+        return yaml_loader.parse(_read_params(self.params), self.params, own=True).values["trainer"][name]
 
     def check_experiment(self, experiment: str) -> None:
         """Raises UsageError when model_dir holds a run of another experiment."""
@@ -193,7 +206,7 @@ class RunDirectory:
         there = manifest.get("experiment")
         if there and experiment and there != experiment:
             raise UsageError(
-                f"--model_dir: {self.path} holds a run of the experiment {there!r}, not of {experiment!r}; "
+                f"model_dir: {self.path} holds a run of the experiment {there!r}, not of {experiment!r}; "
                 "give another folder"
             )
 
@@ -244,6 +257,36 @@ def _adopted_run_id(model_dir: str) -> str:
     newest = next(reversed(complete_checkpoints(model_dir).values()), "")
     run_id = (files.read_json(newest + RECORD) or {}).get("run_id") if newest else None
     return run_id if isinstance(run_id, str) else ""
+
+
+def read_layer_names(prefix: str) -> dict[str, str] | None:
+    """Returns names of variables in a checkpoint -> names with the user's numbers of layers, from the run's manifest.
+
+    Args:
+      prefix: The prefix of a checkpoint or of best weights.
+
+    Returns:
+      None for a checkpoint without a commit record in the folder of a run, and of a run that did not record it.
+    """
+    folder = os.path.dirname(os.path.abspath(prefix))
+    for _ in range(_FOLDERS_UP if os.path.exists(prefix + RECORD) else 0):
+        if manifest := files.read_json(os.path.join(folder, "manifest.json")):
+            names = manifest.get("layer_names")
+            return names if isinstance(names, dict) else None
+        folder = os.path.dirname(folder)
+    return None
+
+
+def steps_of_run(train_steps: Any, model_dir: str | os.PathLike[str]) -> int:
+    """Returns a value of trainer.train_steps as steps; of epochs, what the run in `model_dir` has made of them, or -1.
+
+    Raises:
+      ValueError, TypeError: when the value is neither.
+    """
+    if unit_of(train_steps) is None:
+        return int(train_steps)
+    steps = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("train_steps")
+    return steps if type(steps) is int else -1
 
 
 def kept_threads(model_dir: str) -> dict[str, int] | None:
@@ -317,20 +360,34 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     """
     import hashlib
 
-    task, steps = _without_unnamed_datasets(config.task.as_dict()), config.trainer.validation_steps
-    task.pop("train_data", None)
+    overfit = getattr(config.trainer, "overfit_batches", None)  # evaluations then use the training data
+    evaluated = _evaluated_task(config.task, validation_set)
+    if overfit:
+        evaluated["train_data"] = config.task.as_dict()["train_data"]
+    task, steps = _without_unnamed_datasets(evaluated), config.trainer.validation_steps
     if validation_set:
-        if validation_set in validation_sets(config.task):
-            task["validation_data"] = {validation_set: task["validation_data"][validation_set]}
         own = config.trainer.validation_sets.get(validation_set)
         steps = steps if own is None or own.steps is None else own.steps
     average = _evaluated_average(config.trainer.optimizer_config)
     if several := {name: ema for name, one in config.trainer.optimizers.items() if (ema := _evaluated_average(one))}:
         average = several
     values = [task, average, steps, config.runtime.mixed_precision_dtype]
+    if overfit:
+        values.append({"overfit_batches": overfit})
     if more := {name: value for name, value in config.as_dict().items() if name not in _SECTIONS}:
         values.append(more)  # such as tasks that are only evaluated
     return hashlib.sha256(yaml_loader.dump({"evaluation": values}).encode()).hexdigest()[:12]
+
+
+def _evaluated_task(task: Any, validation_set: str) -> dict[str, Any]:
+    """Returns the section `task` as far as an evaluation depends on it."""
+    if isinstance(task, MultiTaskConfig):
+        return task.evaluated_values(validation_set)
+    values: dict[str, Any] = task.as_dict()
+    values.pop("train_data", None)
+    if validation_set and validation_set in validation_sets(task):
+        values["validation_data"] = {validation_set: values["validation_data"][validation_set]}
+    return values
 
 
 def _evaluated_average(options: OptimizationConfig) -> dict[str, Any] | None:
@@ -364,7 +421,7 @@ def _read_params(path: str) -> str:
         reason = getattr(error, "strerror", None) or f"it is not text in UTF-8 ({error})"
         raise StorageError(
             f"{path}, the config that the run in this folder was started with, cannot be read: {reason}; "
-            "restore it, or start in another --model_dir"
+            "restore it, or start in another model_dir"
         ) from error
 
 

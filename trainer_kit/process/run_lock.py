@@ -227,7 +227,7 @@ class RunLock:
             who = f"{there['host']} pid {there['pid']}"
             if (not self._locked or there["host"] != self._host) and not self._falls_silent(there, who):
                 return
-            _LOG.warning("taking over from %s, whose last heartbeat reported step %d", who, there["step"])
+            _LOG.warning("the run of %s in this folder was cut off; this process takes it over", who)
         for path in self._folder.glob(
             f".{self._heartbeat_name}.*.tmp"
         ):  # of trainers that were killed while they wrote
@@ -290,7 +290,7 @@ class RunLock:
         return True
 
     def _in_use(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
-        other = "or give another --model_dir"
+        other = "or give another model_dir"
         if holder is None:
             return ModelDirInUseError(
                 f"{self._folder} is in use by another trainer, which {HEARTBEAT} does not name; "
@@ -372,7 +372,7 @@ def _open(path: Path, times: int = _TIMES) -> int:
         if times > 1 and error.errno in (errno.ENOENT, errno.EEXIST):
             return _open(path, times - 1)  # the last trainer may have just removed the folder
         raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}; give a --model_dir that this user can write to"
+            f"{path} cannot be written: {error.strerror or error}; give a model_dir that this user can write to"
         ) from error
 
 

@@ -55,6 +55,9 @@ class StopSignals:
       withdraw: Called in a thread, a second after the first signal. If the run is still being built, it removes the
         run's files and returns True, and the process ends at once.
       clock: Returns the time in seconds; read at each SIGINT.
+
+    Attributes:
+      reason: Why the run stops, if `stop` was called before a signal arrived; else "".
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class StopSignals:
         self._on_stop, self._grace, self._on_late, self._withdraw = on_stop, grace_seconds, on_late, withdraw
         self._clock = clock
         self._received: signal.Signals | None = None
+        self.reason = ""
         self._interrupted: float | None = None  # when the first SIGINT came
         self._left = threading.Event()
         self._handlers: dict[int, object] = {}
@@ -78,6 +82,22 @@ class StopSignals:
         """The signal that decides the exit code: SIGTERM or SIGHUP if one arrived, else SIGINT; None: no signal."""
         return self._received
 
+    def stop(self, reason: str) -> None:
+        """Stops the run like a SIGTERM; callable from any thread.
+
+        Args:
+          reason: Why the run stops, for the message "stopped by <reason> <where>".
+        """
+        with _receiving:
+            for one in dict.fromkeys((self, *_entered)):
+                if one._received is None:
+                    one.reason = reason
+                    one._hear(signal.SIGTERM)
+
+    @property
+    def _name(self) -> str:
+        return self.reason or (self._received.name if self._received else "")
+
     def check(self, where: str) -> None:
         """Raises PreemptedError, or InterruptedRunError for SIGINT, when a signal has arrived.
 
@@ -86,7 +106,7 @@ class StopSignals:
         """
         if self._received is not None:
             kind = InterruptedRunError if self._received == signal.SIGINT else PreemptedError
-            raise kind(f"stopped by {self._received.name} {where}")
+            raise kind(f"stopped by {self._name} {where}")
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -96,6 +116,7 @@ class StopSignals:
                 if outermost is self:
                     self._listen()
                 elif outermost.received is not None:
+                    self.reason = outermost.reason
                     self._hear(outermost.received)
         return self
 
@@ -165,7 +186,7 @@ class StopSignals:
             return
         if self._withdraw():
             assert self._received is not None
-            self._leave(f"stopped by {self._received.name} {BEFORE_FIRST_STEP}")
+            self._leave(f"stopped by {self._name} {BEFORE_FIRST_STEP}")
         if self._grace is None or self._left.wait(max(0.0, begin + half - time.monotonic())):
             return
         saved = threading.Event()
@@ -181,8 +202,8 @@ class StopSignals:
         if self._left.wait(_MOMENT):
             return
         self._leave(
-            f"ended after {time.monotonic() - begin:.1f} s of the grace time, which is {self._grace:g} s "
-            f"(trainer.preemption_grace_seconds); {_SAVED if saved.is_set() else _LOST}"
+            f"stopped by {self._name}: ended after {time.monotonic() - begin:.1f} s of the grace time, which is "
+            f"{self._grace:g} s (trainer.preemption_grace_seconds); {_SAVED if saved.is_set() else _LOST}"
         )
 
     def _leave(self, text: str) -> None:

@@ -14,8 +14,8 @@ import tensorflow as tf
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
-from trainer_kit.callbacks.keep_accumulation import KeepAccumulation
-from trainer_kit.callbacks.keep_executor import KeepExecutor
+from trainer_kit.callbacks.keep_choices import ACCUMULATE_STEPS, EXECUTOR, KeepChoices
+from trainer_kit.callbacks.named_tensors import TensorSummaries, ask_for_tensors
 from trainer_kit.callbacks.orbit_action_checks import checked_actions
 from trainer_kit.callbacks.orbit_actions import Actions, keep_states
 from trainer_kit.callbacks.profile import Profile
@@ -23,6 +23,7 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.manager_creation import create_manager
+from trainer_kit.config.schema.durations import seconds_of
 from trainer_kit.distribution.collectives import chiefs_text
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.evals.best.repair import put_back_lost
@@ -31,6 +32,7 @@ from trainer_kit.evals.ledger import Ledger, other_ledgers
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import config_hash
 from trainer_kit.process.sidecar_lease import Lease, Leases
+from trainer_kit.run import durations
 from trainer_kit.run.callback_order import callbacks_of_run
 from trainer_kit.run.controller import Controller
 from trainer_kit.run.orbit_controller import OrbitController
@@ -40,6 +42,8 @@ from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.training.trainer_creation import (
     check_accumulation,
     check_best_metric,
+    check_cut_data,
+    check_freeze,
     check_trainer,
     create_exporter,
     create_trainer,
@@ -57,9 +61,12 @@ def build_trainer(plan: RunPlan, task: Any) -> Any:
     best = create_exporter(config, directory, plan.chief) if keeps_best else None
     trainer = options.trainer or create_trainer(config, task, plan.trains, plan.evaluates, best)
     check_trainer(trainer)
+    durations.let_data_restart(trainer, plan.written)
     check_best_metric(trainer, wanted=best is not None)
     if plan.trains:
         check_accumulation(trainer, config.trainer.accumulate_steps)
+        check_cut_data(trainer, config.trainer)
+        check_freeze(trainer, config.trainer.freeze)
         _check_controller(plan)
         if early := config.trainer.early_stopping:
             if mistakes := early_stopping_mistakes(config.trainer, plan.mode):
@@ -73,6 +80,10 @@ def _check_controller(plan: RunPlan) -> None:
     options, kind = plan.config.trainer, plan.options.controller_cls
     if issubclass(kind, Controller):
         return
+    if seconds_of(options.summary_interval):
+        raise UsageError(
+            f"trainer.summary_interval={options.summary_interval}: {kind.__name__} counts steps; give a number of them"
+        )
     if options.recovery_max_trials > 0:
         raise UsageError(
             f"trainer.recovery_max_trials: {kind.__name__} cannot rewind the run after a divergence; give a subclass "
@@ -116,6 +127,7 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any) -> RunHis
 def build_manager(plan: RunPlan, trainer: Any, writers: ReportWriters, history: RunHistory) -> CheckpointManager:
     """Returns the manager of the run's checkpoints; it writes all earlier reports to disk before a checkpoint."""
     options, most = plan.options, plan.config.trainer.continuous_eval.max_wait_checkpoints
+    needed, older = Leases(plan.directory.evals, most, history.ledger).needed, durations.kept_checkpoints(plan)
     return create_manager(
         trainer,
         plan.config,
@@ -125,7 +137,8 @@ def build_manager(plan: RunPlan, trainer: Any, writers: ReportWriters, history: 
         from_step=options.from_step,
         before_files=writers.writer.settle,
         recorded=history.extent,
-        spared=Leases(plan.directory.evals, most, history.ledger).needed,
+        interval=durations.checkpoint_interval(plan),
+        spared=(lambda steps: needed(steps) | older(steps)) if older else needed,
     )
 
 
@@ -147,7 +160,7 @@ def build_sidecar(
         trainer.checkpoint_exporter,
         writers.eval_summaries,
         lock,
-        plan.config.trainer.train_steps,
+        durations.steps_before_training(plan.config.trainer),
         lambda: int(trainer.global_step.numpy()),
         lambda: put_back_lost(trainer, plan.directory.path, None, lock.read),
     )
@@ -165,13 +178,16 @@ def build_controller(
 ) -> Any:
     """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
     options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
-    run = Run(trainer, directory.path, plan.chief)
-    users = [*_keepers(plan), *plan.callbacks]
+    run = Run(trainer, directory.path, plan.chief, plan.epochs)
+    users = [*_keepers(plan), *plan.callbacks, *_tensor_summaries(plan, writers)]
+    ask_for_tensors(trainer, users)
     actions = build_actions(plan, trainer, manager)
     arguments = _common_arguments(plan, trainer, manager, writers, stopping)
     if not issubclass(kind, Controller):
         listed = CallbackList(run, users, writers.times, plan.strategy)
         listed.keep_states()
+        if arguments["summary_interval"]:  # Orbit takes multiples only, and the default may be none
+            arguments["summary_interval"] += -arguments["summary_interval"] % options.steps_per_loop
         arguments |= {"summary_dir": directory.train_summaries, "eval_summary_dir": directory.eval_summaries}
         return OrbitController(kind, callbacks=listed, actions=actions, **arguments)
     profile = Profile(plan.options.profile, directory.train_summaries) if plan.options.profile else None
@@ -181,23 +197,31 @@ def build_controller(
     )  # fmt: skip
     listed = CallbackList(run, members, writers.times, plan.strategy)
     listed.keep_states()
+    if arguments["summary_interval"] is not None:
+        arguments["summary_interval"] = durations.summary_interval(plan)
     return kind(
         callbacks=listed,
-        save_on_stop=options.preemption_on_demand_checkpoint,
+        save_on_stop=options.preemption_on_demand_checkpoint or options.max_time is not None,
         recorded=functools.partial(_recorded, plan, history),
         times=writers.times,
+        exact=durations.exact_intervals(plan),
         **arguments,
     )
 
 
 def _keepers(plan: RunPlan) -> list[Callback]:
-    """Returns the callbacks that make a resumed run keep to what `auto` has chosen."""
-    executor = plan.trains and plan.config.runtime.executor == "auto"
-    accumulation = plan.trains and plan.config.trainer.accumulate_steps == "auto"
-    return [
-        *([KeepExecutor(plan.directory)] if executor else []),
-        *([KeepAccumulation(plan.directory)] if accumulation else []),
-    ]
+    """Returns the callback that makes a resumed run keep to what `auto` has chosen."""
+    values = {EXECUTOR: plan.config.runtime.executor, ACCUMULATE_STEPS: plan.config.trainer.accumulate_steps}
+    fields = [field for field, value in values.items() if value == "auto"]
+    return [KeepChoices(plan.directory, fields)] if plan.trains and fields else []
+
+
+def _tensor_summaries(plan: RunPlan, writers: ReportWriters) -> list[Callback]:
+    """Returns the callback that writes the summaries of the config, if there are any."""
+    options = plan.config.trainer
+    interval = durations.summary_interval(plan) if plan.options.save_summary else None
+    managers = writers.train_summaries, writers.eval_summaries
+    return [TensorSummaries(options.summaries, interval, *managers)] if options.summaries else []
 
 
 def _common_arguments(

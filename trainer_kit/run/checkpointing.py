@@ -13,6 +13,7 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.distribution.collectives import broadcast_from_chief
 from trainer_kit.errors import UsageError
 from trainer_kit.run.progress import Phases
+from trainer_kit.training.loops.intervals import is_due
 
 
 class RunCheckpoints:
@@ -31,6 +32,11 @@ class RunCheckpoints:
         self._manager, self._strategy, self._callbacks, self._phases = manager, strategy, callbacks, phases
         self._saving = threading.RLock()  # a late save comes from another thread
         self._last_announced = manager.saved_step
+
+    def is_due(self, begun: int, step: int) -> bool:
+        """Whether a checkpoint is due at `step`, at the end of a loop that began at step `begun`; on every worker."""
+        interval = self._manager.checkpoint_interval
+        return self._manager.time_is_over() if interval is None else is_due(begun, step, interval)
 
     def restore(self, path: str | None) -> str | None:
         """Restores a checkpoint, or the newest one, or initialises; returns the path of the restored checkpoint."""
@@ -62,12 +68,14 @@ class RunCheckpoints:
             )
         return os.path.join(source, f"ckpt-{step}")
 
-    def save(self, step: int) -> None:
-        """Saves the state of a step, unless it is saved already."""
+    def save(self, step: int, again: bool = False) -> None:
+        """Saves the state of a step, unless it is saved already and not to be saved again."""
         with self._saving:
-            if step == self._manager.saved_step:
+            if step == self._manager.saved_step and not again:
                 return
             self.sync()
+            if again:
+                self._manager.forget_saved_step()
             self._callbacks.call("checkpoint_begin")
             with self._phases.during("save"):
                 self._manager.save(checkpoint_number=step, check_interval=False)

@@ -17,17 +17,19 @@ from trainer_kit.callbacks.base import Evaluation, Loop, Requests
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import Divergence
 from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.config.run_length import Interval
 from trainer_kit.errors import DivergedError, StorageError
 from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown, WatchedRun
 from trainer_kit.run.checkpointing import RunCheckpoints
-from trainer_kit.run.goal import Goal, data_ended_early
+from trainer_kit.run.goal import ExactIntervals, Goal, data_ended_early
 from trainer_kit.run.progress import BETWEEN, Phases
 from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.checks.global_step import CountedLoops
 from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
-from trainer_kit.training.loops.intervals import StepsPerLoop, is_due, next_stop
+from trainer_kit.training.loops.intervals import StepsPerLoop, next_stop
+from trainer_kit.training.loops.summary_condition import SummaryTimer, summary_condition
 from trainer_kit.training.metrics import to_numpy
 from trainer_kit.training.trainer_parts.stop_flag import is_stopping
 
@@ -45,7 +47,7 @@ class Controller:
       callbacks: The callbacks to call around loops, evaluations and saves.
       strategy: The strategy in whose scope checkpoints are restored; None: the current one.
       steps_per_loop: The number of steps between two boundaries, or a function of the global step.
-      summary_interval: The number of steps between summaries that the task writes; None: the task writes none.
+      summary_interval: The number of steps between summaries that the task writes, or their timer; None: no summaries.
       summary_manager: The manager of the task's training summaries; None: there are none.
       eval_summary_manager: The manager of the task's evaluation summaries; None: there are none.
       stopping: Returns whether a stop was requested.
@@ -53,6 +55,7 @@ class Controller:
       recorded: Returns the recorded logs of a step, by validation set; a single set is called "". A validation set
         without a record is evaluated when the run begins.
       times: The time ledger of the run; None: a new one.
+      exact: The intervals in epochs or shares, which the trainer and the config hold as rounded steps.
 
     Attributes:
       run: The Run that callbacks receive.
@@ -71,13 +74,14 @@ class Controller:
         callbacks: CallbackList,
         strategy: tf.distribute.Strategy | None = None,
         steps_per_loop: StepsPerLoop = 1,
-        summary_interval: int | None = None,
+        summary_interval: Interval | SummaryTimer | None = None,
         summary_manager: Any = None,
         eval_summary_manager: Any = None,
         stopping: Callable[[], bool] = lambda: False,
         save_on_stop: bool = True,
         recorded: Callable[[int], Mapping[str, Any]] = lambda _: {},
         times: TimeLedger | None = None,
+        exact: ExactIntervals = ExactIntervals(),  # noqa: B008 -- it is frozen
     ) -> None:
         self.trainer, self.evaluator, self.global_step = trainer, evaluator, global_step
         self.checkpoint_manager, self.strategy = checkpoint_manager, strategy or tf.distribute.get_strategy()
@@ -91,8 +95,7 @@ class Controller:
         self._wanted: set[str] = set()  # the validation sets that callbacks have asked for; in the checkpoint
         self._catches_up = False  # whether the run begins, or has gone back
         self._interrupted_loop, self._num_steps = InterruptedLoop(), (0, tf.constant(0))
-        self.running = (0, 0)
-        self._phases = Phases(times or TimeLedger())
+        self.running, self._exact, self._phases = (0, 0), exact, Phases(times or TimeLedger())
         self._checkpoints = RunCheckpoints(checkpoint_manager, self.strategy, callbacks, self._phases)
         self._loops = CountedLoops(trainer, lambda: self.stopping)
         if trainer is not None:
@@ -152,7 +155,7 @@ class Controller:
           TrainerKitError: when a training loop does not advance global_step.
         """
         self.run.total = train_steps if train_steps >= 0 else None
-        intervals = self.evaluator.validation_intervals(eval_interval) if evaluates else {}
+        intervals = self._exact.replaced(self.evaluator.validation_intervals(eval_interval)) if evaluates else {}
         goal, output = Goal(train_steps, eval_steps, intervals, checkpoint_at_completion), dict[str, Any]()
         writer = self.summary_manager.summary_writer()
         self.callbacks.log_cuts(self.steps_per_loop)
@@ -176,7 +179,7 @@ class Controller:
     def _train_loop(self, goal: Goal) -> int:
         """Runs one training loop up to the next boundary; returns the step at which the loop began."""
         step = self.run.step
-        pause = next_stop(step, goal.step, *goal.intervals.values(), self.callbacks.next_cut(step))
+        pause = next_stop(step, goal.step, *goal.intervals.values(), *self._exact.cuts, self.callbacks.next_cut(step))
         begun, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
         self.callbacks.call("loop_begin", end - step)
         logs: Any = None
@@ -191,7 +194,7 @@ class Controller:
         interrupted = begun < reached < end and self.stopping
         self._interrupted_loop.steps = (begun, end) if interrupted else None
         if reached > step and not interrupted:
-            self.run.loop = Loop(step, reached, seconds, logs)
+            self.run.loop, self.run.reports_loop = Loop(step, reached, seconds, logs), True
             self.callbacks.call("loop_end", logs)
         return begun
 
@@ -208,8 +211,8 @@ class Controller:
             return {}
         last, data_ended = self._is_last(goal), self.trainer.data_ended
         saves_last = last and (goal.saves_last or data_ended or bool(self.run.stop_reason))
-        if saves_last or asked.save or is_due(begun, step, self.checkpoint_manager.checkpoint_interval or 2**62):
-            self.save_checkpoint()
+        if saves_last or asked.save or self._checkpoints.is_due(begun, step):
+            self.save_checkpoint(asked.save_again)
         if data_ended and self.run.total is not None and not self.run.stop_reason:
             self.sync()
             raise data_ended_early(step, self.run.total)
@@ -248,7 +251,7 @@ class Controller:
         if asked is None:
             return {}
         if asked.save:
-            self.save_checkpoint()
+            self.save_checkpoint(asked.save_again)
         due = goal.due(step - 1, step, self._is_last(goal), self._wanted) if step > 0 else []
         return self._evaluate_at_step(self._not_evaluated(due), goal)
 
@@ -266,7 +269,7 @@ class Controller:
                     return {}
                 logs = found
                 if asked.save:
-                    self.save_checkpoint()
+                    self.save_checkpoint(asked.save_again)
                 wanted = goal.intervals if self.run.stop_reason else self._wanted
                 due = self._not_evaluated(name for name in goal.intervals if name in wanted)
             self.callbacks.call("boundary_end")
@@ -274,7 +277,7 @@ class Controller:
             if asked is None:
                 return {}
             if asked.save:
-                self.save_checkpoint()
+                self.save_checkpoint(asked.save_again)
             due = self._not_evaluated(goal.intervals) if asked.stop else []
             if not due or self.stopping:
                 return {} if self.stopping else logs
@@ -384,13 +387,17 @@ class Controller:
         self.run.read_step()
         return restored
 
-    def save_checkpoint(self) -> None:
+    def save_checkpoint(self, again: bool = False) -> None:
         """Saves a checkpoint of the current step, unless there is one already.
+
+        Args:
+          again: Whether to write it once more if there is one.
 
         Raises:
           DivergedError: when a weight is not finite; nothing is saved.
         """
-        self._checkpoints.save(self.run.read_step())  # another thread may save before the loop's steps are counted
+        # The step is read, since another thread may save before the loop's steps are counted.
+        self._checkpoints.save(self.run.read_step(), again)
 
     def sync(self) -> None:
         """Waits for the save in flight, and calls checkpoint_saved for it.
@@ -402,7 +409,7 @@ class Controller:
 
     def interrupt_loop(self) -> None:
         """Notes the current loop as interrupted, after an error inside it; the next checkpoint stores its end."""
-        self._interrupted_loop.steps, self.trainer.cut_short = self.running, True
+        self._interrupted_loop.steps, self.trainer.metrics_continue = self.running, True
 
     def _go_back_after(self, error: Exception) -> None:
         """Lets callbacks rewind the run after an error; raises the error when no callback requests that."""
@@ -443,6 +450,4 @@ class Controller:
         return self._num_steps[1]
 
     def _records_summaries(self) -> Any:
-        if not self.summary_interval:
-            return False
-        return lambda: tf.equal(self.global_step % self.summary_interval, 0)
+        return summary_condition(self.summary_interval, self.global_step, self.running[1])

@@ -7,7 +7,10 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from trainer_kit.config.fields import leaves
+from trainer_kit.config.schema.durations import unit_of
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.distribution.collectives import all_gather
 from trainer_kit.distribution.devices import only_cpus, thread_counts
 from trainer_kit.distribution.lost_workers import peers_needed
 from trainer_kit.errors import (
@@ -38,18 +41,20 @@ def recorded(
     mode: str,
     texts: Mapping[str, str],
     global_step: Any = None,
+    train_steps: int | None = None,
+    layer_names: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
     """Writes the record of a run before its first step; removes it when an explained error comes before that step.
 
     Args:
       directory: The directory of the run.
-      config, experiment, mode, texts: The contents of the record; see RunDirectory.write_record.
+      config, experiment, mode, texts, train_steps, layer_names: The record; see RunDirectory.write_record.
       global_step: The variable of the global step; once it is above 0 the record stays. None: any explained error
         removes the record.
     """
     new = directory.missing_records(texts)
     try:
-        directory.write_record(config, experiment, mode, texts, thread_counts())
+        directory.write_record(config, experiment, mode, texts, thread_counts(), train_steps, layer_names)
         yield
     except Exception as error:
         if explained(error) and (global_step is None or int(global_step.numpy()) == 0):
@@ -98,6 +103,7 @@ def finished_logs(
 def conclude(
     controller: Any,
     config: ExperimentConfig,
+    written: ExperimentConfig,
     directory: RunDirectory,
     signals: StopSignals,
     writers: ReportWriters,
@@ -106,7 +112,8 @@ def conclude(
 ) -> None:
     """Writes final.json once all checkpoints and reports of a training run are in its files.
 
-    Logs the time account of this process and the callbacks that failed, also after a stop.
+    Logs the time account of this process and the callbacks that failed, also after a stop. `written` is the config with
+    durations as they were written, which the advice names.
 
     Raises:
       PreemptedError, InterruptedRunError: when the run was stopped before its end.
@@ -118,8 +125,11 @@ def conclude(
         _LOG.warning("the callback %s failed %d time%s; the run continued", name, count, "s" * (count > 1))
     if stopped(signals, trainer):
         if writers.history is not None:
-            _log_lines(_spent_time(trainer, config, writers.times)[1])
-        _raise_stopped(signals, trainer, controller.run.read_step())
+            _log_lines(_spent_time(trainer, config, written, writers.times)[1])
+        reasons = [signals.reason]
+        if config.trainer.max_time is not None:  # it ends all workers, whichever has noticed first
+            reasons = all_gather(trainer.strategy, signals.reason)
+        _raise_stopped(signals, trainer, controller.run.read_step(), max(reasons))
     with writers.times.during("save"):
         controller.sync()
     if writers.history is None:
@@ -127,7 +137,7 @@ def conclude(
     with writers.times.during(BETWEEN):
         writers.writer.flush()
         step, cost = controller.run.step, model_cost(trainer)
-    time, lines = _spent_time(trainer, config, writers.times)
+    time, lines = _spent_time(trainer, config, written, writers.times)
     reason = "" if step >= config.trainer.train_steps >= 0 else controller.run.stop_reason
     directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason, time)
     how = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
@@ -139,7 +149,9 @@ def _log_lines(lines: Iterable[str]) -> None:
         _LOG.info("%s", line)
 
 
-def _spent_time(trainer: Any, config: ExperimentConfig, ledger: TimeLedger) -> tuple[dict[str, Any], list[str]]:
+def _spent_time(
+    trainer: Any, config: ExperimentConfig, written: ExperimentConfig, ledger: TimeLedger
+) -> tuple[dict[str, Any], list[str]]:
     """Returns the time account of this process, for final.json and as lines; both empty if no step was trained."""
     times, options, runtime = ledger.account(), config.trainer, config.runtime
     if not times.steps:
@@ -148,6 +160,7 @@ def _spent_time(trainer: Any, config: ExperimentConfig, ledger: TimeLedger) -> t
         steps_per_loop=options.steps_per_loop,
         checkpoint_interval=options.checkpoint_interval,
         validation_interval=options.validation_interval,
+        written={name: value for name, value in leaves(written.trainer).items() if unit_of(value)},
         to_compile=tuple(setting for setting, missing in _to_compile(config) if missing),
         fused=trainer.fuse_steps > 1,
         can_fuse=options.fuse_steps == 1 and not trainer.problem_of_fusing(),
@@ -174,8 +187,10 @@ def stopped(signals: StopSignals, trainer: Any) -> bool:
     return is_stopping(trainer, lambda: signals.received is not None)
 
 
-def _raise_stopped(signals: StopSignals, trainer: Any, step: int) -> None:
+def _raise_stopped(signals: StopSignals, trainer: Any, step: int, reason: str) -> None:
     where = f"at step {step}; the same command resumes from the last checkpoint"
+    if reason:
+        raise PreemptedError(f"stopped by {reason} {where}")
     signals.check(where)
     if trainer.stopping_for > 0:  # this process was asked to, and not by a signal
         raise PreemptedError(f"stopped by trainer.request_stop() {where}")

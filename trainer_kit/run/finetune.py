@@ -20,6 +20,7 @@ from trainer_kit.checkpoint_names import step_of
 from trainer_kit.checkpoints.commit import problem
 from trainer_kit.checkpoints.startup_scan import remove_saved
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE
+from trainer_kit.config.schema.durations import unit_of
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.collectives import worker_count
 from trainer_kit.distribution.fresh_process_state import forget_models
@@ -33,12 +34,13 @@ from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.finetune_directory import FinetuneDirectory, pretraining_mistakes
-from trainer_kit.process.run_directory import RunDirectory, check_model_dir, read_run_id
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir, read_run_id, steps_of_run
 from trainer_kit.process.run_lock import HEARTBEAT, RunLock, read_heartbeat
 from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.final_record import recorded
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.run.time_limit import TimeLimit
 from trainer_kit.telemetry.tensorboard import SummaryManager
 
 _LOG = logging.getLogger(__name__)
@@ -86,9 +88,11 @@ def finetune_checkpoints(
     own = {"experiment": experiment, "allow_config_change": allowed, "records": records, **arguments}
     signals = StopSignals(lambda: None, config.trainer.preemption_grace_seconds)
     with signals, contextlib.ExitStack() as run:
+        run.enter_context(TimeLimit(config.trainer.max_time, signals))
         each = Finetuning(strategy, new_task, config, directory, own, signals)
         lock = run.enter_context(RunLock(model_dir, each.progress, recorded=directory.is_recorded))
         run.enter_context(recorded(directory, config, experiment, CONTINUOUS_FINETUNE, records()))
+        assert isinstance(config.task.init_checkpoint, str), "pretraining_mistakes refuses a list"
         pretraining = Pretraining(config.task.init_checkpoint, model_dir, each, run)
         run.enter_context(contextlib.closing(each.curves))
         each.resume(pretraining)
@@ -195,7 +199,8 @@ class Finetuning:
     def progress(self) -> tuple[str, int]:
         """Returns (phase, steps taken in all fine-tunings), for the heartbeat; from any thread."""
         step = self._step
-        before = len(self.directory.done() - {step}) * max(self._config.trainer.train_steps, 0)
+        known = self._config.trainer.train_steps
+        before = len(self.directory.done() - {step}) * max(0 if unit_of(known) else known, 0)
         if step is None:
             return "wait", before
         now = read_heartbeat(self.directory.run(step)) or {"phase": "start", "step": 0}
@@ -219,7 +224,7 @@ class Finetuning:
         self._signals.check(_BETWEEN)
         folder, config = self.directory.run(step), self._config.replace(task={"init_checkpoint": checkpoint})
         own = RunDirectory(folder, config.trainer)
-        if not _has_ended(own.read_final(), config.trainer.train_steps):
+        if not _has_ended(own.read_final(), steps_of_run(config.trainer.train_steps, folder)):
             if step not in self.directory.begun() and (wrong := problem(checkpoint)):
                 _LOG.warning("a checkpoint is skipped: %s is damaged: %s", checkpoint, wrong)
                 return

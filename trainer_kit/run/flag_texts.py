@@ -68,7 +68,8 @@ FLAGS: dict[str, FlagText] = {
     ),
     "allow_partial_restore": FlagText(
         "",
-        "Restores the variables that fit from a checkpoint of another model or optimizer, and lists the others.",
+        "Restores the variables that fit from a checkpoint of another model or optimizer of Keras 3, and lists all "
+        "others.",
         default="false",
         kind="switch",
     ),

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from trainer_kit.config.run_length import Interval
 from trainer_kit.errors import DataError
 from trainer_kit.training.loops.intervals import all_due
+
+
+@dataclass(frozen=True)
+class ExactIntervals:
+    """The intervals of a run in epochs or shares, which may be fractions of steps.
+
+    Attributes:
+      cuts: The intervals at whose multiples loops end, such as the epochs between checkpoints.
+      of_sets: The intervals of evaluations, by validation set.
+    """
+
+    cuts: Sequence[Interval] = ()
+    of_sets: Mapping[str, Interval] = field(default_factory=dict)
+
+    def replaced(self, intervals: Mapping[str, int | None]) -> dict[str, Interval | None]:
+        """Returns the intervals of validation sets, exact where they were rounded."""
+        return {name: self.of_sets.get(name, interval) for name, interval in intervals.items()}
 
 
 @dataclass(frozen=True)
@@ -22,7 +40,7 @@ class Goal:
 
     step: int
     eval_steps: int
-    intervals: Mapping[str, int | None]
+    intervals: Mapping[str, Interval | None]
     saves_last: bool
 
     def due(self, before: int, step: int, last: bool, asked: Collection[str]) -> list[str]:

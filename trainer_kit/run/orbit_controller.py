@@ -9,7 +9,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Evaluation, Loop
+from trainer_kit.callbacks.base import Callback, Evaluation, Loop
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.checkpoints.manager import CheckpointManager
@@ -57,10 +57,15 @@ class OrbitController:
         self.checkpoint_manager, self.callbacks, self.run = checkpoint_manager, callbacks, callbacks.run
         self.stopping, self._stopping = False, stopping
         self._begun = 0  # the step at which the training loop under way began
-        if wanting := [one.name for one in callbacks.members if one.every]:
+        if callbacks.epochs.wanted:
             raise UsageError(
-                f"{kind.__name__} cannot end training loops at the steps that {', '.join(wanting)} sets by `every`; "
-                "give a subclass of trainer_kit.run.controller.Controller as controller_cls, or remove `every`"
+                f"{kind.__name__} does not end training loops with epochs, which a callback with epoch_begin or "
+                "epoch_end needs; give a subclass of trainer_kit.run.controller.Controller as controller_cls"
+            )
+        if wanting := [one.name for one in callbacks.members if one.every or _chooses_boundaries(one)]:
+            raise UsageError(
+                f"{kind.__name__} cannot end training loops at the steps that {', '.join(wanting)} asks for; give a "
+                "subclass of trainer_kit.run.controller.Controller as controller_cls, or remove that callback's steps"
             )
         stop = [] if trainer is None else [StockLoops(trainer, lambda: stopping() or trainer.stop_requested)]
         self._inner = kind(
@@ -155,3 +160,7 @@ class OrbitController:
             _LOG.warning("%s ignores the requests of callbacks to save, evaluate or rewind; it can only stop", kind)
         if self.run.stop_reason:
             raise StopTraining(self.run.stop_reason)
+
+
+def _chooses_boundaries(callback: Callback) -> bool:
+    return type(callback).next_boundary is not Callback.next_boundary

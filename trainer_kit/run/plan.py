@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -16,6 +17,7 @@ from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.configured_callbacks import checked_callbacks, from_config
 from trainer_kit.callbacks.orbit_action_checks import checked_actions
 from trainer_kit.config.modes import Mode, lookup_mode
+from trainer_kit.config.resume_check import Change
 from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.collectives import is_chief, strategy_of_run, worker_count
@@ -30,6 +32,7 @@ from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.run.preflight import profile_mistakes
 from trainer_kit.run.progress import Progress
 from trainer_kit.telemetry.report import Writer
+from trainer_kit.training.loops.epochs import Epochs
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,13 +69,17 @@ class RunPlan:
     Attributes:
       mode: The name of the mode.
       kind: The properties of the mode.
-      config: The experiment's config; in continuous_eval, with only the validation sets that it evaluates.
+      config: The experiment's config; in continuous_eval, with only the validation sets that it evaluates. In modes
+        that train, `run.durations` has put steps in place of epochs and shares.
       options: The options of run_experiment.
       strategy: The strategy of the run.
       directory: The directory of the run.
       checkpoint: The path that mode eval evaluates; "" for the weights as the task initializes them.
       train_actions, eval_actions: The caller's actions, as lists.
-      callbacks: The callbacks of the config, then the caller's.
+      callbacks: The callbacks of the task if the run trains, those of the config, then the caller's.
+      written: The config with its durations as they were written, for the run's records.
+      changes: What differs from the config that the run in model_dir was started with.
+      epochs: The epochs of the run; None if neither the config nor a callback names epochs.
     """
 
     mode: str
@@ -85,6 +92,9 @@ class RunPlan:
     train_actions: Sequence[Any]
     eval_actions: Sequence[Any]
     callbacks: Sequence[Callback]
+    written: ExperimentConfig
+    changes: Sequence[Change] = ()
+    epochs: Epochs | None = None
 
     @property
     def trains(self) -> bool:
@@ -122,6 +132,18 @@ class RunPlan:
         return RunLock(directory.path, progress.of_step, recorded=directory.is_recorded, on_lost=stop)
 
 
+def with_callbacks_of(task: Any, plan: RunPlan) -> RunPlan:
+    """Returns the plan with the callbacks of the task before the others; unchanged if the run does not train.
+
+    Raises:
+      UsageError: when the task returns something else than trainer_kit.Callback objects.
+    """
+    build = getattr(task, "build_callbacks", None)
+    if build is None or not plan.trains:
+        return plan
+    return dataclasses.replace(plan, callbacks=[*checked_callbacks(list(build())), *plan.callbacks])
+
+
 def plan_run(
     strategy: tf.distribute.Strategy | None, mode: str, config: ExperimentConfig, model_dir: str, options: RunOptions
 ) -> RunPlan:
@@ -136,14 +158,16 @@ def plan_run(
     actions, callbacks = checked_actions(options.train_actions, options.eval_actions), options.callbacks
     directory = RunDirectory(follow_links(model_dir), config.trainer, sidecar=evaluation_name(mode, options.eval_name))
     strategy = strategy_of_run(strategy)
+    changes = list[Change]()
     if kind.trains:
-        for change in check_model_dir(directory, config, options.experiment, options.allow_config_change):
-            _LOG.info("changed since the run was started: %s", change)
+        changes = check_model_dir(directory, config, options.experiment, options.allow_config_change)
+    for change in changes:
+        _LOG.info("changed since the run was started: %s", change)
     checkpoint = options.checkpoint
     if mode == "eval":
         checkpoint = select_checkpoint(directory.path, checkpoint, directory.best)
     users = [*from_config(config.trainer.callbacks), *checked_callbacks(callbacks)]
-    return RunPlan(mode, kind, config, options, strategy, directory, checkpoint, *actions, users)
+    return RunPlan(mode, kind, config, options, strategy, directory, checkpoint, *actions, users, config, changes)
 
 
 def _single_mode(mode: str, profile: str | None) -> Mode:

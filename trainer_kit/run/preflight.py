@@ -13,6 +13,7 @@ from trainer_kit.config.merge import Resolved
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE, MODES, lookup_mode
 from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.resume_check import unknown_paths
+from trainer_kit.config.run_length import share_mistakes
 from trainer_kit.config.schema.evaluation import OWN_EVALUATIONS, folder_name_problem
 from trainer_kit.config.schema.experiment import DataConfig, TrainerConfig
 from trainer_kit.distribution.tf_config import parameter_server_mistakes, worker_number
@@ -70,6 +71,8 @@ def check_request(request: Request) -> Resolved:
             mistakes += _service_mistakes(resolved)
             mistakes += parameter_server_mistakes(resolved.config.runtime)
             mistakes += early_stopping_mistakes(resolved.config.trainer, request.mode or "")
+            if request.mode in MODES and MODES[request.mode].trains:
+                mistakes += share_mistakes(resolved.config.trainer)
             if request.mode == CONTINUOUS_FINETUNE:
                 mistakes += pretraining_mistakes(resolved.config, request.model_dir or "")
     except ConfigError as error:
@@ -180,7 +183,7 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
     if request.mode == "eval" and request.checkpoint == "latest":
         if not complete_checkpoints(model_dir) and not os.path.exists(os.path.join(model_dir, "checkpoint")):
             raise UsageError(
-                f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir, or "
-                "--checkpoint=initial for the weights as the task initializes them"
+                f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another model_dir, or "
+                "ask for initial, the weights as the task initializes them"
             )
     files.check_writable(model_dir)  # for the records of the evaluation

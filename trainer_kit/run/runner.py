@@ -11,6 +11,8 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.reports import epoch_place
+from trainer_kit.checkpoints.state.variable_names import layer_names
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.zero_learning_rate import rate_end_warnings
 from trainer_kit.distribution.collectives import barrier
@@ -18,6 +20,7 @@ from trainer_kit.folder_identity import is_seen_lost
 from trainer_kit.process.run_lock import release_all
 from trainer_kit.run import assembly
 from trainer_kit.run.controller import Controller
+from trainer_kit.run.durations import counted_steps, with_durations
 from trainer_kit.run.final_record import (
     conclude,
     explaining,
@@ -28,12 +31,15 @@ from trainer_kit.run.final_record import (
 )
 from trainer_kit.run.mode_entries import MODE_ENTRIES, BuiltRun
 from trainer_kit.run.monitoring import guard, open_writers, show_activity
-from trainer_kit.run.plan import RunOptions, RunPlan, plan_run
+from trainer_kit.run.plan import RunOptions, RunPlan, plan_run, with_callbacks_of
 from trainer_kit.run.progress import Progress
 from trainer_kit.run.save_after_error import saved_after_errors
+from trainer_kit.run.time_limit import TimeLimit
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
+from trainer_kit.telemetry.report_lines import epoch_text
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_parts.step_tensors import check_evaluation_tensors
 
 _LOG = logging.getLogger(__name__)
 
@@ -103,7 +109,7 @@ def run_experiment(
       UsageError: when the mode is unknown, the checkpoint is missing, the config does not fit the run in model_dir, or
         the steps to profile are not trained.
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
-      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
+      PreemptedError, InterruptedRunError: when SIGTERM, trainer.max_time or Ctrl-C stopped the run, after it saved.
     """
     options = RunOptions(
         run_post_eval, save_summary, train_actions, eval_actions, trainer, controller_cls, summary_manager,
@@ -114,11 +120,13 @@ def run_experiment(
     strategy, directory, config, progress = plan.strategy, plan.directory, plan.config, Progress(release_all)
 
     with progress.stop_signals(config.trainer.preemption_grace_seconds) as signals, contextlib.ExitStack() as stack:
+        stack.enter_context(TimeLimit(config.trainer.max_time, signals))
         lock = stack.enter_context(plan.lock(progress))
         stack.enter_context(explaining())
         shown = show_activity(stack, progress, plan.chief, console)
         with strategy.scope():
-            trainer = assembly.build_trainer(plan, task)
+            plan = with_durations(with_callbacks_of(task, plan), task)
+            trainer, config = assembly.build_trainer(plan, task), plan.config
         stack.enter_context(guard(signals, config.trainer, trainer, progress, directory))
         writers = open_writers(stack, progress, shown, plan)
         history = assembly.build_history(plan, writers, trainer)
@@ -138,11 +146,12 @@ def run_experiment(
             return trainer.model, logs
         controller.run.was_stopped = was_stopped_at(directory, start)
         trainer.check_data()
-        for warning in rate_end_warnings(config.trainer):
+        check_evaluation_tensors(trainer)
+        for warning in rate_end_warnings(config.trainer) if plan.trains else ():
             _LOG.warning("%s", warning)
         manager.archive_later()
-        known = (directory, config, experiment, mode, records(), trainer.global_step)
-        record = recorded(*known) if writers.history else contextlib.nullcontext()
+        known = (directory, plan.written, experiment, mode, records(), trainer.global_step, counted_steps(plan))
+        record = recorded(*known, layer_names(trainer.model)) if writers.history else contextlib.nullcontext()
         with strategy.scope(), record, saved_after_errors(controller):
             if plan.trains:
                 history.begin_at(start, manager)
@@ -150,15 +159,18 @@ def run_experiment(
                 logs = MODE_ENTRIES[mode](BuiltRun(config, controller, plan.checkpoint, history, sidecar))
                 if run_post_eval and mode != "train_and_post_eval" and not stopped(signals, trainer):
                     logs = controller.evaluate(steps=config.trainer.validation_steps)
-        conclude(controller, config, directory, signals, writers, mode, logs)
+        conclude(controller, config, plan.written, directory, signals, writers, mode, logs)
         barrier(strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
 
 def _log_start(plan: RunPlan, trainer: Any) -> int:
-    """Logs the mode, its first step and the model's size; returns that step."""
+    """Logs the mode, the step and epoch where it starts, and the model's size; returns that step."""
     start = int(trainer.global_step.numpy())
+    total = plan.config.trainer.train_steps
+    place = epoch_place(plan.epochs, start, total if total >= 0 else None) if plan.epochs and start else None
+    epoch = f" ({epoch_text(place)})" if place else ""
     evaluated = f"of {plan.checkpoint or 'the initial weights'}"
     what = {"eval": evaluated, "continuous_eval": "of the checkpoints that exist and will come"}.get(plan.mode)
-    _LOG.info("%s %s; %s", plan.mode, what or f"from step {start}", count_parameters(trainer.model))
+    _LOG.info("%s %s; %s", plan.mode, what or f"from step {start}{epoch}", count_parameters(trainer.model))
     return start

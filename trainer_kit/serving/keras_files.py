@@ -11,13 +11,6 @@ from trainer_kit.checkpoints.state.strict_restore import differences_table
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.optimizers.per_variable import variable_path
 
-_ENDINGS = (".keras", ".h5", ".hdf5")
-
-
-def is_keras_file(path: str) -> bool:
-    """Whether Keras reads files with this name."""
-    return path.endswith(_ENDINGS)
-
 
 def load_keras_file(model: Any, path: str) -> tuple[int, int]:
     """Loads the weights in a Keras file into `model`; returns its numbers of variables and parameters.

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, readable
 from trainer_kit.checkpoints.state.strict_restore import differences_table
+from trainer_kit.checkpoints.weight_files.keras_file import is_keras_file
 from trainer_kit.config.experiments import task_class
 from trainer_kit.distribution.precision import precision
-from trainer_kit.errors import StorageError, UsageError, suggestion
-from trainer_kit.evals.checkpoint_selection import checkpoint_of_folder
-from trainer_kit.serving.keras_files import is_keras_file, load_keras_file
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.evals.checkpoint_selection import weights_at
+from trainer_kit.serving.keras_files import load_keras_file
 from trainer_kit.serving.recorded_run import recorded_config, run_folder
 from trainer_kit.serving.run_checkpoint import run_checkpoint
-from trainer_kit.serving.variable_matching import Match, match
+from trainer_kit.training.checks.batch_spec import is_built
+from trainer_kit.training.initial_weights.variable_matching import Match, match
 from trainer_kit.training.trainer_creation import trainer_class_of
 
 _LISTED = 3  # names in a report
-_FILE = re.compile(r"\.(index|data-\d{5}-of-\d{5})$")
 _Loaded = TypeVar("_Loaded")
 
 
@@ -79,8 +78,8 @@ def load_model(
       StorageError: when the files are damaged.
     """
     folder = run_folder(run_dir)
-    config = recorded_config(folder, import_modules)
-    find = lambda: run_checkpoint(folder, which, config.trainer, _prefix)  # noqa: E731
+    config = recorded_config(folder, import_modules, "import_modules")
+    find = lambda: run_checkpoint(folder, which, config.trainer, weights_at)  # noqa: E731
     find()  # a miss is reported before the model is built
     with precision(config.runtime):
         task = task_class(config.task)(config.task, logging_dir=os.fspath(folder))
@@ -127,7 +126,7 @@ def load_weights(
     if is_keras_file(place):
         loaded = LoadedWeights(place, "", *load_keras_file(model, place))
     else:
-        _, loaded = _retried(lambda: _prefix(place), lambda prefix: _load(model, prefix, part, averaged))
+        _, loaded = _retried(lambda: weights_at(place), lambda prefix: _load(model, prefix, part, averaged))
     print(loaded)
     return loaded
 
@@ -135,7 +134,7 @@ def load_weights(
 def check_built(model: Any) -> None:
     """Raises UsageError unless `model` has created its variables."""
     try:
-        built = bool(model.variables) and getattr(model, "built", True)
+        built = bool(model.variables) and (getattr(model, "built", True) or is_built(model))
     except ValueError:  # raised by a Sequential of Keras 2 without variables
         built = False
     except AttributeError:
@@ -172,32 +171,14 @@ def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> 
             f"the checkpoint was saved; no weight was changed:\n{differences_table(rows)}"
         )
     parts = {id(one): one for one in tf.train.TrackableView(model).descendants() if one is not model}.values()
-    unbuilt = [type(one).__name__ for one in parts if hasattr(one, "built") and not one.built]
+    layers = [one for one in parts if hasattr(one, "call") and hasattr(one, "built")]  # no optimizers, no metrics
+    unbuilt = [type(one).__name__ for one in layers if not one.built]
     left = sorted(readable(key) for key in graph.below(found.node) - used)
     if unbuilt and left and not found.averaged:  # after averages were loaded, the rest are the weights themselves
         raise UsageError(
             f"{graph.prefix} holds {left[0]} and the like, for which the model has no variable, and its layer "
             f"{unbuilt[0]} is not built; call the model on a batch first; no weight was changed"
         )
-
-
-def _prefix(path: str) -> str:
-    """Returns the prefix of the checkpoint at a path."""
-    if tf.io.gfile.exists(f"{path}.index"):
-        return path
-    if tf.io.gfile.isdir(path):
-        if tf.io.gfile.exists(os.path.join(path, "saved_model.pb")):
-            return os.path.join(path, "variables", "variables")
-        if found := checkpoint_of_folder(path):
-            return found
-        there = sorted(os.listdir(path)) if os.path.isdir(path) else []
-        raise UsageError(f"{path} holds no checkpoint; it holds: {', '.join(there[:12]) or 'nothing'}")
-    if _FILE.search(path) and tf.io.gfile.exists(path):
-        return _FILE.sub("", path)
-    beside = Path(path).parent
-    known = sorted({_FILE.sub("", one.name) for one in beside.glob("*")}) if beside.is_dir() else []
-    near = suggestion(Path(path).name, known) if known else "there is nothing"
-    raise UsageError(f"there is no checkpoint {path}; in {beside}: {near}")
 
 
 def _retried(find: Callable[[], str], load: Callable[[str], _Loaded]) -> tuple[str, _Loaded]:

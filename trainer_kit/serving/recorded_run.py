@@ -43,12 +43,13 @@ def recorded_experiment(folder: Path) -> str:
     return name if isinstance(name, str) else ""
 
 
-def recorded_config(folder: Path, import_modules: Sequence[str] = ()) -> ExperimentConfig:
+def recorded_config(folder: Path, import_modules: Sequence[str] = (), option: str = _FLAG) -> ExperimentConfig:
     """Returns the config of a run, changed to one device, since the weights do not depend on the devices.
 
     Args:
       folder: The run's folder.
       import_modules: The modules to import before the experiment is looked up; empty: those of the run's command.
+      option: The flag or the argument that names them, for messages.
 
     Raises:
       UsageError: when the experiment is not recorded or not known.
@@ -61,7 +62,8 @@ def recorded_config(folder: Path, import_modules: Sequence[str] = ()) -> Experim
         )
     if import_modules or name not in experiments:
         command = (files.read_json(folder / "manifest.json") or {}).get("command")
-        discovery.find_experiment(name, import_modules or _modules(command if isinstance(command, list) else []))
+        modules = import_modules or _modules(command if isinstance(command, list) else [])
+        discovery.find_experiment(name, modules, option)
     text, fuse_steps = (folder / "params.yaml").read_text(encoding="utf-8"), kept_fuse_steps(str(folder)) or 1
     config = from_yaml(text, get_experiment(name), fuse_steps)
     kept = ("mixed_precision_dtype", "loss_scale", "random_seed")

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer_kit.telemetry import report_lines as lines
-from trainer_kit.telemetry.report import TRAINING, Activity, Report
+from trainer_kit.telemetry.report import CHANGE, TRAINING, Activity, Report
 
 _LOG = logging.getLogger(__name__)
 # A drawing takes 1 to 2 ms of the interpreter, which the training loop needs too.
@@ -72,7 +72,9 @@ class ConsoleWriter:
         self._lock = threading.RLock()
 
     def write(self, report: Report) -> None:
-        """Shows one report."""
+        """Shows one report; a change has a line of the log already."""
+        if report.kind == CHANGE:
+            return
         self._best = report.best or self._best
         if self._interactive and report.kind == "train":
             with self._lock:

@@ -178,6 +178,6 @@ def model_cost(trainer: Any) -> str:
     parameters, spec = str(count_parameters(trainer.model)), trainer.batch_spec
     if spec is None:
         return parameters
-    features = spec[0] if isinstance(spec, tuple) and len(spec) == 2 else spec
+    features = spec[0] if isinstance(spec, tuple) and len(spec) <= 3 else spec  # labels and weights may follow
     features = getattr(trainer.model, "latents_spec", features)  # a generator is not called on the batch
     return f"{parameters}; {count_flops(trainer.model, features)} for one example"

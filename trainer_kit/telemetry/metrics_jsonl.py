@@ -1,11 +1,13 @@
 """metrics.jsonl: one line per report in the order of the steps, the same with kills and restarts as without them.
 
 A line is strict JSON: a metric that is NaN or infinite is written as the text "nan", "inf" or "-inf" and read back as
-a float. A (kind, step) is written once: an evaluation that is repeated after a restart gives the same numbers. A run
-that goes back to step N moves the lines of later steps to metrics.superseded.jsonl, after a line {"kind": "resume",
-"step": N, "superseded": how many}. It copies them first and then replaces metrics.jsonl, so that a kill in between may
-leave duplicates there, but loses nothing. Files of earlier versions, with {"kind": "resume", "step": N} between the
-reports, are read with that meaning and converted by the next resume.
+a float. A (kind, step) is written once: an evaluation that is repeated after a restart gives the same numbers. A step
+may have several changed hyper-parameters, one line for each; one is written again only with another value. A run that
+goes back to step N moves the lines of later steps to metrics.superseded.jsonl, after a line
+{"kind": "resume", "step": N, "superseded": how many}. It copies them first and then replaces metrics.jsonl, so that a
+kill in between may leave duplicates there, but loses nothing.
+Files of earlier versions, with {"kind": "resume", "step": N} between the reports, are read with that meaning and
+converted by the next resume.
 
 Every line is passed to the operating system at once, so that the death of the process loses no more than the queue of
 a BackgroundWriter. Lines are not forced to the disk one by one: that would cost milliseconds each, and a power failure
@@ -29,7 +31,7 @@ from typing import IO, Any
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.folder_identity import make_folder
-from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import flat_scalars, from_json_number, to_json_number
 
 _LOG = logging.getLogger(__name__)
@@ -54,24 +56,30 @@ class JsonLinesWriter:
     def write(self, report: Report) -> None:
         """Appends {"kind", "step", "steps_per_second", "examples_per_second", "seconds", "metrics"}.
 
-        `metrics` are the report's scalars, with groups and names joined by "/". A report whose (kind, step) is already
-        in the file is left out. A training report for an earlier step than the last line is treated as a resume; an
-        evaluation of an earlier step is inserted in its place, by rewriting the file.
+        If the run has epochs, "epoch" and "step_in_epoch" follow the step. `metrics` are the report's scalars, with
+        groups and names joined by "/"; "reason" follows if there is one. A report whose (kind, step) is already in the
+        file is left out; one of a changed hyper-parameter only if its value is the same. A training report for an
+        earlier step than the last line is treated as a resume; an evaluation of an earlier step is inserted in its
+        place, by rewriting the file.
 
         Raises:
           StorageError: when the file cannot be written.
         """
         kind, step = report.kind, int(report.step)
         record: dict[str, Any] = {"kind": kind, "step": step}
+        if report.epoch is not None:
+            record["epoch"], record["step_in_epoch"] = report.epoch.epoch, report.epoch.step
         for name in WALL_CLOCK_FIELDS:
             value = getattr(report, name)
             record[name] = None if value is None else to_json_number(value)
         record["metrics"] = {name: to_json_number(value) for name, value in flat_scalars(report.metrics).items()}
+        if report.reason:
+            record["reason"] = report.reason
         if kind == "train" and step < self._last():
             self.resume(step - 1)
         if step > self._last():
             self._append(record)
-        elif not reported(self.path, kind, step):
+        elif not reported(self.path, kind, step, record["metrics"] if kind == CHANGE else None):
             self._append(record) if step == self._last() else self._put(record)
 
     def resume(self, step: int) -> None:
@@ -190,6 +198,8 @@ class History(list[dict[str, Any]]):
 def active_history(path: str | os.PathLike[str]) -> History:
     """Returns the reports in the file at `path` that count: each (kind, step) once, in the order of steps.
 
+    Changes of several hyper-parameters at one step all count, the last of each.
+
     A resume at step N in a file of an earlier version supersedes reports of later steps. So does a training report for
     a step before the last one: the resume was not recorded. An evaluation of an earlier step is inserted in its place.
     Of two reports of one kind and step, which only earlier versions wrote, the later counts. Lines that a crash cut,
@@ -198,10 +208,16 @@ def active_history(path: str | os.PathLike[str]) -> History:
     return _active(record for record in files.read_lines(path) if _is_report(record))
 
 
-def reported(path: str | os.PathLike[str], kind: str, step: int) -> bool:
+def reported(path: str | os.PathLike[str], kind: str, step: int, metrics: Mapping[str, Any] | None = None) -> bool:
     """Whether the history at `path` has a line of this kind for this step; superseded lines do not count.
 
     Reads the file from its end back to the step.
+
+    Args:
+      path: The file.
+      kind: The kind of the line.
+      step: The step of the line.
+      metrics: Metrics that the line has, with these values as they are in the file; None: any.
 
     Raises:
       StorageError: when the file cannot be read.
@@ -209,7 +225,8 @@ def reported(path: str | os.PathLike[str], kind: str, step: int) -> bool:
     with _mapped(path) as data:
         # A resume at an earlier step, in a file of an earlier version, ends the search like a report.
         near = itertools.takewhile(lambda record: record["step"] >= step, (record for _, _, record in _from_end(data)))
-        return any((record["kind"], record["step"]) == (kind, step) for record in near)
+        found = [record.get("metrics") or {} for record in near if (record["kind"], record["step"]) == (kind, step)]
+    return any((metrics or {}).items() <= one.items() for one in found)
 
 
 def extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
@@ -264,12 +281,17 @@ def _insert(history: History, record: dict[str, Any]) -> None:
     place = len(history)
     while place > 0 and history[place - 1]["step"] >= record["step"]:
         place -= 1
-        if history[place]["step"] == record["step"] and history[place]["kind"] == record["kind"]:
+        if _identity(history[place]) == _identity(record):
             del history[place]
     end = place
     while end < len(history) and history[end]["step"] == record["step"]:
         end += 1
     history.insert(end, record)
+
+
+def _identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns what two reports have in common of which only the later counts."""
+    return record["kind"], record["step"], frozenset(record["metrics"] if record["kind"] == CHANGE else ())
 
 
 def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:

@@ -9,6 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+CHANGE = "change"
+
+
+@dataclass(frozen=True)
+class EpochPlace:
+    """Where in the epochs of its run a step is; all numbers count from 1.
+
+    Attributes:
+      epoch: The epoch that the step belongs to.
+      epochs: The number of epochs of the run; None if the run has no known end.
+      step: The number of the step in its epoch.
+      steps: The number of steps in this epoch.
+    """
+
+    epoch: int
+    epochs: int | None
+    step: int
+    steps: int
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -17,14 +36,16 @@ class Report:
     Writers read a report in another thread, so `metrics` must not change after it was created.
 
     Attributes:
-      kind: "train" or "validation".
+      kind: "train", "validation", or "change" for a hyper-parameter that was changed; `metrics` has its new value.
       step: The global step that was reached.
       total_steps: The step at which the run ends; None if it is not known.
+      epoch: The place of the step in its epoch; None without epochs.
       metrics: Python or NumPy scalars by name; a nested mapping is a group (one data set of several).
       steps_per_second: The speed of this loop; None for an evaluation or if it is not known.
       examples_per_second: The same in examples of the global batch.
       seconds: The duration of the loop or the evaluation.
       best: (name, value, step) of the best metric so far; None when there is none yet.
+      reason: What changed the hyper-parameter; "" for the other kinds.
       seconds_of_sets: The durations of an evaluation by validation set, if there are several; they group its metrics.
     """
 
@@ -36,6 +57,8 @@ class Report:
     examples_per_second: float | None = None
     seconds: float = 0.0
     best: tuple[str, float, int] | None = None
+    epoch: EpochPlace | None = None
+    reason: str = ""
     seconds_of_sets: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -72,3 +95,16 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Flushes and releases files, threads and the terminal; a second call does nothing."""
+
+
+class SilentWriter:
+    """A Writer that drops each report, for a run that is to show nothing."""
+
+    def write(self, report: Report) -> None:
+        """Does nothing."""
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""

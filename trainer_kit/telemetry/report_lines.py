@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity, Report
+from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity, EpochPlace, Report
 from trainer_kit.telemetry.scalars import flat_scalars
 
 
@@ -56,8 +56,15 @@ def _of(done: int, total: int | None) -> str:
 
 
 def progress_text(report: Report) -> str:
-    """Returns "200/400", or "200" if the number of steps is not known."""
-    return f"{report.step}" if report.total_steps is None else f"{report.step}/{report.total_steps}"
+    """Returns "240/400 (epoch 3/4, step 40/100)"; totals and epochs are left out if they are not known."""
+    steps = f"{report.step}" if report.total_steps is None else f"{report.step}/{report.total_steps}"
+    return steps if report.epoch is None else f"{steps} ({epoch_text(report.epoch)})"
+
+
+def epoch_text(place: EpochPlace) -> str:
+    """Returns "epoch 3/4, step 40/100"; the number of epochs is left out if it is not known."""
+    epochs = f"{place.epoch}" if place.epochs is None else f"{place.epoch}/{place.epochs}"
+    return f"epoch {epochs}, step {place.step}/{place.steps}"
 
 
 def rate_texts(report: Report) -> list[str]:

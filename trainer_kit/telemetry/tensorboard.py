@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.folder_identity import check_held
-from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import as_scalar
 
 _LOG = logging.getLogger(__name__)
@@ -205,7 +205,9 @@ class TensorBoardWriter:
         return not all(self._takes_step.values())
 
     def write(self, report: Report) -> None:
-        """Writes the metrics and rates of `report` at its step."""
+        """Writes the metrics and rates of `report` at its step; a change is seen in the curve of the learning rate."""
+        if report.kind == CHANGE:
+            return
         kind = "train" if report.kind == "train" else "validation"
         rates = {"steps_per_second": report.steps_per_second, "examples_per_second": report.examples_per_second}
         values = {**report.metrics, **{name: rate for name, rate in rates.items() if rate is not None}}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from trainer_kit.telemetry.report_lines import number_text
 from trainer_kit.telemetry.time_ledger import TimeAccount, percent
@@ -21,7 +21,9 @@ class RunSettings:
     """The settings of a run that the verdict depends on.
 
     Attributes:
-      steps_per_loop, checkpoint_interval, validation_interval: The trainer's settings.
+      steps_per_loop, checkpoint_interval, validation_interval: The trainer's settings, in steps; checkpoint_interval
+        may be a time, as the config has it.
+      written: Those of these settings that the config has in epochs or as a share of the run, by name.
       to_compile: The settings to change so that steps are compiled in one loop; empty if they are.
       fused: Whether several steps are one program.
       can_fuse: Whether steps could be fused, but are not.
@@ -34,8 +36,9 @@ class RunSettings:
     """
 
     steps_per_loop: int
-    checkpoint_interval: int
+    checkpoint_interval: int | str
     validation_interval: int
+    written: Mapping[str, str] = field(default_factory=dict)
     to_compile: tuple[str, ...] = ()
     fused: bool = False
     can_fuse: bool = False
@@ -45,6 +48,10 @@ class RunSettings:
     saves_position: bool = False
     in_memory: bool = False
     on_cpu: bool = False
+
+    def now(self, name: str) -> str:
+        """Returns the value of a setting as the config has it, for an advice."""
+        return f"(now {self.written.get(name, getattr(self, name))})"
 
 
 def verdict(times: TimeAccount, settings: RunSettings) -> str:
@@ -96,7 +103,7 @@ def _of_input(times: TimeAccount, settings: RunSettings) -> str:
 def _of_evaluation(times: TimeAccount, settings: RunSettings) -> str:
     return (
         f"evaluation: {percent(times.share('evaluation'))} of the time was spent in {times.evaluations} evaluations; "
-        f"raise trainer.validation_interval (now {settings.validation_interval}), or evaluate in another process with "
+        f"raise trainer.validation_interval {settings.now('validation_interval')}, or evaluate in another process with "
         "--mode=continuous_eval"
     )
 
@@ -106,22 +113,22 @@ def _of_save(times: TimeAccount, settings: RunSettings) -> str:
     if settings.saves_position:
         spent += ", which waits for the batches that are being made"
         spent += "; lower trainer.fuse_steps if batches come slowly" if settings.fused else ""
-    if settings.checkpoint_interval >= times.steps:
+    if isinstance(settings.checkpoint_interval, int) and settings.checkpoint_interval >= times.steps:
         return f"{spent}; a longer run saves less often"
-    return f"{spent}; raise trainer.checkpoint_interval (now {settings.checkpoint_interval})"
+    return f"{spent}; raise trainer.checkpoint_interval {settings.now('checkpoint_interval')}"
 
 
 def _of_callbacks(times: TimeAccount, settings: RunSettings) -> str:
     return (
         f"callbacks: {percent(times.share('callbacks'))} of the time was spent in actions; raise "
-        f"trainer.steps_per_loop (now {settings.steps_per_loop}), so that they are called less often"
+        f"trainer.steps_per_loop {settings.now('steps_per_loop')}, so that they are called less often"
     )
 
 
 def _of_report(times: TimeAccount, settings: RunSettings) -> str:
     return (
         f"report: {percent(times.share('report'))} of the time was spent between loops; raise trainer.steps_per_loop "
-        f"(now {settings.steps_per_loop}), so that there are fewer loops"
+        f"{settings.now('steps_per_loop')}, so that there are fewer loops"
     )
 
 
@@ -132,7 +139,7 @@ def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
     if settings.to_compile:
         return f"eager steps: {took}; try {' and '.join(settings.to_compile)}"
     if each * settings.steps_per_loop < _SHORT_LOOP:
-        return f"short loops: {took}; raise trainer.steps_per_loop (now {settings.steps_per_loop})"
+        return f"short loops: {took}; raise trainer.steps_per_loop {settings.now('steps_per_loop')}"
     if each < _SHORT_STEP and settings.can_fuse:
         return f"short steps: {took}; try {_FUSE}{_NEW_RUN}"
     if each < _TINY_STEP and not settings.fused and settings.can_use_one_thread:

@@ -21,15 +21,19 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       trains: Whether the trainer was created to train.
       data_ended: Whether the training data ended in the last loop.
       reached: The global step after the last loop, if the loop has returned it; None: read global_step.
+      loop_steps: The number of steps of the last loop; None when only the global step shows it.
       sound: Whether all weights were finite at the last check; None: not checked since the last loop.
-      cut_short: Whether the next loop continues one that was stopped in the middle.
+      metrics_continue: Whether the next loop continues the metrics of the last one: that was interrupted, or ended
+        inside an epoch whose metrics are reported at its end.
       between_steps: False while a loop runs: an error may then come from the middle of a step.
       input_seconds: The seconds that the last loop waited for batches; None if not known.
       loop_parts: A LoopParts, which runs loops in parts; None: loops run only as a whole.
       current_loop: The training loop that runs now or ran last; None if not known.
       accumulation: Splits batches into micro-batches; its `steps` is their number. None: the trainer cannot do that.
+      hyper_parameters: The HyperParameters that callbacks can change; None: there are none.
       evaluated_batches: A counter of evaluated batches, for the watchdog; None: there is no counter.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
+      train_tensors, eval_tensors: The StepTensors of training and evaluation steps; None: the steps expose no tensors.
       batch_spec: The spec of a replica's training batch; None before it is known.
       executor: The TensorFlow executor that runs training loops; auto until one is chosen.
       best_is_kept_by_run: Whether the run calls keep_best once the ledger has recorded the evaluation; else `evaluate`
@@ -40,15 +44,19 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     trains: bool = True
     data_ended: bool = False
     reached: int | None = None
+    loop_steps: int | None = 0
     sound: bool | None = True
-    cut_short: bool = False
+    metrics_continue: bool = False
     between_steps: bool = False
     input_seconds: float | None = None
     loop_parts: Any = None
     current_loop: Any = None
     accumulation: Any = None
+    hyper_parameters: Any = None
     evaluated_batches: Any = None
     eval_seconds: dict[str, float] = {}  # noqa: RUF012
+    train_tensors: Any = None
+    eval_tensors: Any = None
     batch_spec: Any = None
     executor: str = "default"
     best_is_kept_by_run: bool = False
@@ -174,3 +182,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     def end_averaging(self) -> None:
         """Restores the trained weights if the moving average has replaced them."""
+
+    def _is_inside_epoch(self) -> bool:
+        """Whether the last loop ended inside an epoch whose metrics the next loop continues."""
+        return False

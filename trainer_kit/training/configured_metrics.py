@@ -12,7 +12,7 @@ from trainer_kit.training.metrics import check_metric
 
 
 def configured_metrics(config: Any, wanted: bool) -> list[Any]:
-    """Returns new metrics for the entries of `trainer.metrics`; in strategy scope.
+    """Returns new metrics for the entries of `trainer.metrics` that name no tensor; in strategy scope.
 
     Args:
       config: The experiment's config.
@@ -21,14 +21,35 @@ def configured_metrics(config: Any, wanted: bool) -> list[Any]:
     Raises:
       UsageError: when a metric cannot be made.
     """
-    found = []
-    for place, section in enumerate(getattr(config.trainer, "metrics", ()) if wanted else ()):
-        registered = section.type in MetricConfig.registry
-        build = MetricConfig.registry.lookup(str(section.type)).build if registered else _keras_metric
-        metric = build(section.get())
-        check_metric(metric, f"trainer.metrics[{place}]: {section.type} built")
-        found.append(metric)
-    return found
+    sections = enumerate(getattr(config.trainer, "metrics", ()) if wanted else ())
+    return [_built(place, section) for place, section in sections if not section.tensor]
+
+
+def tensor_metrics(config: Any) -> list[tuple[Any, str, str]]:
+    """Returns (metric, tensor name, field of the config) for the entries of `trainer.metrics` that name a tensor.
+
+    The metrics are new; in strategy scope.
+
+    Args:
+      config: The experiment's config.
+
+    Raises:
+      UsageError: when a metric cannot be made.
+    """
+    sections = enumerate(getattr(config.trainer, "metrics", ()))
+    return [
+        (_built(place, section), section.tensor, f"trainer.metrics[{place}]")
+        for place, section in sections
+        if section.tensor
+    ]
+
+
+def _built(place: int, section: MetricConfig) -> Any:
+    registered = section.type in MetricConfig.registry
+    build = MetricConfig.registry.lookup(str(section.type)).build if registered else _keras_metric
+    metric = build(section.get())
+    check_metric(metric, f"trainer.metrics[{place}]: {section.type} built")
+    return metric
 
 
 def _keras_metric(config: KerasMetricConfig) -> Any:

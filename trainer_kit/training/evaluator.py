@@ -20,21 +20,18 @@ from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.tfrecords import reporting_damage
 from trainer_kit.training.averaging_trainer import AveragingTrainer
 from trainer_kit.training.checks.batch_spec import batch_described
-from trainer_kit.training.loops.eval_loop import (
-    EvalLoop,
-    StatefulEvalLoop,
-    check_evaluated,
-    reporting_end,
-    with_state,
-    without_state,
-)
+from trainer_kit.training.configured_metrics import configured_metrics
+from trainer_kit.training.loops import eval_loop
+from trainer_kit.training.loops.evaluation_parts import EvaluationParts
 from trainer_kit.training.loops.host_variables import batch_counter
+from trainer_kit.training.loops.nested_conditions import check_of
 from trainer_kit.training.loops.read_before_write import writes_after
-from trainer_kit.training.metrics import MetricSet, to_numpy
+from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
 from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
 from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
 from trainer_kit.training.trainer_parts.evaluation_logs import add_best, exporters, metric_names, with_other_weights
 from trainer_kit.training.trainer_parts.state_search import StateSearch
+from trainer_kit.training.trainer_parts.step_tensors import StepTensors
 from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, kept_states
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
@@ -60,6 +57,8 @@ class Evaluator(AveragingTrainer):
 
     Attributes:
       best_checkpoint: The class that keeps the best checkpoint of a run.
+      evaluation_parts: Functions to call around the parts of each evaluation; None: an evaluation has no parts. It is
+        read when the first evaluation begins.
       validation: The validation sets.
       evaluates: Whether the trainer was created to evaluate, or has received validation sets since.
       evaluated_batches: An int64 scalar on the host: the batches that this process has evaluated.
@@ -67,6 +66,7 @@ class Evaluator(AveragingTrainer):
     """
 
     best_checkpoint: Any = BestCheckpoint
+    evaluation_parts: EvaluationParts | None = None
     stop_flag: StopFlag
 
     def __init__(
@@ -87,11 +87,10 @@ class Evaluator(AveragingTrainer):
         self._strategy = tf.distribute.get_strategy()
         self._config, self._task, self._model, self._global_step = config, task, model, global_step
         self.state, self._weights = state, EvaluatedWeights(state, average)
-        self._search, self._task_attributes = search, values
-        self._checkpoint_exporter = checkpoint_exporter
+        self._search, self._task_attributes, self._checkpoint_exporter = search, values, checkpoint_exporter
         self.stop_flag, self._workers = StopFlag(self._strategy), AsyncWorkers(self._strategy)
         self.evaluated_batches = batch_counter()
-        self._validation_set = metrics
+        self._validation_set, self.eval_tensors = metrics, StepTensors("evaluation", config, metrics)
         self.set_validation_sets(sets)
 
     def set_validation_sets(self, sets: ValidationSets) -> None:
@@ -226,7 +225,7 @@ class Evaluator(AveragingTrainer):
         Raises:
           DataError: when there is no data at all.
         """
-        self.eval_seconds, self.validation.results = {}, {}
+        self.eval_seconds, self.validation.results, self.eval_tensors.values = {}, {}, {}
         self._task_attributes.evaluation_begins()
         try:
             self.validation.evaluated = self.validation.names if sets is None else tuple(sets)
@@ -246,7 +245,7 @@ class Evaluator(AveragingTrainer):
         states, self.validation.results = {}, {}
         for name in self.validation.evaluated:
             start = time.perf_counter()
-            states[name] = self._evaluate_set(self._turn_to(name), num_steps, self.eval_begin())
+            states[name] = self._evaluate_set(self.turn_to(name), num_steps, self.eval_begin())
             self.eval_seconds[name] = self.eval_seconds.get(name, 0.0) + time.perf_counter() - start
         return states
 
@@ -276,11 +275,11 @@ class Evaluator(AveragingTrainer):
         if (one.name, has_state) not in self._eval_loops:
             self._eval_loops[one.name, has_state] = self.create_eval_loop_fn(has_state)
         loop = self._eval_loops[one.name, has_state]
-        section = f"task.validation_data.{one.name}".rstrip(".")
+        section = f"task.{one.feed.name}"
         described = batch_described(section, lambda: iterator.element_spec, task, self._model_of(one))
         self.state.remember_generators()
         chosen = executor(getattr(self.config.runtime, "executor", "default"))
-        with reporting_end(section), chosen, described, reporting_damage(lambda: [one.feed.dataset]):
+        with eval_loop.reporting_end(section), chosen, described, reporting_damage(lambda: [one.feed.dataset]):
             if has_state:
                 state = loop(iterator, num_steps, state, self.eval_reduce)
             else:
@@ -290,6 +289,8 @@ class Evaluator(AveragingTrainer):
             self.state.put_generators_back()
         if one.name not in self.validation.results:  # the loop has not read them
             self.validation.results[one.name] = to_numpy(metrics.results())
+        self.eval_tensors.read(self.validation.results[one.name], one.name)
+        metrics.reset_returned()
         return state
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
@@ -304,7 +305,7 @@ class Evaluator(AveragingTrainer):
         """
         if self._workers.are_there and has_state:
             raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
-        options, one = self.config.trainer, self.validation.current
+        options, one, stop = self.config.trainer, self.validation.current, self.stop_flag.variable
         assert one is not None
         metrics = self._metrics_of(one)
 
@@ -314,26 +315,26 @@ class Evaluator(AveragingTrainer):
             self.stop_flag.agree(self.evaluated_batches)
             return logs
 
-        by_step = StatefulEvalLoop(
-            metrics.reset,
-            step,
-            self.stop_flag.variable,
-            use_tf_function=options.eval_tf_function,
-            in_graph=options.eval_tf_while_loop and has_state,
-            watched=(self, self._task_of(one)),
-        )
-        whole = EvalLoop(metrics.reset, step, metrics.results, self.stop_flag.variable)
+        by_step = eval_loop.StatefulEvalLoop(
+            metrics.reset, step, stop, use_tf_function=options.eval_tf_function,
+            in_graph=options.eval_tf_while_loop and has_state, watched=(self, self._task_of(one)),
+        )  # fmt: skip
+        compiled, check = options.eval_tf_function, check_of(self.config.runtime)
+        whole = eval_loop.EvalLoop(metrics.reset, step, metrics.results, stop, check)
+        loop: Any = whole if compiled else by_step
 
         def ended(done: int, num_steps: Any, graph: tf.Graph | None) -> None:
-            check_evaluated(done, int(num_steps), self.stop_requested)
-            self._search.look_into_evaluation(graph)
+            eval_loop.check_evaluated(done, int(num_steps), self.stop_requested)
+            self._search.look_into_evaluation(graph, metrics.returned.variables)
 
         def keep(results: Any) -> None:
             self.validation.results[one.name] = results
 
         if has_state:
-            return with_state(by_step, ended)
-        return without_state(whole if options.eval_tf_function else by_step, keep, ended)
+            return eval_loop.with_state(by_step, ended, self.evaluation_parts)
+        if parts := self.evaluation_parts:
+            loop = eval_loop.in_parts(parts, metrics, step, stop, one.feed.cardinality, compiled=compiled, check=check)
+        return eval_loop.without_state(loop, keep, ended)
 
     def eval_begin(self) -> Any:
         """Replaces the weights by the moving average, if there is one; called before each validation set.
@@ -369,7 +370,9 @@ class Evaluator(AveragingTrainer):
         task, model, metrics = self._task_of(one), self._model_of(one), self._metrics_of(one)
         # A subclass may have metrics of its own in place of those that it was made with.
         updated = self.validation_metrics if metrics is self._validation_set else metrics.metrics
-        logs = converted(task.validation_step)(inputs, model=model, metrics=updated)
+        step = metrics.without_metrics(task, converted(task.validation_step), model)
+        step = self.eval_tensors.collected(step, model)
+        logs = self.eval_tensors.kept(step(inputs, model=model, metrics=updated))
         if not isinstance(logs, Mapping):
             raise TrainerKitError(
                 f"{type(task).__name__}.validation_step has to return a dict of logs; it returned {logs!r}"
@@ -438,13 +441,16 @@ class Evaluator(AveragingTrainer):
 
     def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
         """Returns the logs of a validation set: the results of its loop, and the task's metrics of its state."""
-        one, results = self._turn_to(name), self.validation.results.get(name)
+        one, results = self.turn_to(name), self.validation.results.get(name)
         logs = to_numpy(self._metrics_of(one).results()) if results is None else dict(results)
         if state is not None:
             logs.update(self._task_of(one).reduce_aggregated_logs(state, global_step=self.global_step))
         return logs
 
-    def _turn_to(self, name: str) -> ValidationSet:
+    def _evaluation_metrics(self, config: Any, task: Any, model: Any, wanted: bool) -> Any:
+        return validation_metrics(task, model, wanted=wanted, configured=configured_metrics(config, wanted))
+
+    def turn_to(self, name: str) -> ValidationSet:
         """Makes a validation set the current one, and sets the attribute `validation_set` of its task."""
         one = self.validation.turn_to(name)
         self._task_of(one).validation_set = name

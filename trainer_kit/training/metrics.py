@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.training.returned_metrics import ReturnedMetrics
 from trainer_kit.training.step_values import StepValues
 from trainer_kit.training.task import Task, step_loss
 
@@ -45,6 +46,11 @@ class MetricSet:
       exact: Whether to sum the loss in float64. In float32 its mean over a million examples in batches of 32 is off by
         3 millionths.
 
+    Attributes:
+      loss: The mean loss.
+      metrics: The argument.
+      returned: The metrics that steps return.
+
     Raises:
       UsageError: when two metrics have the same name.
     """
@@ -56,6 +62,7 @@ class MetricSet:
         if twice := [name for name, count in names.items() if count > 1]:
             raise UsageError(f"several metrics are called {', '.join(twice)}; give each metric a different name")
         self._step_values = StepValues(names, "float64" if exact else "float32")
+        self.returned = ReturnedMetrics(names)
         self._parts: list[Any] = []
 
     def add_part(self, part: Any) -> None:
@@ -67,10 +74,21 @@ class MetricSet:
         Raises:
           UsageError: when a metric has one of the names.
         """
-        if taken := [metric.name for metric in self.metrics if metric.name in part.names]:
-            raise UsageError(f"a metric is called {taken[0]}, which trainer_kit reports itself; give it another name")
+        self.reserve(part.names)
         self._parts.append(part)
-        self._step_values.refuse(part.names)
+
+    def reserve(self, names: Mapping[str, str]) -> None:
+        """Keeps names for results that something else reports: a step that returns such a scalar is refused.
+
+        Args:
+          names: The field of the config that asks for the result, by the name of the result.
+
+        Raises:
+          UsageError: when a metric has one of the names.
+        """
+        if taken := [metric.name for metric in self.metrics if metric.name in names]:
+            raise UsageError(f"a metric is called {taken[0]}, which trainer_kit reports itself; give it another name")
+        self._step_values.refuse(names)
 
     @tf.autograph.experimental.do_not_convert
     def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
@@ -79,10 +97,15 @@ class MetricSet:
         Args:
           task: The task of the step.
           logs: What the step returned.
-          inputs: The batch, or micro-batch.
+          inputs: The batch, or micro-batch. If the number of its examples is known only in graph, batches may differ
+            in it, and it is the weight of the loss. Losses of Model Garden's tasks have no weights.
           share: See `update_loss`.
         """
-        self.update_loss(step_loss(task, logs), share=share)
+        loss, known = step_loss(task, logs), _examples(inputs) if share is None else share
+        if isinstance(task, Task) and not isinstance(known, float):
+            self.update_loss(loss, inputs)
+        else:
+            self.update_loss(loss, share=share)
         self.update_step_values(task, logs, inputs)
 
     @tf.autograph.experimental.do_not_convert
@@ -93,23 +116,30 @@ class MetricSet:
           loss: The mean loss over the batch.
           inputs: The batch; its number of examples is the weight of the loss, so that ragged and empty batches count
             correctly. None: every batch has the same weight.
-          share: The micro-batch's share of its batch, a float32 scalar, for the loss of one; without `inputs`.
+          share: The micro-batch's share of its batch, for the loss of one; without `inputs`. A float above 0, or a
+            float32 scalar that may be 0.
         """
         if inputs is None and share is None:
             self.loss.update_state(loss)
             return
         if inputs is None:
-            self._update_loss_of_part(tf.convert_to_tensor(loss), share)
+            self._update_loss_of_micro_batch(tf.convert_to_tensor(loss), share)
             return
         examples = _examples(inputs)
         loss = tf.cast(loss, self.loss.dtype)
-        mean = tf.where(examples > 0, loss, tf.zeros_like(loss))  # the mean of no examples is NaN
-        self.loss.update_state(mean, sample_weight=examples)
+        if loss.shape.rank:  # a loss for each example, each of which counts as one
+            self.loss.update_state(loss)
+            return
+        if not isinstance(examples, float):
+            loss = tf.where(examples > 0, loss, tf.zeros_like(loss))  # the mean of no examples is NaN
+        self.loss.update_state(loss, sample_weight=examples)
 
-    def _update_loss_of_part(self, loss: tf.Tensor, share: tf.Tensor) -> None:
+    def _update_loss_of_micro_batch(self, loss: tf.Tensor, share: Any) -> None:
         """Adds the loss of a micro-batch, so that the losses of a batch count as one; in graph, on a replica."""
         if loss.shape.rank != 0:  # a loss for each example, each of which counts as one
             self.loss.update_state(loss)
+        elif isinstance(share, float):
+            self.loss.update_state(loss, sample_weight=share)
         else:
             self.loss.update_state(tf.where(share > 0, loss, tf.zeros_like(loss)), sample_weight=share)
 
@@ -127,12 +157,37 @@ class MetricSet:
             self._step_values.update(others, _examples(inputs))
 
     @tf.autograph.experimental.do_not_convert
+    def without_metrics(self, task: Any, step: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
+        """Returns a step that notes the metrics that `step` returns, and returns the rest; in graph, on a replica.
+
+        Args:
+          task: The task of the step. What tasks of Model Garden return stays as it is.
+          step: The function that runs the step.
+          model: The model of the step.
+        """
+
+        def noted_step(*arguments: Any, **named: Any) -> Any:
+            logs = step(*arguments, **named)
+            return self.returned.noted(task, logs, model) if isinstance(logs, Mapping) else logs
+
+        return noted_step if isinstance(task, Task) else step
+
+    @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Resets all metrics; eager or in graph, in cross-replica context."""
+        """Resets all metrics but those that steps return; eager or in graph, in cross-replica context."""
         for metric in [*self.metrics, self.loss]:
             metric.reset_state()
         for part in (self._step_values, *self._parts):
             part.reset()
+
+    def reset_returned(self, whole: bool = True) -> None:
+        """Resets the metrics that steps return, after the results have been read; eager, on the host.
+
+        Args:
+          whole: Whether the loop has come to its end; one that was stopped in the middle goes on with their state.
+        """
+        if whole:
+            self.returned.reset()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
@@ -140,15 +195,19 @@ class MetricSet:
         logs: dict[str, Any] = dict(self._step_values.results())
         for part in self._parts:
             logs.update(part.results())
-        for metric in self.metrics:
+        for name, metric in [*((metric.name, metric) for metric in self.metrics), *self.returned.items()]:
             result = metric.result()
-            logs.update(result if isinstance(result, Mapping) else {metric.name: result})
+            logs.update(result if isinstance(result, Mapping) else {name: result})
         if self.loss.reported:
             logs[self.loss.name] = tf.cast(self.loss.result(), tf.float32)
         return logs
 
+    def reported(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what is reported of the results of a training loop, as NumPy values; on the host, eager."""
+        return dict(results)
+
     def variables(self) -> list[Any]:
-        """Returns the variables of all metrics, always in the same order."""
+        """Returns the variables of all metrics but those that steps return, always in the same order."""
         of_metrics = [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
         of_parts = [variable for part in self._parts for variable in part.variables]
         return [*of_metrics, *self._step_values.variables, *of_parts]
@@ -220,7 +279,12 @@ def to_numpy(values: Any) -> Any:
     return values.numpy() if hasattr(values, "numpy") else values
 
 
-def _examples(inputs: Any) -> tf.Tensor:
-    """Returns the number of examples in a replica's batch, float32: the first dimension of its first tensor."""
+def _examples(inputs: Any) -> tf.Tensor | float:
+    """Returns the number of examples in a replica's batch, the first dimension of its first tensor.
+
+    It is a float if it is known beforehand and not 0, else a float32 scalar.
+    """
     first = tf.nest.flatten(inputs)[0]
-    return tf.cast(tf.shape(first)[0], tf.float32) if first.shape.rank else tf.constant(1.0)
+    if not first.shape.rank:
+        return 1.0
+    return float(first.shape[0]) if first.shape[0] else tf.cast(tf.shape(first)[0], tf.float32)

@@ -39,33 +39,28 @@ class StepValues:
         return [self._sums]
 
     @tf.autograph.experimental.do_not_convert
-    def update(self, logs: Mapping[Any, Any], examples: tf.Tensor) -> None:
+    def update(self, logs: Mapping[Any, Any], examples: tf.Tensor | float) -> None:
         """Adds the scalars of one step; in graph, on a replica.
 
         Args:
           logs: The values by name. Values that are not single real numbers are left out.
-          examples: The number of examples in the replica's batch, a float scalar; values of no examples are left out.
+          examples: The number of examples in the replica's batch: a float scalar, or a float above 0. Values of no
+            examples are left out.
 
         Raises:
-          UsageError: when steps have returned more than 64 different scalars, a metric that is not reported, or a
-            scalar of a name that was refused.
+          UsageError: when steps have returned more than 64 different scalars, or a scalar of a name that was refused.
         """
-        for name, value in logs.items():
-            if hasattr(value, "update_state") and str(name) not in self._taken:
-                raise UsageError(
-                    f"the step returns the metric {name!r}; return it from build_metrics instead, and its result is "
-                    "reported for each loop"
-                )
-        found = {name: _number(value) for name, value in logs.items() if str(name) not in self._taken}
-        weight, rows = tf.cast(examples, self._sums.dtype), {}
-        for name, value in found.items():
-            if value is not None:
-                self._check_name(str(name))
-                value = tf.where(weight > 0, tf.cast(value, self._sums.dtype), tf.zeros_like(weight))
-                rows[self._row(str(name))] = tf.stack([value * weight, weight])
-        if rows:
-            added = [rows.get(row, tf.zeros([2], self._sums.dtype)) for row in range(max(rows) + 1)]
-            self._sums.assign_add(tf.pad(tf.stack(added), [[0, _LIMIT - len(added)], [0, 0]]))
+        found = {str(name): _number(value) for name, value in logs.items() if str(name) not in self._taken}
+        numbers = {name: tf.cast(value, self._sums.dtype) for name, value in found.items() if value is not None}
+        if not numbers:
+            return
+        for name in numbers:
+            self._check_name(name)
+        values, weight = tf.stack(list(numbers.values())), tf.cast(examples, self._sums.dtype)
+        if not isinstance(examples, float):
+            values = tf.where(weight > 0, values, tf.zeros_like(values))  # the mean of no examples is NaN
+        added = tf.stack([values * weight, tf.fill([len(numbers)], weight)], axis=1)
+        self._sums.assign_add(tf.scatter_nd([[self._row(name)] for name in numbers], added, [_LIMIT, 2]))
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:

@@ -21,7 +21,7 @@ from trainer_kit.inputs.sources.base import Source
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.process.error_report import described_values
-from trainer_kit.training.warm_start import load_initial_weights
+from trainer_kit.training.initial_weights.load import load_initial_weights
 
 
 class Task(abc.ABC):
@@ -81,17 +81,32 @@ class Task(abc.ABC):
         del model
         return {}
 
+    def hyper_parameters(self) -> Mapping[str, tf.Variable]:
+        """Returns the hyper-parameters that can be changed during a run, scalar variables by name; none by default.
+
+        Make the variables in build_model, as attributes of the task: checkpoints hold them then. Callbacks set them
+        between training loops; see docs/guides/hyper_parameters.md. Called eagerly, on the host.
+        """
+        return {}
+
+    def build_callbacks(self) -> Sequence[Any]:
+        """Returns callbacks of trainer_kit that belong to the task, new ones for each run; none by default.
+
+        Runs that train call them before the callbacks of the config and of the caller. Called eagerly, on the host.
+        """
+        return ()
+
     def initialize(self, model: Any) -> None:
-        """Loads `task_config.init_checkpoint`, a checkpoint or a folder of them, into `model`; does nothing if empty.
+        """Loads `task_config.init_checkpoint`, a path or a list of sections, into `model`; does nothing if empty.
 
         Called, eagerly, only when model_dir has no checkpoint.
 
         Raises:
-          UsageError: when there is no such checkpoint, or it lacks a variable of the model or has another shape for it.
+          UsageError: when there is no such checkpoint, or it lacks a chosen variable or has another shape for it.
         """
-        path = getattr(self.task_config, "init_checkpoint", "")
-        if path:
-            load_initial_weights(model, path)
+        given = getattr(self.task_config, "init_checkpoint", "")
+        if given:
+            load_initial_weights(model, given)
 
     @abc.abstractmethod
     def build_model(self) -> Any:
@@ -147,9 +162,11 @@ class Task(abc.ABC):
                 raise
 
     @tf.autograph.experimental.do_not_convert
-    def process_compiled_metrics(self, model: Any, features: Any, labels: Any, model_outputs: Any) -> None:
+    def process_compiled_metrics(
+        self, model: Any, features: Any, labels: Any, model_outputs: Any, sample_weight: Any = None
+    ) -> None:
         """Updates the metrics of the model's `compile` with one batch; in graph, on a replica."""
-        converted(model.compute_metrics)(x=features, y=labels, y_pred=model_outputs, sample_weight=None)
+        converted(model.compute_metrics)(x=features, y=labels, y_pred=model_outputs, sample_weight=sample_weight)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
@@ -162,25 +179,27 @@ class Task(abc.ABC):
         also has to scale the loss with `optimizer.scale_loss`; `apply_gradients` undoes that.
 
         Args:
-          inputs: One batch: (features, labels), or features that are their own labels.
+          inputs: One batch: (features, labels), or features that are their own labels. For a compiled model also
+            (features, labels, weights of the examples).
           model: The model of build_model.
           optimizer: The optimizer of create_optimizer.
           metrics: The metrics of build_metrics.
 
         Returns:
           Logs; the key `self.loss` holds the loss before scaling. Each other scalar is reported as its mean over the
-          loop, weighted by examples; one with the name of a metric is left out, since the metric is reported.
+          loop, weighted by examples, and each metric as its result; one with the name of a metric of build_metrics is
+          left out, since that is reported.
         """
-        features, labels = split_batch(inputs)
+        features, labels, weights = _split_weighted(inputs, model)
         with tf.GradientTape() as tape:
             outputs = full_precision(converted(model)(features, training=True))
-            loss = self._total_loss(model, features, labels, outputs)
+            loss = self.batch_loss(model, features, labels, outputs, **weights)
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             share = loss / replicas if replicas > 1 else loss  # a division by 1 costs 2 % of a step of 0.1 ms
             replica_loss = scale_loss(optimizer, share)
         gradients = tape.gradient(replica_loss, model.trainable_variables)
         apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
-        self._update_metrics(metrics, model, features, labels, outputs)
+        self.update_metrics(metrics, model, features, labels, outputs, **weights)
         return {self.loss: loss}
 
     @tf.autograph.experimental.do_not_convert
@@ -188,13 +207,14 @@ class Task(abc.ABC):
         """Runs one forward pass and updates the metrics; in graph, on a replica.
 
         Returns:
-          Logs; the key `self.loss`, if present, holds the mean loss over the batch. Each other scalar is reported as
-          its mean over the evaluation, weighted by examples, unless the task aggregates logs.
+          Logs; the key `self.loss`, if present, holds the mean loss over the batch. Each metric is reported as its
+          result, and each other scalar as its mean over the evaluation, weighted by examples, unless the task
+          aggregates logs.
         """
-        features, labels = split_batch(inputs)
+        features, labels, weights = _split_weighted(inputs, model)
         outputs = full_precision(converted(self.inference_step)(features, model))
-        loss = self._total_loss(model, features, labels, outputs)
-        self._update_metrics(metrics, model, features, labels, outputs)
+        loss = self.batch_loss(model, features, labels, outputs, **weights)
+        self.update_metrics(metrics, model, features, labels, outputs, **weights)
         return {self.loss: loss}
 
     @tf.autograph.experimental.do_not_convert
@@ -220,22 +240,49 @@ class Task(abc.ABC):
         """Whether this task aggregates logs over an evaluation."""
         return type(self).aggregate_logs is not Task.aggregate_logs
 
-    def _total_loss(self, model: Any, features: Any, labels: Any, outputs: Any) -> tf.Tensor:
+    @tf.autograph.experimental.do_not_convert
+    def batch_loss(self, model: Any, features: Any, labels: Any, outputs: Any, sample_weight: Any = None) -> tf.Tensor:
+        """Returns the loss of one batch, a float32 scalar: build_losses, and that of the model's `compile`.
+
+        In graph, on a replica.
+
+        Args:
+          model: The model, just called on the batch; what its layers added is part of the loss.
+          features: The features of the batch.
+          labels: Its labels.
+          outputs: The outputs of the model.
+          sample_weight: The weights of the examples, for the loss of a model's `compile`; None: all count alike.
+        """
         added, build_losses = list(getattr(model, "losses", None) or []), converted(self.build_losses)
         if is_compiled(model):  # Keras' own loss holds what the layers added
-            loss = converted(model.compute_loss)(x=features, y=labels, y_pred=outputs)
+            weights = {} if sample_weight is None else {"sample_weight": sample_weight}
+            loss = converted(model.compute_loss)(x=features, y=labels, y_pred=outputs, **weights)
             loss += build_losses(labels=labels, model_outputs=outputs, aux_losses=None)
         else:
             loss = build_losses(labels=labels, model_outputs=outputs, aux_losses=added)
         return _scalar(loss, type(self).__name__)
 
-    def _update_metrics(
-        self, metrics: Sequence[Any] | None, model: Any, features: Any, labels: Any, outputs: Any
+    @tf.autograph.experimental.do_not_convert
+    def update_metrics(
+        self, metrics: Sequence[Any] | None, model: Any, features: Any, labels: Any, outputs: Any, **weights: Any
     ) -> None:
-        if metrics:
-            converted(self.process_metrics)(metrics, labels, outputs)
-        if is_compiled(model):
-            converted(self.process_compiled_metrics)(model, features, labels, outputs)
+        """Updates the metrics of build_metrics and of the model's `compile` with one batch; in graph, on a replica.
+
+        Args:
+          metrics: All metrics, those of the model's `compile` among them.
+          model: The model.
+          features: The features of the batch.
+          labels: Its labels.
+          outputs: The outputs of the model.
+          **weights: `sample_weight`, the weights of the examples, for the metrics of `compile`; nothing without them.
+        """
+        compiled = is_compiled(model)
+        of_model = {id(metric) for metric in model.metrics} if compiled else set()
+        others = [metric for metric in metrics or () if id(metric) not in of_model] if of_model else metrics
+        if others:
+            converted(self.process_metrics)(others, labels, outputs)
+        if compiled:
+            converted(self.process_compiled_metrics)(model, features, labels, outputs, **weights)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -292,6 +339,14 @@ def split_batch(inputs: Any) -> tuple[Any, Any]:
     if isinstance(inputs, tuple) and len(inputs) == 2:
         return inputs
     return inputs, inputs
+
+
+@tf.autograph.experimental.do_not_convert
+def _split_weighted(inputs: Any, model: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Returns features and labels of a batch, and its sample_weight, by that name, if a compiled model gets some."""
+    if isinstance(inputs, tuple) and len(inputs) == 3 and is_compiled(model):
+        return inputs[0], inputs[1], {"sample_weight": inputs[2]}
+    return *split_batch(inputs), {}
 
 
 @tf.autograph.experimental.do_not_convert

@@ -24,7 +24,7 @@ from trainer_kit.inputs.dataset_iterator import no_batch
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import current_learning_rate
-from trainer_kit.training.checks.batch_spec import batch_described, build_model
+from trainer_kit.training.checks.batch_spec import batch_described, build_model, new_model
 from trainer_kit.training.checks.finite_gradients import reporting_gradients
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
@@ -36,13 +36,16 @@ from trainer_kit.training.loops.fused_loop import FusedLoop, reporting_refusal
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
-from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
+from trainer_kit.training.metrics import to_numpy, training_metrics
 from trainer_kit.training.trainer_parts import named_optimizers
 from trainer_kit.training.trainer_parts.accumulation import Accumulation
+from trainer_kit.training.trainer_parts.frozen_variables import freeze
 from trainer_kit.training.trainer_parts.gradient_reports import GradientReports
+from trainer_kit.training.trainer_parts.hyper_parameters import HyperParameters
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.python_state_parts import keep_python_state
 from trainer_kit.training.trainer_parts.state_search import StateSearch
+from trainer_kit.training.trainer_parts.step_tensors import StepTensors
 from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 from trainer_kit.training.trainer_parts.validation_sets import shared_sets
@@ -69,6 +72,7 @@ class Trainer(Evaluator):
       inputs_class: The class that opens the data of the task.
       inputs: The object of that class.
       data: The training data.
+      hyper_parameters: The values that can be changed between loops, by name.
       new_loops: Creates the training loops.
       loop_parts: Runs the loops, and splits them where work has to be done between two steps.
       accumulation: Splits batches into micro-batches, if trainer.accumulate_steps asks for it.
@@ -98,21 +102,22 @@ class Trainer(Evaluator):
         check_methods(task, train, evaluate)
         build_model(config.task, task, model, train, train_dataset if train else validation_dataset)
         check_model(model, config.runtime, tf.distribute.get_strategy())
-        self.trains, global_step = train, self._new_global_step()
-        self._global_step = global_step
+        self.trains, self._trainable = train, freeze(model, getattr(config.trainer, "freeze", ()))
+        self._global_step = global_step = self._new_global_step()
         optimizer = self._optimizer = self._built_optimizers(config, task, model, optimizer)
         self._average = self._moving_average(config, task, model)
         seed, exact = getattr(config.runtime, "random_seed", 0), getattr(config.trainer, "require_exact_resume", False)
-        state = TrainState(global_step, model, optimizer, self._average, task, seed)
+        state = TrainState(global_step, model, optimizer, self._average, task, seed, trainable=self._trainable)
         state.discovered.roots["trainer"] = self
         self._train_set = self._training_metrics(config, task, model)
         self._gradient_reports = GradientReports(config.trainer, optimizer, global_step, self._train_set)
+        self.train_tensors = StepTensors("training", config, self._train_set)
         self.inputs = self.inputs_class(config, task, self.distribute_dataset)
         own = {"own_loop": self.has_own_loop, "own_train": type(self).train is not Trainer.train}
         super().__init__(
             config, task, model, global_step=global_step, state=state, average=self._average,
             sets=shared_sets(self.inputs.validation_feeds(validation_dataset), config.trainer),
-            metrics=validation_metrics(task, model, wanted=evaluate, configured=configured_metrics(config, evaluate)),
+            metrics=self._evaluation_metrics(config, task, model, evaluate),
             search=StateSearch(state, self._without_state, required=exact, trains=train, **own),
             values=TaskAttributes(task, trains=train, required=exact),
             checkpoint_exporter=checkpoint_exporter,
@@ -125,17 +130,12 @@ class Trainer(Evaluator):
         config = self.config
         self.data = self._open_data(train_dataset)
         keep_python_state(self, self._train_set.variables, self._gradient_reports)
+        self.hyper_parameters = HyperParameters(self)
         self._run_options = run_options(config.runtime)
         self._guarded = self.trains and getattr(config.trainer, "recovery_max_trials", 0) >= 0
-        self._finite_weights = FiniteWeights(
-            self.state, self._global_step, getattr(config.trainer, "steps_per_loop", 1)
-        )
+        steps = getattr(config.trainer, "steps_per_loop", 1)
+        self._finite_weights = FiniteWeights(self.state, self._global_step, steps)
         self.loop_parts = LoopParts(self._read_step, self._first_step_done)
-        self.input_seconds: float | None = None
-        self.data_ended, self.batch_spec = False, None  # the spec of a replica's batch, once the step is traced
-        self.loop_steps: int | None = 0  # steps of the last loop; None when only global_step shows the number
-        self.sound: bool | None = True  # whether all weights were finite at the last check; None: the loop had no check
-        self.cut_short = False  # whether the next loop continues one that was stopped in the middle
         self._train_loop: Any = None
         fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
         check_fusing(fuse_steps, self.problem_of_fusing())
@@ -149,7 +149,7 @@ class Trainer(Evaluator):
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
         """Returns a trainer with the task's model and, to train, its optimizer. In strategy scope."""
-        model = task.build_model()
+        model = new_model(task)
         optimizer = named_optimizers.create_optimizers(task, config.trainer, config.runtime) if train else None
         return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
 
@@ -307,9 +307,9 @@ class Trainer(Evaluator):
         return self.train_loop_end()
 
     def _run_in_parts(self, loop: TrainLoop | FusedLoop, iterator: Any, num_steps: Any) -> None:
-        self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.cut_short)
+        self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue)
         self.input_seconds = self.loop_parts.waited
-        self.cut_short = 0 < self.loop_steps < int(num_steps)
+        self.metrics_continue = 0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()
 
     @contextlib.contextmanager
     def _ended_with_data(self) -> Iterator[None]:
@@ -342,11 +342,13 @@ class Trainer(Evaluator):
         self.join()
         found, self.loop_parts.results = self.loop_parts.results, None
         results = to_numpy(self._train_results()) if found is None else found
+        self._train_set.reset_returned(whole=not self.metrics_continue)
         self.sound, reached = pop_finite(results), int(results.pop(_REACHED))
         self._gradient_reports.read(results)
+        self.train_tensors.read(results)
         overridden = type(self).train is not Trainer.train or type(self).train_loop_end is not Trainer.train_loop_end
         self.reached = None if overridden else reached  # a subclass may take more steps
-        return dict(results)
+        return dict(self._train_set.reported(results))
 
     @tf.autograph.experimental.do_not_convert
     def next_train_inputs(self, iterator: Any) -> Any:
@@ -371,9 +373,10 @@ class Trainer(Evaluator):
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
         given = {"model": self.model, "optimizer": optimizer or self.optimizer, "metrics": self.train_metrics}
         step = lambda batch: converted(self.task.train_step)(batch, **given)  # noqa: E731  a tf.function copies mappings
+        step = self.train_tensors.collected(self._train_set.without_metrics(self.task, step, self.model), self.model)
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
-        logs = step(inputs)
+        logs = self.train_tensors.kept(step(inputs))
         self._train_set.update_with_step(self.task, logs, inputs, share)
 
     def next_batch(self) -> Any:
@@ -405,7 +408,7 @@ class Trainer(Evaluator):
         return named_optimizers.built_optimizers(optimizer, config.trainer, task, model)
 
     def _moving_average(self, config: Any, task: Any, model: Any) -> Any:
-        return named_optimizers.moving_average(config.trainer, task, model)
+        return named_optimizers.moving_average(config.trainer, task, model, self._trainable)
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
         return training_metrics(task, model, wanted=self.trains, configured=configured_metrics(config, self.trains))
@@ -420,7 +423,8 @@ class Trainer(Evaluator):
         of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
         metrics = [*of_model, *self._train_set.variables(), *self._validation_set.variables()]
         metrics += [*self.validation.metric_variables(), *self.stop_flag.variables, self.evaluated_batches]
-        metrics += self._gradient_reports.persistent_variables
+        metrics += [*self._gradient_reports.persistent_variables, *self.hyper_parameters.factors]
+        metrics += [*self.train_tensors.value_variables, *self.eval_tensors.value_variables]
         last_batch = getattr(self.current_loop, "last_batch", None)
         return [*metrics, *self.accumulation.variables, *(last_batch.variables if last_batch else ())]
 

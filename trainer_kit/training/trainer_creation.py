@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from trainer_kit.config.experiments import trainer_class
+from trainer_kit.config.imported_names import imported
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.config.schema.multitask import MultiTaskConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.evals.best.criterion import comparison_by_name
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.best.named_bests import EXPORTERS, BestCheckpoints
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training.base_trainer import BaseTrainer
+from trainer_kit.training.multitask.trainer import MultiTaskTrainer
 from trainer_kit.training.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
@@ -29,26 +33,20 @@ def create_trainer(
 def trainer_class_of(config: ExperimentConfig) -> Any:
     """Returns the class of the trainer: the config's, the one that the task is registered with, or Trainer.
 
+    Without a name, several tasks are trained by a MultiTaskTrainer.
+
     Raises:
       UsageError: when the class that the config names cannot be imported, or is none of a trainer.
     """
     name = getattr(config.trainer, "trainer_class", "")
     if not name:
-        return trainer_class(config.task) or Trainer
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise UsageError(f"trainer.trainer_class={name}: {error}; write it as module:Class") from None
-    if not (isinstance(found, type) and issubclass(found, BaseTrainer) and hasattr(found, "create")):
-        classes = [key for key, value in vars(importlib.import_module(module)).items() if isinstance(value, type)]
-        raise UsageError(
-            f"trainer.trainer_class={name}: {module} has no subclass of trainer_kit.Trainer called {attribute!r}; "
-            f"{suggestion(attribute, classes)}"
-        )
-    return found
+        several_tasks = isinstance(config.task, MultiTaskConfig)
+        return trainer_class(config.task) or (MultiTaskTrainer if several_tasks else Trainer)
+    return imported("trainer.trainer_class", name, _is_trainer_class, "subclass of trainer_kit.Trainer")
+
+
+def _is_trainer_class(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, BaseTrainer) and hasattr(found, "create")
 
 
 def create_exporter(
@@ -64,6 +62,7 @@ def create_exporter(
     options = config.trainer
     metric, primary = options.best_checkpoint_eval_metric, None
     if metric:
+        _warn_of_other_comparison("trainer.best_checkpoint_metric_comp", metric, options.best_checkpoint_metric_comp)
         primary = trainer_class_of(config).best_checkpoint(
             directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps
         )
@@ -79,7 +78,19 @@ def create_exporter(
         )
         for name, one in options.best_checkpoints.items()
     }
+    for name, one in options.best_checkpoints.items():
+        _warn_of_other_comparison(f"trainer.best_checkpoints.{name}.metric_comp", one.metric, one.metric_comp)
     return BestCheckpoints(primary, named) if named else primary
+
+
+def _warn_of_other_comparison(field: str, metric: str, comparison: str) -> None:
+    """Warns where the name of a metric tells that the other values are better, as the lower ones of a loss."""
+    by_name = comparison_by_name(metric)
+    if by_name not in (None, comparison):
+        _LOG.warning(
+            "%s is %s, so that the weights with the %s %s are kept as the best; set it to %s if %s values are better",
+            field, comparison, "highest" if comparison == "higher" else "lowest", metric, by_name, by_name,
+        )  # fmt: skip
 
 
 def check_trainer(trainer: Any) -> None:
@@ -100,6 +111,24 @@ def check_accumulation(trainer: Any, steps: int | str) -> None:
         raise UsageError(
             f"trainer.accumulate_steps={steps}: {trainer.class_name} has training loops of its own, which do not split "
             "batches; set it to 1, or inherit from the Trainer of trainer_kit"
+        )
+
+
+def check_cut_data(trainer: Any, options: Any) -> None:
+    """Raises UsageError when the config cuts the data, but the trainer opens its data itself."""
+    if getattr(options, "overfit_batches", None) and not isinstance(trainer, Trainer):
+        raise UsageError(
+            f"trainer.overfit_batches: {trainer.class_name} opens its data itself, which would not be cut; leave it "
+            "out, or inherit from the Trainer of trainer_kit"
+        )
+
+
+def check_freeze(trainer: Any, patterns: Sequence[str]) -> None:
+    """Raises UsageError when variables are to be frozen and the trainer, one of another framework, does not do it."""
+    if patterns and not isinstance(trainer, Trainer):
+        raise UsageError(
+            f"trainer.freeze: {trainer.class_name} freezes no variables; remove freeze, or inherit from the Trainer of "
+            "trainer_kit"
         )
 
 

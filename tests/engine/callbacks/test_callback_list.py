@@ -64,6 +64,12 @@ class _Counting(Callback):
         self.count = state
 
 
+def _every(steps: int) -> _Counting:
+    counting = _Counting()
+    counting.every = steps
+    return counting
+
+
 def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
     run = Run(SimpleNamespace(validation_sets=("",), global_step=tf.Variable(7, dtype=tf.int64), **trainer), "", chief)
     run.step = 7
@@ -183,6 +189,16 @@ def test_loops_end_at_the_next_multiple_of_a_callback(every: tuple[Any, ...], cu
     for member, steps in zip(members, every, strict=True):
         member.every = steps
     assert _listed(*members).next_cut(7) == cut
+
+
+def test_a_callback_can_choose_the_step_at_which_a_loop_ends() -> None:
+    class Choosing(Callback):
+        def next_boundary(self, step: int) -> int | None:
+            return next((one for one in (3, 11) if one > step), None)
+
+    found = [_listed(Choosing(), _Counting(), *more).next_cut(7) for more in ([], [_every(4)])]
+    assert found == [11, 8]
+    assert _listed(Choosing()).next_cut(11) is None
 
 
 @pytest.mark.parametrize("every", [0, -5, 2.5, "50"])

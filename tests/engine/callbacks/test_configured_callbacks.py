@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import pytest
 
 import trainer_kit
@@ -51,3 +52,8 @@ def test_only_subclasses_of_callback_can_be_registered() -> None:
 def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match=r"^callbacks: "):
         checked_callbacks(given)
+
+
+def test_a_keras_callback_of_another_task_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"TerminateOnNaN is .*register_keras_experiment.*recovery_max"):
+        checked_callbacks([keras.callbacks.TerminateOnNaN()])

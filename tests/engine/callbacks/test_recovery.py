@@ -302,8 +302,13 @@ def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> 
         recovery_learning_rate_factor=0.01,
     )
     assert logs["validation_loss"] < 50
-    rates = [record["metrics"]["learning_rate"] for record in active_history(tmp_path / "metrics.jsonl")[:1]]
-    assert rates[0] < 1e4
+    history = active_history(tmp_path / "metrics.jsonl")
+    (step, factor), rates = (
+        history.get_history("recovery_learning_rate_factor")[-1],
+        history.get_history("learning_rate"),
+    )
+    assert step == 0 and factor < 1
+    assert rates[0] == (5, pytest.approx(1e4 * factor))
 
 
 def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ def test_the_record_holds_sizes_checksums_and_further_entries(prefix: str) -> No
     folder = Path(prefix).parent
     files = {name: (folder / name).read_bytes() for name in PARTS}
     expected = {name: {"bytes": len(data), "crc32": zlib.crc32(data)} for name, data in files.items()}
-    assert read_record(prefix) == {"files": expected}
+    record = read_record(prefix) or {}
+    assert record["files"] == expected
+    assert record["time"] == pytest.approx((folder / INDEX).stat().st_mtime, abs=60)
     commit(prefix, info={"step": 1})
     assert read_record(prefix) == {"files": expected, "info": {"step": 1}}
     assert problem(prefix) == ""

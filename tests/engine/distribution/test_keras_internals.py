@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from trainer_kit.distribution import keras_internals as internals
 
@@ -39,6 +41,30 @@ def test_a_missing_seed_generator_is_warned_about(
     assert internals.global_seed_generator() is None
     internals.set_global_seed_generator(mine)
     assert "after a resume, keras.random functions without a seed draw other numbers" in caplog.text
+
+
+def _names() -> list[str]:
+    return [keras.layers.Dense(1).name for _ in range(2)]
+
+
+def test_each_model_has_the_layer_numbers_of_the_first() -> None:
+    keras.utils.clear_session()
+    keras.layers.Dense(1)  # such as one that a task has made before
+    for _ in range(2):
+        with internals.LayerNumbers.of_first_model():
+            assert _names() == ["dense_1", "dense_2"]
+    assert _names() == ["dense_3", "dense_4"]
+    keras.utils.clear_session()
+    with internals.LayerNumbers.of_first_model():
+        assert _names() == ["dense", "dense_1"]
+
+
+def test_without_the_private_name_a_model_is_built_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    for name in ("get_global_attribute", "set_global_attribute"):
+        monkeypatch.delattr(state, name)
+    with internals.LayerNumbers.of_first_model():
+        pass
 
 
 def _schedule() -> keras.optimizers.schedules.LearningRateSchedule:
@@ -95,3 +121,30 @@ def test_an_optimizer_tells_which_variables_keras_decays() -> None:
     optimizer.exclude_from_weight_decay(var_names=["two"])
     assert [internals.keras_decays(optimizer, variable) for variable in (one, two)] == [True, False]
     assert internals.keras_decays(object(), one)  # type: ignore[arg-type]
+
+
+# ---- callbacks
+
+
+def test_a_tensorboard_tells_whether_it_traces_batches() -> None:
+    assert internals.traces_batches(keras.callbacks.TensorBoard(profile_batch=2))
+    assert not internals.traces_batches(keras.callbacks.TensorBoard())
+    assert not internals.traces_batches(object())
+
+
+def test_a_comparison_is_chosen_once() -> None:
+    callback = keras.callbacks.EarlyStopping("loss", min_delta=0.5)
+    callback.set_model(keras.Sequential())
+    for _ in range(2):
+        internals.choose_comparison(callback)
+        assert callback.min_delta == -0.5
+        assert callback.monitor_op is not None
+    internals.choose_comparison(object())
+
+
+@pytest.mark.parametrize("kind", [keras, tf_keras])
+def test_a_model_tells_its_steps_per_execution(kind: Any) -> None:
+    model = kind.Sequential([kind.Input((1,)), kind.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=3)
+    assert internals.steps_per_execution(model) == 3
+    assert internals.steps_per_execution(object()) == 1

@@ -71,6 +71,13 @@ def test_without_a_global_seed_nothing_is_warned_about(
     context.context()._rng = kept
 
 
+def test_a_global_seed_is_seen_while_it_is_set() -> None:
+    tf.random.set_seed(None)
+    assert not internals.has_global_seed()
+    tf.random.set_seed(3)
+    assert internals.has_global_seed()
+
+
 def test_without_the_seed_generator_a_warning_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -281,3 +288,22 @@ def test_an_operation_waits_for_another_that_was_made_before() -> None:
         internals.run_after(second.op, [first.op])
         assert second.op.control_inputs == [first.op]
     internals.run_after(object(), [])  # type: ignore[arg-type]
+
+
+# ---- summaries
+
+
+def test_a_summary_context_may_end_after_one_of_the_engine(tmp_path: Path) -> None:
+    state = internals.SummaryState()
+    own, engine = (tf.summary.create_file_writer(str(tmp_path / name)) for name in ("own", "engine"))
+    lasting = own.as_default(5)
+    with state.in_use():
+        lasting.__enter__()
+    with engine.as_default(7):
+        assert tf.summary.experimental.get_step() == 7
+        with state.in_use():
+            assert tf.summary.experimental.get_step() == 5
+            assert tf.summary.scalar("a", 1.0)
+            lasting.__exit__(None, None, None)
+            assert not tf.summary.scalar("b", 1.0)
+        assert tf.summary.experimental.get_step() == 7

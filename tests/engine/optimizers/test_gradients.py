@@ -261,3 +261,21 @@ def test_scale_loss_needs_a_scale_and_refuses_tf_keras(optimization: ConfigMaker
     theirs = tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD())
     with pytest.raises(UsageError, match=r"is of tf_keras; scale the loss with trainer_kit\.optimizers"):
         scale_loss(theirs, tf.constant(2.0))
+
+
+def test_no_operation_joins_the_gradients_of_one_replica() -> None:
+    """TensorFlow takes such an operation for an order of reads and updates, drops other edges, and then removes it."""
+    graph = _graph_of_an_update()
+    assert not [one for one in graph.get_operations() if one.type == "IdentityN"]
+
+
+def _graph_of_an_update() -> tf.Graph:
+    variables = [keras.Variable([1.0]), keras.Variable([2.0])]
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(variables)
+
+    @tf.function
+    def step(given: list[tf.Tensor]) -> None:
+        apply_gradients(optimizer, list(zip([2.0 * one for one in given], variables, strict=True)))
+
+    return step.get_concrete_function([tf.constant([1.0]), tf.constant([3.0])]).graph

@@ -19,9 +19,10 @@ from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.learning_rate import (
     ConfiguredRates,
+    add_learning_rate_factor,
     create_learning_rate,
     current_learning_rate,
-    scale_learning_rate,
+    learning_rate_factors,
 )
 from trainer_kit.optimizers.rate_schedules import OneCycle
 
@@ -162,18 +163,26 @@ def test_an_object_with_nothing_but_a_rate_has_a_current_rate() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, keras.optimizers.schedules.CosineDecay(0.5, 10)], ids=["constant", "schedule"])
-def test_scaling_a_rate_again_starts_from_the_original(rate: Any) -> None:
-    optimizer = keras.optimizers.SGD(rate)
-    for factor in (0.5, 0.25):
-        assert scale_learning_rate(optimizer, factor)
-        assert float(current_learning_rate(optimizer)) == pytest.approx(0.5 * factor)
-    variable = keras.Variable(1.0)
-    optimizer.apply([tf.constant(1.0)], [variable])
-    assert float(variable) == pytest.approx(1 - 0.125)
+def test_factors_multiply_the_rate_of_a_traced_function(rate: Any) -> None:
+    optimizer, variable = keras.optimizers.SGD(rate), keras.Variable(1.0)
+    optimizer.build([variable])
+    for name in ("one", "other"):
+        add_learning_rate_factor(optimizer, name)
+    update = tf.function(lambda: optimizer.apply([tf.constant(1.0)], [variable]))
+    rates = tf.function(lambda: current_learning_rate(optimizer))
+    for values in ((1.0, 0.5), (0.5, 0.25)):
+        for factor, value in zip(learning_rate_factors(optimizer).values(), values, strict=True):
+            factor.assign(value)
+        configured = float(rate(optimizer.iterations) if callable(rate) else rate)
+        found, before = float(rates()), float(variable)
+        update()
+        assert found == pytest.approx(configured * values[0] * values[1])
+        assert before - float(variable) == pytest.approx(found)
 
 
-def test_what_has_no_learning_rate_of_keras_3_cannot_be_scaled() -> None:
-    assert not scale_learning_rate(object(), 0.5)
+def test_what_has_no_learning_rate_of_keras_3_has_no_factor() -> None:
+    with pytest.raises(UsageError, match="object has no learning rate that a factor could multiply"):
+        add_learning_rate_factor(object(), "one")
 
 
 def _legacy(rate: Any) -> Any:

@@ -172,7 +172,7 @@ def test_a_callback_that_cuts_loops_is_refused_by_name(tmp_path: Path) -> None:
     class Cutting(Callback):
         every = 3
 
-    with pytest.raises(UsageError, match=r"cannot end training loops at the steps that Cutting sets by `every`"):
+    with pytest.raises(UsageError, match=r"cannot end training loops at the steps that Cutting asks for"):
         _controller(tmp_path, _Seen(), Cutting())
 
 

@@ -15,7 +15,7 @@ from trainer_kit.callbacks.configured_callbacks import register_callback
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ModelDirInUseError, UsageError
-from trainer_kit.run.plan import RunOptions, RunPlan, plan_run
+from trainer_kit.run.plan import RunOptions, RunPlan, plan_run, with_callbacks_of
 from trainer_kit.run.progress import Progress
 from trainer_kit.testing import tiny_experiment
 
@@ -129,3 +129,17 @@ def test_a_run_that_fails_before_its_first_record_leaves_nothing(tmp_path: Path,
     with pytest.raises(ZeroDivisionError), _plan(tmp_path / "run", mode).lock(Progress()):
         raise ZeroDivisionError
     assert os.listdir(tmp_path) == []
+
+
+class _WithCallbacks:
+    """A task with a callback of its own."""
+
+    def build_callbacks(self) -> list[Callback]:
+        return [_Registered()]
+
+
+def test_callbacks_of_a_task_come_first_where_it_trains(tmp_path: Path) -> None:
+    of_run = with_callbacks_of(_WithCallbacks(), _plan(tmp_path, callbacks=[_Given()])).callbacks
+    assert [type(one) for one in of_run] == [_Registered, _Given]
+    assert with_callbacks_of(_WithCallbacks(), _plan(tmp_path, "continuous_eval")).callbacks == []
+    assert with_callbacks_of(object(), _plan(tmp_path)).callbacks == []

@@ -167,7 +167,7 @@ def test_other_evaluations_are_left_to_the_run(name: str, tmp_path: Path, mode: 
 
 
 def test_a_remote_model_dir_is_refused_without_tensorflow(name: str) -> None:
-    with pytest.raises(ConfigError, match="--model_dir: 'gs://bucket/run' is a remote folder"):
+    with pytest.raises(ConfigError, match="model_dir: 'gs://bucket/run' is a remote folder"):
         check_request(Request(name, "eval", "gs://bucket/run"))
 
 

@@ -319,10 +319,12 @@ class _OrbitsOwn(orbit.Controller):
 
 
 def test_any_orbit_controller_can_drive_the_trainer(tmp_path: Path) -> None:
-    _run(tmp_path, "train_and_eval", controller_cls=_OrbitsOwn)
+    intervals = {"validation_interval": 6, "checkpoint_interval": 6, "summary_interval": 1000}  # the default
+    config = tiny_experiment(train_steps=12, steps_per_loop=3, **intervals)
+    _run(tmp_path, "train_and_eval", config, controller_cls=_OrbitsOwn)
     assert _OrbitsOwn.used == 2
-    assert 20 in complete_checkpoints(str(tmp_path))
-    assert _tags(tmp_path / "train")["training_loss"] == [5, 10, 15, 20]
+    assert 12 in complete_checkpoints(str(tmp_path))
+    assert _tags(tmp_path / "train")["training_loss"] == [3, 6, 9, 12]
 
 
 def test_a_rewind_by_an_action_keeps_the_bits_and_records(

@@ -16,7 +16,9 @@ def _unknown(folder: Path) -> set[str]:
 
 def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> None:
     bests = {"lowest": {"metric": "validation_loss", "metric_comp": "lower"}}
-    averages = {"optimizer_config": {"ema": {"average_decay": 0.9}}, "callbacks": [{"name": "ema_checkpoints"}]}
+    callbacks = [{"name": "ema_checkpoints"}, {"name": "set_from_file"}]
+    averages = {"optimizer_config": {"ema": {"average_decay": 0.9}}, "callbacks": callbacks}
+    (tmp_path / "hyper_parameters.yaml").write_text("learning_rate: 0.02")
     config = tiny_experiment(best_checkpoint_eval_metric="accuracy")
     config = config.replace(trainer={"best_checkpoints": bests, **averages})
     launch(config, "train_and_eval", str(tmp_path), records=lambda: {"operative_config.train_and_eval.gin": ""})
@@ -28,7 +30,7 @@ def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> 
     assert missing == {
         "ckpt-<step>.pin", ".saving-ckpt-<step>.<run>", "ckpt-<step>_temp/", "metrics.superseded.jsonl",
         "errors/<time>-<pid>.txt", "stacks-<time>.txt", "diverged/", "damaged/", "archived/", "foreign/",
-        "attempts.jsonl", "workers/<n>/", "finetune-<step>/", "metrics-<step>.json", "samples/",
+        "attempts.jsonl", "workers/<n>/", "finetune-<step>/", "metrics-<step>.json", "samples/", "history.json",
     }  # fmt: skip
 
 

@@ -194,6 +194,10 @@ def test_a_run_without_an_experiment_is_told_what_to_do(run: Path, tmp_path: Pat
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "experiment": ""}))
     with pytest.raises(UsageError, match=r"names no experiment.*trainer_kit\.load_weights"):
         trainer_kit.load_model(tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "experiment": "not_registered", "command": []}))
+    message = r"^no experiment is called 'not_registered'; .*; name the module that registers it with import_modules$"
+    with pytest.raises(UsageError, match=message):
+        trainer_kit.load_model(tmp_path)
 
 
 def test_a_rotated_checkpoint_is_replaced_by_the_newest(

@@ -52,6 +52,11 @@ def test_the_largest_of_what_is_worth_a_change_comes_first() -> None:
     assert verdict(_times(evaluation=21, save=12), _SETTINGS).startswith("evaluation: 21 %")
 
 
+def test_a_setting_is_shown_as_the_config_has_it() -> None:
+    epochs = replace(_SETTINGS, written={"checkpoint_interval": "1 epoch"})
+    assert verdict(_times(save=30), epochs).endswith("raise trainer.checkpoint_interval (now 1 epoch)")
+
+
 def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
     told = verdict(_times(), replace(_SETTINGS, on_cpu=True))
     assert told.startswith("compute-bound: 94 %") and "a faster device" in told and "bfloat16" not in told

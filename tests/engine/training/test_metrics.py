@@ -70,6 +70,18 @@ def test_reset_starts_all_anew() -> None:
     assert to_numpy(metrics.results()) == {"three": 5.0, "two": 5.0, "loss": 5.0}
 
 
+def test_a_ragged_batch_weighs_as_much_as_it_has_examples() -> None:
+    metrics, task = MetricSet("training_loss", []), TinyTask(TinyConfig())
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([])], autograph=False)
+    def step(batch: tf.Tensor, loss: tf.Tensor) -> None:
+        metrics.update_with_step(task, {task.loss: loss}, batch)
+
+    for examples, loss in ((3, 1.0), (3, 2.0), (1, 5.0), (0, np.nan)):
+        step(tf.zeros((examples, 2)), loss)
+    assert to_numpy(metrics.results()) == {"training_loss": 2.0}
+
+
 def test_a_metric_with_several_results_reports_each() -> None:
     assert to_numpy(MetricSet("loss", [_Parts(name="parts")]).results()) == {"low": 1.0, "high": 2.0}
 

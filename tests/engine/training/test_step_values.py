@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -85,11 +84,3 @@ def test_a_batch_without_examples_adds_nothing() -> None:
     values.update({"mean": tf.constant(3.0)}, tf.constant(2.0))
     values.update({"mean": tf.constant(float("nan"))}, tf.constant(0.0))
     assert float(values.results()["mean"]) == 3.0
-
-
-def test_a_metric_that_a_step_returns_is_told_where_it_belongs() -> None:
-    values = StepValues(["accuracy"], "float32")
-    metric = keras.metrics.Mean("length")
-    values.update({"accuracy": metric}, tf.constant(1.0))  # one of build_metrics, which is reported anyway
-    with pytest.raises(UsageError, match="returns the metric 'length'; return it from build_metrics"):
-        values.update({"length": metric}, tf.constant(1.0))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import keras
 import orbit
 import pytest
 import tensorflow as tf
@@ -18,7 +21,14 @@ from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.telemetry.flops import model_cost
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.training.trainer_creation import check_best_metric, check_trainer, create_exporter, create_trainer
+from trainer_kit.training.trainer_creation import (
+    check_best_metric,
+    check_cut_data,
+    check_freeze,
+    check_trainer,
+    create_exporter,
+    create_trainer,
+)
 
 
 def _trainer(task_type: type[TinyTask] = TinyTask, **arguments: Any) -> Any:
@@ -44,7 +54,7 @@ def test_the_config_can_name_the_class_of_the_trainer(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such_module:Mine", "trainer.trainer_class=no_such_module:Mine: No module named"),
+        ("no_such_module:Mine", "trainer.trainer_class: there is no module 'no_such_module'"),
         (f"{__name__}:_Patiant", "no subclass of trainer_kit.Trainer called '_Patiant'; did you mean _Patient"),
         (f"{__name__}:_Aggregating", "no subclass of trainer_kit.Trainer called '_Aggregating'"),
     ],
@@ -98,6 +108,16 @@ def test_a_trainer_that_keeps_no_best_is_told_when_one_is_wanted(
     assert ("no best checkpoint will be kept" in caplog.text) == wanted
 
 
+@pytest.mark.parametrize(("comparison", "warns"), [("higher", True), ("lower", False)])
+def test_the_highest_loss_as_the_best_is_warned_of(
+    comparison: str, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"best_checkpoint_eval_metric": "validation_loss", "best_checkpoint_metric_comp": comparison}
+    config = tiny_experiment(**options)
+    create_exporter(config, RunDirectory(str(tmp_path), config.trainer))
+    assert ("set it to lower if lower values are better" in caplog.text) == warns
+
+
 def test_the_cost_of_an_example_is_known_after_a_step() -> None:
     trainer = _trainer()
     assert "for one example" not in model_cost(trainer)
@@ -105,6 +125,30 @@ def test_the_cost_of_an_example_is_known_after_a_step() -> None:
     assert "195" in model_cost(trainer) and "for one example" in model_cost(trainer)
 
 
+def test_labels_and_weights_are_not_given_to_the_model() -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int64), tf.TensorSpec((None,)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Keras warns of inputs of another structure
+        assert "FLOPs unknown" not in model_cost(SimpleNamespace(model=model, batch_spec=spec))
+
+
 def test_a_trainer_of_orbit_is_refused_with_what_drives_it() -> None:
     with pytest.raises(UsageError, match=r"compat\.model_garden\.run_experiment, which also runs trainers of Orbit"):
         check_trainer(orbit.AbstractTrainer)
+
+
+def test_a_trainer_that_opens_its_data_itself_cannot_cut_it() -> None:
+    options = tiny_experiment(overfit_batches=2).trainer
+    check_cut_data(_trainer(), options)
+    with pytest.raises(UsageError, match=r"trainer\.overfit_batches: Theirs opens its data itself"):
+        check_cut_data(SimpleNamespace(class_name="Theirs"), options)
+
+
+def test_a_trainer_of_another_kind_that_cannot_freeze_is_refused() -> None:
+    trainer = create_trainer(config := tiny_experiment(freeze=("bias",)), TinyTask(config.task))
+    check_freeze(trainer, config.trainer.freeze)
+    theirs = SimpleNamespace(class_name="Theirs")
+    check_freeze(theirs, ())
+    with pytest.raises(UsageError, match="freezes no variables; remove freeze, or inherit from the Trainer"):
+        check_freeze(theirs, config.trainer.freeze)

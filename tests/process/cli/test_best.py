@@ -104,7 +104,11 @@ def test_a_mistake_is_one_message_and_exit_2(
 
 
 def test_the_runs_own_metric_that_no_evaluation_has_is_told(capsys: Output, tmp_path: Path) -> None:
-    write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
+    two = {"two": {"metric": "loss", "metric_comp": "lower"}}
+    write_params(tmp_path, best_checkpoint_eval_metric="accuracy", best_checkpoints=two)
     write_ledger(tmp_path, evaluation(1, acuracy=0.5))
+    message = "error: trainer.best_checkpoint_eval_metric: no evaluation has 'accuracy'; did you mean acuracy?"
     assert main(["best", str(tmp_path)]) == 2
-    assert "no evaluation has 'accuracy'; did you mean acuracy?" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+    assert main(["best", str(tmp_path), "--best=two"]) == 2
+    assert "error: trainer.best_checkpoints.two.metric: no evaluation has 'loss'" in capsys.readouterr().err

@@ -6,19 +6,20 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tensorflow as tf
 
+from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.cli.main import main
 from trainer_kit.config.experiments import register_experiment, register_task
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import ExitCode
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
 
 ROOT = Path(__file__).parents[3]
 _numbers = itertools.count()
@@ -71,6 +72,21 @@ class _EmptyTask(TinyTask):
 
 
 @configclass
+class _TwoBatchesConfig(TinyConfig):
+    pass
+
+
+@register_task(_TwoBatchesConfig)
+class _TwoBatchesTask(TinyTask):
+    """Trains on a dataset that ends after two batches."""
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        if not params.is_training:
+            return super().build_inputs(params, input_context)
+        return tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(64)
+
+
+@configclass
 class _NestedConfig(TinyConfig):
     pass
 
@@ -114,8 +130,8 @@ def test_the_command_checks_everything_and_leaves_nothing_behind(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     checks = [line.split("  ")[-1].split(":")[0].split(" (")[0] for line in done.stdout.splitlines() if "ok " in line]
     assert checks == [
-        "config", "task", "machine", "model, optimizer and metrics can be built", "best metric", "data", "train",
-        "evaluate", "checkpoint",
+        "config", "task", "machine", "model, optimizer and metrics can be built", "best metric", "data", "start",
+        "train", "save", "evaluate", "end", "restore",
     ]  # fmt: skip
     assert "mine/tiny is ready to run" in done.stdout.splitlines()[-1]
     assert "training_loss" in done.stdout and "FAIL" not in done.stdout
@@ -165,11 +181,25 @@ def test_empty_and_endless_data_fail_with_exit_5(
     assert message in err and "Traceback" not in err
 
 
+def test_data_starts_again_where_it_does_in_the_run(check: Check) -> None:
+    code, _, err = check("--params_override=trainer.train_steps=5 epochs", task=_TwoBatchesConfig())
+    assert code == ExitCode.DONE, err
+    code, out, err = check(task=_TwoBatchesConfig())
+    assert code == ExitCode.DATA and "task.train_data ended at step 2 of 20; repeat the data" in err
+    assert out.splitlines()[-1].startswith("FAIL  train: 3 steps")
+
+
 def test_a_loss_that_is_not_finite_fails_with_exit_3(check: Check) -> None:
     code, out, err = check(task=_NotFiniteConfig())
     assert code == ExitCode.DIVERGED
     assert out.splitlines()[-1].startswith("FAIL  train")
-    assert "the loss of the first step is not finite" in err
+    assert "training_loss is nan at step 1 " in err and "the cause is the data, the model or the loss" in err
+    assert "learning rate" not in err and "diverged/" not in err
+
+
+def test_a_run_without_steps_is_noted(check: Check) -> None:
+    _, out, _ = check("--params_override=trainer.train_steps=0")
+    assert "note: trainer.train_steps is 0, so a run trains nothing" in out
 
 
 def test_an_indivisible_batch_fails_with_the_nearest_sizes(check: Check) -> None:
@@ -192,11 +222,44 @@ def test_an_error_in_the_tasks_own_code_names_its_line(capsys: pytest.CaptureFix
     register_experiment(name)(lambda: tiny_experiment().replace(task=_FailingConfig()))
     assert main(["check", name]) == ExitCode.BUG
     out, err = capsys.readouterr()
-    assert out.splitlines()[-1].startswith("FAIL  train: one step")
+    assert out.splitlines()[-1].startswith("FAIL  train: 3 steps")
     assert "test_check.py" in err and "a bug in train_step" in err
 
 
 def test_several_replicas_are_checked_as_such(check: Check) -> None:
-    code, out, _ = check("--params_override=runtime.virtual_cpus=4")
-    assert code == 0
+    code, out, err = check("--params_override=runtime.virtual_cpus=4")
+    assert code == 0, err
     assert "is ready to run" in out
+
+
+class _Noting(Callback):
+    """Notes what it is asked, and may fail."""
+
+    noted: ClassVar[list[str]] = []
+    every = 500
+
+    def __init__(self, fails: bool = False) -> None:
+        self._fails = fails
+
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        self.noted.append(f"loop_end {run.step}")
+        if self._fails:
+            raise RuntimeError("a bug in a callback")
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        self.noted.append(f"evaluation_end {run.step}")
+
+    def run_end(self, run: Run) -> None:
+        self.noted.append("run_end")
+
+
+@pytest.mark.parametrize(("fails", "code"), [(False, ExitCode.DONE), (True, ExitCode.BUG)])
+def test_callbacks_are_called_after_a_few_steps(check: Check, fails: bool, code: int) -> None:
+    _Noting.noted.clear()
+    given = f"trainer: {{callbacks: [{{name: '{__name__}:_Noting', args: {{fails: {str(fails).lower()}}}}}]}}"
+    found, out, err = check(f"--params_override={given}")
+    assert found == code, err
+    if fails:
+        assert out.splitlines()[-1].startswith("FAIL  train") and "a bug in a callback" in err
+    else:
+        assert _Noting.noted == ["loop_end 3", "evaluation_end 3", "run_end"]

@@ -67,7 +67,7 @@ def test_nested_metrics_nan_and_missing_ones_have_their_cells(capsys: Output, tm
     assert title == ["validation:", "2", "evaluations"]
     assert header == ["step", "dataset", "far|loss", "near", "seconds", "checkpoint", "mark"]
     assert rows == [
-        ["1", "validation", "nan", "-", "0.5", "ckpt-1", "-"], ["2", "validation", "-", "1.5", "0.5", "ckpt-2", "-"],
+        ["1", "validation", "nan", "-", "0.5", "gone", "-"], ["2", "validation", "-", "1.5", "0.5", "gone", "-"],
     ]  # fmt: skip
     assert main(["evals", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["evaluations"][0]["metrics"] == {"far|loss": "nan"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from trainer_kit import __version__
-from trainer_kit.cli.main import CHECKS, VERBS, main, parser
+from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, main, parser
 from trainer_kit.errors import EXIT_CODES
 
 ROOT = Path(__file__).parents[3]
@@ -21,13 +22,17 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def test_the_help_names_every_verb_and_every_exit_code(trainer_kit: Command) -> None:
     done = trainer_kit("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(f"\n    {verb} " in done.stdout for verb in [*VERBS, "doctor"])
+    assert all(re.search(rf"^    {verb}\s", done.stdout, re.MULTILINE) for verb in [*VERBS, "checkpoint", "doctor"])
     assert all(f"  {code.value:>3}  {meaning}" in done.stdout for code, meaning in EXIT_CODES.items())
 
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [*(((verb,), module) for verb, module in VERBS.items()), *((("doctor", one), CHECKS[one]) for one in CHECKS)],
+    [
+        *(((verb,), module) for verb, module in VERBS.items()),
+        *((("checkpoint", one), module) for one, module in CHECKPOINTS.items()),
+        *((("doctor", one), module) for one, module in CHECKS.items()),
+    ],
 )
 def test_every_command_has_a_help_that_begins_with_what_it_does(
     command: tuple[str, ...], module: ModuleType, capsys: pytest.CaptureFixture[str]
@@ -48,7 +53,10 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
     ("arguments", "message"),
     [
         ([], "the following arguments are required: VERB"),
-        (["shwo"], "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'watch', 'evals', 'best', 'doctor')"),
+        (
+            ["shwo"],
+            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'watch', 'evals', 'best', 'checkpoint', ",
+        ),
         (["show"], "the following arguments are required: experiment"),
         (["list", "extra"], "invalid choice: 'extra' (choose from 'experiments', 'optimizers', "),
         (["list", "optimizers", "extra"], "unrecognized arguments: extra"),

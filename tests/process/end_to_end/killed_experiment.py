@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 import trainer_kit
@@ -42,7 +43,14 @@ def moved(batch: Any, seed: tf.Tensor) -> Any:
 
 @trainer_kit.register_task(KilledConfig)
 class KilledTask(TinyTask):
-    """Moves the training points, and calls `on_step` in every training step, once on each replica."""
+    """Moves the training points, and calls `on_step` in every training step, once on each replica.
+
+    A step returns a metric, the mean label of the loop so far.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.label = keras.metrics.Mean("label")
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         """Returns the points; those to train on are moved by the seed of each example."""
@@ -52,7 +60,8 @@ class KilledTask(TinyTask):
     def train_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step."""
         tf.py_function(lambda: on_step(), [], [])
-        return super().train_step(*arguments, **named)
+        self.label.update_state(arguments[0][1])
+        return {**super().train_step(*arguments, **named), "label": self.label}
 
 
 @trainer_kit.register_experiment("killed")

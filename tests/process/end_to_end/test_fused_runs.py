@@ -92,7 +92,7 @@ def _run(
         config = config.replace(task=section)
     model, _ = launch(config.replace(task=task or {}), "train", str(folder))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [model.get_weights(), {line["step"]: line["metrics"] for line in lines}]
+    return [model.get_weights(), {line["step"]: line["metrics"] for line in lines if line["kind"] == "train"}]
 
 
 def _assert_equal(one: list[Any], other: list[Any]) -> None:

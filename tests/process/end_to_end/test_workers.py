@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.end_to_end.workers_experiment import LOOP, STEPS, hit_worker, watched_worker, worker
+from trainer_kit.files import read_lines
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.testing import Ended, ForkServer, compare_runs
 
@@ -125,6 +126,8 @@ def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
     for index in (0, 1):
         assert starting_steps(runs.hit_ends, index) == [0, LOOP // 2, LOOP, 2 * LOOP, STEPS]
     assert compare_runs(runs.whole, runs.hit) == []
+    changes = [line["metrics"] for line in read_lines(runs.hit / "metrics.jsonl") if line["kind"] == "change"]
+    assert changes == [{"learning_rate": 0.02}, {"learning_rate_factor": 0.1}]  # from steps LOOP and 2 * LOOP on
     assert f"the weights of step {2 * LOOP} " in runs.hit_ends[-1][0].text  # they had been lost
 
 

@@ -60,7 +60,10 @@ class NormalizedTask(TinyTask):
 
 @trainer_kit.register_experiment("normalized")
 def normalized() -> Any:
-    """Loops longer than the steps after which workers agree, so that a stop cuts one."""
+    """Loops longer than the steps after which workers agree, so that a stop cuts one; rates that change."""
+    hand = {"step": LOOP, "text": "learning_rate: 0.02"}
+    plateau = {"metric": "validation_loss", "metric_comp": "lower", "parameter": "learning_rate_factor"}
+    plateau |= {"patience": 1, "min_delta": 9.0}
     config = tiny_experiment(
         train_steps=STEPS,
         steps_per_loop=LOOP,
@@ -70,6 +73,11 @@ def normalized() -> Any:
         max_to_keep=2,
         best_checkpoint_eval_metric="accuracy",
         best_checkpoints={"two": {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}},
+        callbacks=[
+            {"name": "tests.process.end_to_end.hyper_parameters_experiment:Hand", "args": hand},
+            {"name": "set_from_file"},
+            {"name": "reduce_on_plateau", "args": plateau},
+        ],
     )
     runtime = {"distribution_strategy": "multi_worker_mirrored"}
     return config.replace(task=NormalizedConfig(), runtime=runtime)

@@ -149,7 +149,7 @@ def test_a_crash_during_a_write_leaves_the_old_record(tmp_path: Path) -> None:
 
 def test_another_experiment_is_refused_before_anything_else(tmp_path: Path) -> None:
     directory, config = _started(tmp_path, experiment="mine"), _config()
-    message = r"--model_dir: .* holds a run of the experiment 'mine', not of 'yours'; give another folder"
+    message = r"model_dir: .* holds a run of the experiment 'mine', not of 'yours'; give another folder"
     with pytest.raises(UsageError, match=message):
         check_model_dir(directory, config, "yours", ["task"])
     assert check_model_dir(directory, config, "mine", []) == []
@@ -219,7 +219,7 @@ def test_checking_and_reading_write_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["gs://bucket/run", "s3://bucket"])
 def test_a_remote_folder_is_refused_with_what_to_do(folder: str) -> None:
-    message = f"--model_dir: '{folder}' is a remote folder; only local and mounted folders are allowed: .* path"
+    message = f"model_dir: '{folder}' is a remote folder; only local and mounted folders are allowed: .* path"
     with pytest.raises(UsageError, match=message) as error:
         RunDirectory(folder, TrainerConfig())
     assert error.value.exit_code == ExitCode.USAGE == 2
@@ -248,8 +248,10 @@ def test_the_config_hash_covers_what_evaluations_depend_on() -> None:
         config.replace(trainer={"validation_steps": 7}),
         config.replace(trainer={"optimizer_config": {"ema": {"average_decay": 0.9}}}),
         config.replace(runtime={"mixed_precision_dtype": "bfloat16"}),
+        config.replace(trainer={"overfit_batches": 1}),
+        config.replace(trainer={"overfit_batches": 1}, task={"train_data": {"seed": 3}}),  # which is evaluated then
     )
-    assert len({config_hash(one) for one in (config, *others)}) == 5
+    assert len({config_hash(one) for one in (config, *others)}) == 7
     assert config_hash(config) == config_hash(config.replace(task={"train_data": {"seed": 3}}))
     assert config_hash(config) == config_hash(_config(train_steps=51))
     assert len(config_hash(config)) == 12

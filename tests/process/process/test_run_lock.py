@@ -151,7 +151,7 @@ def test_the_second_of_two_trainers_is_refused_at_once(tmp_path: Path, start: Ca
     assert seconds < 2
     assert message == (
         f"{tmp_path}/run is in use: here pid {first.pid} has trained there since {before['started']} (step 120 at its "
-        f"last heartbeat); wait until it ends, stop it (`kill {first.pid}` on here), or give another --model_dir"
+        f"last heartbeat); wait until it ends, stop it (`kill {first.pid}` on here), or give another model_dir"
     )
     assert _heartbeat(tmp_path / "run") == before
     assert first.end() == (0, "")
@@ -192,7 +192,9 @@ def test_after_kill_9_the_next_takes_over_5_times_of_5(tmp_path: Path, start: Ca
         assert _heartbeat(tmp_path)["pid"] == trainer.pid
         said = trainer.kill()
         assert said == (
-            "" if dead is None else f"taking over from here pid {dead}, whose last heartbeat reported step {step - 1}\n"
+            ""
+            if dead is None
+            else f"the run of here pid {dead} in this folder was cut off; this process takes it over\n"
         )
         dead = trainer.pid
     assert len(list(tmp_path.glob(".heartbeat.json.*"))) <= 1  # what the last one left
@@ -273,7 +275,7 @@ def test_a_trainer_that_beats_on_another_machine_is_in_use(
         ) as error:
             RunLock(tmp_path, host="here", beat_seconds=5).__enter__()
         assert error.value.exit_code == ExitCode.MODEL_DIR_IN_USE
-    assert "watching for 20 s" in caplog.text and "taking over" not in caplog.text
+    assert "watching for 20 s" in caplog.text and "cut off" not in caplog.text
     assert _heartbeat(tmp_path)["host"] == "there"
 
 
@@ -284,7 +286,7 @@ def test_a_silent_trainer_on_another_machine_is_taken_over(tmp_path: Path, caplo
         assert time.monotonic() - begun >= 0.4
         assert _heartbeat(tmp_path)["host"] == "here"
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[1:] == ["taking over from there pid 4321, whose last heartbeat reported step 70"]
+    assert lines[1:] == ["the run of there pid 4321 in this folder was cut off; this process takes it over"]
 
 
 def test_a_trainer_elsewhere_that_ends_is_followed_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -295,7 +297,7 @@ def test_a_trainer_elsewhere_that_ends_is_followed_at_once(tmp_path: Path, caplo
     with RunLock(tmp_path, host="here", beat_seconds=5):
         assert time.monotonic() - begun < 20
         assert _heartbeat(tmp_path)["host"] == "here"
-    assert "taking over" not in caplog.text
+    assert "cut off" not in caplog.text
 
 
 @pytest.mark.parametrize("host", ["here", "there"])
@@ -323,7 +325,7 @@ def test_without_locks_the_heartbeat_decides_with_a_warning(
     monkeypatch.setattr(run_lock.fcntl, "flock", refuse)  # type: ignore[attr-defined]
     with RunLock(tmp_path, host="there", beat_seconds=0.05):  # even on the same machine
         pass
-    assert "has no locks" in caplog.text and "taking over from there pid 4321" in caplog.text
+    assert "has no locks" in caplog.text and "the run of there pid 4321 in this folder was cut off" in caplog.text
     _write(tmp_path)
     elsewhere()
     with pytest.raises(ModelDirInUseError, match="there pid 4321"):
@@ -555,7 +557,7 @@ def test_a_disk_full_at_the_start_fails_and_frees_the_lock(
 @pytest.mark.parametrize("folder", ["/proc/run", "{}/file", "{}/file/run"])
 def test_a_folder_that_cannot_be_written_is_storage(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"trainer\.lock cannot be written: .*; give a --model_dir"):
+    with pytest.raises(StorageError, match=r"trainer\.lock cannot be written: .*; give a model_dir"):
         RunLock(folder.format(tmp_path)).__enter__()
 
 

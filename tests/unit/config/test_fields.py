@@ -58,6 +58,7 @@ def test_a_section_is_one_config_class_or_none(annotation: object, expected: typ
     [
         (tuple[DataConfig, ...], (DataConfig, None)),
         (list[DataConfig] | None, (DataConfig, None)),
+        (str | tuple[DataConfig, ...], (DataConfig, None)),
         (dict[str, DataConfig], (None, DataConfig)),
         (DataConfig | dict[str, DataConfig], (None, DataConfig)),
         (tuple[int, ...], (None, None)),

@@ -174,7 +174,7 @@ def test_unknown_keys_name_the_nearest_or_those_that_exist(default: ExperimentCo
         ("trainer.loss_upper_bound", float("inf"), "finite"),
         ("trainer.best_checkpoint_metric_comp", "hihger", "did you mean higher?"),
         ("trainer.validation_summary_subdir", 5, "in quotes"),
-        ("trainer.optimizer_config.optimizer.adam.beta_1", 1.5, "of at least 0 and of at most 1"),
+        ("trainer.optimizer_config.optimizer.adam.beta_1", 1.5, "of at least 0 and below 1"),
         ("trainer.optimizer_config.optimizer.sgd.decay", 0.5, "that is 0"),
         ("trainer.optimizer_config.optimizer.type", "adm", "sgd, adam, adamw, lamb, rmsprop, adagrad, adafactor"),
         ("trainer.continuous_eval_timeout", -1, "a number of at least 0 or null"),
@@ -235,7 +235,8 @@ def test_broken_rules_of_outer_and_inner_sections_are_reported(default: Experime
 
 
 def test_a_broken_rule_names_the_field_that_was_changed(default: ExperimentConfig) -> None:
-    mistake = refused(default, {"trainer": {"steps_per_loop": 300}})["trainer.summary_interval"]
+    base = default.replace(trainer={"steps_per_loop": 5, "summary_interval": 500})
+    mistake = refused(base, {"trainer": {"steps_per_loop": 300}})["trainer.summary_interval"]
     assert mistake.origin == "default, with trainer.steps_per_loop from layer 0"
     assert "steps_per_loop (300)" in mistake.problem
 

@@ -32,9 +32,11 @@ from trainer_kit.config.schema.gradient_processors import (
     GradientProcessorConfig,
     ScaleGradientsConfig,
 )
+from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
 from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig
 from trainer_kit.config.schema.optimization import NamedOptimizerConfig
 from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig
+from trainer_kit.config.schema.summaries import SummaryConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
@@ -71,11 +73,13 @@ NEEDED: dict[type, dict[str, Any]] = {  # what has no default
     ClipValueConfig: {"bound": 1.0},
     GradientNoiseConfig: {"stddev": 0.1},
     GradientProcessorConfig: {"type": "centralize"},
+    InitCheckpointConfig: {"path": "ckpt-1"},
     KerasMetricConfig: {"metric": "Mean"},
     MetricConfig: {"type": "keras", "keras": {"metric": "Mean"}},
     LayerDecayConfig: {"decay": 0.5, "layers": ("block",)},
     RateMultiplierConfig: {"variables": "bias", "multiplier": 0.5},
     ScaleGradientsConfig: {"factor": 0.5},
+    SummaryConfig: {"tensor": "hidden"},
 }
 # The sections of one optimizer are drawn in optimizer_config; all of them twice more would be too much for an example.
 OPTIMIZERS = st.builds(

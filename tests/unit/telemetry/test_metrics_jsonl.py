@@ -26,7 +26,7 @@ from trainer_kit.telemetry.metrics_jsonl import (
     reported,
     superseded_path,
 )
-from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.report import CHANGE, Report
 
 
 def report(step: int, kind: str = "train", **metrics: Any) -> Report:
@@ -126,6 +126,28 @@ def test_a_report_that_comes_again_is_not_written_again(tmp_path: Path) -> None:
     assert [(line["kind"], line["step"]) for line in strict_lines(path)] == places(path)
     assert places(path) == [("train", 100), ("validation", 100), ("train", 200), ("validation", 200)]
     assert active_history(path).get_latest("acc") == 0.1
+
+
+def test_a_change_is_written_again_only_with_other_values(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(5), report(5, CHANGE, learning_rate=0.1))
+    write(path, report(5, CHANGE, learning_rate=0.1), report(5, CHANGE, learning_rate=0.2), resume=5)
+    assert [line["metrics"] for line in strict_lines(path)] == [{}, {"learning_rate": 0.1}, {"learning_rate": 0.2}]
+    assert active_history(path).get_history("learning_rate") == [(5, 0.2)]
+
+
+def test_changes_at_one_step_count_each(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    both = report(5, CHANGE, learning_rate=0.1, weight=1.0)  # as earlier versions wrote them
+    write(path, both, report(5, CHANGE, weight=1.0))
+    write(path, report(6, CHANGE, weight=2.0), report(6, CHANGE, learning_rate=3.0))
+    assert [line["metrics"] for line in strict_lines(path)] == [
+        {"learning_rate": 0.1, "weight": 1.0},
+        {"weight": 2.0},
+        {"learning_rate": 3.0},
+    ]
+    assert active_history(path).get_history("learning_rate") == [(5, 0.1), (6, 3.0)]
+    assert active_history(path).get_latest("weight") == 2.0
 
 
 def test_an_evaluation_of_an_earlier_step_removes_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trainer_kit.telemetry import report_lines as lines
-from trainer_kit.telemetry.report import EVALUATING, Activity, Report
+from trainer_kit.telemetry.report import EVALUATING, Activity, EpochPlace, Report
 
 
 def test_a_training_line_has_all_figures() -> None:
@@ -22,6 +22,15 @@ def test_a_training_line_has_all_figures() -> None:
         "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:01 left | training_loss 0.123 | "
         "learning_rate 0.001"
     )
+
+
+@pytest.mark.parametrize(
+    ("total", "epochs", "expected"),
+    [(300, 3, "step 150/300 (epoch 2/3, step 50/100)"), (None, None, "step 150 (epoch 2, step 50/100)")],
+)
+def test_a_line_of_a_run_with_epochs_names_the_epoch(total: int | None, epochs: int | None, expected: str) -> None:
+    place = EpochPlace(epoch=2, epochs=epochs, step=50, steps=100)
+    assert expected in lines.report_line(Report(kind="train", step=150, total_steps=total, metrics={}, epoch=place))
 
 
 def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:

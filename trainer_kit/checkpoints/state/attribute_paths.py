@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import trackable_class
+from trainer_kit.distribution.tensorflow_internals import owner_of, trackable_class
 from trainer_kit.errors.user_frames import is_framework
 
 _LARGEST = 10_000  # items of a container that is searched: a larger one is data
@@ -80,7 +80,7 @@ def _children(item: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(item, functools.partial):
         return [("func", item.func), ("args", item.args), ("keywords", item.keywords)]
     if isinstance(item, types.MethodType):
-        return [("self", item.__self__), ("func", item.__func__)]
+        return [("self", owner_of(item)), ("func", item.__func__)]
     if isinstance(item, types.FunctionType):
         return _of_function(item)
     if isinstance(item, (property, staticmethod, classmethod, functools.cached_property)):

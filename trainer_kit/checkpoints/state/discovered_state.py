@@ -65,7 +65,8 @@ class DiscoveredState:
         """
         self._path, self._saved = path, saved_section(path, SECTION) if path else {}
         known = reachable(self.roots) if self._saved.keys() - self.items.keys() else {}
-        new = {name: known[name] for name in self._saved if name in known and name not in self.items}
+        # In the order of a run that was never stopped, so that both write the same bytes; that of a file differs.
+        new = {name: item for name, item in known.items() if name in self._saved and name not in self.items}
         if late := sorted(self.items.keys() - self._saved.keys()) if path else []:
             self._report(f"{path} does not hold {', '.join(late)}, which keeps its current value", False)
         self._hold(new)

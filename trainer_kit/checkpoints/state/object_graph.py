@@ -39,7 +39,7 @@ class CheckpointGraph:
             self._reader = tf.train.load_checkpoint(prefix)
             shapes = self._reader.get_variable_to_shape_map()
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
-            raise _unreadable(prefix, error) from error
+            raise unreadable(prefix, error) from error
         if _GRAPH not in shapes:
             raise UsageError(
                 f"{prefix} stores only names and values, as TensorFlow 1 checkpoints do, and no graph of objects; read "
@@ -74,7 +74,7 @@ class CheckpointGraph:
         try:
             return self._reader.get_tensor(key)
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
-            raise _unreadable(self.prefix, error) from error
+            raise unreadable(self.prefix, error) from error
 
     def nodes(self, depth: int) -> dict[str, int]:
         """Returns path -> node for nodes with children, up to `depth` attributes below the root, whose path is ""."""
@@ -103,11 +103,20 @@ def object_graph(serialized: bytes) -> Any:
     Raises:
       TrainerKitError: when this TensorFlow does not register the message type, so no checkpoint can be compared.
     """
+    return parse_message(_MESSAGE, serialized)
+
+
+def parse_message(name: str, serialized: bytes) -> Any:
+    """Parses a message of a protocol of TensorFlow, by the public name of its type. On the host.
+
+    Raises:
+      TrainerKitError: when this TensorFlow does not register the type.
+    """
     try:
-        descriptor = descriptor_pool.Default().FindMessageTypeByName(_MESSAGE)
+        descriptor = descriptor_pool.Default().FindMessageTypeByName(name)
     except KeyError as error:
         raise TrainerKitError(
-            f"TensorFlow {tf.__version__} does not register the format of its checkpoints ({error}); use the "
+            f"TensorFlow {tf.__version__} does not register the format {name} of its files ({error}); use the "
             "TensorFlow of requirements.lock"
         ) from error
     return message_factory.GetMessageClass(descriptor).FromString(serialized)
@@ -149,6 +158,21 @@ def readable(key: str) -> str:
     return re.sub(r"\.(.)", lambda escape: {"S": "/"}.get(escape[1], escape[1]), path)
 
 
-def _unreadable(prefix: str, error: Exception) -> StorageError:
+def has_object_graph(reader: Any) -> bool:
+    """Whether a checkpoint has a graph of objects; those of TensorFlow 1 have none.
+
+    Args:
+      reader: The result of tf.train.load_checkpoint.
+    """
+    return bool(reader.has_tensor(_GRAPH))
+
+
+def is_bookkeeping(key: str) -> bool:
+    """Whether a key of a checkpoint holds no variable but what TensorFlow needs to save and restore."""
+    return key.startswith(_BOOKKEEPING) or (_ATTRIBUTES in key and not key.endswith(_SUFFIX))
+
+
+def unreadable(prefix: str, error: Exception) -> StorageError:
+    """Returns the error for a checkpoint that TensorFlow cannot read."""
     what = "is damaged and cannot be read" if os.path.exists(f"{prefix}.index") else "is gone or incomplete"
     return StorageError(f"{prefix} {what}: {str(getattr(error, 'message', None) or error).splitlines()[0]}")

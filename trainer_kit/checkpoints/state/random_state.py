@@ -6,6 +6,7 @@ global seed generator and TensorFlow's global generator belong to the process.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,7 +30,9 @@ def process_generators(seed: int) -> dict[str, tf.Variable]:
     """
     keras_generator = global_seed_generator()
     if keras_generator is None or _is_of_another_strategy(keras_generator.state.value):
+        before = random.getstate()
         keras_generator = keras.random.SeedGenerator()
+        random.setstate(before)  # the program's next model has the initial weights that it has without a run before it
         set_global_seed_generator(keras_generator)
     generator = _global_generator()
     if generator is None or _is_of_another_strategy(generator.state):

@@ -48,6 +48,7 @@ def training_checkpoint(
     optimizer: Any = None,
     average: Mapping[str, tf.Variable] | None = None,
     more_averages: Mapping[str, Mapping[str, tf.Variable]] | None = None,
+    trainable: Sequence[Any] = (),
     **others: Any,
 ) -> tf.train.Checkpoint:
     """Returns the checkpoint of a run. Eager, in strategy scope, after the optimizer was built.
@@ -58,11 +59,12 @@ def training_checkpoint(
       optimizer: A Keras 3 optimizer or a dict of them; None leaves it out, for evaluation.
       average: The moving average of the weights, by key (moving_average.average_keys); None leaves it out.
       more_averages: The moving averages with other decays, by name, each by key.
+      trainable: The variables that count in the names of slots, if some were frozen; empty: the model's trainable ones.
       **others: Further variables, or dicts of them by name; those in OPTIONAL may be missing in a file.
     """
     items: dict[str, Any] = {"global_step": global_step, "model": model_variables(model)}
     if optimizer is not None:
-        items["optimizer"] = optimizer_variables(optimizer, model)
+        items["optimizer"] = optimizer_variables(optimizer, model, trainable)
     if average is not None:
         items["average"] = dict(average)
     if more_averages:
@@ -107,7 +109,8 @@ def restore(
       StorageError: when the files are missing or damaged.
     """
     try:
-        saved, text = saved_shapes(path, all_names=True), difference(checkpoint, path, whole, loose)
+        most = None if partial else ROWS  # who takes a part has to see all of the rest
+        saved, text = saved_shapes(path, all_names=True), difference(checkpoint, path, whole, loose, most)
         if text and not partial:  # TensorFlow would say the same, later and at length
             raise _does_not_fit(path, text, partial, advice)
         if loose:
@@ -147,7 +150,7 @@ def _does_not_fit(path: str, text: str, partial: bool, advice: str) -> UsageErro
         return UsageError(f"{advice}:\n{text}")
     record = os.path.join(os.path.dirname(path), "params.yaml")
     config = f" ({record})" if os.path.exists(record) else ""
-    otherwise = ", or --allow_partial_restore, which restores what fits"
+    otherwise = ", or allow_partial_restore, which restores what fits"
     if partial:
         otherwise = " (a model of this kind cannot be restored in part)"
     return UsageError(
@@ -242,8 +245,12 @@ def holds(path: str, section: str) -> bool:
     return any(f"{name}/".startswith(f"{section}/") for name in saved_shapes(path))
 
 
-def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool, loose: Collection[str] = ()) -> str:
+def difference(
+    checkpoint: tf.train.Checkpoint, path: str, whole: bool, loose: Collection[str] = (), most: int | None = ROWS
+) -> str:
     """Returns a table, by layer, of the differences between the file at `path` and this run; "" if there are none.
+
+    The table has at most `most` rows; None means all.
 
     Models and optimizers of tf_keras, and tf.Module, are saved by structure, not by name, and are not compared.
     """
@@ -259,7 +266,7 @@ def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool, loose: C
         rows += [(name, "not in this run", saved[name], None) for name in others]
     both = wanted.keys() & saved.keys()
     rows += [(name, "another shape", saved[name], wanted[name]) for name in both if saved[name] != wanted[name]]
-    return differences_table(sorted(rows, key=lambda row: row[0].rpartition("/")))
+    return differences_table(sorted(rows, key=lambda row: row[0].rpartition("/")), most)
 
 
 def _absent(items: Mapping[str, Any], saved: Mapping[str, Any]) -> set[str]:
@@ -267,18 +274,22 @@ def _absent(items: Mapping[str, Any], saved: Mapping[str, Any]) -> set[str]:
     return _sections(saved) - items.keys()
 
 
-def differences_table(rows: Sequence[tuple[str, str, Any, Any]]) -> str:
-    """Formats rows of (name, what, shape saved, shape here) under a line for each layer, at most ROWS of them."""
+def differences_table(rows: Sequence[tuple[str, str, Any, Any]], most: int | None = ROWS) -> str:
+    """Formats rows of (name, what, shape saved, shape here) under a line for each layer.
+
+    At most `most` of them are shown; None means all.
+    """
     lines: list[str] = []
     layer = None
-    for name, what, saved, here in rows[:ROWS]:
+    for name, what, saved, here in rows[:most]:
         parent, _, leaf = name.rpartition("/")
         if parent != layer:
             lines += [f"  {parent or name}"]
             layer = parent
         shapes = [f"{list(shape)} {where}" for shape, where in ((saved, "saved"), (here, "here")) if shape is not None]
         lines += [f"    {leaf:24} {what:26} {', '.join(shapes)}"]
-    return "\n".join(lines + ([f"  ... and {len(rows) - ROWS} more"] if len(rows) > ROWS else []))
+    left = 0 if most is None else len(rows) - most
+    return "\n".join(lines + ([f"  ... and {left} more"] if left > 0 else []))
 
 
 def _items(checkpoint: tf.train.Checkpoint) -> dict[str, Any]:

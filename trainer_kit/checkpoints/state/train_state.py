@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,9 +25,11 @@ from trainer_kit.checkpoints.state.strict_restore import (
     holds,
     made_in_first_step,
     restore,
+    saved_shapes,
     training_checkpoint,
     weights_checkpoint,
 )
+from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.distribution.replica_values import ReplicasState
 from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import UsageError
@@ -51,6 +53,7 @@ class TrainState:
       seed: The seed of the process's random generators.
       items: Further parts of every checkpoint, the best included, by name; they are restored as far as both sides have
         them.
+      trainable: The variables that were trainable before some were frozen; empty: none were.
 
     Attributes:
       checkpoint: The checkpoint of the complete state.
@@ -71,6 +74,7 @@ class TrainState:
         task: Any,
         seed: int,
         items: Mapping[str, Any] | None = None,
+        trainable: Sequence[Any] = (),
     ) -> None:
         self._global_step, self._model, self._average = global_step, model, average
         self.in_use = threading.RLock()
@@ -90,7 +94,7 @@ class TrainState:
             raise UsageError(f"every checkpoint already has a part named {names}; give your item another name")
         others |= {"optimizer": optimizer, **self._average_section(), **self._items}
         evaluated[STEP_STATE] = others[STEP_STATE] = self.discovered.section
-        self.checkpoint = training_checkpoint(global_step=global_step, model=model, **others)
+        self.checkpoint = training_checkpoint(global_step=global_step, model=model, trainable=trainable, **others)
         self._saved_with_weights = evaluated
         self._optimizer = optimizer
         self._incomplete: str | None = None  # the checkpoint that was restored but for what the first step makes
@@ -155,14 +159,25 @@ class TrainState:
         self._begin_absent_averages(path)
 
     def _begin_absent_averages(self, path: str | None) -> None:
-        """Sets the averages that the checkpoint at `path` lacks to the weights; those of best weights lack all."""
+        """Sets the averages that the checkpoint at `path` lacks to the weights.
+
+        Best weights lack all averages. A restore in part may lack those of some variables.
+        """
         if self._average is None or path is None:
             return
-        more = list(self._average.more_variables)
         if not self.holds_averages(path):
             self._average.reset()
-        elif absent := [name for name in more if not holds(path, f"{self._average.more_section}/{name}")]:
-            self._average.reset(absent)
+            return
+        saved = saved_shapes(path, all_names=True)
+        sections = {AVERAGE: (self._average.section, self._average.variables)}
+        for name, more in self._average.more_variables.items():
+            sections[name] = f"{self._average.more_section}/{name}", more
+        for name, (section, averages) in sections.items():
+            if not isinstance(averages, Mapping):  # those of an optimizer that averages are restored with it
+                continue
+            lost = [key for key, one in averages.items() if saved.get(f"{section}/{key}") != tuple(one.shape)]
+            if lost:
+                self._average.reset([name], lost)
 
     def holds_averages(self, path: str) -> bool:
         """Whether the checkpoint at `path` holds the moving averages, if the run keeps any; best weights do not."""

@@ -73,7 +73,7 @@ def choose(
       UsageError: when no evaluation has the metric that was asked for, or the metric or the comparison is missing.
     """
     if metric:
-        check_metric(metric, evaluations)
+        check_metric(metric, evaluations, "--metric")
     if not (name := metric or settings.metric):
         if comparison:
             raise UsageError("--comparison: needs --metric too, because the run keeps no best checkpoint")
@@ -124,11 +124,11 @@ def metric_names(evaluations: Iterable[Evaluation]) -> list[str]:
     return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
 
 
-def check_metric(metric: str, evaluations: Iterable[Evaluation]) -> None:
-    """Raises UsageError, which suggests near names or lists all, when no evaluation has the metric."""
+def check_metric(metric: str, evaluations: Iterable[Evaluation], origin: str) -> None:
+    """Raises UsageError, which suggests near names or lists all, when no evaluation has this metric."""
     names = metric_names(evaluations)
     if metric not in names:
-        raise UsageError(f"--metric: no evaluation has {metric!r}; {suggestion(metric, names)}")
+        raise UsageError(f"{origin}: no evaluation has {metric!r}; {suggestion(metric, names)}")
 
 
 def ranked(evaluations: Iterable[Evaluation], choice: Choice) -> dict[str, list[Evaluation]]:
@@ -176,6 +176,12 @@ def weights_of(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> Pa
     name = f"ckpt-{evaluation.step}"
     noted = [folder / evaluation.checkpoint] if evaluation.checkpoint else []
     return next((place for place in (*(one / name for one in kept), *noted, folder / name) if _is_there(place)), None)
+
+
+def checkpoint_cell(evaluation: Evaluation, folder: Path) -> str:
+    """Returns the recorded checkpoint of an evaluation; "gone" when the run no longer has it, "" without one."""
+    recorded = evaluation.checkpoint
+    return "gone" if recorded and not _is_there(folder / recorded) else recorded
 
 
 def info_verdict(best: Iterable[Evaluation], choice: Choice, kept: Path) -> tuple[bool | None, str]:

@@ -16,11 +16,13 @@ from typing import Any
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.durations import unit_of
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, StorageError, UsageError, suggestion
 from trainer_kit.evals.best.criterion import Criterion
+from trainer_kit.process.run_directory import steps_of_run
 from trainer_kit.process.run_lock import HEARTBEAT, LOCK
 from trainer_kit.telemetry.metrics_jsonl import newest_report
 
@@ -154,6 +156,7 @@ def read_settings(folder: Path) -> Settings:
     recorded = trainer if isinstance(trainer, dict) else {}
     plain = TrainerConfig()
     steps, comparison = recorded.get("train_steps"), recorded.get("best_checkpoint_metric_comp")
+    steps = steps_of_run(steps, folder) if unit_of(steps) else steps
     metric, best = recorded.get("best_checkpoint_eval_metric"), recorded.get("best_checkpoint_export_subdir")
     return Settings(
         train_steps=steps if isinstance(steps, int) and steps >= 0 else None,

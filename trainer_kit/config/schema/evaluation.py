@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.durations import PartOfRun
 from trainer_kit.errors import UsageError
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -27,9 +28,26 @@ def folder_name_problem(name: str, taken: Collection[str]) -> str:
 
 
 def validation_sets(task: Any) -> dict[str, Any]:
-    """Returns the datasets that a task is evaluated on, by name; a single one is called ""."""
+    """Returns the datasets that a task is evaluated on, by name; a single one is called "".
+
+    Args:
+      task: The section `task` of a config. One that has several tasks says itself what they are evaluated on.
+    """
+    if callable(own := getattr(task, "validation_sets", None)):
+        return dict(own())
     data = getattr(task, "validation_data", None)
     return dict(data) if isinstance(data, Mapping) else {"": data}
+
+
+def training_sets(task: Any) -> dict[str, Any]:
+    """Returns the datasets that a task trains on, by their dotted paths in the config of an experiment.
+
+    Args:
+      task: The section `task` of a config. One that has several tasks says itself what they train on.
+    """
+    if callable(own := getattr(task, "training_sets", None)):
+        return dict(own())
+    return {"task.train_data": getattr(task, "train_data", None)}
 
 
 @configclass
@@ -39,11 +57,12 @@ class ValidationSetConfig(Config):
     Attributes:
       steps: The number of batches in an evaluation of this set; -1 takes all of them, and unset means
         trainer.validation_steps.
-      interval: Steps between evaluations of this set in mode train_and_eval; unset means trainer.validation_interval.
+      interval: Steps between evaluations of this set in mode train_and_eval, or epochs or a share of the run; unset
+        means trainer.validation_interval.
     """
 
     steps: StepsOrAll | None = None
-    interval: PositiveInt | None = None
+    interval: PartOfRun | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that an evaluation uses at least one batch."""

@@ -7,12 +7,13 @@ their reasons, are in MODEL_GARDEN_EXCEPTIONS below and nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny
 
 from trainer_kit.config.run_files import RUN_NAMES
+from trainer_kit.config.schema import durations
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.dataset import DatasetConfig
 from trainer_kit.config.schema.evaluation import (
@@ -24,13 +25,17 @@ from trainer_kit.config.schema.evaluation import (
     StepsOrAll,
     ValidationSetConfig,
     folder_name_problem,
+    training_sets,
     validation_sets,
 )
 from trainer_kit.config.schema.gradient_norms import GradientSpikeAlarmConfig
 from trainer_kit.config.schema.gradient_processors import problem_with_xla
+from trainer_kit.config.schema.initial_weights import InitCheckpoint
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
+from trainer_kit.config.schema.rate_groups import broken_patterns
 from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.config.schema.summaries import SummaryConfig
 from trainer_kit.errors import suggestion
 
 MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
@@ -124,9 +129,9 @@ class TaskConfig(Config):
     """What a task is configured by. Inherit from it, and decorate the subclass with `@trainer_kit.configclass`.
 
     Attributes:
-      init_checkpoint: A checkpoint, or a folder of checkpoints, whose weights a new run starts from. In mode
-        continuous_train_and_eval it is the folder of the run whose checkpoints are fine-tuned, each by a run of its
-        own.
+      init_checkpoint: The path of a checkpoint, or of a folder of checkpoints, whose weights a new run starts from; or
+        a list of sections, each with a path and a choice of variables. In mode continuous_train_and_eval it is the
+        folder of the run whose checkpoints are fine-tuned, each by a run of its own.
       model: The section of the model; a task's own config class gives it a type.
       train_data: The data to train on.
       validation_data: The data to evaluate on: one dataset, or several as a mapping by name. A name has to be one that
@@ -138,7 +143,7 @@ class TaskConfig(Config):
 
     one_or_several = ("validation_data",)
 
-    init_checkpoint: str = ""
+    init_checkpoint: InitCheckpoint = ""
     model: SerializeAsAny[Config] | None = None
     train_data: DataConfig = DataConfig()
     validation_data: DataConfig = DataConfig(drop_remainder=False)
@@ -167,12 +172,18 @@ class CallbackConfig(Config):
 
 @configclass
 class TrainerConfig(Config):
-    """How long to train, and how often to report, save and evaluate. All intervals are in steps.
+    """How long to train, and how often to report, save and evaluate.
+
+    A plain number counts steps. Where the table names more, "3 epochs" counts passes over the training data, "20 %" is
+    a share of the run, and "30 min" is a time.
 
     Attributes:
       optimizer_config: The optimizer, the learning rate, the warm-up and the moving average of the weights.
       optimizers: Several optimizers by name, each for variables of its own, in place of the optimizer in
         optimizer_config. A name has no slash or dot.
+      freeze: Regular expressions of the variables that training leaves as they are. Each is searched in the path of a
+        variable. They get no gradient, no slots of an optimizer and no average; a layer of batch normalization all of
+        whose variables match uses its moving averages.
       trainer_class: The subclass of trainer_kit.Trainer that trains, as module:Class; empty means the class that the
         task is registered with, or Trainer itself.
       train_tf_while_loop: Whether the steps of a training loop are a loop in the graph; false calls each step from
@@ -186,6 +197,8 @@ class TrainerConfig(Config):
       eval_recreate_iterator: Whether each evaluation starts at the first example; false goes on where the last one
         stopped.
       allow_tpu_summary: Summaries from inside a TPU program are not supported, so this has to be false.
+      steps_per_epoch: The number of training steps in an epoch; unset means that the training data decides. It has to
+        be set for data without an end, if the config names epochs.
       steps_per_loop: The number of training steps in a loop; logs, checkpoints and evaluations come at the ends of
         loops only.
       fuse_steps: The number of training steps that XLA compiles into one program; 1 fuses none. It takes at most the
@@ -195,13 +208,23 @@ class TrainerConfig(Config):
       accumulate_steps: The number of micro-batches that a batch is split into, for batches that do not fit into memory:
         global_batch_size is the batch of one update, and each replica adds up the gradients of this number of parts of
         its share. auto finds the smallest number that fits into memory before the first step, and the run keeps it.
-      summary_interval: Steps between the summaries that the task itself writes.
-      checkpoint_interval: Steps between checkpoints.
+      summary_interval: Steps between the summaries that the task itself writes, and between histograms and images of
+        named tensors. A number of your own has to be a multiple of steps_per_loop. A time is looked at when a loop
+        ends.
+      checkpoint_interval: Steps between checkpoints. A time is looked at when a loop ends.
       max_to_keep: How many of the newest checkpoints are kept.
+      keep_interval: Which older checkpoints are kept, too: the first one after each so many steps, epochs or hours;
+        unset keeps none of them.
       continuous_eval: Which checkpoints mode continuous_eval evaluates, and how long they are kept for it.
       continuous_eval_timeout: Seconds that mode continuous_eval waits for a checkpoint without a sign of life of the
         training run; unset waits without end.
-      train_steps: The global step at which training ends; -1 trains until the data is exhausted.
+      train_steps: The global step at which training ends; -1 trains until the data is exhausted. With a number of
+        epochs, a dataset that ends starts again.
+      max_time: The time after which this process saves and ends with exit code 75; the same command resumes. Unset sets
+        no limit.
+      overfit_batches: The number of batches, counted from the start of the training data, that the run trains on again
+        and again and evaluates on; they are an epoch then. Unset for real runs. A model and a loss without a mistake
+        learn them by heart.
       validation_steps: The number of batches in an evaluation; -1 takes all of them.
       validation_interval: Steps between evaluations in mode train_and_eval.
       validation_sets: What differs for one of several validation sets, by the name of the set.
@@ -213,7 +236,8 @@ class TrainerConfig(Config):
         early.
       best_checkpoints: Further best checkpoints by name, each in a folder of its own.
       metrics: Metrics of training and of evaluation, in addition to those of the task's build_metrics. The task's
-        process_metrics updates them with labels and outputs.
+        process_metrics updates them with labels and outputs, or the step with a named tensor.
+      summaries: Tensors, by name, whose values are written at the end of training loops or evaluations.
       report_gradient_norm: Whether training reports gradient_norm, the L2 norm of all gradients of an update before
         gradient processors and clipping, as its mean over the loop; with several optimizers, that of each. On several
         replicas each update sums the gradients over replicas once more for it, unless a processor or a bound does so
@@ -242,6 +266,7 @@ class TrainerConfig(Config):
 
     optimizer_config: OptimizationConfig = OptimizationConfig()
     optimizers: dict[str, NamedOptimizerConfig] = Field(default_factory=dict)
+    freeze: tuple[str, ...] = ()
     trainer_class: str = ""
     train_tf_while_loop: bool = True
     train_tf_function: bool = True
@@ -249,17 +274,21 @@ class TrainerConfig(Config):
     eval_tf_while_loop: bool = False
     eval_recreate_iterator: bool = True
     allow_tpu_summary: Literal[False] = False
-    steps_per_loop: PositiveInt = 1000
+    steps_per_epoch: PositiveInt | None = None
+    steps_per_loop: durations.LoopSteps = 1000
     fuse_steps: PositiveInt = 1
     accumulate_steps: PositiveInt | Literal["auto"] = 1
-    summary_interval: PositiveInt = 1000
-    checkpoint_interval: PositiveInt = 1000
+    summary_interval: durations.SaveInterval = durations.SUMMARY_INTERVAL
+    checkpoint_interval: durations.SaveInterval = 1000
     max_to_keep: PositiveInt = 5
+    keep_interval: durations.KeepInterval | None = None
     continuous_eval: ContinuousEvalConfig = ContinuousEvalConfig()
     continuous_eval_timeout: Annotated[float, Field(ge=0)] | None = 60 * 60
-    train_steps: StepsOrAll = 0
+    train_steps: durations.RunSteps = 0
+    max_time: durations.TimeSpan | None = None
+    overfit_batches: PositiveInt | None = None
     validation_steps: StepsOrAll = -1
-    validation_interval: PositiveInt = 1000
+    validation_interval: durations.PartOfRun = 1000
     validation_sets: dict[str, ValidationSetConfig] = Field(default_factory=dict)
     best_checkpoint_export_subdir: str = "best_ckpt"
     best_checkpoint_eval_metric: str = ""
@@ -267,6 +296,7 @@ class TrainerConfig(Config):
     early_stopping: EarlyStoppingConfig | None = None
     best_checkpoints: dict[str, BestCheckpointConfig] = Field(default_factory=dict)
     metrics: tuple[MetricConfig, ...] = ()
+    summaries: tuple[SummaryConfig, ...] = ()
     report_gradient_norm: bool = False
     gradient_spike_alarm: GradientSpikeAlarmConfig | None = None
     callbacks: tuple[CallbackConfig, ...] = ()
@@ -283,12 +313,7 @@ class TrainerConfig(Config):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks intervals against each other, and switches that exclude each other."""
-        if self.summary_interval % self.steps_per_loop:
-            yield (
-                "summary_interval",
-                f"{self.summary_interval} is not a multiple of steps_per_loop ({self.steps_per_loop}); "
-                "summaries are written at the end of a loop, so set it to a multiple",
-            )
+        yield from durations.interval_rules(self)
         if self.validation_steps == 0:
             yield "validation_steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"
         if self.train_tf_while_loop and not self.train_tf_function:
@@ -307,6 +332,7 @@ class TrainerConfig(Config):
             )
         if self.trainer_class and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.trainer_class):
             yield "trainer_class", f"{self.trainer_class!r} names no class; write it as module:Class"
+        yield from broken_patterns("freeze", self.freeze)
         yield from self._optimizer_rules()
         yield from self._early_stopping_rules()
         yield from self._folder_rules()
@@ -451,7 +477,7 @@ class ExperimentConfig(Config):
     def _set_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that each validation set has a name a folder can have, and that settings name existing sets."""
         sets = validation_sets(self.task)
-        several = isinstance(getattr(self.task, "validation_data", None), Mapping)
+        several = "" not in sets
         if several and not sets:
             yield "task.validation_data", "holds no validation set; name one, or give the fields of a single one"
         for name in sets if several else ():
@@ -472,7 +498,7 @@ class ExperimentConfig(Config):
 
         In an evaluation each example counts by itself, so one replica may get more examples than another.
         """
-        found = {"task.train_data": (getattr(self.task, "train_data", None), True)}
+        found = {path: (data, True) for path, data in training_sets(self.task).items()}
         for name, data in validation_sets(self.task).items():
             path = f"task.validation_data.{name}".rstrip(".")
             found[path] = (data, bool(getattr(data, "is_training", False)))

@@ -32,14 +32,20 @@ class MetricConfig(OpenOneOfConfig):
     Attributes:
       type: Which of the metrics below, or of those that are registered, is used.
       keras: A metric of Keras, and its arguments.
+      tensor: The name of a tensor, of trainer_kit.expose or of a layer, that training and evaluation steps update the
+        metric with. Empty: the task's process_metrics updates it with labels and outputs.
     """
 
     registry: ClassVar[Registry[Branch]] = Registry("metric")
 
     type: str | None = None
     keras: KerasMetricConfig | None = None
+    tensor: str = ""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that a metric is chosen."""
         if self.type is None:
             yield "type", f"is needed; give one of {', '.join(self.branches())}"
+
+    def _shown_fields(self) -> list[str]:
+        return [*super()._shown_fields(), *(["tensor"] if self.tensor else [])]

@@ -8,6 +8,7 @@ from pydantic import Field
 
 Rate = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average, which 1 would never change
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 Above0 = Annotated[float, Field(gt=0)]
 Steps = Annotated[int, Field(ge=0)]

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import Above0, Fraction, PositiveFraction, Rate, SomeSteps, Steps
+from trainer_kit.config.schema.number_types import Above0, Decay, Fraction, PositiveFraction, Rate, SomeSteps, Steps
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 
 
@@ -68,7 +68,7 @@ class RMSPropConfig(BaseOptimizerConfig):
     """
 
     name: str = "RMSprop"
-    rho: Fraction = 0.9
+    rho: Decay = 0.9
     momentum: Fraction = 0.0
     epsilon: Rate = 1e-7
     centered: bool = False
@@ -102,8 +102,8 @@ class AdamConfig(BaseOptimizerConfig):
     """
 
     name: str = "Adam"
-    beta_1: Fraction = 0.9
-    beta_2: Fraction = 0.999
+    beta_1: Decay = 0.9
+    beta_2: Decay = 0.999
     epsilon: Rate = 1e-7
     amsgrad: bool = False
 
@@ -125,8 +125,8 @@ class AdamWeightDecayConfig(BaseOptimizerConfig):
     """
 
     name: str = "AdamWeightDecay"
-    beta_1: Fraction = 0.9
-    beta_2: Fraction = 0.999
+    beta_1: Decay = 0.9
+    beta_2: Decay = 0.999
     epsilon: Rate = 1e-7
     amsgrad: bool = False
     weight_decay_rate: Rate = 0.0
@@ -150,8 +150,8 @@ class LAMBConfig(BaseOptimizerConfig):
     """
 
     name: str = "LAMB"
-    beta_1: Fraction = 0.9
-    beta_2: Fraction = 0.999
+    beta_1: Decay = 0.9
+    beta_2: Decay = 0.999
     epsilon: Rate = 1e-6
     weight_decay_rate: Rate = 0.0
     exclude_from_weight_decay: tuple[str, ...] | None = None
@@ -245,8 +245,8 @@ class NadamConfig(DecayingOptimizerConfig):
     """
 
     name: str = "Nadam"
-    beta_1: Fraction = 0.9
-    beta_2: Fraction = 0.999
+    beta_1: Decay = 0.9
+    beta_2: Decay = 0.999
     epsilon: Rate = 1e-7
 
 
@@ -262,8 +262,8 @@ class AdamaxConfig(DecayingOptimizerConfig):
     """
 
     name: str = "Adamax"
-    beta_1: Fraction = 0.9
-    beta_2: Fraction = 0.999
+    beta_1: Decay = 0.9
+    beta_2: Decay = 0.999
     epsilon: Rate = 1e-7
 
 
@@ -278,7 +278,7 @@ class AdadeltaConfig(DecayingOptimizerConfig):
     """
 
     name: str = "Adadelta"
-    rho: Fraction = 0.95
+    rho: Decay = 0.95
     epsilon: Rate = 1e-7
 
 
@@ -358,8 +358,8 @@ class MuonConfig(DecayingOptimizerConfig):
     exclude_layers: tuple[str, ...] = ()
     exclude_embeddings: bool = True
     weight_decay: Rate | None = 0.004
-    adam_beta_1: Fraction = 0.9
-    adam_beta_2: Fraction = 0.999
+    adam_beta_1: Decay = 0.9
+    adam_beta_2: Decay = 0.999
     epsilon: Rate = 1e-7
     adam_lr_ratio: Rate = 1.0
     adam_weight_decay: Rate | None = 0.004
@@ -379,7 +379,7 @@ class ScheduleFreeAdamWConfig(DecayingOptimizerConfig):
 
     name: str = "ScheduleFreeAdamW"
     beta_1: PositiveFraction = 0.9
-    beta_2: Fraction = 0.999
+    beta_2: Decay = 0.999
     epsilon: Rate = 1e-8
     warmup_steps: Steps = 0
 

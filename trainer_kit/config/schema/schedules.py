@@ -13,7 +13,8 @@ from pydantic import Field
 
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import Above0, Fraction, Rate, SomeSteps, Steps
+from trainer_kit.config.schema.durations import PartOfRun
+from trainer_kit.config.schema.number_types import Above0, Fraction, Rate, Steps
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 
 
@@ -103,7 +104,7 @@ class ExponentialLrConfig(Config):
 
     name: str = "ExponentialDecay"
     initial_learning_rate: Rate | None = None
-    decay_steps: SomeSteps | None = None
+    decay_steps: PartOfRun | None = None
     decay_rate: Rate | None = None
     staircase: bool | None = None
     offset: int = 0
@@ -125,9 +126,9 @@ class PolynomialLrConfig(Config):
 
     name: str = "PolynomialDecay"
     initial_learning_rate: Rate | None = None
-    decay_steps: SomeSteps | None = None
+    decay_steps: PartOfRun | None = None
     end_learning_rate: Rate = 0.0001
-    power: float = 1.0
+    power: Rate = 1.0
     cycle: bool = False
     offset: int = 0
 
@@ -146,7 +147,7 @@ class CosineLrConfig(Config):
 
     name: str = "CosineDecay"
     initial_learning_rate: Rate | None = None
-    decay_steps: SomeSteps | None = None
+    decay_steps: PartOfRun | None = None
     alpha: Rate = 0.0
     offset: int = 0
 
@@ -167,7 +168,7 @@ class CosineRestartsLrConfig(Config):
 
     name: str = "SGDRDecay"
     initial_learning_rate: Rate | None = None
-    first_decay_steps: SomeSteps | None = None
+    first_decay_steps: PartOfRun | None = None
     t_mul: Annotated[float, Field(ge=1)] = 2.0
     m_mul: Rate = 1.0
     alpha: Rate = 0.0
@@ -195,7 +196,7 @@ class OneCycleLrConfig(Config):
 
     name: str = "OneCycle"
     max_learning_rate: Rate | None = None
-    total_steps: SomeSteps | None = None
+    total_steps: PartOfRun | None = None
     pct_start: Fraction = 0.3
     rise: Literal["cosine", "linear"] = "cosine"
     div_factor: Above0 = 25.0
@@ -218,7 +219,7 @@ class InverseTimeLrConfig(Config):
 
     name: str = "InverseTimeDecay"
     initial_learning_rate: Rate | None = None
-    decay_steps: SomeSteps | None = None
+    decay_steps: PartOfRun | None = None
     decay_rate: Rate | None = None
     staircase: bool = False
     offset: int = 0
@@ -255,7 +256,7 @@ class PowerAndLinearDecayLrConfig(Config):
 
     name: str = "PowerAndLinearDecay"
     initial_learning_rate: Rate | None = None
-    total_decay_steps: SomeSteps | None = None
+    total_decay_steps: PartOfRun | None = None
     power: float = -0.5
     linear_decay_fraction: Fraction = 0.1
     offset: int = 0

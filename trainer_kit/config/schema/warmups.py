@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
-from trainer_kit.config.schema.number_types import Rate, SomeSteps
+from trainer_kit.config.schema.durations import PartOfRun
+from trainer_kit.config.schema.number_types import Rate
 
 
 @configclass
@@ -21,7 +22,7 @@ class LinearWarmupConfig(Config):
 
     name: str = "linear"
     warmup_learning_rate: Rate = 0.0
-    warmup_steps: SomeSteps | None = None
+    warmup_steps: PartOfRun | None = None
 
 
 @configclass
@@ -35,8 +36,8 @@ class PolynomialWarmupConfig(Config):
     """
 
     name: str = "polynomial"
-    power: float = 1.0
-    warmup_steps: SomeSteps | None = None
+    power: Rate = 1.0
+    warmup_steps: PartOfRun | None = None
 
 
 @configclass

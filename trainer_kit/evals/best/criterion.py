@@ -10,6 +10,14 @@ from typing import Any, NamedTuple
 from trainer_kit.telemetry.scalars import flat_scalars
 
 _SIGNS = {"higher": 1.0, "lower": -1.0}
+_LOWER = ("loss", "error", "mse", "mae", "mape", "msle")
+_HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou")
+
+
+def comparison_by_name(metric: str) -> str | None:
+    """Returns "lower" or "higher" where the name of a metric tells which of its values are better; else None."""
+    lower, higher = (any(part in metric for part in parts) for parts in (_LOWER, _HIGHER))
+    return None if lower == higher else "lower" if lower else "higher"
 
 
 class Scored(NamedTuple):

@@ -22,6 +22,9 @@ class Source(Protocol):
 
     `Task.build_inputs` may return one instead of a tf.data.Dataset. The Trainer then asks for the dataset when it
     needs the iterator: after a checkpoint has been restored.
+
+    A Source may have a method `resumption(*, deterministic_ops) -> Resumption | None` that tells how exactly it
+    resumes; without one the functions of its dataset are looked at.
     """
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:

@@ -29,6 +29,7 @@ from trainer_kit.telemetry.metrics_jsonl import newest_report
 
 ATTEMPTS = "attempts.jsonl"
 _METRICS = "metrics.jsonl"
+_OVER = "stopped by trainer.max_time"  # as StopSignals says it
 _LOG = logging.getLogger(__name__)
 
 
@@ -46,7 +47,8 @@ def supervise(
 ) -> int:
     """Runs `command` until it is done, and restarts it after a preemption or a crash; in the main thread only.
 
-    A preempted run (exit code 75) is restarted at once, any number of times; if it gained no step, after a wait.
+    A preempted run (exit code 75) is restarted at once, any number of times; if it gained no step, after a wait. A run
+    whose trainer.max_time is over (75, too) is not restarted.
     A crash (code 1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`. The wait after
     them doubles each time, and is short again after an attempt that reached a later step. Two of them in a row at the
     same step end the supervisor, since the next attempt would fail there too. Every other code ends it; the table is
@@ -90,8 +92,8 @@ def supervise(
             attempt = _attempt(now, wakeups, grace_seconds, reader, folder.hold)
             wakeups.wait(0)
             verdict = policy.after(attempt.code, attempt.step, seconds=attempt.seconds, silent=step is not None)
-            if wakeups.stop is not None:
-                verdict = Verdict(False, 0.0, f"end: asked to stop by {wakeups.stop.name}")
+            if over := _over(attempt, wakeups.stop):
+                verdict = Verdict(False, 0.0, f"end: {over}")
             if verdict.restart and (lost := folder.hold()):
                 _LOG.error("%s", lost)
                 return ExitCode.STORAGE
@@ -128,6 +130,14 @@ def _attempt(
     started, clock = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.monotonic()
     code, lines = run(command, wakeups, grace_seconds, watch)
     return _Attempt(started, time.monotonic() - clock, code, step(), lines)
+
+
+def _over(attempt: _Attempt, stop: signal.Signals | None) -> str:
+    """Returns why no attempt follows, whatever the exit code says; "" if the exit code decides."""
+    if stop is not None:
+        return f"asked to stop by {stop.name}"
+    over = attempt.code == ExitCode.PREEMPTED and any(_OVER in line for line in attempt.lines)
+    return "trainer.max_time is over" if over else ""
 
 
 class _RunFolder(contextlib.ExitStack):

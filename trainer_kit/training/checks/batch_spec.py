@@ -10,12 +10,15 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.config.schema.evaluation import validation_sets
+from trainer_kit.distribution.keras_internals import LayerNumbers
+from trainer_kit.distribution.tracing import traced
 from trainer_kit.errors import UsageError, add_note, explained
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import missing_files_told
 from trainer_kit.inputs.registered_datasets import inputs_of
 from trainer_kit.inputs.train_data import open_whole
 from trainer_kit.process.error_report import described
+from trainer_kit.training.task import is_compiled
 
 # The data has ended, or another worker is gone: errors that are not about batches or models.
 _NOT_ABOUT_BATCHES = (
@@ -27,11 +30,18 @@ _NOT_ABOUT_BATCHES = (
 )
 
 
+def new_model(task: Any) -> Any:
+    """Returns the model of a task, whose Keras 3 layers have the numbers of the first model; in strategy scope."""
+    with LayerNumbers.of_first_model():
+        return task.build_model()
+
+
 def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = None) -> None:
     """Creates the missing variables of a model; eager, in strategy scope.
 
     The task calls the model on the specs of a batch, in a graph that is thrown away: no data is read, and nothing is
-    computed. A model that is already built is not changed.
+    computed. A model that is already built is not changed. The metrics of its `compile` are built too: a loop that was
+    traced before that could not reset them.
 
     Args:
       sections: The section `task` of the config.
@@ -49,7 +59,7 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
         kind = "None" if model is None else f"the class {model.__name__}" if isinstance(model, type) else repr(model)
         raise UsageError(f"{type(task).__name__}.build_model returned {kind:.80}; return the model")
     _name_for_graphs(task, model)
-    if is_built(model):
+    if is_built(model) and not has_unbuilt_metrics(model):
         return
     section, batch = _first_batch(sections, task, model, train, given)
     errors: list[Exception] = []
@@ -58,7 +68,7 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
             _trace(step, batch)
         except Exception as error:
             errors.append(error)
-        if is_built(model):  # a step that lacks an optimizer or metrics may fail later
+        if is_built(model) and not has_unbuilt_metrics(model):  # a step without an optimizer or metrics may fail later
             return
     if errors and not has_variables(model):
         add_note(
@@ -124,18 +134,23 @@ def is_built(model: Any) -> bool:
     return has_variables(model) and all(layer.built for layer in model.layers)
 
 
+def has_unbuilt_metrics(model: Any) -> bool:
+    """Whether a compiled model has metrics that the first batch is to build."""
+    return any(getattr(metric, "built", True) is False for metric in getattr(model, "metrics", None) or ())
+
+
 def _steps_with_model(task: Any, model: Any) -> Iterator[Callable[[Any], Any]]:
     """Yields functions of a batch that call the model as the task does, the most likely one first."""
-    if not _is_default(task, "validation_step"):
+    if not _is_default(task, "validation_step") or has_unbuilt_metrics(model):
         yield lambda batch: converted(task.validation_step)(batch, model=model, metrics=[])
-    yield lambda batch: converted(task.inference_step)(_features(batch), model)
-    if not _is_default(task, "train_step"):
+    yield lambda batch: converted(task.inference_step)(_features(batch, model), model)
+    if not _is_default(task, "train_step") or has_unbuilt_metrics(model):
         yield lambda batch: converted(task.train_step)(batch, model=model, optimizer=None, metrics=[])
 
 
 def _trace(step: Callable[[Any], Any], batch: Any) -> Any:
     """Traces a function of a batch on specs, and returns the specs of its outputs."""
-    return tf.function(step, autograph=False).get_concrete_function(batch).structured_outputs
+    return traced(step, batch).structured_outputs
 
 
 @contextlib.contextmanager
@@ -171,12 +186,13 @@ def _described_batch(section: str, batch: Any, task: Any, model: Any) -> Iterato
             "batch; return pairs from build_inputs, or override the step"
         )
     with contextlib.suppress(Exception):
-        outputs = _trace(lambda inputs: converted(task.inference_step)(_features(inputs), model), batch)
+        outputs = _trace(lambda inputs: converted(task.inference_step)(_features(inputs, model), model), batch)
         yield f"the model gives {described(outputs)}"
 
 
-def _features(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
+def _features(batch: Any, model: Any) -> Any:
+    lengths = (2, 3) if is_compiled(model) else (2,)
+    return batch[0] if isinstance(batch, tuple) and len(batch) in lengths else batch
 
 
 def _is_default(task: Any, step: str) -> bool:

@@ -25,8 +25,8 @@ def check_sections(config: Any, train_data: bool, validation_data: bool) -> None
 
 
 def check_model(model: Any, runtime: Any, strategy: tf.distribute.Strategy) -> None:
-    """Raises UsageError when the model has no variables, or the devices do not support the options in `runtime`."""
-    if not getattr(model, "variables", None):
+    """Raises UsageError when the model is not built, or the devices do not support the options in `runtime`."""
+    if not getattr(model, "variables", None) and not getattr(model, "built", False):
         raise UsageError(
             f"the model {type(model).__name__} has no variables yet; build it in build_model, "
             "for instance by calling it once on a batch of zeros"
@@ -58,6 +58,17 @@ def tell_dropped_assertions(graph: tf.Graph) -> None:
         _LOG.warning(
             "the training step has assertions, such as tf.debugging.assert_less, and XLA leaves them out: with "
             "trainer.fuse_steps above 1 a failed assertion does not stop the run"
+        )
+
+
+def tell_slow_convolutions(graph: tf.Graph) -> None:
+    """Warns when the graph of a fused loop has convolutions and runs on CPUs, where those of XLA are slow."""
+    if tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("TPU"):
+        return
+    if any(node.op.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d")) for node in nodes(graph.as_graph_def())):
+        _LOG.warning(
+            "the training step has convolutions, and on a CPU those of XLA can take ten times as long as those of "
+            "TensorFlow: set trainer.fuse_steps to 1, or measure both"
         )
 
 

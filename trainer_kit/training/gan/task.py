@@ -121,8 +121,10 @@ class GanTask(Task):
     @tf.autograph.experimental.do_not_convert
     def _step_in_turns(self, real: Any, model: Gan, generator: Any, discriminator: Any) -> tuple[Any, Any]:
         """Updates the discriminator, then the generator with new examples; returns both losses, and the first ones."""
+        # One draw for both nets: each reads and writes the state of the random generator.
+        latents, new_latents = tf.split(model.latents(2 * tf.shape(real)[0]), 2)
         with unchanged_averages(model.generator):
-            fake = converted(model.generator)(model.latents(tf.shape(real)[0]), training=True)
+            fake = converted(model.generator)(latents, training=True)
 
         def losses() -> tuple[Any, Any, Any]:
             logits = [_logits(model.discriminator, examples, training=True) for examples in (real, fake)]
@@ -130,7 +132,7 @@ class GanTask(Task):
             return *reported, reported[0] + self._added_to_discriminator(model, real, fake)
 
         def loss_of_generator() -> tuple[Any]:
-            made = converted(model.generator)(model.latents(tf.shape(real)[0]), training=True)
+            made = converted(model.generator)(new_latents, training=True)
             with unchanged_averages(model.discriminator):
                 logits = _logits(model.discriminator, made, training=True)
             return (self._losses(logits, logits)[1] + _added(model.generator),)
@@ -225,7 +227,8 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
 @tf.autograph.experimental.do_not_convert
 def _scaled_share(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
     """Returns what a replica differentiates: its share of the loss, times the loss scale."""
-    return scale_loss(optimizer, loss / tf.distribute.get_strategy().num_replicas_in_sync)
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return scale_loss(optimizer, loss / replicas if replicas > 1 else loss)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError
 from trainer_kit.training.loops.eval_reduction import GraphReduction, NotInGraph, Reduce
+from trainer_kit.training.loops.evaluation_parts import EvaluationParts, LoopInParts
 from trainer_kit.training.loops.host_variables import as_int32
 from trainer_kit.training.loops.iterators import over_elements
 from trainer_kit.training.loops.loop_results import Readback
@@ -24,11 +25,26 @@ class EvalLoop:
     """Runs evaluation steps in graph until the data ends, enough steps are done, or a stop is requested.
 
     On small models it is four to five times as fast as a Python loop.
+
+    Args:
+      begin: A function that resets the metrics; called first, in graph.
+      step: A function of the iterator that evaluates one batch.
+      results: A function that returns nested scalars and tensors after the last step.
+      stop: The flag of stop_variable.
+      check: A function that raises an error when a traced graph cannot be used.
     """
 
-    def __init__(self, begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], None],
+        step: Step,
+        results: Callable[[], Any],
+        stop: tf.Variable,
+        check: Callable[[tf.Graph], None] = lambda graph: None,
+    ) -> None:
         self._results = Readback(results, graph_function)
-        self._whole = LoopFunction(self._graph(begin, step, self._results.pack, stop), "the evaluation loop")
+        whole = self._graph(begin, step, self._results.pack, stop)
+        self._whole = LoopFunction(whole, "the evaluation loop", check=check)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
         """Returns the number of steps done and the results; `num_steps` -1 means all of the data."""
@@ -133,13 +149,64 @@ class StatefulEvalLoop:
         return self._graph
 
 
-def with_state(loop: StatefulEvalLoop, ended: Callable[[int, Any, Any], None]) -> Callable[..., Any]:
+class ResultsByStep:
+    """Runs evaluation steps one by one in Python, resets nothing, and returns the results after them. Eager.
+
+    Args:
+      step: A function of the iterator.
+      results: A function that returns nested scalars and tensors.
+      stop: The flag of stop_variable.
+    """
+
+    def __init__(self, step: Step, results: Callable[[], Any], stop: tf.Variable) -> None:
+        self._loop = StatefulEvalLoop(lambda: None, step, stop, use_tf_function=False)
+        self._results = Readback(results, eager)
+
+    def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
+        """Returns the number of steps done and the results; see EvalLoop."""
+        done, _ = self._loop(iterator, num_steps, None, lambda state, outputs: None)
+        return done, self._results()
+
+
+def in_parts(
+    parts: EvaluationParts,
+    metrics: Any,
+    step: Step,
+    stop: tf.Variable,
+    batches: Callable[[], int | None],
+    *,
+    compiled: bool,
+    check: Callable[[tf.Graph], None],
+) -> LoopInParts:
+    """Returns a loop that calls functions around the parts of an evaluation.
+
+    Args:
+      parts: The functions.
+      metrics: The MetricSet of the evaluation.
+      step: A function of the iterator.
+      stop: The flag of stop_variable.
+      batches: Returns an upper bound of the number of batches in the data; None: it is not known.
+      compiled: Whether the steps run in graph.
+      check: See EvalLoop.
+    """
+    if not compiled:
+        return LoopInParts(metrics.reset, ResultsByStep(step, metrics.results, stop), parts, batches)
+    part = EvalLoop(lambda: None, step, metrics.results, stop, check)
+    return LoopInParts(graph_function(metrics.reset), part, parts, batches)
+
+
+def with_state(
+    loop: StatefulEvalLoop, ended: Callable[[int, Any, Any], None], parts: EvaluationParts | None = None
+) -> Callable[..., Any]:
     """Returns `loop_fn(iterator, num_steps, state, reduce_fn) -> state`.
 
     Args:
       loop: The loop.
       ended: Called with the number of steps done, the number asked for, and the newest graph; None if there is none.
+      parts: Functions that are not called, since such an evaluation has no parts; a warning says so.
     """
+    if parts is not None:
+        _LOG.warning("methods of evaluation batches are not called: the task aggregates the logs of an evaluation")
 
     def loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
         done, state = loop(iterator, num_steps, state, reduce_fn)
@@ -150,7 +217,7 @@ def with_state(loop: StatefulEvalLoop, ended: Callable[[int, Any, Any], None]) -
 
 
 def without_state(
-    loop: EvalLoop | StatefulEvalLoop, keep: Callable[[Any], None], ended: Callable[[int, Any, Any], None]
+    loop: EvalLoop | StatefulEvalLoop | LoopInParts, keep: Callable[[Any], None], ended: Callable[[int, Any, Any], None]
 ) -> Callable[..., None]:
     """Returns `loop_fn(iterator, num_steps)`.
 
@@ -161,11 +228,11 @@ def without_state(
     """
 
     def loop_fn(iterator: Any, num_steps: Any) -> None:
-        if isinstance(loop, EvalLoop):
+        if isinstance(loop, StatefulEvalLoop):
+            done, _ = loop(iterator, num_steps, None, lambda state, outputs: None)
+        else:
             done, results = loop(iterator, num_steps)
             keep(results)
-        else:
-            done, _ = loop(iterator, num_steps, None, lambda state, outputs: None)
         ended(done, num_steps, loop.newest_graph)
 
     return loop_fn

@@ -1,24 +1,28 @@
 """Computes the length of the next loop, and which events are due after it. Pure; steps are global steps.
 
 Intervals count from step 0. A loop that crosses a multiple of an interval makes the event due once, at the loop's end.
-So the events of a resumed run happen at the same steps as those of a run that was never stopped.
+So the events of a resumed run happen at the same steps as those of a run that was never stopped. An interval may be a
+fraction of steps, such as an epoch of 10.3 steps; the first step that reaches a multiple counts as that multiple.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+
+from trainer_kit.config.run_length import Interval
 
 StepsPerLoop = int | Callable[[int], int]
 
 
-def is_due(before: int, after: int, interval: int) -> bool:
+def is_due(before: int, after: int, interval: Interval) -> bool:
     """Whether the steps from `before` (excluded) to `after` (included) hold a multiple of `interval`."""
     return after // interval > before // interval
 
 
-def next_multiple(step: int, interval: int) -> int:
-    """Returns the first multiple of `interval` above `step`."""
-    return (step // interval + 1) * interval
+def next_multiple(step: int, interval: Interval) -> int:
+    """Returns the first multiple of `interval` above `step`, rounded up to a whole step."""
+    return math.ceil((step // interval + 1) * interval)
 
 
 def loop_length(step: int, target: int, steps_per_loop: StepsPerLoop) -> int:
@@ -38,7 +42,7 @@ def loop_length(step: int, target: int, steps_per_loop: StepsPerLoop) -> int:
     return wanted if target < 0 else min(wanted, target - step)
 
 
-def next_stop(step: int, target: int, *intervals: int | None) -> int:
+def next_stop(step: int, target: int, *intervals: Interval | None) -> int:
     """Returns the step at which training pauses next: a multiple of an interval, or `target` if that comes first.
 
     Args:
@@ -50,7 +54,7 @@ def next_stop(step: int, target: int, *intervals: int | None) -> int:
     return min([*pauses, target] if target >= 0 or not pauses else pauses)
 
 
-def all_due(before: int, after: int, target: int, intervals: Mapping[str, int | None]) -> list[str]:
+def all_due(before: int, after: int, target: int, intervals: Mapping[str, Interval | None]) -> list[str]:
     """Returns the names of the events that are due at the end of a loop: all events at `target`."""
     ended = after >= target >= 0
     return [name for name, one in intervals.items() if ended or (one and is_due(before, after, one))]

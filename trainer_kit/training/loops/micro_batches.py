@@ -1,8 +1,9 @@
 """MicroBatches: splits the batch of each replica along its first axis, and runs a step on one part after the other.
 
-The loop over the parts is outside of strategy.run, like the training loop, so that replicas can meet in each part. No
-part is empty: n examples make at most n parts. Parts whose sizes are known have static shapes, which XLA needs: the
-larger ones come first, and then those with one example less.
+The parts run outside of strategy.run, like the training loop, so that replicas can meet in each part. No part is empty:
+n examples make at most n parts. Parts whose sizes are known have static shapes, which XLA needs: the larger ones come
+first, and then those with one example less. A loop in graph over the parts costs a small step half of its speed, so
+the graph may hold a copy of the step for each part instead.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.process.error_report import described
+from trainer_kit.training.loops.sequential_parts import SequentialParts
 
 Size: TypeAlias = Any  # an int, or an int32 scalar
 
@@ -58,12 +60,14 @@ class MicroBatches:
     Args:
       parts: The number of parts, if the batch has as many examples.
       strategy: The strategy of the trainer.
-      step: A function of a part, its share of the replica's batch (a float32 scalar), and whether it is the first part
-        of the batch (a bool, or a bool scalar); runs on a replica.
+      step: A function of a part, its share of the replica's batch (a float, or a float32 scalar if it is not known
+        before), and whether it is the first part of the batch (a bool, or a bool scalar); runs on a replica. May
+        return a list of tensors, for which the next part waits, as it does for what the part writes.
       update: A function that runs on a replica after the last part.
       metrics: A function that returns the variables of the metrics that `step` updates.
       options: The options of strategy.run.
       in_xla: Whether all this is part of a program of XLA.
+      unrolled: Whether the graph gets a copy of the step for each part of known size, instead of a loop.
     """
 
     def __init__(
@@ -75,9 +79,10 @@ class MicroBatches:
         metrics: Callable[[], Sequence[Any]] = list,
         options: Any = None,
         in_xla: bool = False,
+        unrolled: bool = False,
     ) -> None:
         self._parts, self._strategy, self._step, self._update = parts, strategy, step, update
-        self._metrics, self._options, self._in_xla = metrics, options, in_xla
+        self._metrics, self._options, self._in_xla, self._unrolled = metrics, options, in_xla, unrolled
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, inputs: Any) -> None:
@@ -89,7 +94,7 @@ class MicroBatches:
         Raises:
           UsageError: when the batch cannot be split.
         """
-        replicas = _by_replica(inputs, self._strategy)
+        self._order, replicas = SequentialParts(), _by_replica(inputs, self._strategy)
         sizes = {check_batch(leaves) for leaves in replicas}
         if len(sizes) == 1 and None not in sizes:
             self._of_known_sizes(inputs, sizes.pop())
@@ -115,20 +120,23 @@ class MicroBatches:
                 self._strategy.run(step, args=(inputs, number), options=self._options)
             return (number + 1,)
 
-        if isinstance(begin, int) and isinstance(end, int) and end == begin + 1:
-            self._strategy.run(functools.partial(step, number=begin), args=(inputs,), options=self._options)
+        if isinstance(begin, int) and isinstance(end, int) and (self._unrolled or end == begin + 1):
+            for number in range(begin, end):
+                with self._order.part() as results:
+                    one = functools.partial(step, number=number)
+                    results += self._strategy.run(one, args=(inputs,), options=self._options) or []
             return
         first = tf.convert_to_tensor(begin, tf.int32)
         # More than one iteration at a time would keep the activations of several parts in memory.
         tf.while_loop(lambda number: number < end, one_part, (first,), parallel_iterations=1)
 
     @tf.autograph.experimental.do_not_convert
-    def _part_of_size(self, inputs: Any, number: Any, run: _Run) -> None:
+    def _part_of_size(self, inputs: Any, number: Any, run: _Run) -> Any:
         n = batch_size(tf.nest.flatten(inputs))
         size = run.size(n)
         later = isinstance(n, int) and not run.larger and n % self._parts > 0
         first = False if later else number == 0 if isinstance(number, int) else tf.equal(number, 0)
-        self._step(part_of(inputs, run.start(n, number), size), _share(size, n), first)
+        return self._step(part_of(inputs, run.start(n, number), size), _share(size, n), first)
 
     @tf.autograph.experimental.do_not_convert
     def _part_of_any_size(self, inputs: Any, number: Any, count: Size) -> None:
@@ -203,6 +211,8 @@ def _part(value: Any, start: Size, size: Size) -> Any:
         begin, sizes = _bounds(tf.cast(start, tf.int64), tf.cast(size, tf.int64), value.dense_shape[1:])
         return tf.sparse.slice(value, begin, sizes)
     known = value.shape.rank is not None and value.shape[1:].is_fully_defined()
+    if known and isinstance(start, int) and isinstance(size, int):
+        return tf.slice(value, [start, *(0 for _ in value.shape[1:])], [size, *value.shape[1:]])
     others = tf.constant(value.shape[1:].as_list(), tf.int32) if known else tf.shape(value)[1:]
     part = tf.slice(value, *_bounds(start, size, others))
     if value.shape.rank is None:
@@ -216,8 +226,9 @@ def _bounds(start: Size, size: Size, others: tf.Tensor) -> tuple[tf.Tensor, tf.T
 
 
 def _share(size: Size, n: Size) -> Any:
+    """Returns a part's share of a batch of n examples: a float if it is known now, else a float32 scalar."""
     if isinstance(n, int):
-        return tf.constant(size / n, tf.float32)
+        return size / n
     return tf.cast(size, tf.float32) / tf.cast(tf.maximum(n, 1), tf.float32)
 
 

@@ -42,12 +42,12 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
     for op in graph.get_operations()[before:]:  # in the order they were made: inputs first
         if any(tensor.op in after for tensor in op.inputs) or any(one in after for one in op.control_inputs):
             after.add(op)
-        elif _writes(op):
+        elif writes(op):
             run_after(op, batch)
             after.add(op)
 
 
-def _writes(op: tf.Operation) -> bool:
+def writes(op: tf.Operation) -> bool:
     """Whether an operation may change a variable. Inside a TPU program nothing may wait for operations outside it."""
     return op.op_def.is_stateful and op.type != "ReadVariableOp" and "_tpu_replicate" not in op.node_def.attr
 

@@ -14,6 +14,10 @@ from trainer_kit.training.checks.accumulating import check_accumulating, warn_of
 from trainer_kit.training.loops.micro_batches import MicroBatches
 from trainer_kit.training.trainer_parts.micro_batch_trials import MicroBatchTrials
 
+# A loop over at most so many micro-batches of a model with at most so many variables is unrolled. The time for tracing
+# grows with both, and the cost of a loop matters only where a step is short.
+_MOST_PARTS, _MOST_VARIABLES = 8, 32
+
 
 class Accumulation:
     """Splits the batch of each training step into micro-batches. Created in the scope of the strategy.
@@ -82,16 +86,24 @@ class Accumulation:
         """
         self._is_used = True
         self._renew_sums()
+        unrolled = self._is_unrolled()
         for sums in self._sums.values():
-            sums.begin()
+            sums.begin(as_tensors=unrolled and self._strategy.num_replicas_in_sync == 1)
         batches = MicroBatches(
-            int(self.steps), self._strategy, self._part_step, self._update, self._metrics, options, in_xla=self._fused
-        )
+            int(self.steps), self._strategy, self._part_step, self._update, self._metrics, options,
+            in_xla=self._fused, unrolled=unrolled,
+        )  # fmt: skip
         batches(inputs)
 
+    def _is_unrolled(self) -> bool:
+        """Whether the graph gets a copy of the step for each micro-batch; XLA would compile each copy."""
+        is_small = len(self._trainer.model.trainable_variables) <= _MOST_VARIABLES and int(self.steps) <= _MOST_PARTS
+        return is_small and not (self._fused or self._trainer.config.runtime.enable_xla)
+
     @tf.autograph.experimental.do_not_convert
-    def _part_step(self, part: Any, share: Any, first: Any) -> None:
+    def _part_step(self, part: Any, share: Any, first: Any) -> list[tf.Tensor]:
         self._run(self._sums, part, share, first)
+        return [tensor for sums in self._sums.values() for tensor in sums.tensors]
 
     @tf.autograph.experimental.do_not_convert
     def _update(self) -> None:
@@ -115,7 +127,7 @@ class Accumulation:
         sums = self._sums if parts > 1 else alone
         for one in sums.values():
             one.begin()
-        return tf.autograph.experimental.do_not_convert(lambda part: self._run(sums, part, tf.constant(1.0), True))
+        return tf.autograph.experimental.do_not_convert(lambda part: self._run(sums, part, 1.0, True))
 
     def _run(self, sums: Mapping[str, GradientSums], part: Any, share: Any, first: Any) -> None:
         parts = {name: one.part(share, first) for name, one in sums.items()}

@@ -17,7 +17,7 @@ class InterruptedMetrics:
     """Saves and restores the metrics of an interrupted loop, which the next start continues. Eager, on the host.
 
     Args:
-      trainer: The trainer; its `cut_short` says whether its last loop was interrupted, and is set after a restore.
+      trainer: The trainer; its `metrics_continue` says whether a checkpoint holds them, and is set after a restore.
       variables: A function that returns the variables of the training metrics, which may be created in a step.
       strategy: The strategy of the trainer.
     """
@@ -27,12 +27,12 @@ class InterruptedMetrics:
 
     def state(self) -> Any:
         """Returns the values of the metrics on each replica; None if no loop was interrupted."""
-        return replica_values(self._variables(), self._strategy) if self._trainer.cut_short else None
+        return replica_values(self._variables(), self._strategy) if self._trainer.metrics_continue else None
 
     def restore(self, state: Any) -> None:
         """Restores what `state` returned; if the run has other metrics now, warns and begins them again."""
         fits = state is not None and put_replica_values(self._variables(), self._strategy, state)
-        self._trainer.cut_short = fits
+        self._trainer.metrics_continue = fits
         if state is not None and not fits:
             _LOG.warning(
                 "the checkpoint holds the state of other metrics than this run has, so the first training metrics "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer_kit.config.schema.optimization import EMAConfig
@@ -74,13 +74,15 @@ def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any
     return optimizer
 
 
-def moving_average(options: Any, task: Any, model: Any) -> MovingAverage | None:
+def moving_average(options: Any, task: Any, model: Any, trainable: Sequence[Any] = ()) -> MovingAverage | None:
     """Returns the moving average of the weights, or of the variables of each of several optimizers; in strategy scope.
 
     Args:
       options: The section trainer of the config.
       task: The task.
       model: The built model.
+      trainable: The variables that were trainable before some were frozen, for the keys in checkpoints; empty: none
+        were.
 
     Returns:
       The average; None where the config asks for none.
@@ -89,9 +91,9 @@ def moving_average(options: Any, task: Any, model: Any) -> MovingAverage | None:
     if averaged := {name: one.ema for name, one in sections.items() if one.ema is not None}:
         owned = owned_variables(sections, sections, _given(task, model), model)
         configs = {id(native_variable(variable)): ema for name, ema in averaged.items() for variable in owned[name]}
-        variables = averaged_variables(model, EMAConfig())
+        variables = averaged_variables(model, EMAConfig(), trainable)
         return MovingAverage(variables, [configs.get(id(native_variable(variable))) for variable in variables])
-    return create_average(model, options.optimizer_config.ema)
+    return create_average(model, options.optimizer_config.ema, trainable)
 
 
 def _sections(options: Any) -> dict[str, Any]:

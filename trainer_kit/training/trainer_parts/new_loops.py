@@ -9,12 +9,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.config.schema.evaluation import training_sets
 from trainer_kit.errors import add_note
 from trainer_kit.inputs.fused_batches import tell_of_stacks
-from trainer_kit.training.checks.model_and_config import problem_of_one_thread, tell_dropped_assertions
+from trainer_kit.optimizers.gradient_processors import refused_gradient
+from trainer_kit.training.checks.model_and_config import (
+    problem_of_one_thread,
+    tell_dropped_assertions,
+    tell_slow_convolutions,
+)
 from trainer_kit.training.loops.executor_choice import ExecutorChoice, executor_by_graph, executor_by_weights
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
 from trainer_kit.training.loops.last_batch import LastBatch
+from trainer_kit.training.loops.nested_conditions import check_one_thread, has_nested_conditions
 from trainer_kit.training.loops.train_loop import Begin, Results, Step, TrainLoop
 from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 
@@ -99,6 +106,7 @@ class NewLoops:
         """
         if self.fuse_steps > 1:
             tell_dropped_assertions(graph)
+            tell_slow_convolutions(graph)
             tell_of_stacks(batch_spec, self.fuse_steps, self._config.trainer.steps_per_loop)
 
     def choose_executor(
@@ -111,8 +119,13 @@ class NewLoops:
           graph: The graph of the loop; None: it is not compiled.
           batch_spec: See `make`.
           profiles: Whether steps of this run will be traced for a profile.
+
+        Raises:
+          UsageError: when the executor is single_threaded, and would wait for ever.
         """
         if self.executor != "auto":
+            if self.executor == _ONE_THREAD and graph is not None:
+                check_one_thread(graph)
             if self.executor == _ONE_THREAD and profiles:
                 _LOG.warning("runtime.executor is single_threaded: the profile will show no TensorFlow operations")
             return loop
@@ -123,6 +136,8 @@ class NewLoops:
 
     def _choice(self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, profiles: bool) -> ExecutorChoice:
         choice = executor_by_weights(self._weights(), self._batch_size) or executor_by_graph(graph, self._batch_size)
+        if choice.name == _ONE_THREAD and graph is not None and has_nested_conditions(graph):
+            return ExecutorChoice("default", "one thread waits for ever for a tf.cond inside of a tf.cond")
         if choice.name == _ONE_THREAD and not (loop.last_batch and loop.last_batch.is_kept):
             return ExecutorChoice("default", "errors of this training step could not be explained on one thread")
         if choice.name == _ONE_THREAD and profiles:
@@ -147,7 +162,7 @@ class NewLoops:
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.ResourceExhaustedError):
                 add_note(error, _LESS_MEMORY)
-            if loop.last_batch is None:
+            if loop.last_batch is None or refused_gradient(error):  # which tells the variable and the step
                 raise
             reached = self._global_step.numpy()
             explained = loop.last_batch.explained(error, self._parts[1])
@@ -156,5 +171,5 @@ class NewLoops:
 
     @property
     def _batch_size(self) -> int:
-        data = getattr(self._config.task, "train_data", None)
-        return int(getattr(data, "global_batch_size", 0))
+        sets = training_sets(self._config.task).values()
+        return max(int(getattr(data, "global_batch_size", 0)) for data in sets)

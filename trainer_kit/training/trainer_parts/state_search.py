@@ -77,15 +77,16 @@ class StateSearch:
         with self._strategy.scope():
             self._state.keep_written(graph, self._without_state(), self._required)
 
-    def look_into_evaluation(self, graph: tf.Graph | None) -> None:
+    def look_into_evaluation(self, graph: tf.Graph | None, metrics: Sequence[Any] = ()) -> None:
         """Warns of variables that an evaluation changes and the training step uses; called after each evaluation.
 
         Args:
           graph: The graph of the evaluation; None when it is not compiled.
+          metrics: The variables of metrics that the evaluation steps return, which are reset after each loop.
         """
         if graph is not None and self.is_done and graph not in self._evaluations:
             self._evaluations.add(graph)
-            self._state.report_evaluation(graph, self._without_state(), self._required)
+            self._state.report_evaluation(graph, [*self._without_state(), *metrics], self._required)
 
     def first_step_done(self) -> None:
         """Finds the variables that the first step has created, if steps are not compiled."""

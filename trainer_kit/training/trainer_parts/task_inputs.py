@@ -10,8 +10,10 @@ import tensorflow as tf
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.distribution.datasets import has_plain_iterator, with_threads
 from trainer_kit.distribution.global_batch import tell_uneven_batch
+from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.registered_datasets import inputs_of
+from trainer_kit.inputs.sources.first_batches import only_first_batches
 from trainer_kit.inputs.train_data import TrainData, open_whole
 
 
@@ -21,12 +23,13 @@ class TaskInputs:
     Args:
       config: The experiment's config.
       task: The trainer's task.
-      distribute: A function that returns the distributed dataset of a function with the argument `input_context`.
+      distribute: The function distribute_dataset of the trainer.
     """
 
     def __init__(self, config: Any, task: Any, distribute: Callable[[Any], Any]) -> None:
         self._config, self._task, self._distribute = config, task, distribute
         self._strategy = tf.distribute.get_strategy()
+        self._overfit: int | None = getattr(config.trainer, "overfit_batches", None)
 
     def train_data(self, steps: tf.Variable, given: Any) -> TrainData:
         """Returns the training data of the trainer's task; see `train_data_of`."""
@@ -40,9 +43,13 @@ class TaskInputs:
           params: A function that returns the data's section of the config.
           steps: The number of steps that have taken a batch, an int64 scalar.
           given: A ready-made dataset that replaces the task's; None: there is none.
+
+        Raises:
+          UsageError: when the config asks to overfit batches of a ready-made dataset.
         """
+        _refuse_cut(given, self._overfit, "task.train_data")
         return TrainData(
-            lambda open_at: self.opened(data := params(), open_at, inputs_of(task, data)),
+            lambda open_at: self.opened(data := params(), open_at, _cut(inputs_of(task, data), self._overfit, True)),
             lambda: int(steps.numpy()),
             given,
             one_iterator=has_plain_iterator(self._strategy),
@@ -70,15 +77,24 @@ class TaskInputs:
           params: The data's section of the config.
           task: The task whose build_inputs opens the data.
           given: A ready-made dataset that replaces the task's; None: there is none.
+
+        Raises:
+          UsageError: when the config asks to overfit batches, but the dataset is ready-made.
         """
-        section, replicas = f"validation_data.{name}".rstrip("."), self._strategy.num_replicas_in_sync
+        section, replicas = self.validation_section(name), self._strategy.num_replicas_in_sync
+        _refuse_cut(given, self._overfit, f"task.{section}")
+        params = self._config.task.train_data if self._overfit else params
 
         def make() -> Any:
             path = f"task.{section}.global_batch_size"
             with tell_uneven_batch(getattr(params, "global_batch_size", 0), replicas, path):
-                return self.opened(params, self.open_validation, inputs_of(task, params))
+                return self.opened(params, self.open_validation, _cut(inputs_of(task, params), self._overfit, False))
 
         return DatasetIterator(section, make, given)
+
+    def validation_section(self, name: str) -> str:
+        """Returns the dotted path of a validation set's data below the section `task`."""
+        return f"validation_data.{name}".rstrip(".")
 
     def open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> tf.data.Dataset:
         """Returns one pass over the validation data of one worker; some strategies call it in graph."""
@@ -96,4 +112,25 @@ class TaskInputs:
         def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
             return with_threads(open_data(build_inputs, params, input_context), self._config.runtime)
 
-        return self._distribute(dataset_fn)
+        return self.distributed(dataset_fn)
+
+    def distributed(self, dataset_or_fn: Any) -> Any:
+        """Returns a dataset over the replicas; see Trainer.distribute_dataset. Eager.
+
+        Args:
+          dataset_or_fn: A dataset in global batches, or a function with the argument `input_context`.
+        """
+        return self._distribute(dataset_or_fn)
+
+
+def _cut(build_inputs: Callable[..., Any], batches: int | None, repeats: bool) -> Callable[..., Any]:
+    """Returns `build_inputs`, or a function that cuts its data to the first `batches`; see only_first_batches."""
+    return only_first_batches(build_inputs, batches, repeats) if batches else build_inputs
+
+
+def _refuse_cut(given: Any, batches: int | None, section: str) -> None:
+    if given is not None and batches:
+        raise UsageError(
+            f"{section}: trainer.overfit_batches cuts the data that build_inputs makes, but this dataset is "
+            f"ready-made; cut it with take({batches}), and remove trainer.overfit_batches"
+        )

@@ -91,7 +91,7 @@ def test_extra_variables_fail_a_resume_but_not_an_evaluation(tmp_path: Path) -> 
     rows = r"  optimizer/sgd/sequential/dense/kernel\n    momentum +not in this run +\[2, 1\] saved"
     with pytest.raises(UsageError, match=rows) as error:
         restore(without, path, whole=True)
-    advice = "use the code and the config that it was saved with, another model_dir, or --allow_partial_restore"
+    advice = "use the code and the config that it was saved with, another model_dir, or allow_partial_restore"
     assert advice in str(error.value)
     restore(without, path, whole=False)
 
@@ -106,7 +106,7 @@ def test_a_moving_average_is_restored_only_if_it_was_saved(tmp_path: Path) -> No
         assert next(iter(average.values())).numpy().ravel().tolist() == [expected] * 2
 
 
-def test_a_long_list_of_differences_is_cut_and_counted(tmp_path: Path) -> None:
+def test_a_long_list_of_differences_is_cut_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = _save(tmp_path, _parts())
     model = keras.Sequential([keras.Input((2,)), *(keras.layers.Dense(7) for _ in range(10))])
     with pytest.raises(UsageError, match=r"  \.\.\. and 2 more$") as error:
@@ -115,6 +115,8 @@ def test_a_long_list_of_differences_is_cut_and_counted(tmp_path: Path) -> None:
     assert len([line for line in lines if line.startswith("    ")]) == 20
     layers = [line for line in lines[1:-1] if not line.startswith("    ")]
     assert layers == list(dict.fromkeys(layers)) and layers[0] == "  model/sequential/dense"
+    restore(training_checkpoint(**{**_parts(), "model": model}), path, whole=True, partial=True)
+    assert len([line for line in caplog.text.splitlines() if line.startswith("    ")]) == 22  # in part: all are listed
 
 
 def test_files_that_are_gone_or_damaged_are_storage_errors(tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ def test_a_changed_model_is_refused_by_layer_with_shapes(tmp_path: Path, change:
     told = str(error.value)
     assert told.splitlines()[0] == (
         f"{path} does not fit this run; use the code and the config that it was saved with, another model_dir, or "
-        "--allow_partial_restore, which restores what fits:"
+        "allow_partial_restore, which restores what fits:"
     )
     assert _has_row(told, layer, row), told
     if change == "renamed layer":
@@ -264,7 +266,7 @@ def test_a_changed_tracked_model_is_refused_in_tensorflows_words(
     other = training_checkpoint(global_step=tf.Variable(0, dtype=tf.int64), model=make(**change))
     with pytest.raises(UsageError, match="does not fit this run") as error:
         restore(other, path, whole=True, partial=partial)
-    assert ("--allow_partial_restore" in str(error.value)) != partial  # it takes models by name only
+    assert ("allow_partial_restore" in str(error.value)) != partial  # it takes models by name only
     detail = str(error.value).partition(":\n")[2]
     assert len(detail) > 20 and re.search(told, detail), detail
 

@@ -30,6 +30,16 @@ def test_names_do_not_depend_on_what_the_process_built_before() -> None:
     assert "adam/sequential/dense_1/kernel/velocity" in names[0]
 
 
+def test_names_in_a_loss_scale_do_not_depend_on_earlier_models() -> None:
+    names = []
+    for model in (_model(), _model()):
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+        optimizer.apply([tf.zeros(one.shape) for one in model.trainable_variables], model.trainable_variables)
+        names.append(list(optimizer_variables(optimizer, model)))
+    assert names[0] == names[1]
+    assert "loss_scale_optimizer/adam/sequential/dense_1/kernel/velocity" in names[0]
+
+
 def test_numbers_count_below_the_same_parent() -> None:
     paths = ["net_4/dense_8/kernel", "net_4/dense_9/kernel", "net_4/block_2/dense_11/kernel"]
     assert canonical_paths(paths) == ["net/dense/kernel", "net/dense_1/kernel", "net/block/dense/kernel"]

@@ -205,7 +205,7 @@ def _reasons(source: Any, **options: Any) -> list[str]:
     """What is reported when a run begins to read the source."""
     data = TrainData(lambda open_at: open_at(lambda params: source, PARAMS, None), lambda: 0, **options)
     next(data.iterator())
-    return sorted(data._warned)
+    return sorted(data._reported)
 
 
 def cropped(batch: Any) -> Any:

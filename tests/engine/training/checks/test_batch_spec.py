@@ -89,10 +89,11 @@ def test_a_class_of_models_may_begin_with_an_underscore(form: dict[str, Any]) ->
     assert trainer.model.name.startswith("private__net")
 
 
-def test_replicas_share_a_model_that_is_built_for_them(tmp_path: Any) -> None:
+@pytest.mark.parametrize("make", [Net, _sequential])
+def test_replicas_share_a_model_that_is_built_for_them(make: Any) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
     with strategy.scope():
-        trainer = Trainer.create(_config(), _task(Net), True, False)
+        trainer = Trainer.create(_config(), _task(make), True, False)
     assert all(isinstance(v.value, tf.distribute.DistributedValues) for v in trainer.model.trainable_variables)
     assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
 

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import DataError, PreemptedError, TrainerKitError, UsageError
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.metrics_jsonl import active_history
@@ -65,6 +66,7 @@ class _EndingTask(TinyTask):
 def _run(kind: type[Trainer], folder: Path, mode: str = "train", task: type = TinyTask, **arguments: Any) -> Trainer:
     config = tiny_experiment()
     made = task(config.task)
+    seed_everything(1)  # before the model is made: a run seeds itself only after that
     trainer = kind.create(config, made, train=True, evaluate=True)
     run_experiment(None, made, mode, config, str(folder), trainer=trainer, **arguments)
     return trainer

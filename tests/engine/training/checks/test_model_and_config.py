@@ -14,7 +14,12 @@ import tf_keras
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import tiny_experiment
-from trainer_kit.training.checks.model_and_config import check_exact_resume, check_model, check_sections
+from trainer_kit.training.checks.model_and_config import (
+    check_exact_resume,
+    check_model,
+    check_sections,
+    tell_slow_convolutions,
+)
 
 
 @pytest.mark.parametrize("name", ["trainer", "task", "runtime"])
@@ -103,3 +108,10 @@ def test_a_recurrent_layer_without_dropout_draws_nothing(caplog: pytest.LogCaptu
     graph = tf.function(layer).get_concrete_function(tf.zeros((2, 3, 4))).graph
     check_exact_resume(graph, required=True)
     assert "CudnnRNN" in str(graph.as_graph_def()) and not caplog.records
+
+
+def test_fused_convolutions_on_a_cpu_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for layer, told in ((keras.layers.Dense(2), False), (keras.layers.Conv1D(2, 2), True)):
+        step = tf.function(tf.function(layer, jit_compile=True), autograph=False)
+        tell_slow_convolutions(step.get_concrete_function(tf.TensorSpec([2, 4, 3])).graph)
+        assert ("convolutions" in caplog.text) is told

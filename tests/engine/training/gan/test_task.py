@@ -123,7 +123,8 @@ def test_a_step_in_turns_is_two_steps_by_hand() -> None:
     trainer.train(tf.constant(1))
     real, model = next(iter(hand.data.iterator())), hand.model
     optimizers = {name: keras.optimizers.SGD(0.1) for name in ("generator", "discriminator")}
-    fake = model.generator(model.latents(16), training=True)
+    latents, new_latents = tf.split(model.latents(32), 2)
+    fake = model.generator(latents, training=True)
     averages = model.generator.layers[1].moving_mean
     averages.assign(tf.zeros_like(averages))
     model.generator.layers[1].moving_variance.assign(tf.ones_like(averages))
@@ -134,7 +135,7 @@ def test_a_step_in_turns_is_two_steps_by_hand() -> None:
     optimizers["discriminator"].apply(tape.gradient(loss, weights), weights)
     kept = [variable.numpy() for variable in model.discriminator.non_trainable_variables]
     with tf.GradientTape() as tape:
-        score = model.discriminator(model.generator(model.latents(16), training=True), training=True)
+        score = model.discriminator(model.generator(new_latents, training=True), training=True)
         loss = tf.reduce_mean(tf.nn.softplus(-score))
     weights = model.generator.trainable_variables
     optimizers["generator"].apply(tape.gradient(loss, weights), weights)
@@ -200,8 +201,14 @@ def test_micro_batches_need_joint_updates() -> None:
 def test_both_optimizers_are_needed_by_name() -> None:
     with pytest.raises(UsageError, match="configure each of them in trainer"):
         _trainer(optimizers={}, optimizer_config=SGD)
-    with pytest.raises(UsageError, match="optimizer_variables names discriminator; the optimizers are: generator"):
+    with pytest.raises(
+        UsageError, match=r"names discriminator, which trainer\.optimizers lacks; the optimizers are: generator"
+    ):
         _trainer(optimizers={"generator": SGD})
+    with pytest.raises(
+        UsageError, match=r"names generator, which trainer\.optimizers lacks; rename generater to generator"
+    ):
+        _trainer(optimizers={"generater": SGD, "discriminator": SGD})
 
 
 def test_a_grid_shows_images_row_by_row() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.profile_window import ProfileSteps, ProfileWindow
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.loops.executor_choice import executor_by_graph, executor_by_weights
@@ -117,3 +118,27 @@ def test_a_batch_of_unknown_size_counts_as_the_configs() -> None:
 
 def test_without_a_compiled_loop_the_default_runs_it() -> None:
     assert executor_by_graph(None, 32).name == "default"
+
+
+class _ResetsOnCondition(keras.metrics.Mean):
+    """A metric whose reset has a tf.cond; the loop itself calls it inside of one."""
+
+    def reset_state(self) -> None:
+        tf.cond(self.count > 0.0, super().reset_state, lambda: None)
+
+
+class _WithSuchAMetric(TinyTask):
+    def build_metrics(self, training: bool = True) -> Any:
+        return [_ResetsOnCondition("conditional")]
+
+    def process_metrics(self, metrics: Any, labels: Any, model_outputs: Any) -> None:
+        metrics[0].update_state(1.0)
+
+
+def test_a_condition_inside_of_a_condition_runs_by_default() -> None:
+    assert _trained(_WithSuchAMetric).executor == "default"
+
+
+def test_one_thread_refuses_a_condition_inside_of_a_condition() -> None:
+    with pytest.raises(UsageError, match=r"tf\.cond, tf\.case or tf\.switch_case inside of another one"):
+        _trained(_WithSuchAMetric, runtime={"executor": "single_threaded"})

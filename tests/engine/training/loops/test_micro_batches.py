@@ -35,8 +35,8 @@ class _Parts:
         tf.numpy_function(lambda: self.seen.append("update"), [], [])
 
 
-def _run(parts: int, n: int, known: bool = True) -> _Parts:
-    noted = _Parts(parts)
+def _run(parts: int, n: int, known: bool = True, **options: Any) -> _Parts:
+    noted = _Parts(parts, **options)
     spec = tf.TensorSpec([n if known else None], tf.int32)
     tf.function(noted.batches, input_signature=[spec], autograph=False)(tf.range(n))
     return noted
@@ -59,6 +59,13 @@ def test_known_sizes_give_static_shapes_the_larger_first() -> None:
     noted = _run(4, 10)
     assert noted.static == [3, 2]
     assert [len(values) for values, _, _ in noted.seen[:-1]] == [3, 3, 2, 2]
+
+
+def test_an_unrolled_loop_has_a_copy_of_the_step_for_each_part() -> None:
+    noted = _run(4, 10, unrolled=True)
+    assert noted.static == [3, 3, 2, 2]
+    assert [values for values, *_ in noted.seen[:-1]] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
+    assert [first for _, _, first in noted.seen[:-1]] == [True, False, False, False]
 
 
 def test_eager_steps_are_split_too() -> None:

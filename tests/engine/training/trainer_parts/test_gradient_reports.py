@@ -282,6 +282,22 @@ def test_a_check_names_variable_and_step_before_the_update(
     assert all(np.isfinite(weight).all() for weight in _weights(trainer))
 
 
+class NotFiniteOnce(TinyTask):
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        if not hasattr(self, "tries"):
+            self.tries = tf.Variable(0, trainable=False)
+        size = tf.where(tf.equal(self.tries.assign_add(1), 6), float("inf"), 1.0)
+        return super().train_step((tf.cast(inputs[0], tf.float32) * size, inputs[1]), model, optimizer, metrics)
+
+
+def test_a_step_that_a_check_refused_is_not_repeated() -> None:
+    """The failed step may have added to global_step already, so a repeated one would name the step after it."""
+    trainer = _trainer(_config([{"type": "check"}]), NotFiniteOnce)
+    with pytest.raises(DivergedError, match="is not finite at step 6"):
+        trainer.train(tf.constant(8))
+    assert trainer.task.tries.numpy() == 6
+
+
 def _lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from trainer_kit.training.trainer_parts.interrupted_metrics import InterruptedMetrics
 
 
-def _metrics(cut_short: bool, *values: float) -> tuple[Any, list[tf.Variable], InterruptedMetrics]:
-    trainer, variables = SimpleNamespace(cut_short=cut_short), [tf.Variable(value) for value in values]
+def _metrics(metrics_continue: bool, *values: float) -> tuple[Any, list[tf.Variable], InterruptedMetrics]:
+    trainer, variables = SimpleNamespace(metrics_continue=metrics_continue), [tf.Variable(value) for value in values]
     return trainer, variables, InterruptedMetrics(trainer, lambda: variables, tf.distribute.get_strategy())
 
 
@@ -20,7 +20,7 @@ def test_the_next_start_goes_on_with_their_values(caplog: pytest.LogCaptureFixtu
     _, _, before = _metrics(True, 1.5, 2.0)
     trainer, variables, after = _metrics(False, 0.0, 0.0)
     after.restore(before.state())
-    assert trainer.cut_short and [float(one) for one in variables] == [1.5, 2.0]
+    assert trainer.metrics_continue and [float(one) for one in variables] == [1.5, 2.0]
     assert not caplog.records
 
 
@@ -29,7 +29,7 @@ def test_a_whole_loop_leaves_nothing_to_restore(caplog: pytest.LogCaptureFixture
     assert before.state() is None
     trainer, variables, after = _metrics(True, 0.5)
     after.restore(None)
-    assert not trainer.cut_short and float(variables[0]) == 0.5
+    assert not trainer.metrics_continue and float(variables[0]) == 0.5
     assert not caplog.records
 
 
@@ -37,5 +37,5 @@ def test_other_metrics_begin_again_with_a_warning(caplog: pytest.LogCaptureFixtu
     _, _, before = _metrics(True, 1.5, 2.0)
     trainer, variables, after = _metrics(False, 0.0)
     after.restore(before.state())
-    assert not trainer.cut_short and float(variables[0]) == 0.0
+    assert not trainer.metrics_continue and float(variables[0]) == 0.0
     assert "holds the state of other metrics than this run has" in caplog.text

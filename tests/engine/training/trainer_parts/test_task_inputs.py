@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.distribution.datasets import distribute_dataset
-from trainer_kit.errors import ConfigError
+from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 
@@ -128,3 +128,23 @@ def test_a_batch_that_replicas_cannot_share_names_its_set() -> None:
         assert feeds["dev"].dataset is not None
         with pytest.raises(ConfigError, match=r"task\.validation_data\.test\.global_batch_size: batch 7 on 2"):
             assert feeds["test"].dataset is None
+
+
+def test_overfit_batches_are_trained_on_and_evaluated() -> None:
+    config: ExperimentConfig = tiny_experiment(overfit_batches=2)
+    task, strategy = TinyTask(config.task), tf.distribute.get_strategy()
+    inputs = TaskInputs(config, task, lambda make: distribute_dataset(strategy, make))
+    (feed,) = inputs.validation_feeds(None).values()
+    evaluated = [batch[0].numpy() for batch in feed.dataset.take(9)]
+    iterator = inputs.train_data(tf.Variable(3, dtype=tf.int64), None).iterator()
+    np.testing.assert_array_equal(evaluated[1], next(iterator)[0].numpy())
+    np.testing.assert_array_equal(evaluated, [next(iterator)[0].numpy() for _ in range(2)])
+
+
+def test_ready_made_data_cannot_be_cut() -> None:
+    config: ExperimentConfig = tiny_experiment(overfit_batches=2)
+    inputs, given = TaskInputs(config, TinyTask(config.task), lambda make: make()), tf.data.Dataset.range(3)
+    with pytest.raises(UsageError, match=r"task\.train_data: .*this dataset is ready-made; cut it with take\(2\)"):
+        inputs.train_data(tf.Variable(0, dtype=tf.int64), given)
+    with pytest.raises(UsageError, match=r"task\.validation_data: "):
+        inputs.validation_feeds(given)

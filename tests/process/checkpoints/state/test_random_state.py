@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def test_a_run_replaces_generators_left_on_other_replicas() -> None:
         return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
 
     keras.utils.set_random_seed(1)
+    of_program = random.getstate()
     tf.random.set_global_generator(None)
     for strategy in (mirrored(), mirrored(), tf.distribute.get_strategy()):
         with strategy.scope():
@@ -68,6 +70,7 @@ def test_a_run_replaces_generators_left_on_other_replicas() -> None:
         assert [strategy.extended.variable_created_in_scope(state) for state in found.values()] == [True, True]
         with strategy.scope():
             assert process_generators(6) == found
+    assert random.getstate() == of_program  # its next model has the weights that it has without a run
 
 
 class _Layer(keras.layers.Layer):  # type: ignore[misc]

@@ -62,6 +62,13 @@ def test_params_tell_how_far_the_run_goes_and_what_is_best(tmp_path: Path) -> No
     assert read_settings(write_params(tmp_path, train_steps=-1)).train_steps is None
 
 
+def test_the_manifest_tells_how_many_steps_the_epochs_are(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("trainer: {train_steps: 2 epochs}\n")
+    assert read_settings(tmp_path).train_steps is None
+    (tmp_path / "manifest.json").write_text('{"train_steps": 22}')
+    assert read_settings(tmp_path).train_steps == 22
+
+
 def test_a_process_tells_what_it_tells(tmp_path: Path) -> None:
     whole = {"host": "a", "pid": 5, "phase": "evaluate", "step": 3, "beat": "b", "ended": "failed"}
     path = write_process(tmp_path / "fast.lease.json", **whole)

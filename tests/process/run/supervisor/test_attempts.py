@@ -347,3 +347,9 @@ def test_a_supervisor_stopped_during_a_wait_starts_no_attempt(tmp_path: Path) ->
     assert supervisor.returncode == 75
     assert log == "attempt 2 is not started: asked to stop by SIGTERM\n"
     assert json.loads((tmp_path / "attempts.jsonl").read_text())["exit_code"] == 1
+
+
+def test_a_run_whose_max_time_is_over_is_not_started_again(tmp_path: Path) -> None:
+    over = ["-S", "-c", "print('error: stopped by trainer.max_time=2 h at step 7'); raise SystemExit(75)"]
+    assert supervise([sys.executable, *over], max_restarts=3, log_dir=tmp_path) == 75
+    assert _attempts(tmp_path, "exit_code", "decision") == [(75, "end: trainer.max_time is over")]

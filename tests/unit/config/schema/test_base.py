@@ -243,7 +243,8 @@ def test_replace_tells_every_mistake_with_its_whole_path() -> None:
         ExperimentConfig().replace(**wrong)
     assert {str(mistake) for mistake in caught.value.mistakes} == {
         "trainer.train_step: there is no such key; did you mean trainer.train_steps?",
-        "trainer.steps_per_loop: '3' is not a whole number of at least 1; write 3 without quotes",
+        "trainer.steps_per_loop: '3' is not a whole number of at least 1, or a duration such as '3 epochs'; "
+        "write 3 without quotes",
         "task.validation_data.dev.batch_size: there is no such key; "
         "did you mean task.validation_data.dev.global_batch_size?",
         "runtime: 5 is not a section; give its fields (distribution_strategy, enable_xla, gpu_thread_mode, "

@@ -33,6 +33,7 @@ ADDITIONS = {
     "OptimizerConfig": {"nadam", "adamax", "adadelta", "ftrl", "lion", "muon", "schedule_free_adamw"},
     "TrainerConfig": {
         "metrics",
+        "summaries",
         "accumulate_steps",
         "best_checkpoints",
         "callbacks",
@@ -42,14 +43,19 @@ ADDITIONS = {
         "validation_sets",
         "early_stopping",
         "eval_recreate_iterator",
+        "freeze",
         "fuse_steps",
         "gradient_spike_alarm",
         "report_gradient_norm",
         "hang_timeout_seconds",
+        "keep_interval",
+        "max_time",
+        "overfit_batches",
         "preemption_grace_seconds",
         "recovery_learning_rate_factor",
         "recovery_policy",
         "require_exact_resume",
+        "steps_per_epoch",
     },
 }
 REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "slide", "adafactor_keras"}
@@ -63,6 +69,7 @@ NEW_CLASSES = {
     "EarlyStoppingConfig",
     "GradientProcessorConfig",
     "GradientSpikeAlarmConfig",
+    "SummaryConfig",
     "MetricConfig",
     "CosineRestartsLrConfig",
     "DecayingOptimizerConfig",
@@ -175,6 +182,10 @@ def test_every_exception_is_about_something_that_exists() -> None:
         assert reason
 
 
+def test_the_default_summary_interval_fits_any_loop() -> None:
+    assert schema.TrainerConfig(steps_per_loop=300).summary_interval == 1000
+
+
 def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
     task = schema.TaskConfig()
     assert (task.train_data.drop_remainder, task.validation_data.drop_remainder) == (True, False)
@@ -184,7 +195,7 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
 @pytest.mark.parametrize(
     ("config_class", "values", "field"),
     [
-        (schema.TrainerConfig, {"steps_per_loop": 300}, "summary_interval"),
+        (schema.TrainerConfig, {"steps_per_loop": 300, "summary_interval": 500}, "summary_interval"),
         (schema.TrainerConfig, {"validation_steps": 0}, "validation_steps"),
         (schema.TrainerConfig, {"train_tf_function": False}, "train_tf_while_loop"),
         (schema.TrainerConfig, {"eval_tf_while_loop": True, "eval_tf_function": False}, "eval_tf_while_loop"),

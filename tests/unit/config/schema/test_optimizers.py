@@ -46,6 +46,7 @@ def test_there_is_one_way_of_clipping() -> None:
         (SGDConfig, {"decay": 0.1}),
         (SGDConfig, {"momentum": 1.5}),
         (AdamConfig, {"epsilon": -1.0}),
+        (AdamConfig, {"beta_2": 1.0}),
         (AdamConfig, {"clipnorm": 0.0}),
         (LAMBConfig, {"exclude_from_layer_adaptation": ("a",)}),
         (AdafactorConfig, {"factored": False}),

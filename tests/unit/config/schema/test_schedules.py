@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.config.schema.broken_rules import broken
@@ -48,3 +50,16 @@ def test_values_that_give_no_rate_are_refused() -> None:
         CosineRestartsLrConfig(t_mul=0.5)  # its formula has no value after a number of half cosines
     with pytest.raises(ConfigError, match="rise"):
         OneCycleLrConfig(rise="step")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("constant", {"learning_rate": -0.1}, r"constant\.learning_rate: -0\.1 is not a number of at least 0"),
+        ("stepwise", {"values": (0.1, -0.1)}, r"stepwise\.values\.1: -0\.1 cannot be an item of a list .*at least 0"),
+        ("polynomial", {"power": -1.0}, r"polynomial\.power: -1\.0 is not a number of at least 0"),
+    ],
+)
+def test_rates_that_become_negative_or_infinite_are_refused(name: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LrConfig(type="constant").replace(**{name: values})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_kit.evals.best.criterion import Criterion, Scored
+from trainer_kit.evals.best.criterion import Criterion, Scored, comparison_by_name
 
 
 def _fold(criterion: Criterion, *values: float) -> list[int]:
@@ -94,3 +94,8 @@ def test_repeated_evaluations_change_nothing_that_is_kept(
     kept = criterion.fold(scored)
     for one in scored[start:]:
         assert criterion.add(kept, one) == kept
+
+
+def test_the_name_of_a_metric_may_tell_its_better_values() -> None:
+    names = ("validation_loss", "mean_absolute_error", "accuracy", "val_auc", "perplexity", "precision_loss")
+    assert [comparison_by_name(name) for name in names] == ["lower", "lower", "higher", "higher", None, None]

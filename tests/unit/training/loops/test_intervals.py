@@ -1,5 +1,7 @@
 """When things are due, without a model."""
 
+from fractions import Fraction
+
 import pytest
 
 from trainer_kit.training.loops.intervals import all_due, is_due, loop_length, next_multiple, next_stop
@@ -54,3 +56,12 @@ def test_events_are_due_at_their_multiples_and_at_the_end() -> None:
         ["dev"], ["test"], ["dev", "test"], ["dev"], ["dev", "test", "last"], [],
     ]  # fmt: skip
     assert all_due(19, 21, -1, intervals) == ["dev"]
+
+
+def test_a_fraction_of_steps_is_due_at_the_step_that_reaches_it() -> None:
+    interval, step, stops = Fraction(22, 5), 0, []
+    while step < 22:
+        step = next_stop(step, 22, interval)
+        stops.append(step)
+    assert stops == [5, 9, 14, 18, 22]
+    assert [step for step in range(1, 23) if is_due(step - 1, step, interval)] == stops

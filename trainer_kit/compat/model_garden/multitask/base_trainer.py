@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
-from official.modeling.multitask.multitask import MultiTask
 
 from trainer_kit.compat.model_garden.config.conversion import Sections, convert
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask, build_parts
-from trainer_kit.compat.model_garden.multitask.task_data import TaskData
-from trainer_kit.compat.model_garden.multitask.task_metrics import TOTAL, TaskMetrics
+from trainer_kit.compat.model_garden.multitask.task_metrics import TaskMetrics
 from trainer_kit.compat.model_garden.training.trainer import Trainer
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.inputs.autograph import converted
+from trainer_kit.errors import UsageError
+from trainer_kit.training.loops.iterators import Iterators
+from trainer_kit.training.multitask.trainer import MultiTaskTrainer
 
 
-class MultiTaskBaseTrainer(Trainer):
+class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
     """Trains several Model Garden tasks in each step, by `joint_train_step`. Created in strategy scope.
 
     It also evaluates the tasks that are passed to `evaluate_tasks`.
@@ -30,11 +29,9 @@ class MultiTaskBaseTrainer(Trainer):
       multi_task_model: A MultiTaskBaseModel, or one model for all tasks.
       optimizer: An optimizer of tf_keras.
       trainer_options: Options of orbit.StandardTrainer; None: those in `config`.
-      train_datasets: Datasets by task that replace the tasks' own; distributed ones if there are replicas.
+      train_datasets: Datasets of all tasks that replace the tasks' own; distributed ones if there are replicas.
       config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
     """
-
-    has_total_loss = True
 
     def __init__(
         self,
@@ -48,8 +45,8 @@ class MultiTaskBaseTrainer(Trainer):
     ) -> None:
         task = self._engine_task(multi_task)
         build_parts(task.tasks, multi_task_model, train=True)
-        sections = sections_of(config, task.tasks, trainer_options)
-        super().__init__(sections, task, multi_task_model, optimizer, evaluate=False, train_dataset=train_datasets)
+        sections, given = sections_of(config, task.tasks, trainer_options), _zipped(train_datasets, task.tasks)
+        super().__init__(sections, task, multi_task_model, optimizer, evaluate=False, train_dataset=given)
 
     @property
     def multi_task(self) -> Any:
@@ -69,58 +66,37 @@ class MultiTaskBaseTrainer(Trainer):
     @property
     def training_metrics(self) -> dict[str, list[Any]]:
         """The training metrics by task, without the losses."""
-        return dict(self._train_set.metrics)
-
-    def problem_of_fusing(self) -> str:
-        """Returns why several training steps cannot be compiled into one XLA program."""
-        return "each task takes its batches from its own dataset, and batches of several datasets cannot be stacked"
+        return dict(self.train_metrics)
 
     def _engine_task(self, multi_task: Any) -> EngineTask:
         return EngineTask(multi_task)
 
-    def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
-        return TaskMetrics(task.tasks, total=self.has_total_loss)
+    def _build_parts(self, task: Any, model: Any, train: bool, evaluate: bool) -> None:
+        """Does nothing: the parts are built before the trainer."""
 
-    def _open_data(self, given: Any) -> Any:
-        parts = {}
-        for name, task in self.task.tasks.items():
-            params = functools.partial(getattr, task.task_config, "train_data")
-            parts[name] = self.inputs.train_data_of(task, params, self._steps(name), (given or {}).get(name))
-        return TaskData(parts, self._steps_of)
+    def _training_metrics(self, config: Any, task: Any, model: Any) -> TaskMetrics:
+        return TaskMetrics(task)
 
-    def _steps(self, name: str) -> Any:
-        """Returns the variable that counts a task's steps."""
-        del name
-        return self._global_step
 
-    def _steps_of(self, step: int) -> dict[str, int]:
-        """Returns task -> the task's own step number for a step of the run; both are counted from 1."""
-        return dict.fromkeys(self.task.tasks, step)
+class _Zipped:
+    """Distributed datasets by task as one, whose elements hold a batch of each task."""
 
-    @tf.autograph.experimental.do_not_convert
-    def _replica_train_step(self, inputs: Any) -> None:
-        def step(inputs: Any) -> Any:
-            return converted(self.multi_task.joint_train_step)(
-                inputs,
-                multi_task_model=self.multi_task_model,
-                optimizer=self.optimizer,
-                task_metrics=self.training_metrics,
-            )
+    def __init__(self, datasets: Mapping[str, Any]) -> None:
+        self._datasets = dict(datasets)
 
-        losses = self._compiled(step)(inputs)
-        if type(self.multi_task).joint_train_step is MultiTask.joint_train_step:
-            losses = {**losses, TOTAL: self._total(losses)}
-        self._train_set.update_losses(losses)
+    def __iter__(self) -> Iterators:
+        return Iterators({name: iter(one) for name, one in self._datasets.items()})
 
-    @tf.autograph.experimental.do_not_convert
-    def _total(self, losses: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns the weighted sum of the losses, in float64 so that the order of summation does not matter."""
-        weights = {name: self.multi_task.task_weight(name) for name in losses if name != TOTAL}
-        return tf.add_n([tf.cast(losses[name], tf.float64) * weight for name, weight in weights.items()])
 
-    def _compiled(self, step: Any) -> Any:
-        """Returns `step`, compiled by XLA if the config asks for it."""
-        return tf.function(step, jit_compile=True, autograph=False) if self.config.runtime.enable_xla else step
+def _zipped(datasets: Mapping[str, Any] | None, tasks: Mapping[str, Any]) -> Any:
+    """Returns ready-made datasets by task as one dataset; None if there are none."""
+    if datasets is None:
+        return None
+    if missing := ", ".join(tasks.keys() - datasets.keys()):
+        raise UsageError(f"train_datasets: there is no dataset for the task {missing}; give one for each task")
+    if all(isinstance(one, tf.data.Dataset) for one in datasets.values()):
+        return tf.data.Dataset.zip(dict(datasets))
+    return _Zipped(datasets)
 
 
 def sections_of(config: Any, tasks: Mapping[str, Any], trainer_options: Any = None) -> Sections:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer_kit.compat.model_garden.multitask.engine_task import part_for
 from trainer_kit.compat.model_garden.training.trainer import Trainer
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.training.metrics import MetricSet, task_metrics
+from trainer_kit.training.multitask.model import model_of_task
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
 
 
@@ -59,4 +59,4 @@ def _set_of(trainer: Trainer, task: Any, steps: int | None) -> ValidationSet:
     options = getattr(trainer.config.trainer, "validation_sets", {}).get(task.name)
     if steps and (options is None or options.steps is None):
         options = (options or ValidationSetConfig()).replace(steps=steps)
-    return ValidationSet(task.name, feed, options, task, part_for(trainer.model, task.name), metrics)
+    return ValidationSet(task.name, feed, options, task, model_of_task(trainer.model, task.name), metrics)

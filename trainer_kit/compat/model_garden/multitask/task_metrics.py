@@ -1,74 +1,44 @@
-"""The training metrics of several tasks: one metric set per task."""
+"""The training metrics of several tasks, under Model Garden's names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.errors import UsageError
+from trainer_kit.compat.model_garden.multitask.engine_task import TOTAL, EngineTask
 from trainer_kit.training.losses import LOSS
 from trainer_kit.training.metrics import MetricSet, task_metrics
+from trainer_kit.training.multitask.metrics import MultiTaskMetrics
 
-TOTAL = "total_loss"
 
-
-class TaskMetrics:
-    """Metric sets by task, with the interface of one MetricSet. Created in strategy scope.
+class TaskMetrics(MultiTaskMetrics):
+    """Metric sets by task, with a total loss where each step trains all tasks. Created in strategy scope.
 
     Args:
-      tasks: Model Garden's tasks by name.
-      total: Whether there is also a total loss of all tasks.
+      task: The EngineTask; its `step_counters` count the steps of each task.
     """
 
-    def __init__(self, tasks: Mapping[str, Any], *, total: bool) -> None:
-        # In float32 TensorFlow would fuse the sums, and their order, and so the last bit, would vary.
-        self._sets = {TOTAL: MetricSet(LOSS, [], exact=True)} if total else {}
-        self._sets |= {name: MetricSet(LOSS, task_metrics(task, True)) for name, task in tasks.items()}
+    def __init__(self, task: EngineTask) -> None:
+        super().__init__(
+            {name: MetricSet(LOSS, task_metrics(one, True)) for name, one in task.tasks.items()}, count_steps=False
+        )
+        self._task = task
 
     @property
     def losses(self) -> dict[str, Any]:
-        """The metrics of the losses by task, including the total loss if there is one."""
-        return {name: one.loss for name, one in self._sets.items()}
-
-    @property
-    def loss(self) -> Any:
-        """The metric of the total loss; None if there is none."""
-        return self.losses.get(TOTAL)
-
-    @property
-    def metrics(self) -> dict[str, list[Any]]:
-        """The metrics by task, without the losses."""
-        return {name: one.metrics for name, one in self._sets.items() if name != TOTAL}
+        """The metrics of the losses by task, and of their sum as `total_loss` if there is one."""
+        total = {TOTAL: self.loss} if self._task.is_joint else {}
+        return total | {name: one.loss for name, one in self.sets.items()}
 
     @tf.autograph.experimental.do_not_convert
-    def update_losses(self, losses: Mapping[str, tf.Tensor]) -> None:
-        """Adds the losses of one batch, by task; in graph, on a replica.
-
-        Raises:
-          UsageError: for a loss with an unknown name.
-        """
-        for name, loss in losses.items():
-            if name not in self._sets:
-                known = ", ".join(self._sets)
-                raise UsageError(
-                    f"the training step returned a loss named {name!r}; it may return the total loss and one for each "
-                    f"task: {known}"
-                )
-            self._sets[name].update_loss(loss)
-
-    @tf.autograph.experimental.do_not_convert
-    def reset(self) -> None:
-        """Resets all metrics; eager or in graph, in cross-replica context."""
-        for one in self._sets.values():
-            one.reset()
+    def count_step(self, name: str) -> None:
+        """Counts a step of the task `name`; in graph, in cross-replica context."""
+        self._task.step_counters[name].assign_add(1)
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns task name -> results; in cross-replica context."""
-        return {name: one.results() for name, one in self._sets.items()}
-
-    def variables(self) -> list[Any]:
-        """Returns the variables of all metrics, always in the same order."""
-        return [variable for one in self._sets.values() for variable in one.variables()]
+        found = super().results()
+        own = {name: found.pop(name) for name in list(found) if name not in self.sets}
+        return {TOTAL: own, **found} if self._task.is_joint else found

@@ -130,7 +130,8 @@ def test_all_mistakes_of_a_source_are_in_one_report(files: Path) -> None:
 
 
 def test_mistakes_in_the_override_are_told_as_its(files: Path) -> None:
-    text = "trainer.train_stepz=1,task.train_data.global_batch_sise=1,trainer.steps_per_loop=3"
+    loops = "trainer.steps_per_loop=3,trainer.summary_interval=4"
+    text = f"trainer.train_stepz=1,task.train_data.global_batch_sise=1,{loops}"
     with pytest.raises(ConfigError) as caught:
         parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=text))
     paths = {mistake.path: mistake.origin for mistake in caught.value.mistakes}
@@ -147,13 +148,13 @@ def test_mistakes_of_files_and_of_the_override_are_in_one_report(files: Path) ->
 
 
 def test_the_override_can_mend_what_a_file_breaks(files: Path) -> None:
-    (files / "short.yaml").write_text("trainer: {steps_per_loop: 300}\n")  # and summaries come every 1000 steps
+    (files / "short.yaml").write_text("trainer: {steps_per_loop: 300, summary_interval: 500}\n")
     for text in ("trainer.summary_interval=600", ""):
         flags = ParseConfigOptions("mock", [str(files / "short.yaml")], params_override=text)
         if text:
             assert parsing.parse_configuration(flags).trainer.summary_interval == 600
             continue
-        with pytest.raises(ConfigError, match="1000 is not a multiple of steps_per_loop"):
+        with pytest.raises(ConfigError, match="500 is not a multiple of steps_per_loop"):
             parsing.parse_configuration(flags)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,18 +111,6 @@ def test_a_draw_beyond_the_last_bound_is_the_last_task(tasks: multitask.MultiTas
     assert int(trainer.task_step_counter("difference").numpy()) > 10
 
 
-def test_the_batch_of_any_step_is_known(tasks: multitask.MultiTask) -> None:
-    trainer = MultiTaskInterleavingTrainer(tasks, multi_task.model(), sgd(), sampler(tasks))
-    told = [trainer.data.batch_of(step).of_tasks for step in range(1, 21)]
-    trainer.train(tf.constant(20))
-    assert [trainer.data.batch_of(step).of_tasks for step in range(1, 21)] == told
-    counts = Counter(name for one in told for name in one)
-    for name in multi_task.TASKS:
-        assert counts[name] == int(trainer.task_step_counter(name).numpy())
-        assert [one[name] for one in told if name in one] == list(range(counts[name]))
-    assert str(trainer.data.batch_of(1)) in ("0 of sum", "0 of difference")
-
-
 class TheirOwnStep(MultiTaskBaseTrainer):
     """Overrides the step as one does with theirs."""
 
@@ -154,7 +141,7 @@ def test_ready_made_datasets_are_used_and_may_end(tasks: multitask.MultiTask) ->
     batch = (tf.ones((4, multi_task.WIDTH)), tf.ones((4, 1)))
     datasets = {"sum": tf.data.Dataset.from_tensors(batch).repeat(3), "difference": tf.data.Dataset.from_tensors(batch)}
     trainer = MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), train_datasets=datasets)
-    assert set(trainer.train_dataset) == set(multi_task.TASKS)
+    assert set(trainer.train_dataset.element_spec) == set(multi_task.TASKS)
     trainer.train(tf.constant(5))
     assert trainer.data_ended and int(trainer.global_step.numpy()) == 1
     empty = {name: one.take(0) for name, one in datasets.items()}
@@ -162,10 +149,9 @@ def test_ready_made_datasets_are_used_and_may_end(tasks: multitask.MultiTask) ->
         MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), train_datasets=empty).check_data()
 
 
-def test_steps_are_not_fused(tasks: multitask.MultiTask) -> None:
-    config = tiny_experiment(fuse_steps=4)
-    with pytest.raises(UsageError, match="each task takes its batches from its own dataset"):
-        MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), config=config)
+def test_a_ready_made_dataset_is_needed_for_each_task(tasks: multitask.MultiTask) -> None:
+    with pytest.raises(UsageError, match="there is no dataset for the task difference"):
+        MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), train_datasets={"sum": tf.data.Dataset.range(1)})
 
 
 def test_batches_of_several_tasks_are_not_split(tasks: multitask.MultiTask) -> None:
@@ -220,7 +206,9 @@ def test_what_does_not_fit_is_told(tasks: multitask.MultiTask) -> None:
     with pytest.raises(UsageError, match="two tasks to evaluate are called 'sum'"):
         MultiTaskEvaluator([one, one], model)
     other = multi_task.RegressionTask(one.task_config, name="product")
-    with pytest.raises(UsageError, match="has no part for the task 'product'; it has: sum, difference"):
+    with pytest.raises(
+        UsageError, match="has no model for the task 'product'; its attribute sub_tasks has: sum, difference"
+    ):
         MultiTaskEvaluator([other], model)
 
 

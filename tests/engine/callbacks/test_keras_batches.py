@@ -1,0 +1,220 @@
+"""Methods of Keras callbacks around batches are called as Model.fit calls them, with the same logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.engine.compat.keras.keras_programs import X, Y, classifier
+from trainer_kit.compat import keras as tk_keras
+
+Calls = list[tuple[Any, ...]]
+
+
+class Batches(keras.callbacks.Callback):
+    """Notes each method around batches and evaluations that is called, with number and logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Calls = []
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("batch_begin", batch, logs))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("train_batch_end", batch, logs))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(("epoch_end", epoch, logs))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.calls.append(("test_begin", 0, logs))
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("test_batch_begin", batch, logs))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("test_batch_end", batch, logs))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.calls.append(("test_end", 0, logs))
+
+
+class WarmUp(keras.callbacks.Callback):
+    """Sets the learning rate before each batch."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 1e-3 * (batch + 1)
+
+
+def seeded(**options: Any) -> Any:
+    keras.utils.set_random_seed(3)
+    model = classifier()
+    if options:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"], **options)
+    return model
+
+
+def fit(model: Any, folder: Path, callbacks: list[Any], **options: Any) -> Any:
+    """Trains on four batches in each epoch."""
+    options = {"epochs": 2, "validation_data": (X[:70], Y[:70]), "verbose": 0, **options}
+    return tk_keras.fit(model, X, Y, callbacks=callbacks, model_dir=str(folder), **options)
+
+
+def of_keras(model: Any, callbacks: list[Any], **options: Any) -> Any:
+    options = {"epochs": 2, "validation_data": (X[:70], Y[:70]), "verbose": 0, **options}
+    return model.fit(X, Y, callbacks=callbacks, **options)
+
+
+def assert_same_calls(found: Calls, expected: Calls) -> None:
+    """Checks that methods, numbers and keys are the same, and the values to 1e-6."""
+    assert [call[:2] for call in found] == [call[:2] for call in expected]
+    for (method, batch, logs), (_, _, wanted) in zip(found, expected, strict=True):
+        assert list(logs or {}) == list(wanted or {}), (method, batch)
+        assert all(type(value) is float for value in (logs or {}).values())
+        np.testing.assert_allclose([*(logs or {}).values()], [*(wanted or {}).values()], 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 3}, {"run_eagerly": True}], ids=str)
+def test_batches_have_numbers_and_logs_of_keras(options: dict[str, Any], tmp_path: Path) -> None:
+    theirs, ours = Batches(), Batches()
+    expected = of_keras(seeded(**options), [theirs, WarmUp()])
+    history = fit(seeded(**options), tmp_path, [ours, WarmUp()])
+    assert_same_calls(ours.calls, theirs.calls)
+    np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], rtol=1e-6)
+
+
+def test_two_replicas_evaluate_batches_with_the_logs_of_one(tmp_path: Path) -> None:
+    one, two = Batches(), Batches()
+
+    def linear() -> Any:
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, name="dense")], name="linear")
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        return model
+
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
+        model = linear()
+    fit(model, tmp_path, [two], epochs=1)
+    with_one = linear()
+    tk_keras.load(with_one, str(tmp_path), "latest")
+    tk_keras.evaluate(with_one, X[:70], Y[:70], verbose=0, callbacks=[one], model_dir=str(tmp_path), which="latest")
+    found = [call for call in two.calls if "test" in call[0]]
+    assert found.pop(-2)[:2] == ("test_batch_begin", 3)  # replicas do not know how many batches there are
+    assert_same_calls(found, one.calls)
+
+
+def test_a_callback_stops_the_run_at_its_batch(tmp_path: Path) -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = self.model.optimizer.iterations == 6
+
+    theirs, ours, again = Batches(), Batches(), Batches()  # calls are state: those of an earlier start come back
+    expected = of_keras(one := seeded(), [theirs, Stop()], epochs=4)
+    history = fit(other := seeded(), tmp_path, [ours, Stop()], epochs=4)
+    assert_same_calls(ours.calls, theirs.calls)
+    assert history.epoch == expected.epoch == [0, 1]
+    np.testing.assert_allclose(other.get_weights()[0], one.get_weights()[0], rtol=1e-6, atol=1e-6)
+    assert fit(seeded(), tmp_path, [again], epochs=4).history == history.history
+    assert len(again.calls) == len(ours.calls)
+
+
+def test_terminate_on_nan_ends_the_run_at_the_batch(tmp_path: Path) -> None:
+    weight = np.ones(100, "float32")
+    weight[40] = np.nan  # in the second batch
+    options = {"epochs": 3, "shuffle": False, "sample_weight": weight}
+    theirs, ours = Batches(), Batches()
+    of_keras(seeded(), [keras.callbacks.TerminateOnNaN(), theirs], **options)
+    history = fit(seeded(), tmp_path, [keras.callbacks.TerminateOnNaN(), ours], **options)
+    assert history.epoch == [0]
+    assert_same_calls(ours.calls, theirs.calls)
+
+
+def test_weights_are_saved_every_few_batches_as_in_keras(tmp_path: Path) -> None:
+    def checkpoint(folder: str) -> Any:
+        path = str(tmp_path / folder / "{epoch}-{batch}-{loss:.4f}.weights.h5")
+        return keras.callbacks.ModelCheckpoint(path, save_freq=3, save_weights_only=True)
+
+    of_keras(seeded(), [checkpoint("theirs")], epochs=3)
+    fit(seeded(), tmp_path / "run", [checkpoint("ours")], epochs=3)
+    theirs, ours = (sorted((tmp_path / folder).iterdir()) for folder in ("theirs", "ours"))
+    assert [one.name for one in ours] == [one.name for one in theirs]
+    first, second = seeded(), seeded()
+    first.load_weights(theirs[-1])
+    second.load_weights(ours[-1])
+    np.testing.assert_allclose(second.get_weights()[0], first.get_weights()[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_loop_of_one_step_is_reported_with_its_epoch(tmp_path: Path) -> None:
+    fit(seeded(), tmp_path, [Batches()])
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["kind"] == "train"] == [4, 8]
+
+
+def test_callbacks_of_tf_keras_have_its_numbers(tmp_path: Path) -> None:
+    class Noting(tf_keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: Calls = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.calls.append((batch, int(self.model._train_counter), {**logs}))
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.calls.append((batch, int(self.model._test_counter), {**logs}))
+
+    def model() -> Any:
+        tf_keras.utils.set_random_seed(3)
+        model = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(3)])
+        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"], steps_per_execution=3)
+        return model
+
+    theirs, ours = Noting(), Noting()
+    of_keras(model(), [theirs], shuffle=False)
+    fit(model(), tmp_path, [ours], shuffle=False)
+    assert [call[:2] for call in ours.calls] == [call[:2] for call in theirs.calls]
+    for (_, _, logs), (_, _, expected) in zip(ours.calls, theirs.calls, strict=True):
+        assert logs == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_loop_by_hand_calls_methods_of_batches(tmp_path: Path) -> None:
+    model, noted = seeded(), Batches()
+    optimizer, loss_fn = keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+
+    def train_step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = loss_fn(y, logits)
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights, strict=True)
+        )
+        accuracy.update_state(y, logits)
+        return loss
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(50)
+    history = tk_keras.train_loop(
+        train_step, data, epochs=2, model=model, optimizer=optimizer, metrics=[accuracy], callbacks=[noted],
+        verbose=0, model_dir=str(tmp_path),
+    )  # fmt: skip
+    ends = [call for call in noted.calls if call[0] == "train_batch_end"]
+    assert [call[1] for call in ends] == [0, 1, 0, 1]
+    assert [call[2] for call in ends[1::2]] == [
+        {name: values[epoch] for name, values in history.history.items()} for epoch in range(2)
+    ]
+
+
+def test_predict_calls_methods_of_its_batches(tmp_path: Path) -> None:
+    fit(model := seeded(), tmp_path, [], epochs=1)
+    noted: list[int] = []
+    callback = keras.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: noted.append(batch))
+    tk_keras.predict(model, X, verbose=0, callbacks=[callback], model_dir=str(tmp_path))
+    assert noted == [0, 1, 2, 3]

@@ -1,0 +1,66 @@
+"""The files of CSVLogger go on where the checkpoint was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tf_keras
+
+from trainer_kit.callbacks.keras_files import CsvFiles
+
+
+class Started:
+    """A logger in a process that has begun, and has resumed if a state is given."""
+
+    def __init__(self, kind: Any, path: Path, state: dict[str, int] | None = None, append: bool = False) -> None:
+        self.logger = kind(str(path), append=append)
+        self.logger.set_model(keras.Model())
+        self.logger.model.stop_training = False
+        self.files = CsvFiles([self.logger])
+        with self.files.kept(resumes=state is not None):
+            self.logger.on_train_begin()
+        if state is not None:
+            self.files.restore(state)
+
+    def epochs(self, *numbers: int) -> None:
+        for number in numbers:
+            self.logger.on_epoch_end(number, {"loss": number / 2, "val_loss": 1.0})
+
+
+@pytest.mark.parametrize("kind", [keras.callbacks.CSVLogger, tf_keras.callbacks.CSVLogger])
+def test_rows_after_the_checkpoint_are_written_once(kind: Any, tmp_path: Path) -> None:
+    first = Started(kind, tmp_path / "log.csv")
+    first.epochs(0, 1)
+    state = first.files.state()
+    first.epochs(2)
+    Started(kind, tmp_path / "log.csv", state).epochs(2, 3)
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert rows == ["epoch,loss,val_loss", "0,0.0,1.0", "1,0.5,1.0", "2,1.0,1.0", "3,1.5,1.0"]
+
+
+def test_a_run_that_goes_back_writes_its_rows_again(tmp_path: Path) -> None:
+    one = Started(keras.callbacks.CSVLogger, tmp_path / "log.csv")
+    one.epochs(0)
+    state = one.files.state()
+    one.epochs(1)
+    one.files.restore(state)
+    one.epochs(1)
+    assert (tmp_path / "log.csv").read_text().splitlines()[1:] == ["0,0.0,1.0", "1,0.5,1.0"]
+
+
+def test_a_checkpoint_before_the_first_row_gives_a_header(tmp_path: Path) -> None:
+    first = Started(keras.callbacks.CSVLogger, tmp_path / "log.csv")
+    state = first.files.state()
+    first.epochs(0)
+    Started(keras.callbacks.CSVLogger, tmp_path / "log.csv", state).epochs(0)
+    assert (tmp_path / "log.csv").read_text().splitlines() == ["epoch,loss,val_loss", "0,0.0,1.0"]
+
+
+@pytest.mark.parametrize(("append", "rows"), [(False, 2), (True, 3)])
+def test_a_logger_that_is_new_in_the_run_does_as_it_says(append: bool, rows: int, tmp_path: Path) -> None:
+    Started(keras.callbacks.CSVLogger, tmp_path / "log.csv").epochs(0)
+    Started(keras.callbacks.CSVLogger, tmp_path / "log.csv", {}, append).epochs(5)
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == rows

@@ -1,0 +1,131 @@
+"""Tensors of steps in callbacks, and summaries of them in the reports and the event files of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import trainer_kit as tk
+from trainer_kit.errors import UsageError
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.testing import TinyTask, tiny_experiment
+
+SUMMARIES = (
+    {"tensor": "spread", "of": "both"},
+    {"tensor": "hidden", "type": "histogram", "of": "both"},
+    {"tensor": "picture", "type": "image", "of": "evaluation"},
+)
+
+
+class PictureTask(TinyTask):
+    """Exposes a scalar in both steps, and images in the validation step."""
+
+    def build_model(self) -> keras.Model:
+        model = super().build_model()
+        model.layers[0].name = "hidden"
+        return model
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        tk.expose("spread", tf.math.reduce_std(model_outputs))
+        return super().build_losses(labels, model_outputs, aux_losses)
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        tk.expose("picture", tf.reshape(tf.nn.sigmoid(inputs[0]), [-1, 2, 4, 1]))
+        return super().validation_step(inputs, model, metrics)
+
+
+class Reader(tk.Callback):
+    """Keeps the tensors that it reads."""
+
+    tensors, evaluation_tensors = ("hidden",), ("hidden", "picture")
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def loop_end(self, run: Any, logs: Any) -> None:
+        self.seen.append(run.tensors["hidden"])
+
+    def evaluation_end(self, run: Any, logs: Any) -> None:
+        self.seen.append(run.evaluation_tensors["picture"])
+
+
+def _run(folder: Path, replicas: int = 1, callbacks: Any = (), **trainer: Any) -> None:
+    config = tiny_experiment(train_steps=10, **{"summaries": SUMMARIES, **trainer})
+    strategy = tf.distribute.get_strategy()
+    if replicas > 1:
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    with strategy.scope():
+        task = PictureTask(config.task)
+    run_experiment(strategy, task, "train_and_eval", config, str(folder), callbacks=list(callbacks))
+
+
+def _events(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})
+    events.Reload()
+    return events
+
+
+@pytest.mark.parametrize("options", [{"replicas": 2}, {"fuse_steps": 5}])
+def test_summaries_are_written_on_replicas_and_in_fused_loops(tmp_path: Path, options: dict[str, Any]) -> None:
+    reader = Reader()
+    _run(tmp_path, callbacks=[reader], **options)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len([line for line in lines if "spread" in str(line)]) == 3  # two loops and an evaluation
+    train, validation = _events(tmp_path / "train"), _events(tmp_path / "validation")
+    assert [event.step for event in train.Tensors("hidden")] == [5, 10]
+    assert [event.step for event in validation.Tensors("picture")] == [10]
+    assert {"hidden", "spread"} <= set(validation.Tags()["tensors"])
+    assert [one.shape for one in reader.seen] == [(8, 16), (8, 16), (7, 2, 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("summary", "message"),
+    [
+        ({"tensor": "hidden"}, r"'hidden' has the shape \[8, 16\], and type=scalar needs a single number"),
+        ({"tensor": "hidden", "type": "image"}, r"'hidden' has the shape \[8, 16\], and type=image needs \[batch"),
+        ({"tensor": "picture"}, r"trainer\.summaries: the training step exposes no tensor 'picture'"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_its_summary_is_an_error(
+    tmp_path: Path, summary: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        _run(tmp_path, summaries=[summary])
+
+
+class OfTrainStep(PictureTask):
+    """Exposes a tensor in its training step only."""
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        tk.expose("margin", tf.ones(()))
+        return super().train_step(inputs, model, optimizer, metrics)
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        {"summaries": [{"tensor": "margin", "of": "both"}]},
+        {"metrics": [{"type": "keras", "keras": {"metric": "Mean", "args": {"name": "mean"}}, "tensor": "margin"}]},
+    ],
+)
+def test_a_miss_of_the_evaluation_ends_the_run_before_step_1(tmp_path: Path, trainer: dict[str, Any]) -> None:
+    config = tiny_experiment(train_steps=10, **trainer)
+    with pytest.raises(
+        UsageError, match=r"evaluation step exposes no tensor 'margin'.*exposed in validation_step, too"
+    ):
+        run_experiment(None, OfTrainStep(config.task), "train_and_eval", config, str(tmp_path))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_values_are_numpy_arrays_that_later_loops_leave_alone(tmp_path: Path) -> None:
+    reader = Reader()
+    _run(tmp_path, callbacks=[reader], summaries=[])
+    assert all(isinstance(one, np.ndarray) for one in reader.seen)
+    assert not np.array_equal(reader.seen[0], reader.seen[1])

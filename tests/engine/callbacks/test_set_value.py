@@ -1,0 +1,118 @@
+"""Hyper-parameters that are functions of the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
+from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.errors import UsageError
+from trainer_kit.files import read_lines
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.testing import TinyTask, tiny_experiment
+
+CONSTANT = {"type": "constant", "constant": {"learning_rate": 0.5}}
+STEPWISE = {"type": "stepwise", "stepwise": {"boundaries": [6], "values": [0.5, 0.125]}}  # the boundary is included
+
+
+def halved(step: int) -> float:
+    return float(0.5 ** (1 + step // 4))
+
+
+def _weights(folder: Path, rate: Any, *callbacks: Any, replicas: int = 1, **trainer: Any) -> list[np.ndarray]:
+    seed_everything(1)
+    strategy = tf.distribute.MirroredStrategy(
+        [f"CPU:{number}" for number in range(replicas)], tf.distribute.ReductionToOneDevice()
+    )
+    sgd = {"optimizer": {"type": "sgd"}, "learning_rate": rate}
+    config = tiny_experiment(optimizer_config=sgd, train_steps=15, **trainer)
+    with strategy.scope():
+        task = TinyTask(config.task)
+    model, _ = run_experiment(
+        strategy if replicas > 1 else None, task, "train", config, str(folder), callbacks=callbacks
+    )
+    return [variable.numpy() for variable in model.trainable_variables]
+
+
+def _changes(folder: Path) -> list[tuple[int, dict[str, float]]]:
+    lines = [line for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "change"]
+    return [(line["step"], line["metrics"]) for line in lines]
+
+
+@pytest.mark.parametrize("given", [{"replicas": 2}, {"fuse_steps": 2}], ids=["2 replicas", "fused"])
+def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, given: Any) -> None:
+    rates = SetAtSteps("learning_rate", [[7, 0.25]])
+    factors = SetAtSteps("learning_rate_factor", [[0, 0.5], [1, 1.0], [7, 0.5]])
+    changed = _weights(tmp_path / "list", CONSTANT, rates, factors, **given)
+    ladder = {"type": "stepwise", "stepwise": {"boundaries": [0, 6], "values": [0.25, 0.5, 0.125]}}
+    expected = _weights(tmp_path / "schedule", ladder, **given)
+    assert all(np.array_equal(one, other) for one, other in zip(changed, expected, strict=True))
+    assert _changes(tmp_path / "list") == [
+        (0, {"learning_rate_factor": 0.5}),
+        (1, {"learning_rate_factor": 1.0}),
+        (7, {"learning_rate": 0.25}),
+        (7, {"learning_rate_factor": 0.5}),
+    ]
+
+
+def test_epochs_in_a_list_count_from_the_start(tmp_path: Path) -> None:
+    _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", [["1.5 epochs", 0.25]]), steps_per_epoch=4)
+    assert _changes(tmp_path) == [(6, {"learning_rate": 0.25})]
+
+
+def test_a_factor_multiplies_a_schedule(tmp_path: Path) -> None:
+    changed = _weights(tmp_path / "list", STEPWISE, SetAtSteps("learning_rate_factor", [(0, 0.5)]))
+    ladder = {"type": "stepwise", "stepwise": {"boundaries": [6], "values": [0.25, 0.0625]}}
+    expected = _weights(tmp_path / "schedule", ladder)
+    assert all(np.array_equal(one, other) for one, other in zip(changed, expected, strict=True))
+
+
+def test_a_function_is_called_every_so_many_steps(tmp_path: Path) -> None:
+    _weights(tmp_path, CONSTANT, SetByFunction("learning_rate", f"{__name__}:halved", every=4))
+    assert _changes(tmp_path) == [(step, {"learning_rate": halved(step)}) for step in (4, 8, 12)]  # 0.5 is set already
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([[0, 0.1], [5]], r"\[5\] is not a pair of a step and a value"),
+        ([["3 min", 0.1]], r"'3 min' is not a step; give a whole number"),
+        ([[5, "low"]], r"the value 'low' at step 5 is not a finite number"),
+        ([[5, 0.1], [5, 0.2]], r"step 5 is there twice"),
+        (0.1, r"0\.1 is not a pair"),
+    ],
+)
+def test_a_list_that_is_none_is_refused(steps: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SetAtSteps("learning_rate", steps)
+
+
+@pytest.mark.parametrize(
+    ("function", "every", "message"),
+    [
+        ("no_such_module:rate", 1, r"there is no module 'no_such_module'.*write function as module:name"),
+        (f"{__name__}:halve", 1, r"has no function called 'halve'; did you mean halved"),
+        (":sqrt", 1, r"names no function; write it as module:name"),
+        (0.5, 1, r"0\.5 is not a function of the step"),
+        (halved, None, r"every is None; give a number of steps, 1 or more"),
+    ],
+)
+def test_a_function_that_is_none_is_refused(function: Any, every: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SetByFunction("learning_rate", function, every)
+
+
+def test_negative_rates_are_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"set_at_steps: learning_rate: -0\.25 is below 0; a learning rate and its"):
+        _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", [[4, 0.0], [8, -0.25]]))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_two_places_of_a_list_at_one_step_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"step 4 and '1 epochs' are both step 4"):
+        _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", [[4, 0.5], ["1 epochs", 0.25]]), steps_per_epoch=4)

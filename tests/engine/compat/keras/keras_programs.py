@@ -1,0 +1,185 @@
+"""Programs of Keras's guides, small: functions that return a compiled model, and the data that they train on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from keras import layers
+
+_RANDOM = np.random.RandomState(0)
+X = _RANDOM.randn(100, 8).astype("float32")
+Y = _RANDOM.randint(0, 3, 100)
+WEIGHTS = _RANDOM.rand(100).astype("float32")
+CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def classifier(**options: Any) -> Any:
+    """Returns a model with dropout and batch normalization."""
+    hidden = [layers.Dense(16, activation="relu"), layers.Dropout(0.3), layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(3)])
+    model.compile(**{"optimizer": "adam", "loss": CROSSENTROPY, "metrics": ["accuracy"], **options})
+    return model
+
+
+class AddedLoss(keras.Model):
+    """A subclassed model that is not built yet and adds a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.outputs_layer = layers.Dense(8, activation="relu"), layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(0.01 * tf.reduce_mean(inputs**2))
+        return self.outputs_layer(self.hidden(inputs))
+
+
+def added_loss() -> Any:
+    """Returns a model whose layers are built by its first batch."""
+    model = AddedLoss()
+    model.compile("adam", CROSSENTROPY, metrics=["accuracy"])
+    return model
+
+
+class CustomStep(keras.Model):
+    """A model whose steps return plain scalars, nested ones among them; an evaluation reports no loss."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=outputs)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "norms": {"gradient": tf.linalg.global_norm(gradients)}}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        return {"highest": tf.reduce_max(self(data[0]))}
+
+
+def custom_step() -> Any:
+    """Returns a functional model with steps of its own."""
+    inputs = keras.Input((8,))
+    model = CustomStep(inputs, layers.Dense(3)(inputs))
+    model.compile("sgd", CROSSENTROPY)
+    return model
+
+
+class Gan(keras.Model):
+    """Two models, two optimizers in `compile`, and metrics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((4,)), layers.Dense(8)])
+        self.discriminator = keras.Sequential([keras.Input((8,)), layers.Dense(8, "relu"), layers.Dense(1)])
+        self.d_loss, self.g_loss = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
+        self.seeds = keras.random.SeedGenerator(1)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.d_loss, self.g_loss]
+
+    def compile(self, d_optimizer: Any, g_optimizer: Any, loss: Any) -> None:
+        super().compile()
+        self.d_optimizer, self.g_optimizer, self.loss_function = d_optimizer, g_optimizer, loss
+
+    def train_step(self, real: Any) -> dict[str, Any]:
+        size = tf.shape(real)[0]
+        fake = self.generator(keras.random.normal((size, 4), seed=self.seeds))
+        labels = tf.concat([tf.ones((size, 1)), tf.zeros((size, 1))], 0)
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_function(labels, self.discriminator(tf.concat([fake, real], 0)))
+        variables = self.discriminator.trainable_weights
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, variables), variables, strict=True))
+        noise = keras.random.normal((size, 4), seed=self.seeds)
+        with tf.GradientTape() as tape:
+            g_loss = self.loss_function(tf.zeros((size, 1)), self.discriminator(self.generator(noise)))
+        variables = self.generator.trainable_weights
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, variables), variables, strict=True))
+        self.d_loss.update_state(d_loss)
+        self.g_loss.update_state(g_loss)
+        return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}
+
+
+def gan() -> Any:
+    """Returns a GAN."""
+    model = Gan()
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-4), keras.optimizers.Adam(3e-4), loss)
+    return model
+
+
+def of_sparse_inputs() -> Any:
+    """Returns a model of sparse inputs."""
+    model = keras.Sequential([keras.Input((8,), sparse=True), layers.Dense(3)])
+    model.compile("sgd", CROSSENTROPY, metrics=["accuracy"])
+    return model
+
+
+def of_tf_keras() -> Any:
+    """Returns a model of tf_keras, whose seeds are its own."""
+    tf_keras.utils.set_random_seed(3)
+    model = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(3)])
+    model.compile("sgd", tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+def two_outputs() -> Any:
+    """Returns a functional model with two inputs and two outputs."""
+    a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")
+    hidden = layers.Dense(8)(layers.concatenate([a, b]))
+    model = keras.Model([a, b], {"p": layers.Dense(3, name="p")(hidden), "q": layers.Dense(1, name="q")(hidden)})
+    losses = {"p": CROSSENTROPY, "q": "mse"}
+    model.compile("rmsprop", losses, metrics={"p": ["accuracy"], "q": ["mae"]})
+    return model
+
+
+class Batches(keras.utils.PyDataset):
+    """Five batches by their numbers."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, number: int) -> Any:
+        return X[number * 20 : number * 20 + 20], Y[number * 20 : number * 20 + 20]
+
+
+class Changing(Batches):
+    """Batches whose features grow with the epochs."""
+
+    begun = ended = 0
+
+    def on_epoch_begin(self) -> None:
+        self.begun += 1
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+    def __getitem__(self, number: int) -> Any:
+        features, labels = super().__getitem__(number)
+        return features * (self.begun + 3 * self.ended), labels
+
+
+class OldBatches(tf_keras.utils.Sequence):
+    """The same as a Sequence of tf_keras."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, number: int) -> Any:
+        return Batches()[number]
+
+
+def generated() -> Any:
+    """Yields batches without end."""
+    batches = Batches()
+    while True:
+        yield from (batches[number] for number in range(len(batches)))
+
+
+def pairs() -> tf.data.Dataset:
+    """Returns examples one by one."""
+    return tf.data.Dataset.from_tensor_slices((X, Y))

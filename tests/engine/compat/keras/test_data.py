@@ -1,0 +1,187 @@
+"""What fit and evaluate read: the batches of Keras, in its orders, from any position on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.engine.compat.keras.keras_programs import CROSSENTROPY, Batches, X, Y, pairs
+from trainer_kit.compat import keras as tk_keras
+from trainer_kit.compat.keras.data import training_data, validation_dataset
+from trainer_kit.compat.keras.dataset_passes import DatasetPasses
+from trainer_kit.errors import DataError
+
+
+def linear() -> Any:
+    """Returns a model without random numbers."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.1), CROSSENTROPY, jit_compile=False)
+    return model
+
+
+def losses(door: str, x: Any, *, model_dir: Path | str = "", **options: Any) -> list[float]:
+    """Returns the losses of a fit of Keras or of trainer_kit with the same seed; x may be a function."""
+    keras.utils.set_random_seed(3)
+    x = x() if callable(x) else x
+    model, options = linear(), {"verbose": 0, **options}
+    fitted = model.fit(x, **options) if door == "keras" else tk_keras.fit(model, x, model_dir=str(model_dir), **options)
+    return [float(loss) for loss in fitted.history["loss"]]
+
+
+def ended_epochs(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("an epoch ends with them" in record.getMessage() for record in caplog.records)
+
+
+# ---- the length of an epoch
+
+
+def test_an_epoch_ends_with_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"y": Y, "batch_size": 20, "steps_per_epoch": 7, "epochs": 2}
+    ours = losses("ours", X, model_dir=tmp_path, **options)
+    np.testing.assert_allclose(ours, losses("keras", X, **options), rtol=1e-6)
+    assert ended_epochs(caplog) == 1
+
+
+def test_steps_per_epoch_is_at_most_the_length() -> None:
+    for x in (pairs().batch(20), Batches()):
+        assert training_data(x, steps_per_epoch=7).steps_per_epoch == 5
+
+
+def test_steps_that_do_not_divide_the_length_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert training_data(pairs().batch(10), steps_per_epoch=4).steps_per_epoch == 4
+    assert "does not divide the 10 batches" in caplog.text
+
+
+def numbered(count: int) -> Iterator[Any]:
+    """Yields batches whose features are their number."""
+    for number in range(count):
+        yield np.full((4, 8), number, "float32"), np.zeros(4, "int32")
+
+
+def test_a_generator_that_ends_early_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="ended at step 5 of 6"):
+        losses("ours", numbered(5), model_dir=tmp_path, steps_per_epoch=3, epochs=2)
+
+
+# ---- orders
+
+
+def test_each_pass_begins_random_ops_and_shuffles_as_keras(tmp_path: Path) -> None:
+    def augmented() -> tf.data.Dataset:
+        noisy = pairs().shuffle(100, seed=1).batch(20).map(lambda x, y: (x + tf.random.uniform([8], seed=4), y))
+        return noisy.shuffle(3, seed=2)
+
+    ours = losses("ours", augmented, model_dir=tmp_path, epochs=3)
+    np.testing.assert_allclose(ours, losses("keras", augmented, epochs=3), rtol=1e-6)
+
+
+def test_two_fits_read_a_dataset_as_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keras.utils.set_random_seed(3)
+    shuffled, options = pairs().shuffle(100, seed=1).batch(20), {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
+    other = pairs().shuffle(100, seed=1).batch(20)
+    whole = losses("ours", other, epochs=3, model_dir=tmp_path / "whole", **options)
+    losses("ours", shuffled, epochs=1, model_dir=tmp_path / "parts", **options)
+    assert losses("ours", shuffled, epochs=3, model_dir=tmp_path / "parts", **options) == whole
+    assert "is read again from the middle" not in caplog.text
+
+
+def test_a_new_process_draws_the_orders_of_the_first(tmp_path: Path) -> None:
+    def shuffled() -> tf.data.Dataset:
+        return pairs().shuffle(50, seed=1).batch(10).shuffle(2, seed=2)
+
+    whole = losses("ours", shuffled, epochs=3, model_dir=tmp_path / "whole")
+    interval = {"checkpoint_interval": 3, "trainer": {"train_steps": 16}}  # ends inside of the second epoch
+    losses("ours", shuffled, epochs=2, model_dir=tmp_path / "parts", **interval)
+    assert losses("ours", shuffled, epochs=3, model_dir=tmp_path / "parts") == whole
+
+
+def test_a_shuffled_dataset_is_read_once_an_epoch(tmp_path: Path) -> None:
+    read = []
+
+    def noted(x: Any, y: Any) -> Any:
+        read.append(1)
+        return x, y
+
+    def dataset() -> tf.data.Dataset:
+        types = [tf.float32, tf.int64]
+        mapped = pairs().map(lambda x, y: tf.numpy_function(noted, [x, y], types))
+        return mapped.map(lambda x, y: (tf.ensure_shape(x, [8]), tf.ensure_shape(y, []))).shuffle(60, seed=1).batch(20)
+
+    losses("ours", dataset, epochs=3, model_dir=tmp_path)
+    assert len(read) == 300
+
+
+def test_only_without_passes_is_a_dataset_read_past_its_end() -> None:
+    dataset = pairs().shuffle(100, seed=1).batch(20)
+    passes = DatasetPasses(dataset, 5, given=dataset, unused=False)
+    assert len(list(passes.at(8))) == 2
+    passes.by_pass = False  # as after a batch is left out: the loop needs one of the next pass
+    assert len(list(passes.at(8).take(9))) == 9
+
+
+def test_sparse_arrays_are_shuffled_as_in_keras(tmp_path: Path) -> None:
+    sparse = tf.sparse.from_dense(X * (X > 0))
+    ours = losses("ours", sparse, y=Y, epochs=2, model_dir=tmp_path)
+    np.testing.assert_allclose(ours, losses("keras", sparse, y=Y, epochs=2), rtol=1e-6)
+
+
+def test_a_model_of_tf_keras_reads_the_orders_of_tf_keras(tmp_path: Path) -> None:
+    tf_keras = pytest.importorskip("tf_keras")
+
+    def seeded() -> Any:
+        tf_keras.utils.set_random_seed(3)
+        model = tf_keras.Sequential([tf_keras.layers.Input((8,)), tf_keras.layers.Dense(3)])
+        model.compile(tf_keras.optimizers.SGD(0.1), tf_keras.losses.SparseCategoricalCrossentropy(True))
+        return model
+
+    expected = seeded().fit(X, Y, epochs=3, verbose=0).history["loss"]
+    tk_keras.fit(seeded(), X, Y, epochs=1, verbose=0, model_dir=str(tmp_path))
+    resumed = tk_keras.fit(seeded(), X, Y, epochs=3, verbose=0, model_dir=str(tmp_path))
+    np.testing.assert_allclose(resumed.history["loss"], expected, rtol=1e-6)
+
+
+class Level(keras.callbacks.Callback):
+    """Makes the features of a PyDataset larger in each epoch."""
+
+    def __init__(self, batches: Any) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.batches.level = epoch
+
+
+class Levelled(Batches):
+    level = 0
+
+    def __getitem__(self, number: int) -> Any:
+        features, labels = super().__getitem__(number)
+        return features * (1 + self.level), labels
+
+
+def test_callbacks_change_a_py_dataset_before_its_epoch(tmp_path: Path) -> None:
+    found = []
+    for door in ("keras", "ours"):
+        batches = Levelled()
+        found.append(losses(door, batches, epochs=3, callbacks=[Level(batches)], model_dir=tmp_path))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+
+
+# ---- evaluation
+
+
+def test_steps_divide_validation_arrays_as_in_keras() -> None:
+    batches = validation_dataset((X[:37], Y[:37]), steps=2)
+    assert [len(y) for _, y in batches] == [19, 18]
+
+
+def test_each_evaluation_has_the_same_batches_of_a_generator() -> None:
+    batches = validation_dataset(numbered(9), steps=4)
+    numbers = [[int(x[0, 0]) for x, _ in batches] for _ in range(2)]
+    assert numbers == [[0, 1, 2, 3]] * 2

@@ -1,0 +1,125 @@
+"""A compiled model that is registered as an experiment trains from a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import trainer_kit
+from tests.engine.compat.keras.keras_programs import X, Y, classifier, pairs
+from trainer_kit.compat import keras as tk_keras
+from trainer_kit.compat.keras.task import data_of_experiment
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.errors import ConfigError, UsageError
+
+
+def arrays(params: Any) -> Any:
+    """Returns arrays to train on, and a dataset to evaluate on."""
+    return (X, Y) if params.is_training else pairs().batch(30)
+
+
+def in_order(params: Any) -> tf.data.Dataset:
+    """Returns a dataset to train on, and one to evaluate on."""
+    return pairs().batch(20 if params.is_training else 30)
+
+
+tk_keras.register_keras_experiment("keras_door_arrays", classifier, arrays, batch_size=20, epochs=2)
+tk_keras.register_keras_experiment("keras_door_dataset", classifier, lambda _: pairs().shuffle(100).batch(40), epochs=2)
+
+
+tk_keras.register_keras_experiment("keras_door_in_order", classifier, in_order, epochs=2)
+
+
+def test_each_epoch_of_an_experiment_has_its_own_order() -> None:
+    source = data_of_experiment(arrays, DataConfig(global_batch_size=100, is_training=True))
+    first, second = (y.numpy().tolist() for _, y in source.at(0).take(2))
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
+def test_an_experiment_has_the_numbers_of_fit(tmp_path: Path) -> None:
+    config = trainer_kit.get_experiment("keras_door_in_order")
+    model, logs = trainer_kit.launch(config, "train_and_eval", str(tmp_path / "a"))
+    keras.utils.set_random_seed(config.runtime.random_seed)
+    fitted = classifier()
+    history = tk_keras.fit(
+        fitted, pairs().batch(20), epochs=2, validation_data=pairs().batch(30), verbose=0, model_dir=str(tmp_path / "b")
+    )
+    assert logs["validation_loss"] == pytest.approx(history.history["val_loss"][-1], rel=1e-6)
+    for one, other in zip(model.get_weights(), fitted.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_epochs_count_the_batches_of_a_dataset(tmp_path: Path) -> None:
+    config = trainer_kit.get_experiment("keras_door_dataset")
+    trainer_kit.launch(config, "train", str(tmp_path))
+    assert (tmp_path / "ckpt-6.index").exists()  # 2 epochs of 3 batches
+
+
+def test_load_model_builds_the_model_of_a_run(tmp_path: Path) -> None:
+    config = trainer_kit.get_experiment("keras_door_arrays")
+    trained, _ = trainer_kit.launch(config, "train", str(tmp_path), experiment="keras_door_arrays")
+    loaded = trainer_kit.load_model(str(tmp_path), "latest", import_modules=[__name__])
+    np.testing.assert_array_equal(loaded.get_weights()[0], trained.get_weights()[0])
+
+
+def test_data_that_is_missing_is_reported() -> None:
+    with pytest.raises(UsageError, match=r"data_fn returned None for params\.is_training=True; return \(x, y\)"):
+        data_of_experiment(lambda _: None, DataConfig(is_training=True))
+
+
+def test_a_wrong_field_is_reported_with_a_near_name() -> None:
+    config = trainer_kit.get_experiment("keras_door_arrays")
+    with pytest.raises(ConfigError, match=r"trian_steps: .*did you mean trainer\.train_steps"):
+        config.trainer.replace(trian_steps=3)
+
+
+class Stop(trainer_kit.Callback):
+    """Ends the first start with an error in the middle of its second epoch."""
+
+    starts = 0
+
+    def run_begin(self, run: Any) -> None:
+        Stop.starts += 1
+
+    def loop_end(self, run: Any, logs: Any) -> None:
+        if run.step == 8 and Stop.starts == 1:
+            raise RuntimeError("stopped by the test")
+
+
+NOTED: list[tuple[int, float]] = []
+
+
+def called() -> list[Any]:
+    """Returns callbacks of epochs and batches, and one that ends the first start."""
+    plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=10.0)
+    noting = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: NOTED.append((batch, logs["loss"])),
+        on_epoch_end=lambda epoch, logs: NOTED.append((epoch, logs["learning_rate"])),
+    )
+    return [plateau, noting, Stop()]
+
+
+tk_keras.register_keras_experiment("keras_door_called", classifier, arrays, batch_size=20, epochs=4, callbacks=called)
+
+
+def test_callbacks_of_an_experiment_go_on_after_an_error(tmp_path: Path) -> None:
+    config = trainer_kit.get_experiment("keras_door_called").replace(trainer={"checkpoint_interval": 2})
+    with pytest.raises(RuntimeError, match="stopped by the test"):
+        trainer_kit.launch(config, "train_and_eval", str(tmp_path / "a"))
+    trainer_kit.launch(config, "train_and_eval", str(tmp_path / "a"))
+    stopped = NOTED.copy()
+    NOTED.clear()
+    trainer_kit.launch(config, "train_and_eval", str(tmp_path / "b"))
+    assert stopped == NOTED
+    assert [rate for _, rate in NOTED[5::6]] == pytest.approx([1e-3, 1e-3, 5e-4, 2.5e-4])
+
+
+def test_callbacks_of_an_experiment_are_a_function() -> None:
+    with pytest.raises(UsageError, match="give a function that returns the list"):
+        tk_keras.register_keras_experiment("keras_door_listed", classifier, arrays, callbacks=[])

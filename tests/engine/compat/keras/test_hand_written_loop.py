@@ -1,0 +1,212 @@
+"""train_loop runs the functions of a loop by hand, with the numbers of the loop."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.compat import keras as tk_keras
+from trainer_kit.errors import UsageError
+
+PAGE = Path(__file__).with_name("loops_by_hand.md").read_text(encoding="utf-8")
+LOOP, METRICS, FUNCTION, LAYER, MODEL, WITH_LOSSES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.rand(40, 784).astype("float32"), RANDOM.randint(0, 10, 40)
+
+
+def batches(shuffle: bool = False) -> tf.data.Dataset:
+    """Returns batches of 16 examples; the last one has 8."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    return (dataset.shuffle(40, seed=2) if shuffle else dataset).batch(16)
+
+
+def around() -> dict[str, Any]:
+    """Returns the names that the document uses and does not define, with the same weights each time."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.5), keras.layers.Dense(10)]
+    return {
+        "keras": keras, "layers": keras.layers, "tf": tf, "time": time, "start_time": time.time(),
+        "model": keras.Sequential([keras.Input((784,)), *layers]), "train_dataset": batches(), "val_dataset": batches(),
+        "optimizer": keras.optimizers.SGD(learning_rate=1e-3),
+        "loss_fn": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "train_acc_metric": keras.metrics.SparseCategoricalAccuracy(name="acc"),
+        "val_acc_metric": keras.metrics.SparseCategoricalAccuracy(name="acc"),
+    }  # fmt: skip
+
+
+def run(*blocks: str, **given: Any) -> dict[str, Any]:
+    """Runs blocks of the document, and returns their names."""
+    names = {**around(), **given}
+    for block in blocks:
+        exec(block.replace("reset_states", "reset_state"), names)
+    return names
+
+
+def undecorated(names: dict[str, Any]) -> Any:
+    """Returns the body of the document's first loop as a function, with a condition on a tensor."""
+    model, loss_fn, optimizer = names["model"], names["loss_fn"], names["optimizer"]
+
+    def train_step(x_train: Any, y_train: Any) -> Any:
+        with tf.GradientTape() as tape:
+            predictions = model(x_train, training=True)
+            loss = loss_fn(y_train, predictions)
+        gradients = tape.gradient(loss, model.trainable_weights)
+        if loss < 1e6:
+            optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
+        names["train_acc_metric"].update_state(y_train, predictions)
+        return loss
+
+    return train_step
+
+
+def parts(names: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of train_loop that are the same in all tests."""
+    return {"epochs": 2, "model": names["model"], "optimizer": names["optimizer"], "verbose": 0}
+
+
+def assert_same_weights(names: dict[str, Any], expected: dict[str, Any]) -> None:
+    for one, other in zip(names["model"].get_weights(), expected["model"].get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_plain_function_trains_as_the_first_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected, names = run(LOOP), around()
+    history = tk_keras.train_loop(undecorated(names), batches(), **parts(names), model_dir=str(tmp_path))
+    assert_same_weights(names, expected)
+    assert history.epoch == [0, 1]
+    assert history.model is names["model"]
+    assert list(history.history) == ["loss"]
+    assert "train_step updates the metric 'acc', which is not in metrics; it is not reported" in caplog.text
+
+
+def test_metrics_are_those_that_the_loop_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected, names = run(METRICS), around()
+    printed = re.findall(r"acc.*: (\d\.\d{4})", capsys.readouterr().out)
+    assert len(printed) == 4
+
+    def test_step(x_val: Any, y_val: Any) -> None:
+        names["val_acc_metric"].update_state(y_val, names["model"](x_val, training=False))
+
+    history = tk_keras.train_loop(
+        undecorated(names), batches(), **parts(names), metrics=[names["train_acc_metric"]],
+        test_step=test_step, val_dataset=batches(), val_metrics=[names["val_acc_metric"]], model_dir=str(tmp_path),
+    )  # fmt: skip
+    assert_same_weights(names, expected)
+    rows = zip(history.history["acc"], history.history["val_acc"], strict=True)
+    assert [f"{value:.4f}" for row in rows for value in row] == printed
+    assert not (tmp_path / "best_ckpt").exists()  # test_step returns no loss
+
+
+def test_a_tf_function_reads_the_orders_of_the_loop(tmp_path: Path) -> None:
+    expected, names = run(FUNCTION), run(FUNCTION)
+    losses = []
+    data = batches(shuffle=True)
+    for _ in range(2):
+        losses.append(np.average([float(expected["train_step"](x, y)) for x, y in data], weights=[16, 16, 8]))
+
+    def test_step(batch: Any) -> Any:
+        x_val, y_val = batch
+        return names["loss_fn"](y_val, names["model"](x_val, training=False))
+
+    history = tk_keras.train_loop(
+        names["train_step"], batches(shuffle=True), **parts(names),
+        test_step=test_step, val_dataset=batches(), model_dir=str(tmp_path),
+    )  # fmt: skip
+    assert_same_weights(names, expected)
+    np.testing.assert_allclose(history.history["loss"], losses, rtol=1e-6)
+    assert list(history.history) == ["loss", "val_loss"]
+    assert (tmp_path / "best_ckpt").exists()
+
+
+def test_losses_of_layers_count_and_keras_stops_early(tmp_path: Path) -> None:
+    expected, names = run(LAYER, MODEL, WITH_LOSSES), run(LAYER, MODEL, WITH_LOSSES)
+    losses = [[float(expected["train_step"](x, y)) for x, y in batches()] for _ in range(2)]
+    stopping = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9)
+    history = tk_keras.train_loop(
+        names["train_step"], batches(), **{**parts(names), "epochs": 4}, metrics=[names["train_acc_metric"]],
+        callbacks=[stopping], model_dir=str(tmp_path),
+    )  # fmt: skip
+    assert_same_weights(names, expected)
+    np.testing.assert_allclose(history.history["loss"], np.average(losses, 1, [16, 16, 8]), rtol=1e-6)
+
+
+def test_a_resumed_loop_keeps_what_its_functions_hold(tmp_path: Path) -> None:
+    def losses(epochs: int) -> list[float]:
+        names, count = around(), tf.Variable(0.0, trainable=False)
+        step = undecorated(names)
+
+        def train_step(x: Any, y: Any) -> Any:
+            step(x, y)
+            return count.assign_add(1.0)
+
+        given = {**parts(names), "epochs": epochs, "model_dir": str(tmp_path)}
+        found: list[float] = tk_keras.train_loop(train_step, batches(), **given).history["loss"]
+        return found
+
+    losses(epochs=1)
+    np.testing.assert_allclose(losses(epochs=2), np.average([[1, 2, 3], [4, 5, 6]], 1, [16, 16, 8]), rtol=1e-6)
+
+
+def test_each_epoch_of_some_steps_begins_at_the_start(tmp_path: Path) -> None:
+    names = around()
+
+    def train_step(x: Any, y: Any) -> Any:
+        return names["loss_fn"](y, names["model"](x))  # the weights stay as they are
+
+    history = tk_keras.train_loop(
+        train_step, batches(), **parts(names), steps_per_epoch=1, model_dir=str(tmp_path)
+    ).history  # fmt: skip
+    assert history["loss"][0] == history["loss"][1]
+
+
+def test_callbacks_change_the_rate_of_the_loops_optimizer(tmp_path: Path) -> None:
+    names = around()
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5)
+    tk_keras.train_loop(
+        undecorated(names), batches(), **{**parts(names), "epochs": 1}, callbacks=[schedule], model_dir=str(tmp_path)
+    )
+    assert names["optimizer"].learning_rate == 0.5
+
+
+def returning(value: Any) -> Any:
+    return lambda x, y: value
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ({"train_step": returning(None)}, r"train_step returned None.*return loss"),
+        ({"train_step": returning({"loss": 1.0})}, r"train_step returned a dict.*metrics="),
+        ({"train_step": lambda x, y, z: 1.0}, r"train_step\(x, y, z\) cannot be called .* 2 parts"),
+        ({"step_per_epoch": 3}, r"train_loop has no argument 'step_per_epoch'; did you mean steps_per_epoch"),
+        ({"test_step": returning(None)}, r"val_dataset is missing.*both or none"),
+        ({"test_step": returning(None), "val_dataset": batches}, r"evaluation has no result.*val_metrics"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_reported(mistake: dict[str, Any], message: str, tmp_path: Path) -> None:
+    names = around()
+    given = {"train_step": undecorated(names), "train_ds": batches, **parts(names), **mistake}
+    given = {name: batches() if value is batches else value for name, value in given.items()}
+    with pytest.raises(UsageError, match=message):
+        tk_keras.train_loop(**given, model_dir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_module_is_refused(tmp_path: Path) -> None:
+    given = {**parts(around()), "model": tf.Module()}
+    with pytest.raises(UsageError, match=r"model is a Module; train_loop takes a Keras model.*trainer_kit\.Task"):
+        tk_keras.train_loop(returning(1.0), batches(), **given, model_dir=str(tmp_path))
+
+
+def test_a_model_on_several_replicas_is_refused(tmp_path: Path) -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
+        names = around()
+    with pytest.raises(UsageError, match=r"2 replicas.*call fit"):
+        tk_keras.train_loop(undecorated(names), batches(), **parts(names), model_dir=str(tmp_path))

@@ -1,0 +1,93 @@
+"""evaluate, predict and load use the weights of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests.engine.compat.keras.keras_programs import WEIGHTS, X, Y, classifier, gan, pairs
+from trainer_kit.compat import keras as tk_keras
+from trainer_kit.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, keras.Model]:
+    """The folder of a run whose most accurate weights are not its last, and the model that it trained."""
+    keras.utils.set_random_seed(3)
+    folder, model = tmp_path_factory.mktemp("run"), classifier()
+    options = {"epochs": 3, "validation_data": (X, Y), "verbose": 0, "best": "val_accuracy"}
+    history = tk_keras.fit(model, X, Y, **options, model_dir=str(folder))
+    assert np.argmax(history.history["val_accuracy"]) < 2
+    return folder, model
+
+
+def test_evaluate_gives_what_keras_gives(run: tuple[Path, keras.Model]) -> None:
+    folder, trained = run
+    options = {"batch_size": 32, "sample_weight": WEIGHTS, "verbose": 0}
+    expected = trained.evaluate(X, Y, **options)
+    found = tk_keras.evaluate(classifier(), X, Y, **options, model_dir=str(folder), which="latest")
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_evaluate_takes_a_dataset_and_returns_a_dict(run: tuple[Path, keras.Model]) -> None:
+    folder, trained = run
+    expected = trained.evaluate(pairs().batch(30), return_dict=True, verbose=0)
+    options = {"return_dict": True, "verbose": 0, "which": "latest"}
+    found = tk_keras.evaluate(classifier(), pairs().batch(30), **options, model_dir=str(folder))
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_evaluations_of_other_data_are_recorded(
+    run: tuple[Path, keras.Model], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, losses = str(run[0]), []
+    for number in (50, 60, 50):
+        found = tk_keras.evaluate(classifier(), X[:number], Y[:number], verbose=0, model_dir=folder, which=12)
+        losses.append(found[0])
+    records = [json.loads(line) for line in (run[0] / "evals" / "eval.jsonl").read_text().splitlines()]
+    recorded = [one["metrics"]["validation_loss"] for one in records]
+    assert [recorded.count(one) for one in losses[:2]] == [1, 1]
+    assert "gave other metrics" not in caplog.text
+
+
+def test_predict_gives_what_keras_gives(run: tuple[Path, keras.Model]) -> None:
+    folder, trained = run
+    found = tk_keras.predict(classifier(), X, verbose=0, model_dir=str(folder), which="latest")
+    np.testing.assert_allclose(found, trained.predict(X, verbose=0), rtol=1e-6)
+
+
+def test_the_best_weights_are_the_default(run: tuple[Path, keras.Model]) -> None:
+    folder, trained = run
+    accuracy = tk_keras.evaluate(classifier(), X, Y, verbose=0, model_dir=str(folder))[1]
+    assert accuracy == max(trained.history.history["val_accuracy"])
+
+
+def test_the_best_weights_load_into_a_compiled_model(run: tuple[Path, keras.Model]) -> None:
+    folder, _ = run
+    loaded = tk_keras.load(classifier(), str(folder))
+    found = loaded.evaluate(X, Y, verbose=0)
+    np.testing.assert_allclose(
+        found, tk_keras.evaluate(classifier(), X, Y, verbose=0, model_dir=str(folder)), rtol=1e-6
+    )
+
+
+def test_load_takes_a_step(run: tuple[Path, keras.Model]) -> None:
+    folder, trained = run
+    early = tk_keras.load(classifier(), str(folder), which=4)
+    assert not np.allclose(early.get_weights()[0], trained.get_weights()[0])
+
+
+def test_load_names_the_steps_that_there_are(run: tuple[Path, keras.Model]) -> None:
+    with pytest.raises(UsageError, match=r"there are the steps 4, 8, 12"):
+        tk_keras.load(classifier(), str(run[0]), which="5")
+
+
+def test_a_model_without_call_is_loaded(tmp_path: Path) -> None:
+    trained = gan()
+    tk_keras.fit(trained, X, epochs=1, verbose=0, model_dir=str(tmp_path))
+    loaded = tk_keras.load(gan(), str(tmp_path))
+    np.testing.assert_array_equal(loaded.generator.get_weights()[0], trained.generator.get_weights()[0])

@@ -1,0 +1,81 @@
+"""The History has all that Keras's has: vectors, what callbacks add, and what steps return."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
+from trainer_kit.compat import keras as tk_keras
+
+
+class Adds(keras.callbacks.Callback):
+    """Adds a matrix, a text and a variable to the logs."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs |= {"matrix": np.eye(2) * epoch, "time": "12:00", "rate": self.model.optimizer.learning_rate}
+
+
+class ReturnsRate(keras.Model):
+    """Returns its learning rate, a variable of Keras, and evaluates without a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return {**super().train_step(data), "learning_rate": self.optimizer.learning_rate}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        return {"size": tf.reduce_mean(tf.abs(self(data[0], training=False)))}
+
+
+def one_per_class() -> Any:
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, activation="softmax")])
+    model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score(average=None, name="f1")])
+    return model
+
+
+def assert_same(history: Any, expected: Any) -> None:
+    assert history.history.keys() == expected.history.keys()
+    for name, values in expected.history.items():
+        if name == "time":
+            assert history.history[name] == values
+        else:
+            np.testing.assert_allclose(history.history[name], values, rtol=1e-5, err_msg=name)
+
+
+def test_vectors_and_added_logs_are_in_the_history(tmp_path: Path) -> None:
+    given = {"x": X, "y": keras.utils.to_categorical(Y), "validation_data": (X, keras.utils.to_categorical(Y))}
+    options = {**given, "verbose": 0, "callbacks": [Adds()]}
+    expected = one_per_class().fit(**options, epochs=2)
+    assert np.shape(expected.history["f1"]) == (2, 3)
+    tk_keras.fit(one_per_class(), **options, epochs=1, model_dir=str(tmp_path))
+    for _ in ("resumed", "finished"):
+        assert_same(tk_keras.fit(one_per_class(), **options, epochs=2, model_dir=str(tmp_path)), expected)
+
+
+def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"x": X, "y": Y, "validation_data": (X, Y), "epochs": 1, "verbose": 0}
+    histories = []
+    for door in (keras.Model.fit, tk_keras.fit):
+        keras.utils.set_random_seed(3)
+        model = ReturnsRate()
+        model.compile("adam", CROSSENTROPY)
+        with caplog.at_level(logging.INFO):
+            histories.append(door(model, **options, **({} if len(histories) == 0 else {"model_dir": str(tmp_path)})))
+    expected, history = histories
+    assert_same(history, expected)
+    assert list(history.history) == ["learning_rate", "loss", "val_size"]
+    assert "no best weights are kept" in caplog.text
+    assert not (tmp_path / "best_ckpt").exists()

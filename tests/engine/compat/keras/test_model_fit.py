@@ -1,0 +1,134 @@
+"""fit has the numbers of Model.fit, in a folder that a run goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.engine.compat.keras.keras_programs import custom_step
+from trainer_kit.compat import keras as tk_keras
+from trainer_kit.errors import UsageError
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.randn(100, 8), RANDOM.randint(0, 3, 100)
+
+
+def classifier(**options: Any) -> keras.Model:
+    """Returns a compiled model whose weights, masks and orders come from one seed."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.3), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(**{"optimizer": "adam", "loss": loss, "metrics": ["accuracy"], **options})
+    return model
+
+
+def assert_same(history: Any, expected: Any) -> None:
+    """Checks that two histories have the same names and, to 1e-6, the same values."""
+    assert history.history.keys() == expected.history.keys()
+    assert history.epoch == expected.epoch
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(history.history[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_arrays_give_the_history_and_weights_of_keras(tmp_path: Path) -> None:
+    options = {"epochs": 3, "validation_split": 0.2, "verbose": 0}
+    theirs, ours = classifier(), classifier()
+    expected = theirs.fit(X, Y, **options)
+    history = tk_keras.fit(ours, X, Y, **options, model_dir=str(tmp_path))
+    assert_same(history, expected)
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_finished_fit_returns_history_and_trained_weights(tmp_path: Path) -> None:
+    first, second = classifier(), classifier()
+    history = tk_keras.fit(first, X, Y, epochs=2, verbose=0, model_dir=str(tmp_path))
+    again = tk_keras.fit(second, X, Y, epochs=2, verbose=0, model_dir=str(tmp_path))
+    assert (again.history, again.epoch) == (history.history, history.epoch)
+    assert again.model is second
+    for one, other in zip(second.get_weights(), first.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_epochs_is_a_total(tmp_path: Path) -> None:
+    tk_keras.fit(classifier(), X, Y, epochs=2, verbose=0, model_dir=str(tmp_path / "a"))
+    longer = tk_keras.fit(classifier(), X, Y, epochs=3, verbose=0, model_dir=str(tmp_path / "a"))
+    whole = tk_keras.fit(classifier(), X, Y, epochs=3, verbose=0, model_dir=str(tmp_path / "b"))
+    assert longer.history == whole.history
+    assert longer.epoch == [0, 1, 2]
+
+
+def test_epochs_of_another_length_are_refused(tmp_path: Path) -> None:
+    tk_keras.fit(classifier(), X, Y, epochs=1, verbose=0, model_dir=str(tmp_path))
+    with pytest.raises(UsageError, match=r"has 4 steps, and .* it has 2; give the data of the run"):
+        tk_keras.fit(classifier(), X[:50], Y[:50], epochs=2, verbose=0, model_dir=str(tmp_path))
+    allowed = ["trainer.steps_per_epoch"]
+    again = tk_keras.fit(
+        classifier(), X[:50], Y[:50], epochs=3, verbose=0, model_dir=str(tmp_path), allow_config_change=allowed
+    )
+    assert again.model.optimizer.iterations == 6
+
+
+class AddsMean(keras.layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(keras.ops.mean(inputs))
+        return inputs
+
+
+def test_a_model_without_variables_is_fitted(tmp_path: Path) -> None:
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, AddsMean()(inputs))
+    model.compile("adam")
+    history = tk_keras.fit(model, X, Y, epochs=2, verbose=0, model_dir=str(tmp_path))
+    assert_same(history, model.fit(X, Y, epochs=2, verbose=0))
+
+
+def test_the_best_is_kept_only_of_what_is_reported(tmp_path: Path) -> None:
+    tk_keras.fit(custom_step(), X, Y, validation_data=(X, Y), verbose=0, model_dir=str(tmp_path))
+    assert not (tmp_path / "best_ckpt").exists()
+
+
+class ReturnsLoss(keras.Sequential):
+    def test_step(self, data: Any) -> Any:
+        return self.compute_loss(y=data[1], y_pred=self(data[0]))
+
+
+def _not_compiled() -> keras.Model:
+    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+
+
+def _without_optimizer() -> keras.Model:
+    return classifier(optimizer=None)
+
+
+def _returns_loss() -> keras.Model:
+    model = ReturnsLoss([keras.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "message"),
+    [
+        (_not_compiled, {}, r"is not compiled; call model\.compile"),
+        (_without_optimizer, {}, r"compiled without an optimizer.*optimizer=\"adam\""),
+        (
+            _returns_loss,
+            {"validation_data": (X, Y)},
+            r"test_step returned a SymbolicTensor.* return \{\"loss\": loss\}",
+        ),
+        (classifier, {"x": X[:0], "y": Y[:0]}, r"x has no examples"),
+        (classifier, {"validation_data": (X[:0], Y[:0])}, r"validation_data has no examples"),
+        (classifier, {"initial_epoch": 1}, r"initial_epoch=1: .*leave it out"),
+        (classifier, {"fuse_step": 2}, r"fit has no argument 'fuse_step'; did you mean fuse_steps\?"),
+    ],
+)
+def test_a_mistake_is_told(build: Any, given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        tk_keras.fit(build(), **{"x": X, "y": Y, **given}, model_dir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,45 @@
+"""A resumed fit warns where its program has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tf_keras
+
+from tests.engine.compat.keras.test_model_fit import X, Y
+from trainer_kit.compat import keras as tk_keras
+
+
+def made(of: Any = keras, activation: str = "relu", rate: float = 0.01, from_logits: bool = True) -> Any:
+    layers = [of.layers.Dense(4, activation=activation), of.layers.Dropout(0.5), of.layers.Dense(3)]
+    model = of.Sequential([of.Input((8,)), *layers])
+    model.compile(of.optimizers.Adam(rate), of.losses.SparseCategoricalCrossentropy(from_logits=from_logits))
+    return model
+
+
+@pytest.mark.parametrize("of", [keras, tf_keras])
+def test_a_changed_program_is_named_at_a_resume(of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fit(epochs: int, **changed: Any) -> str:
+        caplog.clear()
+        tk_keras.fit(made(of, **changed), X, Y, epochs=epochs, verbose=0, model_dir=str(tmp_path))
+        return "".join(line for line in caplog.messages if "the program has changed" in line)
+
+    assert fit(1) == ""
+    assert fit(1) == ""
+    assert "learning_rate of the optimizer was 0.01 and is 0.002." in fit(1, rate=0.002)
+    assert "the arguments of layer 0 (Dense) are others." in fit(2, activation="tanh")
+    assert "the loss was SparseCategoricalCrossentropy" in fit(2, activation="tanh", from_logits=False)
+
+
+def test_what_callbacks_changed_is_no_change_of_the_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fit(model: Any, epochs: int) -> None:
+        lower = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
+        tk_keras.fit(model, X, Y, epochs=epochs, callbacks=[lower], verbose=0, model_dir=str(tmp_path))
+
+    fit(model := made(), 2)
+    fit(model, 3)
+    fit(made(), 4)
+    assert "the program has changed" not in caplog.text

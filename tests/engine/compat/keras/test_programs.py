@@ -1,0 +1,201 @@
+"""Programs of Keras's guides: fit gives the history of Model.fit to 1e-6."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.engine.compat.keras.keras_programs import (
+    WEIGHTS,
+    Batches,
+    Changing,
+    OldBatches,
+    X,
+    Y,
+    added_loss,
+    classifier,
+    custom_step,
+    gan,
+    generated,
+    of_sparse_inputs,
+    of_tf_keras,
+    pairs,
+    two_outputs,
+)
+from trainer_kit.compat import keras as tk_keras
+
+
+def sparse_data() -> dict[str, Any]:
+    """Returns arrays of which the inputs are sparse."""
+    inputs = tf.sparse.from_dense(np.maximum(X, 0))
+    return {"x": inputs, "y": Y, "validation_data": (inputs, Y), "batch_size": 30}
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
+    "an added loss": (added_loss, lambda: {"x": X, "y": Y, "validation_split": 0.2}),
+    "steps of its own": (custom_step, lambda: {"x": X, "y": Y, "validation_data": (X, Y)}),
+    "two inputs and outputs": (two_outputs, lambda: {"x": [X, -X], "y": {"p": Y, "q": WEIGHTS}}),
+    "a shuffled dataset": (classifier, lambda: {"x": pairs().shuffle(100).batch(32)}),
+    "a dataset of unknown length": (
+        custom_step,
+        lambda: {"x": pairs().filter(lambda x, y: y >= 0).shuffle(100).batch(32)},
+    ),
+    "a dataset without end": (
+        classifier,
+        lambda: {
+            "x": pairs().batch(20).repeat(),
+            "steps_per_epoch": 3,
+            "validation_data": pairs().batch(20).repeat(),
+            "validation_steps": 2,
+        },
+    ),
+    "a PyDataset": (classifier, lambda: {"x": Batches(workers=2), "shuffle": False}),
+    "a shuffled PyDataset": (classifier, lambda: {"x": Changing()}),
+    "a Sequence of tf_keras": (
+        of_tf_keras,
+        lambda: {"x": OldBatches(), "shuffle": False, "validation_data": OldBatches()},
+    ),
+    "sparse arrays": (of_sparse_inputs, sparse_data),
+    "a generator": (classifier, lambda: {"x": generated(), "steps_per_epoch": 5}),
+    "shuffled inside of batches": (classifier, lambda: {"x": X, "y": Y, "shuffle": "batch", "batch_size": 7}),
+    "validation in some epochs": (
+        classifier,
+        lambda: {"x": X, "y": Y, "validation_data": (X, Y), "validation_freq": [1, 3]},
+    ),
+    "averaged weights": (
+        lambda: classifier(optimizer=keras.optimizers.Adam(use_ema=True)),
+        lambda: {"x": X, "y": Y},
+    ),
+    "XLA": (lambda: classifier(jit_compile=True), lambda: {"x": X, "y": Y}),
+}
+
+
+def seeded(build: Callable[[], Any]) -> Any:
+    """Returns a new model whose weights, masks and orders come from one seed."""
+    keras.utils.set_random_seed(3)
+    tf_keras.utils.set_random_seed(3)
+    return build()
+
+
+def assert_same(model: Any, history: Any, theirs: Any, expected: Any) -> None:
+    """Checks that two fits have the same histories and weights."""
+    assert history.epoch == expected.epoch
+    assert history.history.keys() == expected.history.keys()
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(history.history[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
+    for one, other in zip(model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_fit_gives_the_numbers_of_keras(program: str, tmp_path: Path) -> None:
+    build, data = PROGRAMS[program]
+    theirs = seeded(build)
+    expected = theirs.fit(epochs=3, verbose=0, **data())
+    ours = seeded(build)
+    history = tk_keras.fit(ours, epochs=3, verbose=0, model_dir=str(tmp_path), **data())
+    assert_same(ours, history, theirs, expected)
+
+
+def test_fused_steps_give_the_numbers_of_keras(tmp_path: Path) -> None:
+    theirs, ours = seeded(added_loss), None
+    expected = theirs.fit(X, Y, epochs=2, validation_data=(X, Y), verbose=0)
+    ours = seeded(added_loss)
+    history = tk_keras.fit(
+        ours, X, Y, epochs=2, validation_data=(X, Y), verbose=0, model_dir=str(tmp_path), fuse_steps=3
+    )
+    assert_same(ours, history, theirs, expected)
+
+
+def two_cpus() -> tf.distribute.Strategy:
+    """Returns a strategy of two replicas."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
+def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
+    with two_cpus().scope():
+        theirs = seeded(classifier)
+    expected = theirs.fit(pairs().shuffle(100).batch(32), epochs=2, validation_data=(X, Y), verbose=0)
+    with two_cpus().scope():
+        ours = seeded(classifier)
+    history = tk_keras.fit(
+        ours, pairs().shuffle(100).batch(32), epochs=2, validation_data=(X, Y), verbose=0, model_dir=str(tmp_path)
+    )
+    assert_same(ours, history, theirs, expected)
+
+
+def test_two_replicas_read_a_shuffled_py_dataset_as_keras(tmp_path: Path) -> None:
+    with two_cpus().scope():
+        theirs = seeded(classifier)
+    expected = theirs.fit(Batches(), epochs=2, verbose=0)
+    with two_cpus().scope():
+        ours = seeded(classifier)
+    assert_same(ours, tk_keras.fit(ours, Batches(), epochs=2, verbose=0, model_dir=str(tmp_path)), theirs, expected)
+
+
+def test_a_resumed_fit_keeps_the_orders_of_the_first_process(tmp_path: Path) -> None:
+    unbroken, resumed = seeded(classifier), None
+    expected = tk_keras.fit(unbroken, Changing(), epochs=3, verbose=0, model_dir=str(tmp_path / "unbroken"))
+    first = seeded(classifier)
+    tk_keras.fit(first, Changing(), epochs=1, verbose=0, model_dir=str(tmp_path / "run"))
+    resumed = seeded(classifier)
+    random.seed(99)  # another program, or a second fit of one process
+    history = tk_keras.fit(resumed, Changing(), epochs=3, verbose=0, model_dir=str(tmp_path / "run"))
+    assert_same(resumed, history, unbroken, expected)
+
+
+def test_two_replicas_clip_like_one(tmp_path: Path) -> None:
+    def linear() -> Any:
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1, global_clipnorm=0.05), "sparse_categorical_crossentropy")
+        return model
+
+    one = seeded(linear)
+    expected = one.fit(X, Y, epochs=2, verbose=0)
+    with two_cpus().scope():
+        two = seeded(linear)
+    history = tk_keras.fit(two, X, Y, epochs=2, verbose=0, model_dir=str(tmp_path))
+    assert_same(two, history, one, expected)
+
+
+class Fails(keras.Model):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        raise ValueError("a mistake of the step")
+
+
+def test_the_error_of_a_step_is_reported_on_two_replicas(tmp_path: Path) -> None:
+    with two_cpus().scope():
+        model = Fails()
+        model.compile("sgd")
+    with pytest.raises(ValueError, match="a mistake of the step"):
+        tk_keras.fit(model, X, Y, verbose=0, model_dir=str(tmp_path))
+
+
+def test_an_unbuilt_model_has_keras_numbers_on_two_replicas(tmp_path: Path) -> None:
+    def unbuilt() -> Any:
+        with two_cpus().scope():
+            keras.utils.set_random_seed(3)
+            model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.Adam(use_ema=True), "mse")
+        return model
+
+    targets, options = np.eye(3)[Y], {"epochs": 2, "shuffle": False, "verbose": 0}
+    theirs, ours = unbuilt(), unbuilt()
+    expected = theirs.fit(X, targets, **options)
+    assert_same(ours, tk_keras.fit(ours, X, targets, **options, model_dir=str(tmp_path)), theirs, expected)
+
+
+def test_a_gan_trains_on_two_replicas(tmp_path: Path) -> None:
+    with two_cpus().scope():
+        model = seeded(gan)
+    history = tk_keras.fit(model, X, epochs=1, verbose=0, model_dir=str(tmp_path))
+    assert list(history.history) == ["d_loss", "g_loss"]
+    assert model.g_optimizer.iterations == 4

@@ -1,0 +1,83 @@
+"""The data of several tasks as one stream: from any position on, stacked, over replicas, and of plain datasets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.config.schema.multitask import TaskSamplingConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.sources.arrays import ArraySource
+from trainer_kit.inputs.sources.base import Source
+from trainer_kit.inputs.sources.several_tasks import interleaved_data, joint_data
+from trainer_kit.inputs.task_sampler import TaskSampler
+
+SAMPLER = TaskSampler(TaskSamplingConfig(), (1.0, 2.0), seed=3)
+
+
+def _parts() -> dict[str, ArraySource]:
+    """Tasks whose batches differ in size and structure."""
+    data = DataConfig(global_batch_size=4, is_training=True, seed=1)
+    pairs = (np.arange(10, dtype=np.float32), np.arange(10))
+    return {"a": ArraySource(pairs, data), "b": ArraySource({"x": np.arange(9)}, data.replace(global_batch_size=2))}
+
+
+def _elements(dataset: tf.data.Dataset, count: int) -> list[Any]:
+    return list(dataset.take(count).as_numpy_iterator())
+
+
+def _assert_same(one: Any, other: Any) -> None:
+    tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+def test_an_interleaved_element_is_the_next_batch_of_one_task() -> None:
+    alone = {name: iter(one.at(0)) for name, one in _parts().items()}
+    for number, batches in _elements(interleaved_data(_parts(), SAMPLER).at(0), 12):
+        name, other = ("a", "b") if number == 0 else ("b", "a")
+        _assert_same(batches[name], tf.nest.map_structure(lambda part: part.numpy(), next(alone[name])))
+        assert all(len(part) == 0 for part in tf.nest.flatten(batches[other]))
+
+
+@pytest.mark.parametrize("make", [joint_data, lambda parts: interleaved_data(parts, SAMPLER)])
+def test_a_stream_continues_from_any_position(make: Any) -> None:
+    source = make(_parts())
+    assert isinstance(source, Source)
+    _assert_same(_elements(source.at(0), 20)[7:], _elements(source.at(7), 13))
+    assert int(source.at(7).cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+def test_stacks_hold_the_same_batches() -> None:
+    single, joint = _elements(joint_data(_parts()).at(3), 4), joint_data(_parts()).stacked_at(3, 4)
+    _assert_same(_elements(joint, 1)[0], tf.nest.map_structure(lambda *parts: np.stack(parts), *single))
+    source = interleaved_data(_parts(), SAMPLER)
+    numbers, stacks = _elements(source.stacked_at(3, 4), 1)[0]
+    for place, (number, batches) in enumerate(_elements(source.at(3), 4)):
+        name = "ab"[number]
+        assert numbers[place] == number
+        _assert_same(tf.nest.map_structure(lambda part, at=place: part[at], stacks[name]), batches[name])
+
+
+def test_all_replicas_of_a_step_train_the_same_task() -> None:
+    context = tf.distribute.InputContext(1, 0, 2)
+    elements = _elements(interleaved_data(_parts(), SAMPLER, context).at(5, context), 12)
+    numbers = [int(number) for number, _ in elements]
+    assert numbers[::2] == numbers[1::2] == [int(one) for one in SAMPLER.tasks(5).take(6)]
+    assert {len(batches["ab"[number]]["x"]) for number, batches in elements if number == 1} == {1}  # half of a batch
+
+
+def test_a_plain_dataset_among_the_tasks_makes_a_plain_dataset() -> None:
+    parts = {"a": _parts()["a"], "b": tf.data.Dataset.range(6).batch(2)}
+    joint, interleaved = joint_data(parts), interleaved_data(parts, SAMPLER)
+    assert not isinstance(joint, Source) and len(_elements(joint, 9)) == 3
+    batches = [batches["b"].tolist() for number, batches in _elements(interleaved, 50) if number == 1]
+    assert batches == [[0, 1], [2, 3], [4, 5]]  # and the stream ends with the data of one task
+
+
+def test_interleaved_batches_have_to_be_dense() -> None:
+    ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])).ragged_batch(2)
+    with pytest.raises(UsageError, match=r"the task 'b' hold a RaggedTensor.*task\.training=joint"):
+        interleaved_data({"a": _parts()["a"], "b": ragged}, SAMPLER)

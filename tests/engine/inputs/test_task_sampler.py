@@ -1,0 +1,52 @@
+"""TaskSampler: which task a step trains, and how often each was trained before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer_kit.config.schema.multitask import TaskSamplingConfig
+from trainer_kit.inputs.task_sampler import TaskSampler
+
+
+def _sampler(weights: tuple[float, ...], seed: int = 1, **config: Any) -> TaskSampler:
+    return TaskSampler(TaskSamplingConfig(**config), weights, seed)
+
+
+def _drawn(sampler: TaskSampler, count: int, position: int = 0) -> np.ndarray:
+    return np.array(list(sampler.tasks(position).take(count).as_numpy_iterator()))
+
+
+@pytest.mark.parametrize(
+    ("config", "shares"),
+    [
+        ({"type": "uniform"}, [1 / 3, 1 / 3, 1 / 3]),
+        ({}, [0, 0.25, 0.75]),
+        ({"type": "proportional", "proportional": {"alpha": 2.0}}, [0, 0.1, 0.9]),
+    ],
+)
+def test_tasks_are_drawn_in_their_shares(config: dict[str, Any], shares: list[float]) -> None:
+    drawn = _drawn(_sampler((0.0, 1.0, 3.0), **config), 8000)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 8000, shares, atol=0.02)
+
+
+def test_annealing_goes_from_the_weights_towards_equal_shares() -> None:
+    annealing = {"steps_per_epoch": 4000, "total_steps": 8000}
+    drawn = _drawn(_sampler((1.0, 16.0), type="annealing", annealing=annealing), 12000)
+    shares = [np.mean(drawn[begin : begin + 4000] == 1) for begin in (0, 4000, 8000)]
+    last = 16**0.2 / (1 + 16**0.2)  # and it stays
+    np.testing.assert_allclose(shares, [16 / 17, last, last], atol=0.03)
+
+
+@pytest.mark.parametrize("position", [0, 1, 1023, 1024, 2500])
+def test_any_position_continues_the_same_draws(position: int) -> None:
+    sampler = _sampler((1.0, 2.0))
+    whole = _drawn(sampler, 3000)
+    assert (_drawn(sampler, 50, position) == whole[position : position + 50]).all()
+    assert sampler.counts(position) == np.bincount(whole[:position], minlength=2).tolist()
+
+
+def test_another_seed_draws_other_tasks() -> None:
+    assert (_drawn(_sampler((1.0, 1.0), seed=1), 100) != _drawn(_sampler((1.0, 1.0), seed=2), 100)).any()

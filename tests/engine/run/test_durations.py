@@ -1,0 +1,165 @@
+"""Runs whose config counts epochs, shares of the run and times, through the Python interface."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit import Callback
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import ConfigError, PreemptedError
+from trainer_kit.run.launcher import launch
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.telemetry.metrics_jsonl import active_history
+from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+
+TASK = {"train_data": {"global_batch_size": 10}}
+
+
+class Dataset(TinyTask):
+    """Trains on a dataset that ends after 11 batches, the last of three examples."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        if not params.is_training:
+            return super().build_inputs(params, input_context)
+        return tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(10)
+
+
+class Endless(Dataset):
+    """Trains on a dataset without an end."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        data = super().build_inputs(params, input_context)
+        return data.repeat() if params.is_training else data
+
+
+class Noted(Callback):
+    """Notes the epoch events, and what the run tells of its epoch when it begins and after each loop."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def epoch_begin(self, run: Any, epoch: int) -> None:
+        self.events.append(("begin", epoch, run.step, run.epoch, run.step_in_epoch))
+
+    def loop_end(self, run: Any, logs: Any) -> None:
+        self.events.append((run.epoch, run.step_in_epoch))
+
+    def epoch_end(self, run: Any, epoch: int, logs: Any) -> None:
+        self.events.append(("end", epoch, run.step, sorted(logs), sorted(logs.get("validation", ()))))
+
+
+def _config(**trainer: Any) -> ExperimentConfig:
+    return tiny_experiment(**trainer).replace(task=TASK)
+
+
+def _steps(folder: Path, kind: str) -> list[int]:
+    return [line["step"] for line in active_history(str(folder / "metrics.jsonl")) if line["kind"] == kind]
+
+
+def test_saves_and_evaluations_come_at_the_ends_of_epochs(tmp_path: Path) -> None:
+    config = _config(
+        train_steps="3 epochs", checkpoint_interval="1 epoch", validation_interval="50 %", summary_interval="1 epoch"
+    )
+    launch(config, "train_and_eval", str(tmp_path))
+    assert list(complete_checkpoints(str(tmp_path))) == [11, 21, 31]  # 103 examples in batches of 10
+    assert _steps(tmp_path, "validation") == [16, 31]
+    assert _steps(tmp_path, "train") == [5, 10, 11, 16, 21, 26, 31]
+    assert "train_steps: 3 epochs" in (tmp_path / "params.yaml").read_text()
+    assert json.loads((tmp_path / "manifest.json").read_text())["train_steps"] == 31
+    _, logs = launch(config, "continuous_eval", str(tmp_path))  # it knows that the run is finished
+    assert logs == launch(config, "eval", str(tmp_path))[1]
+
+
+def test_loops_end_where_summaries_are_due(tmp_path: Path) -> None:
+    config = _config(train_steps=25, steps_per_loop=100, checkpoint_interval=100, summary_interval="1 epoch")
+    launch(config, "train", str(tmp_path))
+    assert _steps(tmp_path, "train") == [11, 21, 25]
+
+
+def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
+    rate = {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": "100 %"}}
+    ends = []
+    for steps, decay in (("2 epochs", "100 %"), (21, 21)):
+        rate["cosine"] = {"initial_learning_rate": 0.01, "decay_steps": decay}
+        config = _config(train_steps=steps, optimizer_config={"optimizer": {"type": "adam"}, "learning_rate": rate})
+        model, _ = launch(config, "train", str(tmp_path / str(decay)))
+        ends.append([variable.numpy() for variable in model.variables])
+    assert all(np.array_equal(*pair) for pair in zip(*ends, strict=True))
+
+
+def test_a_longer_run_tells_which_durations_move(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cosine = {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": "100 %"}}
+    rates = {"optimizer": {"type": "adam"}, "learning_rate": cosine}
+    config = _config(train_steps="1 epoch", checkpoint_interval="1 epoch", optimizer_config=rates)
+    launch(config, "train", str(tmp_path))
+    with caplog.at_level("INFO"):
+        launch(config.replace(trainer={"train_steps": 16}), "train", str(tmp_path))
+    (moved,) = [line for line in caplog.messages if "steps now" in line]
+    assert moved.endswith("learning_rate.cosine.decay_steps: 100 % was 11 steps and is 16 steps now")
+
+
+def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None:
+    noted, config = Noted(), _config(train_steps="2 epochs", steps_per_loop=8, summary_interval=8)
+    run_experiment(None, Dataset(config.task), "train_and_eval", config, str(tmp_path), callbacks=[noted])
+    logs = ["accuracy", "learning_rate", "training_loss"]
+    assert noted.events == [
+        ("begin", 1, 0, 1, 0), (1, 8), (1, 10), (1, 11), ("end", 1, 11, logs, []),
+        ("begin", 2, 11, 2, 0), (2, 8), (2, 9), (2, 11),
+        ("end", 2, 22, [*logs, "validation"], ["accuracy", "validation_loss"]),
+    ]  # fmt: skip
+
+
+def test_replicas_end_their_epochs_when_their_batches_end(tmp_path: Path) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    noted, config = Noted(), _config(train_steps="2 epochs", steps_per_loop=100, summary_interval=100)
+    with strategy.scope():
+        task = Dataset(config.task)
+    run_experiment(strategy, task, "train", config, str(tmp_path), callbacks=[noted])
+    ends = [event[:3] for event in noted.events if event[0] == "end"]
+    assert ends == [("end", 1, 6), ("end", 2, 11)]  # 11 batches for two replicas are 5.5 steps
+
+
+def test_data_without_an_end_needs_steps_per_epoch(tmp_path: Path) -> None:
+    config = _config(train_steps="2 epochs")
+    with pytest.raises(ConfigError, match=r"trainer.train_steps: needs the length of an epoch.*steps_per_epoch"):
+        run_experiment(None, Endless(config.task), "train", config, str(tmp_path / "refused"))
+    assert not (tmp_path / "refused" / "params.yaml").exists()
+    config = config.replace(trainer={"steps_per_epoch": 4})
+    run_experiment(None, Endless(config.task), "train", config, str(tmp_path / "set"))
+    assert max(complete_checkpoints(str(tmp_path / "set"))) == 8
+
+
+def test_batches_to_overfit_are_an_epoch(tmp_path: Path) -> None:
+    config = _config(train_steps="3 epochs", overfit_batches=2, steps_per_epoch=50)
+    run_experiment(None, Dataset(config.task), "train_and_eval", config, str(tmp_path))
+    assert list(complete_checkpoints(str(tmp_path))) == [6]
+
+
+def test_older_checkpoints_stay_at_their_interval(tmp_path: Path) -> None:
+    config = _config(train_steps="4 epochs", checkpoint_interval=5, max_to_keep=2, keep_interval="2 epochs")
+    launch(config, "train", str(tmp_path))
+    assert list(complete_checkpoints(str(tmp_path))) == [25, 40, 42]
+
+
+def test_checkpoints_by_the_clock_come_at_the_ends_of_loops(tmp_path: Path) -> None:
+    launch(tiny_experiment(checkpoint_interval="0.001 s", train_steps=15), "train", str(tmp_path / "short"))
+    assert list(complete_checkpoints(str(tmp_path / "short"))) == [5, 10, 15]
+    launch(tiny_experiment(checkpoint_interval="1 h", train_steps=15), "train", str(tmp_path / "long"))
+    assert list(complete_checkpoints(str(tmp_path / "long"))) == [15]
+
+
+def test_max_time_saves_and_ends_as_if_preempted(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=10**9, max_time="2 s", checkpoint_interval=10**9)
+    with pytest.raises(PreemptedError, match=r"stopped by trainer\.max_time=2 s at step"):
+        launch(config, "train", str(tmp_path))
+    reached = max(complete_checkpoints(str(tmp_path)))
+    assert 0 < reached < 10**9
+    launch(config.replace(trainer={"train_steps": reached + 3, "max_time": "1 h"}), "train", str(tmp_path))
+    assert max(complete_checkpoints(str(tmp_path))) == reached + 3

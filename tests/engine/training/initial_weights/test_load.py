@@ -1,0 +1,129 @@
+"""Starting weights from the checkpoint of another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.state.variable_names import model_variables
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.training.initial_weights.load import load_initial_weights
+
+
+def _model(width: int = 3, layers: int = 2) -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(width) for _ in range(layers))])
+
+
+def _saved(folder: Path, model: Any, step: int = 5) -> str:
+    """A checkpoint of a run: weights, an optimizer, and a step that must not be taken over."""
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    counter = tf.Variable(step, dtype=tf.int64)
+    return training_checkpoint(global_step=counter, model=model, optimizer=optimizer).write(f"{folder}/ckpt-{step}")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one.get_weights(), other.get_weights(), strict=True))
+
+
+def test_weights_come_from_a_path_or_the_newest_of_a_folder(tmp_path: Path) -> None:
+    old, new = _model(), _model()
+    first, second = _saved(tmp_path, old, 5), _saved(tmp_path, new, 40)
+    for path, prefix, source in ((first, first, old), (str(tmp_path), second, new)):
+        model = _model()
+        assert [one.path for one in load_initial_weights(model, path)] == [prefix]
+        assert _equal(model, source)
+
+
+def test_the_weights_of_a_best_checkpoint_will_do(tmp_path: Path) -> None:
+    old, model = _model(), _model()
+    step = tf.Variable(5, dtype=tf.int64)
+    load_initial_weights(model, weights_checkpoint(global_step=step, model=old).write(str(tmp_path / "best")))
+    assert _equal(model, old)
+
+
+def test_what_a_model_adds_to_its_checkpoints_comes_along(tmp_path: Path) -> None:
+    models = [_model(), _model()]
+    for number, model in enumerate(models):
+        model.checkpoint_items = {"extra": tf.train.Checkpoint(count=tf.Variable(number))}
+    load_initial_weights(models[1], _saved(tmp_path, models[0]))
+    assert int(models[1].checkpoint_items["extra"].count) == 0
+
+
+def test_a_missing_variable_is_named(tmp_path: Path) -> None:
+    path = _saved(tmp_path, _model(layers=1))
+    rows = r"  model/sequential/dense_1\n.*\n    kernel +missing in the checkpoint  \[3, 3\] here$"
+    with pytest.raises(UsageError, match=rows):
+        load_initial_weights(_model(layers=2), path)
+
+
+def test_a_variable_of_another_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
+    path = _saved(tmp_path, _model(width=3))
+    rows = r"  model/sequential/dense\n.*\n    kernel +another shape +\[4, 3\] saved, \[4, 5\] here\n"
+    with pytest.raises(UsageError, match=rows) as error:
+        load_initial_weights(_model(width=5), path)
+    advice = str(error.value).splitlines()[0]
+    assert advice.startswith(f"task.init_checkpoint: {path} does not hold all weights of this model; give")
+    assert "give a list of sections" in advice and "another model_dir" not in advice
+
+
+def test_more_variables_in_the_checkpoint_are_left_there(tmp_path: Path) -> None:
+    old, model = _model(layers=2), _model(layers=1)
+    load_initial_weights(model, _saved(tmp_path, old))
+    np.testing.assert_array_equal(model.get_weights()[0], old.get_weights()[0])
+
+
+@pytest.mark.parametrize("path", ["{}", "{}/ckpt-9", "{}/nowhere"])
+def test_error_names_the_path_without_a_checkpoint(tmp_path: Path, path: str) -> None:
+    message = f"task.init_checkpoint: (there is no checkpoint )?{path.format(tmp_path)}(; in| holds no checkpoint)"
+    with pytest.raises(UsageError, match=message):
+        load_initial_weights(_model(), path.format(tmp_path))
+
+
+def test_a_damaged_checkpoint_is_a_storage_error(tmp_path: Path) -> None:
+    path = _saved(tmp_path, _model())
+    Path(f"{path}.index").write_bytes(b"broken")
+    with pytest.raises(StorageError, match="ckpt-5 is damaged"):
+        load_initial_weights(_model(), path)
+
+
+def _with_body() -> Any:
+    body = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model = keras.Sequential([keras.Input((3,)), body, keras.layers.Dense(1)])
+    more = {"list": [keras.layers.Normalization(axis=None)], "count": tf.Variable(1)}
+    model.checkpoint_items = {"body": body, "more": more}
+    return model
+
+
+@pytest.mark.parametrize("form", ["named", "as TensorFlow tracks it"])
+def test_items_of_keras_three_are_loaded_in_either_form(tmp_path: Path, form: str) -> None:
+    saved, model = _with_body(), _with_body()
+    step = tf.Variable(0, dtype=tf.int64)
+    for one in (saved, model):
+        one.checkpoint_items = {"body": one.checkpoint_items["body"]}
+    if form == "named":
+        path = training_checkpoint(global_step=step, model=saved).write(str(tmp_path / "ckpt"))
+    else:
+        path = tf.train.Checkpoint(model=model_variables(saved), **saved.checkpoint_items).write(str(tmp_path / "ckpt"))
+    load_initial_weights(model, path)
+    assert all(np.array_equal(a, b) for a, b in zip(saved.get_weights(), model.get_weights(), strict=True))
+
+
+def test_items_of_keras_three_are_saved_twice_and_restored(tmp_path: Path) -> None:
+    model, step = _with_body(), tf.Variable(0, dtype=tf.int64)
+    checkpoint = training_checkpoint(global_step=step, model=model)
+    options = tf.train.CheckpointOptions(enable_async=True)
+    for number in range(3):
+        step.assign(number)
+        checkpoint.save(str(tmp_path / "ckpt"), options)
+    checkpoint.sync()
+    again, there = _with_body(), tf.Variable(5, dtype=tf.int64)
+    restore(training_checkpoint(global_step=there, model=again), str(tmp_path / "ckpt-3"), whole=True)
+    assert int(there) == 2
+    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))

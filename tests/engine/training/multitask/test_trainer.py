@@ -1,0 +1,235 @@
+"""Several tasks in one run: jointly or one per step, on one or two replicas, fused, evaluated and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import trainer_kit as tk
+from tests.engine.training.multitask.two_tasks import TwoTasks, two_tasks
+from trainer_kit.errors import UsageError
+from trainer_kit.evals.continuous_eval import with_chosen_sets
+from trainer_kit.run.launcher import launch
+from trainer_kit.testing import CLASSES, FEATURES, TinyConfig, TinyTask
+from trainer_kit.training.multitask.model import MultiTaskModel, model_of_task
+from trainer_kit.training.multitask.trainer import MultiTaskTrainer
+from trainer_kit.training.trainer_creation import create_trainer
+
+SGD = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}}}
+JOINT, INTERLEAVING = {"training": "joint"}, {"training": "interleaving"}
+
+
+def _trainer(config: tk.ExperimentConfig, strategy: tf.distribute.Strategy | None = None) -> MultiTaskTrainer:
+    keras.utils.set_random_seed(3)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        trainer = create_trainer(config, TwoTasks(config.task))
+    assert isinstance(trainer, MultiTaskTrainer)
+    return trainer
+
+
+def _weights(model: Any) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.trainable_variables]
+
+
+def test_a_joint_step_follows_the_weighted_sum_of_losses() -> None:
+    trainer = _trainer(two_tasks(JOINT, optimizer_config=SGD))
+    batches, tasks, model = next(iter(trainer.task.build_inputs(None).at(0))), trainer.task.tasks, trainer.model
+    with tf.GradientTape() as tape:
+        losses = {
+            name: task.build_losses(batches[name][1], model.sub_tasks[name](batches[name][0]))
+            for name, task in tasks.items()
+        }
+        total = 2.0 * losses["large"] + losses["small"]
+    expected = [
+        variable.numpy() - 0.1 * gradient.numpy()
+        for variable, gradient in zip(
+            model.trainable_variables, tape.gradient(total, model.trainable_variables), strict=True
+        )
+    ]
+    logs = trainer.train(tf.constant(1))
+    for weight, value in zip(_weights(model), expected, strict=True):
+        np.testing.assert_allclose(weight, value, atol=1e-6)
+    assert float(logs["training_loss"]) == pytest.approx(float(total), rel=1e-5)
+    for name, loss in losses.items():
+        assert float(logs[name]["training_loss"]) == pytest.approx(float(loss), rel=1e-5)
+        assert {*logs[name]} == {"training_loss", "accuracy"}
+
+
+def test_an_interleaved_step_changes_only_the_drawn_task() -> None:
+    trainer = _trainer(two_tasks())
+    before = {name: _weights(part) for name, part in trainer.model.sub_tasks.items()}
+    drawn = [*trainer.task.tasks][int(next(iter(trainer.task.build_inputs(None).at(0)))[0])]
+    logs = trainer.train(tf.constant(1))
+    other = "small" if drawn == "large" else "large"
+    shared, head = _weights(model_of_task(trainer.model, other))[:2], _weights(model_of_task(trainer.model, other))[2:]
+    assert all((one == old).all() for one, old in zip(head, before[other][2:], strict=True))
+    assert any((one != old).any() for one, old in zip(shared, before[other][:2], strict=True))
+    assert logs[drawn]["steps"] == 1 and other not in logs
+    assert float(logs["training_loss"]) == pytest.approx(float(logs[drawn]["training_loss"]))
+
+
+@pytest.mark.parametrize("training", [JOINT, INTERLEAVING], ids=["joint", "interleaving"])
+def test_two_replicas_and_fused_steps_train_alike(training: dict[str, Any]) -> None:
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    sgd = {"optimizer_config": SGD}  # Adam would hide a factor
+    plain = _trainer(two_tasks(training, **sgd))
+    others = [_trainer(two_tasks(training, **sgd), mirrored), _trainer(two_tasks(training, fuse_steps=5, **sgd))]
+    expected = [plain.train(tf.constant(10)) for _ in range(2)][-1]
+    for other in others:
+        logs = [other.train(tf.constant(10)) for _ in range(2)][-1]
+        for name in ("large", "small"):
+            values = {metric: float(value) for metric, value in expected[name].items()}
+            assert logs[name] == pytest.approx(values, rel=1e-4)
+        for one, two in zip(_weights(plain.model), _weights(other.model), strict=True):
+            np.testing.assert_allclose(one, two, atol=1e-5)
+        if training is INTERLEAVING:
+            assert sum(logs[name]["steps"] for name in ("large", "small")) == 10
+
+
+def test_each_task_is_evaluated_on_its_own_data() -> None:
+    trainer = _trainer(
+        two_tasks({"task_routines": {"small": {"task_config": {"validation_data": {"drop_remainder": True}}}}})
+    )
+    logs = trainer.evaluate(tf.constant(-1))
+    points, labels = next(
+        iter(trainer.task.tasks["large"].build_inputs(TinyConfig().validation_data).at(0).rebatch(103))
+    )
+    accuracy = np.mean(np.argmax(trainer.model.sub_tasks["large"](points), axis=1) == labels.numpy())
+    assert float(logs["large"]["accuracy"]) == pytest.approx(accuracy)
+    assert float(logs["small"]["validation_loss"]) > 0 and {*logs} == {"large", "small"}
+    assert trainer.validation_metric_names() == [
+        f"{name}|{metric}" for name in ("large", "small") for metric in ("accuracy", "validation_loss")
+    ]
+    assert trainer.evaluate(tf.constant(-1), ["small"]).keys() == {"small"}
+
+
+def test_a_sidecar_evaluates_the_tasks_that_it_is_asked_for() -> None:
+    sidecar = with_chosen_sets(two_tasks().replace(trainer={"continuous_eval": {"validation_sets": ("large",)}}))
+    logs = _trainer(sidecar).evaluate(tf.constant(1))
+    assert {*logs} == {"large"} and len(sidecar.task.task_routines) == 2
+
+
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    bests = {"small": {"metric": "small|accuracy"}}
+    config = two_tasks(best_checkpoint_eval_metric="large|accuracy", best_checkpoints=bests)
+    whole, _ = launch(config, "train_and_eval", str(tmp_path / "whole"))
+    launch(config.replace(trainer={"train_steps": 10}), "train_and_eval", str(tmp_path / "resumed"))
+    resumed, logs = launch(config, "train_and_eval", str(tmp_path / "resumed"))
+    for one, other in zip(_weights(whole), _weights(resumed), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert {*logs} == {"large", "small"} and "best_accuracy" in logs["large"]
+    info = [json.loads((tmp_path / run / "best_ckpt" / "info.json").read_text()) for run in ("whole", "resumed")]
+    assert info[0] == info[1] and (tmp_path / "whole" / "best_checkpoints" / "small" / "info.json").is_file()
+
+
+class OwnStep(TinyTask):
+    """A task that trains in its own way."""
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        return super().train_step(inputs, model, optimizer, metrics)
+
+
+@tk.configclass
+class OwnStepConfig(TinyConfig):
+    """The config of OwnStep."""
+
+
+tk.register_task(OwnStepConfig, OwnStep)
+
+
+class Counting(TinyTask):
+    """A task whose step returns a metric: the number of its examples."""
+
+    def build_model(self) -> Any:
+        raise AssertionError("several tasks have one model")
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        if not hasattr(self, "examples"):
+            self.examples = keras.metrics.Sum("examples")
+        self.examples.update_state(tf.ones_like(inputs[1]))
+        return {**super().train_step(inputs, model, optimizer, metrics), "examples": self.examples}
+
+
+@tk.configclass
+class CountingConfig(TinyConfig):
+    """The config of Counting."""
+
+
+tk.register_task(CountingConfig, Counting)
+
+
+@pytest.mark.parametrize("runtime", [{}, {"enable_xla": True}])
+def test_a_metric_that_the_step_of_a_task_returns_is_reported(runtime: dict[str, Any]) -> None:
+    routines = {"large": tk.TaskRoutine(task_config=CountingConfig()), "none": tk.TaskRoutine(task_config=TinyConfig())}
+    trainer = _trainer(two_tasks({"task_routines": routines}).replace(runtime=runtime))
+    for _ in range(2):  # it is reset between the loops
+        logs = trainer.train(tf.constant(6))["large"]
+        assert logs["examples"] == 8 * logs["steps"]
+
+
+def test_names_that_the_run_reports_itself_are_refused() -> None:
+    class Steps(TwoTasks):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.tasks["small"].build_metrics = lambda training=True: [keras.metrics.Mean("steps")]
+
+    config = two_tasks(INTERLEAVING)
+    with pytest.raises(UsageError, match="a metric is called steps, which trainer_kit reports itself"):
+        create_trainer(config, Steps(config.task))
+    with pytest.raises(UsageError, match="'training_loss' cannot name a task"):
+        two_tasks({"task_routines": {"training_loss": tk.TaskRoutine(task_config=TinyConfig())}})
+
+
+def test_joint_training_refuses_a_step_that_it_would_not_call() -> None:
+    routines = {"small": tk.TaskRoutine(task_config=OwnStepConfig())}
+    with pytest.raises(UsageError, match=r"the task 'small' \(OwnStep\) has a train_step of its own"):
+        _trainer(two_tasks({**JOINT, "task_routines": routines}))
+    _trainer(two_tasks({"task_routines": routines})).train(tf.constant(2))
+
+
+def test_every_task_needs_a_model() -> None:
+    class OneModel(TwoTasks):
+        def build_models(self) -> dict[str, keras.Model]:
+            return {"large": super().build_models()["large"]}
+
+    config = two_tasks()
+    with pytest.raises(
+        UsageError, match="MultiTaskModel has no model for the task 'small'; its attribute sub_tasks has: large"
+    ):
+        create_trainer(config, OneModel(config.task))
+
+
+def test_the_model_returns_the_outputs_of_all_tasks() -> None:
+    points = keras.Input((FEATURES,))
+    model = MultiTaskModel({name: keras.Model(points, keras.layers.Dense(CLASSES)(points)) for name in "ab"})
+    outputs = model(np.ones((2, FEATURES), np.float32))
+    assert {name: tuple(one.shape) for name, one in outputs.items()} == {"a": (2, CLASSES), "b": (2, CLASSES)}
+
+
+def test_the_own_state_of_tasks_is_saved_by_their_names() -> None:
+    config = two_tasks()
+    assert not hasattr(TwoTasks(config.task), "state")
+    counts: dict[str, int] = {}
+
+    class Counting(TinyTask):
+        def state(self) -> int:
+            return counts.setdefault(self.name, 7)
+
+        def restore(self, state: int) -> None:
+            counts[self.name] = state
+
+    @tk.configclass
+    class CountingConfig(TinyConfig):
+        """The config of Counting."""
+
+    tk.register_task(CountingConfig, Counting)
+    task = TwoTasks(two_tasks({"task_routines": {"small": tk.TaskRoutine(task_config=CountingConfig())}}).task)
+    assert task.state() == {"small": 7}
+    task.restore({"small": 9})
+    assert task.state() == {"small": 9}

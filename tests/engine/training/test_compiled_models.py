@@ -1,0 +1,82 @@
+"""A task whose model is compiled: its losses, metrics and weights of examples count once, in each loop anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import trainer_kit as tk
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.randn(40, 4).astype("float32"), RANDOM.randint(0, 2, (40, 1)).astype("float32")
+WEIGHTS = RANDOM.rand(40).astype("float32")
+
+
+@tk.configclass
+class CompiledConfig(tk.TaskConfig):
+    """Data with or without weights of examples."""
+
+    weights: bool = False
+
+
+@tk.register_task(CompiledConfig)
+class CompiledTask(tk.Task):
+    """Binary labels, in four batches."""
+
+    def build_model(self) -> Any:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")])
+        model.compile(loss="binary_crossentropy", metrics=[keras.metrics.TruePositives(name="hits")])
+        return model
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        arrays = (X, Y, WEIGHTS) if self.task_config.weights else (X, Y)
+        dataset = tf.data.Dataset.from_tensor_slices(arrays).batch(10)
+        return dataset.repeat() if params.is_training else dataset
+
+
+def reports(folder: Path, *, weights: bool = False, **options: Any) -> list[dict[str, float]]:
+    """Trains two loops with a rate of 0, evaluates after each, and returns all reported metrics."""
+    data = {"global_batch_size": 10, "drop_remainder": False}
+    constant = {"type": "constant", "constant": {"learning_rate": 0.0}}
+    config = tk.ExperimentConfig(
+        task=CompiledConfig(
+            weights=weights,
+            train_data=tk.DataConfig(is_training=True, **data),
+            validation_data=tk.DataConfig(is_training=False, **data),
+        ),
+        trainer=tk.TrainerConfig(
+            train_steps=8, steps_per_loop=4, validation_interval=4,
+            optimizer_config={"optimizer": {"type": "sgd"}, "learning_rate": constant}, **options,
+        ),
+    )  # fmt: skip
+    tk.launch(config, "train_and_eval", str(folder))
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["metrics"] for line in lines if line["kind"] in ("train", "validation")]
+
+
+def keras_numbers(**weights: Any) -> tuple[float, float]:
+    """Returns the loss and the true positives of `Model.evaluate`."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")])
+    model.compile(loss="binary_crossentropy", metrics=[keras.metrics.TruePositives(name="hits")])
+    loss, hits = model.evaluate(X, Y, batch_size=10, verbose=0, **weights)
+    return loss, hits
+
+
+@pytest.mark.parametrize("fuse_steps", [1, 2])
+def test_each_loop_has_the_numbers_of_keras(fuse_steps: int, tmp_path: Path) -> None:
+    loss, hits = keras_numbers()
+    found = reports(tmp_path, fuse_steps=fuse_steps)
+    assert [one["hits"] for one in found] == [hits] * 4
+    assert [one.get("training_loss", one.get("validation_loss")) for one in found] == pytest.approx([loss] * 4)
+
+
+def test_weights_of_examples_count_in_the_loss(tmp_path: Path) -> None:
+    loss, _ = keras_numbers(sample_weight=WEIGHTS)
+    found = reports(tmp_path, weights=True)
+    assert [one.get("training_loss", one.get("validation_loss")) for one in found] == pytest.approx([loss] * 4)

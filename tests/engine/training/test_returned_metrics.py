@@ -1,0 +1,149 @@
+"""Metric objects that steps return and build_metrics does not hold, in the reports of training and evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.errors import UsageError
+from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.training.metrics import MetricSet
+from trainer_kit.training.task import Task
+from trainer_kit.training.trainer import Trainer
+
+STEPS = 4  # of 8 examples each
+
+
+class _Sums(TinyTask):
+    """Returns the same metric in training and evaluation: the sum of labels, which no mean of batches is."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.total = keras.metrics.Sum("total")
+
+    def train_step(self, inputs: Any, *arguments: Any, **named: Any) -> dict[str, Any]:
+        self.total.update_state(inputs[1])
+        return {**super().train_step(inputs, *arguments, **named), "sum": self.total}
+
+    def validation_step(self, inputs: Any, *arguments: Any, **named: Any) -> dict[str, Any]:
+        self.total.update_state(inputs[1])
+        return {**super().validation_step(inputs, *arguments, **named), "sum": self.total}
+
+
+class _Aggregating(_Sums):
+    """Counts the batches of an evaluation as well."""
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return (0 if state is None else state) + tf.ones_like(step_logs[self.loss][0])
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"batches": float(aggregated_logs)}
+
+
+def _trainer(task_type: type[Task] = _Sums, strategy: Any = None, **settings: Any) -> Trainer:
+    runtime = {"enable_xla": settings.pop("enable_xla", False)}
+    config = tiny_experiment(**settings).replace(task={"train_data": {"is_training": False}}, runtime=runtime)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        return Trainer.create(config, task_type(config.task), train=True, evaluate=True)
+
+
+FORMS: list[dict[str, Any]] = [
+    {}, {"fuse_steps": 2}, {"train_tf_while_loop": False}, {"accumulate_steps": 2}, {"enable_xla": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", FORMS)
+def test_each_training_loop_reports_the_result_of_its_steps(settings: dict[str, Any]) -> None:
+    trainer, labels = _trainer(**settings), tiny_arrays(False)[1]
+    for start in (0, 8 * STEPS):
+        assert trainer.train(tf.constant(STEPS))["sum"] == labels[start : start + 8 * STEPS].sum()
+
+
+def test_replicas_report_the_result_over_all_examples() -> None:
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    trainer = _trainer(strategy=mirrored)
+    assert trainer.train(tf.constant(STEPS))["sum"] == tiny_arrays(False)[1][: 8 * STEPS].sum()
+    assert trainer.evaluate(tf.constant(-1))["sum"] == tiny_arrays(False)[1].sum()
+
+
+@pytest.mark.parametrize(
+    ("task_type", "settings"), [(_Sums, {}), (_Sums, {"eval_tf_function": False}), (_Aggregating, {})]
+)
+def test_each_evaluation_reports_the_result_of_its_examples(
+    task_type: type[Task], settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = _trainer(task_type, **settings)
+    trainer.train(tf.constant(STEPS))
+    sums = [trainer.evaluate(tf.constant(-1))["sum"] for _ in range(2)]
+    assert sums == [tiny_arrays(False)[1].sum()] * 2
+    assert not caplog.records  # such as of a variable that an evaluation changes and training uses
+
+
+def test_a_loop_that_goes_on_keeps_the_state_of_its_metrics() -> None:
+    trainer, labels = _trainer(), tiny_arrays(False)[1]
+    run = trainer._run_in_parts
+    trainer._run_in_parts = lambda *given: (run(*given), setattr(trainer, "metrics_continue", True))  # as after a stop
+    trainer.train(tf.constant(STEPS))
+    assert trainer.train(tf.constant(STEPS))["sum"] == labels[: 16 * STEPS].sum()
+
+
+def _left(metrics: MetricSet, logs: dict[str, Any], task: Task | None = None) -> Any:
+    """Returns what is left of the logs of a step without its metrics."""
+    return metrics.without_metrics(task or TinyTask(None), lambda: logs)()
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_metrics_of_either_keras_are_noted_under_their_keys(library: Any) -> None:
+    held, other = (library.metrics.Mean(name) for name in ("held", "other"))
+    metrics = MetricSet("loss", [held])
+    for metric in (held, other):
+        metric.update_state(3.0)
+    left = _left(metrics, {"held": held, "key": other, "number": 1})
+    results = metrics.results()
+    assert left == {"number": 1} and {name: float(results[name]) for name in results} == {"held": 3.0, "key": 3.0}
+    metrics.reset_returned()
+    assert float(metrics.results()["key"]) == 0.0 and np.isfinite(float(held.result()))
+
+
+def test_a_new_metric_in_each_step_is_refused() -> None:
+    metrics = MetricSet("loss", [])
+    _left(metrics, {"mean": keras.metrics.Mean()})
+    with pytest.raises(UsageError, match="another metric 'mean' than before; create it once, in the task's __init__"):
+        _left(metrics, {"mean": keras.metrics.Mean()})
+
+
+def test_a_scalar_with_the_name_of_a_metric_gets_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    metrics, task = MetricSet("loss", []), _Sums(None)
+    for _ in range(2):
+        left = _left(metrics, {"total": task.total.result(), "length": tf.constant(1.0)}, task)
+    assert left.keys() == {"total", "length"}
+    (told,) = caplog.messages
+    assert told.startswith("the step returns the scalar 'total', and the task or the model holds a metric of this name")
+
+
+class _Tracking(TinyTask):
+    """Returns the running mean that its model keeps, as a train_step of Keras does."""
+
+    def build_model(self) -> Any:
+        model = super().build_model()
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    def train_step(self, inputs: Any, model: Any, *arguments: Any, **named: Any) -> dict[str, Any]:
+        logs = super().train_step(inputs, model, *arguments, **named)
+        tracker = next(metric for metric in model.metrics if metric.name == "loss")
+        tracker.update_state(logs[self.loss])
+        return {self.loss: tracker.result()}
+
+
+def test_the_running_mean_of_a_models_tracker_gets_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    _trainer(_Tracking).train(tf.constant(STEPS))
+    assert "scalar 'loss', and the task or the model holds a metric of this name" in caplog.text
+    caplog.clear()
+    _trainer().train(tf.constant(STEPS))
+    assert "holds a metric of this name" not in caplog.text

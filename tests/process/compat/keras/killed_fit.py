@@ -1,0 +1,82 @@
+"""A program with tk_keras.fit: `python -m ... FOLDER [STEP]`; with a step, the process kills itself after that step."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.process.compat.keras.doors import Kill
+from trainer_kit.compat import keras as tk_keras
+
+
+class Halve(keras.callbacks.Callback):
+    """Halves the learning rate when an epoch begins."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch:
+            rate = self.model.optimizer.learning_rate
+            rate.assign(rate / 2)
+
+
+class WarmUp(keras.callbacks.Callback):
+    """Raises the learning rate in the batches of the first three epochs, and notes the batches and their losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch, self.batches, self.losses = 0, [], []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.epoch < 3:
+            self.model.optimizer.learning_rate = 1e-4 * (10 * self.epoch + batch + 1)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches.append(batch)
+        self.losses.append(logs["loss"])
+
+
+def files_of(folder: str) -> list[Any]:
+    """Returns callbacks that write files to a folder."""
+    best = keras.callbacks.ModelCheckpoint(
+        f"{folder}/best-{{epoch}}-{{batch}}.weights.h5",
+        "loss",
+        save_best_only=True,
+        save_weights_only=True,
+        save_freq=10,
+    )
+    every = keras.callbacks.ModelCheckpoint(f"{folder}/{{epoch}}-{{batch}}.keras", save_freq=7)
+    log = keras.callbacks.CSVLogger(f"{folder}/log.csv")
+    return [best, every, log, keras.callbacks.TensorBoard(f"{folder}/board", update_freq="batch")]
+
+
+def main(folder: str, kill: int = 0) -> None:
+    """Trains five epochs of 10 steps, with a checkpoint every four steps, and prints history, weights and batches."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.3)]
+    model = keras.Sequential([*layers, keras.layers.BatchNormalization(), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    random = np.random.RandomState(0)
+    x, y = random.randn(400, 8), random.randint(0, 3, 400)
+    plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=0.5)
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=4, min_delta=10.0, restore_best_weights=True)
+    warm_up, files = WarmUp(), f"{folder}/files"
+    os.makedirs(files, exist_ok=True)
+    history = tk_keras.fit(
+        model, x, y, epochs=6, validation_split=0.2, verbose=0, model_dir=f"{folder}/run", checkpoint_interval=4,
+        callbacks=[plateau, Halve(), stopping, warm_up, *files_of(files), *([Kill(kill)] if kill else [])],
+    )  # fmt: skip
+    weights = [one.tobytes().hex() for one in [*model.get_weights(), np.asarray(model.optimizer.learning_rate)]]
+    noted = {"batches": warm_up.batches, "losses": warm_up.losses}
+    print(json.dumps({"history": history.history, "epoch": history.epoch, "weights": weights, **noted}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,80 @@
+"""The experiment that test_hyper_parameters.py kills: every way to change a hyper-parameter, and a hand that edits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+import trainer_kit
+from tests.process.end_to_end.killed_experiment import KilledConfig, KilledTask, killed
+
+
+@trainer_kit.configclass
+class ChangedConfig(KilledConfig):
+    """The killed task."""
+
+
+@trainer_kit.register_task(ChangedConfig)
+class ChangedTask(KilledTask):
+    """The killed task with a weight of the loss that can be changed."""
+
+    def build_model(self) -> Any:
+        """Returns the model."""
+        self.loss_weight = tf.Variable(1.0, trainable=False)
+        return super().build_model()
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        """Returns the weighted loss."""
+        return self.loss_weight * super().build_losses(labels, model_outputs, aux_losses)
+
+    def hyper_parameters(self) -> dict[str, tf.Variable]:
+        """Returns the weight."""
+        return {"loss_weight": self.loss_weight}
+
+
+class Hand(trainer_kit.Callback):
+    """Edits hyper_parameters.yaml at the end of the loop that ends at `step`, before set_from_file reads it."""
+
+    def __init__(self, step: int, text: str) -> None:
+        self._step, self._text = step, text
+
+    def loop_end(self, run: Any, logs: Any) -> None:
+        """Writes the file."""
+        if run.step == self._step:
+            Path(run.directory, "hyper_parameters.yaml").write_text(self._text)
+
+
+def rate(step: int) -> float:
+    """Returns the rate of the other optimizer at a step."""
+    return 0.01 / (1 + step // 20)
+
+
+@trainer_kit.register_experiment("changed")
+def changed() -> Any:
+    """Two optimizers; the plateau is reached at the second evaluation, step 30, and at every one after it."""
+    adam, variables = {"type": "adam"}, {"head": ("kernel",), "rest": (".",)}
+    rates = {
+        "head": {"type": "constant", "constant": {"learning_rate": 0.01}},
+        "rest": {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": 100}},
+    }
+    optimizers = {
+        name: {"optimizer": adam, "learning_rate": rates[name], "variables": variables[name]} for name in variables
+    }
+    callbacks = [
+        {"name": f"{__name__}:Hand", "args": {"step": 25, "text": "head.learning_rate: 0.003"}},
+        {"name": "set_at_steps", "args": {"parameter": "loss_weight", "steps": [[12, 0.5], [33, 2.0]]}},
+        {"name": "set_by_function", "args": {"parameter": "loss_weight", "function": f"{__name__}:rate", "every": 50}},
+        {"name": "set_from_file"},
+        {
+            "name": "reduce_on_plateau",
+            "args": {
+                "metric": "validation_loss", "metric_comp": "lower", "parameter": "rest.learning_rate_factor",
+                "patience": 1, "min_delta": 9.0,
+            },
+        },
+    ]  # fmt: skip
+    none = {"optimizer": {"type": None}, "learning_rate": {"type": None}}
+    trainer = {"optimizer_config": none, "optimizers": optimizers, "callbacks": callbacks, "checkpoint_interval": 20}
+    return killed().replace(task=ChangedConfig(), trainer=trainer)

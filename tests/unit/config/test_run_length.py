@@ -1,0 +1,69 @@
+"""Durations as steps, once the length of an epoch is known."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from trainer_kit.config.run_length import RunLength, with_steps
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import ConfigError
+
+EPOCH = Fraction(103, 10)
+
+
+def test_epochs_and_shares_become_whole_steps_everywhere() -> None:
+    cosine = {"initial_learning_rate": 0.1, "decay_steps": "100 %"}
+    written = ExperimentConfig(
+        trainer={
+            "train_steps": "2 epochs",
+            "steps_per_loop": 5,
+            "summary_interval": "1 epochs",
+            "checkpoint_interval": "30 min",
+            "validation_interval": "50 %",
+            "validation_sets": {"dev": {"interval": "1 epoch"}},
+            "optimizer_config": {
+                "optimizer": {"type": "adam"},
+                "learning_rate": {"type": "cosine", "cosine": cosine},
+                "warmup": {"type": "linear", "linear": {"warmup_steps": "20 %"}},
+            },
+        },
+        task={"validation_data": {"dev": {}, "test": {}}},
+    )
+    trainer = with_steps(written, EPOCH).trainer
+    assert trainer.train_steps == 21
+    assert trainer.validation_interval == trainer.validation_sets["dev"].interval == 11
+    assert trainer.optimizer_config.learning_rate.get().decay_steps == 21
+    assert trainer.optimizer_config.warmup.get().warmup_steps == 5
+    assert trainer.summary_interval == 15  # a multiple of steps_per_loop, which is a rule of the config
+    assert trainer.checkpoint_interval == "30 min"
+    assert written.trainer.train_steps == "2 epochs"
+
+
+def test_schedules_of_a_slow_optimizer_count_its_updates() -> None:
+    slow = {
+        "optimizer": {"type": "sgd"},
+        "learning_rate": {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": "100 %"}},
+        "period": 3,
+    }
+    written = ExperimentConfig(trainer={"train_steps": 20, "optimizers": {"slow": slow}})
+    resolved = with_steps(written, None).trainer.optimizers["slow"]
+    assert resolved.learning_rate.get().decay_steps == 20 // 3
+
+
+def test_a_share_needs_a_run_of_known_length() -> None:
+    written = ExperimentConfig(trainer={"train_steps": -1, "validation_interval": "20 %"})
+    with pytest.raises(ConfigError, match=r"interval: '20 %' is a share of a run that ends when .*; set trainer"):
+        with_steps(written, None)
+    with pytest.raises(ConfigError, match=r"'20 %' is a share of a run that has no step \(trainer.train_steps=0\)"):
+        with_steps(written.replace(trainer={"train_steps": 0}), None)
+
+
+def test_an_interval_keeps_the_fraction_of_a_step() -> None:
+    length = RunLength(22, EPOCH)
+    assert length.interval("1 epochs") == EPOCH
+    assert length.interval("20 %") == Fraction(22, 5)
+    assert length.interval("10 epochs") == 103 and isinstance(length.interval("10 epochs"), int)
+    assert length.interval(7) == 7
+    assert length.interval("30 min") is length.interval(None) is None

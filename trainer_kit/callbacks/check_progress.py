@@ -1,0 +1,81 @@
+"""CheckProgress: the callback that says which part of the run of `trainer-kit check` is tried, and that ends it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable as Function
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.recovery import remedy
+from trainer_kit.errors import DivergedError
+from trainer_kit.telemetry.flops import model_cost
+from trainer_kit.training.losses import reported_loss
+
+
+class CheckProgress(Callback):
+    """Announces training, checkpoint, evaluation and end of a run, and stops it after a number of steps.
+
+    Args:
+      steps: The number of training steps.
+      alone: Whether the first step is a loop of its own, so that a loss that is not finite there is known as such.
+      announce: Called with a description when the next part begins; the part before it has succeeded.
+    """
+
+    name = "check"
+
+    def __init__(self, steps: int, alone: bool, announce: Function[[str], None]) -> None:
+        self.every = self._steps = steps
+        self._alone, self._announce = alone, announce
+
+    def next_boundary(self, step: int) -> int | None:
+        """Returns step 1, if the first step is a loop of its own."""
+        return 1 if self._alone and step < 1 else None
+
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Announces the training."""
+        if run.step == 0:
+            self._announce(f"train: {self._steps} steps")
+
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """Shows the loss, and ends the run."""
+        if run.step < self._steps:
+            return
+        print(f"      training_loss {reported_loss(logs):.4g}; {model_cost(run.trainer)}")
+        if run.step < (run.total or run.step + 1):
+            run.stop("the check ends here")
+
+    def checkpoint_begin(self, run: Run) -> None:
+        """Announces the checkpoint, but not the one after which a training fails whose data has ended too early."""
+        if run.total is None or run.step >= self._steps:
+            self._announce("save: a checkpoint")
+
+    def evaluation_begin(self, run: Run) -> None:
+        """Announces the evaluation."""
+        self._announce("evaluate: the first batches of each validation set, and the best metric")
+
+    def boundary_end(self, run: Run) -> None:
+        """Announces the end of the run, once this step is saved and evaluated; a run also has a boundary at step 0."""
+        if run.loop is not None and run.step >= self._steps:
+            self._announce("end: callbacks and records of the run")
+
+    def exception(self, run: Run, error: Exception) -> None:
+        """Ends the announcements, so that the part that failed stays the last; the run may still save.
+
+        Raises:
+          DivergedError: when the run has diverged: the report of the divergence would go with the temporary folder.
+        """
+        self._announce = lambda part: None
+        if isinstance(error, DivergedError):
+            raise DivergedError(f"{error}; {remedy(error, run)}") from error
+
+
+def asked_after(steps: int, callbacks: Iterable[Callback]) -> list[Callback]:
+    """Returns the callbacks, which are asked after `steps` steps if they ask for longer intervals."""
+    listed = list(callbacks)
+    for one in listed:
+        if one.every is not None and one.every > steps:
+            with contextlib.suppress(AttributeError):  # a property of its class
+                one.every = steps
+    return listed

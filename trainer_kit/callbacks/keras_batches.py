@@ -1,0 +1,86 @@
+"""KerasBatches: calls the methods of Keras callbacks around batches, in training and in evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer_kit.callbacks.base import Run
+from trainer_kit.callbacks.keras_hooks import TEST_BATCHES, TRAIN_BATCHES, acts_on_batches
+from trainer_kit.distribution.keras_internals import of_keras_2, set_batch_counter, steps_per_execution
+from trainer_kit.distribution.tensorflow_internals import SummaryState
+from trainer_kit.training.loops.evaluation_parts import EvaluationParts
+from trainer_kit.training.loops.intervals import next_multiple
+
+
+class KerasBatches:
+    """Calls the methods around batches once for each execution: `compile(steps_per_execution=n)` makes it n batches.
+
+    Batches count from 0 in each epoch and in each evaluation. An execution begins with the number of its first batch
+    and ends with that of its last one; in Keras 3 the last execution of an epoch ends as if it were a full one. Only
+    callbacks that have such methods are called. Eager, on the host.
+
+    Args:
+      callbacks: All callbacks of Keras, with their parameters.
+      model: The model.
+      summaries: The state of summaries that callbacks change.
+
+    Attributes:
+      train: The callbacks that have methods around training batches.
+      test: The callbacks that have methods around evaluation batches.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], model: Any, summaries: SummaryState) -> None:
+        self.train = [one for one in callbacks if acts_on_batches(one, TRAIN_BATCHES)]
+        self.test = [one for one in callbacks if acts_on_batches(one, TEST_BATCHES)]
+        self._model, self._steps, self._summaries = model, steps_per_execution(model), summaries
+        self._ends_full = not of_keras_2(model)
+
+    def next_boundary(self, run: Run, step: int) -> int | None:
+        """Returns the next step after `step` that ends an execution; None if no callback asks for it."""
+        if not self.train or run.epochs is None:
+            return None
+        begin = run.epochs.end(run.epochs.ended(step))
+        return begin + next_multiple(step - begin, self._steps)
+
+    def loop_begin(self, run: Run) -> None:
+        """Calls `on_train_batch_begin` if an execution begins."""
+        if not self.train or run.epochs is None:
+            return
+        batch = run.step - run.epochs.end(run.epochs.ended(run.step))
+        if batch % self._steps == 0:
+            self._call(self.train, "on_train_batch_begin", batch, {})
+
+    def loop_end(self, run: Run, logs: dict[str, float]) -> None:
+        """Calls `on_train_batch_end` if an execution ends, with the results of the epoch so far."""
+        if not self.train or run.epochs is None:
+            return
+        _, done = run.epochs.place(run.step)
+        if done % self._steps == 0 or run.epochs.is_end(run.step):
+            set_batch_counter(self._model, run.step, training=True)
+            self._call(self.train, "on_train_batch_end", self._last(done - 1), dict(logs))
+
+    def evaluation_parts(self, plain: Any) -> EvaluationParts | None:
+        """Returns the functions to call around the executions of an evaluation; None if no callback asks for it.
+
+        Args:
+          plain: A function of the running results that returns them as numbers under the names of Keras.
+        """
+        if not self.test:
+            return None
+
+        def end(batch: int, results: Any) -> bool:
+            set_batch_counter(self._model, batch + 1, training=False)
+            self._call(self.test, "on_test_batch_end", self._last(batch), plain(results))
+            return not getattr(self._model, "stop_evaluating", False)
+
+        return EvaluationParts(self._steps, lambda batch: self._call(self.test, "on_test_batch_begin", batch, {}), end)
+
+    def _last(self, batch: int) -> int:
+        """Returns the number with which an execution ends whose last batch has the number `batch`."""
+        return batch - batch % self._steps + self._steps - 1 if self._ends_full else batch
+
+    def _call(self, callbacks: Sequence[Any], method: str, batch: int, logs: dict[str, float]) -> None:
+        with self._summaries.in_use():
+            for one in callbacks:
+                getattr(one, method)(batch, logs)

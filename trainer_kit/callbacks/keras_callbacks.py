@@ -1,0 +1,219 @@
+"""KerasCallbacks: callbacks of Keras 3 or tf_keras around the epochs and batches of a run, with their state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import keras
+import numpy as np
+
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.keras_batches import KerasBatches
+from trainer_kit.callbacks.keras_files import CsvFiles
+from trainer_kit.callbacks.keras_hooks import is_stock
+from trainer_kit.callbacks.keras_state import AttributeState
+from trainer_kit.distribution.tensorflow_internals import SummaryState
+from trainer_kit.telemetry.scalars import as_scalar
+
+_LOG = logging.getLogger(__name__)
+_NAMES = {"training_loss": "loss", "validation_loss": "loss"}
+
+
+class KerasCallbacks(Callback):
+    """Calls callbacks of Keras as `Model.fit` does. Epochs and batches count from 0 for them.
+
+    All callbacks get the same dict of logs, and each may add keys to it. If a callback stops the run, the run is
+    finished, and another start trains nothing. A callback with a method around training batches makes each training
+    loop one step long, or as long as `steps_per_execution` of the model. A callback with a method around evaluation
+    batches makes evaluations run in parts of that length.
+
+    Args:
+      callbacks: The callbacks, in the order in which they are called.
+      params: The `params` that each of them gets.
+      validates: A function that tells of an epoch, counted from 0, whether its logs have the evaluation at its end.
+
+    Attributes:
+      callbacks, params: The arguments.
+      has_begun: Whether `on_train_begin` was called.
+    """
+
+    chief_only = False
+
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        params: Mapping[str, Any],
+        validates: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        self.callbacks, self.params, self._validates = list(callbacks), dict(params), validates
+        self._states: list[AttributeState] = []
+        self._files, self._summaries = CsvFiles(self.callbacks), SummaryState()
+        self._loop_logs: dict[str, Any] = {}  # of the last training loop
+        self._eval_logs: dict[str, Any] = {}  # of the evaluation at the same step
+        self._ended, self._stopped, self.has_begun = 0, False, False  # the epochs whose end the callbacks have seen
+
+    def run_begin(self, run: Run) -> None:
+        """Hands out the model, and finds out which methods around batches there are."""
+        for one in self.callbacks:
+            one.set_params(self.params)
+            with self._summaries.in_use():
+                one.set_model(run.model)
+        self._run, self._batches = run, KerasBatches(self.callbacks, run.model, self._summaries)
+        if parts := self._batches.evaluation_parts(_plain):
+            run.trainer.evaluation_parts = parts
+
+    def train_begin(self, run: Run) -> None:
+        """Calls `on_train_begin`, in which callbacks may reset themselves."""
+        if self._batches.train:
+            names = ", ".join(dict.fromkeys(type(one).__name__ for one in self._batches.train))
+            _LOG.info("%s: training loops end with each batch, which costs the host about a millisecond a batch", names)
+        run.model.stop_training = False
+        with self._files.kept(resumes=run.step > 0):
+            self._call("on_train_begin", {})
+        self._states = [AttributeState(one) for one in self.callbacks]
+        self.has_begun = True
+
+    def next_boundary(self, step: int) -> int | None:
+        """Returns the step at which the next execution of batches ends; None if no callback asks for batches."""
+        return self._batches.next_boundary(self._run, step)
+
+    def epoch_begin(self, run: Run, epoch: int) -> None:
+        """Calls `on_epoch_begin`."""
+        self._call("on_epoch_begin", epoch - 1, {})
+
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Calls `on_train_batch_begin`."""
+        self._batches.loop_begin(run)
+
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """Keeps the logs of the loop for the end of the epoch, and calls `on_train_batch_end`."""
+        # The engine adds the rate to all logs, Keras to none; but a step may return a log of this name.
+        own = getattr(run.trainer.task, "train_logs", ())
+        self._loop_logs, self._eval_logs = _plain(logs, {"learning_rate"} - set(own)), {}
+        if not self._batches.train:
+            return
+        self._batches.loop_end(run, self._loop_logs)
+        if run.model.stop_training:
+            run.stop(f"a Keras callback has set model.stop_training at step {run.step}")
+        run.reports_loop = self._ends_configured_loop(run)
+
+    def _ends_configured_loop(self, run: Run) -> bool:
+        """Whether the loop would end at this step without callbacks, so that its metrics are reported."""
+        length = run.trainer.config.trainer.steps_per_loop
+        ends_epoch = run.epochs is not None and run.epochs.is_end(run.step)
+        return bool(ends_epoch or run.step % length == 0 or run.step == run.total or run.requests.stop)
+
+    def evaluation_begin(self, run: Run) -> None:
+        """Calls `on_test_begin`."""
+        run.model.stop_evaluating = False
+        self._call("on_test_begin", {})
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Keeps the logs of the evaluation for the end of the epoch, and calls `on_test_end`.
+
+        A checkpoint is saved before its evaluation, so a resume repeats what both methods around it change.
+        """
+        best = getattr(run.trainer.config.trainer, "best_checkpoint_eval_metric", "")
+        self._eval_logs = _plain(logs, {f"best_{best}"})
+        if run.evaluation is not None and run.evaluation.replayed:
+            if run.epochs is None or run.epochs.ended(run.step) <= self._ended:
+                return
+            self._call("on_test_begin", {})
+        self._call("on_test_end", dict(self._eval_logs))
+
+    def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Calls `on_epoch_end`, and at the end of the run `on_train_end`."""
+        if epoch <= self._ended:
+            return
+        found = dict(self._loop_logs)
+        if self._validates(epoch - 1):
+            found |= {f"val_{name}": value for name, value in self._eval_logs.items()}
+        found = dict(sorted(found.items()))  # as Keras has them
+        for one in self.callbacks:
+            one.on_epoch_end(epoch - 1, found)
+            # A History that holds a variable cannot be saved, and would show its last value for each epoch.
+            found |= _plain({name: value for name, value in found.items() if hasattr(value, "numpy")}, frozenset())
+        self._ended = epoch
+        if run.model.stop_training:
+            self._stopped = True
+            run.stop(f"a Keras callback has set model.stop_training in epoch {epoch}")
+        if self._stopped or (run.total is not None and run.step >= run.total):
+            self._finish(run, found)
+
+    def boundary_end(self, run: Run) -> None:
+        """Ends an epoch that a callback has stopped in its middle, as Keras does: with all methods of its end."""
+        if self.has_begun and run.step > 0 and run.epoch is not None and run.model.stop_training:
+            self.epoch_end(run, run.epoch, {})
+
+    def _finish(self, run: Run, logs: dict[str, Any]) -> None:
+        """Ends the training of the callbacks, which may change weights, and saves what they leave behind.
+
+        A History changes nothing, and a resume would repeat its last epoch: without other callbacks the checkpoint
+        before the end of the epoch has all.
+        """
+        optimizer = getattr(run.model, "optimizer", None)
+        if isinstance(optimizer, keras.Optimizer):
+            optimizer.finalize_variable_values(run.model.trainable_variables)
+        self._call("on_train_end", logs)
+        if getattr(optimizer, "use_ema", False) or not all(is_stock(one, "History") for one in self.callbacks):
+            run.save(again=True)
+
+    def state(self) -> dict[str, Any]:
+        """Returns the numbers of the last loop, and what callbacks have changed since `on_train_begin`."""
+        changed = [[type(one.owner).__name__, one.changed()] for one in self._states]
+        stopping = bool(self._run.model.stop_training) if self.has_begun else False
+        return {
+            "loop": self._loop_logs,
+            "ended": self._ended,
+            "stopped": self._stopped,
+            "stopping": stopping,
+            "callbacks": changed,
+            "files": self._files.state(),
+        }
+
+    def restore(self, state: Any) -> None:
+        """Restores what `state` returned, also when the run goes back to an earlier step."""
+        self._loop_logs, self._eval_logs, self._ended = dict(state["loop"]), {}, state["ended"]
+        saved = list(state["callbacks"])
+        for one in self._states:  # a callback that was added or removed since changes nothing for the others
+            name = type(one.owner).__name__
+            found = next((entry for entry in saved if entry[0] == name), None)
+            if found is not None:
+                saved.remove(found)
+            one.restore({} if found is None else found[1])
+        self._files.restore(state.get("files", {}))
+        self._draw_bars_again()
+        self._stopped = bool(state["stopped"])
+        self._run.model.stop_training = self._stopped or bool(state.get("stopping"))
+        if self._run.model.stop_training:
+            self._run.stop("a Keras callback ended the run at an earlier start")
+
+    def _draw_bars_again(self) -> None:
+        """Has a ProgbarLogger begin its bar in a process that resumes inside an epoch, or at its end."""
+        epoch = self._run.epoch
+        if epoch is not None and epoch > self._ended:
+            for one in self.callbacks:
+                if is_stock(one, "ProgbarLogger"):
+                    one.on_epoch_begin(epoch - 1, {})
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        with self._summaries.in_use():
+            for one in self.callbacks:
+                getattr(one, method)(*arguments)
+
+
+def _plain(logs: Mapping[str, Any], left_out: Set[str] = frozenset()) -> dict[str, Any]:
+    """Returns logs under the names that Keras gives them, sorted by name: numbers as floats, others as arrays."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        if name in left_out:
+            continue
+        if isinstance(value, Mapping):
+            found |= {f"{name}/{inner}": one for inner, one in _plain(value).items()}
+        elif (number := as_scalar(value)) is not None:
+            found[_NAMES.get(name, name)] = number
+        elif np.asarray(value).dtype.kind in "biuf":
+            found[_NAMES.get(name, name)] = np.asarray(value)
+    return dict(sorted(found.items()))

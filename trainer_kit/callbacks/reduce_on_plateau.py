@@ -1,0 +1,130 @@
+"""ReduceOnPlateau: lowers a hyper-parameter when a metric of the evaluations has stopped improving, as a callback."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.telemetry.scalars import flat_scalars
+
+
+class ReduceOnPlateau(Callback):
+    """Multiplies a hyper-parameter by a factor after `patience` evaluations without an improvement of a metric.
+
+    The rule is that of keras.callbacks.ReduceLROnPlateau. A value is an improvement if it is better than the best one
+    by more than min_delta. A value that is not finite is not an improvement. Each step counts once. If a run is killed
+    after an evaluation, the resumed run decides again from the recorded logs.
+
+    Args:
+      metric: The metric of an evaluation; with several validation sets "set|metric".
+      metric_comp: "lower" or "higher": which values of the metric are better.
+      parameter: The name of the hyper-parameter. Under a schedule, use learning_rate_factor.
+      factor: The factor, between 0 and 1.
+      patience: The number of evaluations without an improvement after which the value is reduced.
+      min_delta: The least difference that is an improvement.
+      cooldown: The number of evaluations after a reduction that do not count.
+      min_value: The lower bound of the hyper-parameter.
+
+    Raises:
+      UsageError: when an argument has a value that is not allowed.
+    """
+
+    name: str = "reduce_on_plateau"
+    chief_only = False  # a variable of several workers is set on each
+
+    def __init__(
+        self,
+        metric: str,
+        metric_comp: str,
+        parameter: str = "learning_rate",
+        factor: float = 0.1,
+        patience: int = 10,
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_value: float = 0.0,
+    ) -> None:
+        if metric_comp not in ("lower", "higher"):
+            raise UsageError(f"reduce_on_plateau: metric_comp is {metric_comp!r}; use lower or higher")
+        if not (_is_number(factor) and 0 < factor < 1):
+            raise UsageError(f"reduce_on_plateau: factor is {factor!r}; use a number between 0 and 1")
+        for field, count, least in (("patience", patience, 1), ("cooldown", cooldown, 0)):
+            if type(count) is not int or count < least:
+                raise UsageError(
+                    f"reduce_on_plateau: {field} is {count!r}; use a number of evaluations, {least} or more"
+                )
+        for field, number in (("min_delta", min_delta), ("min_value", min_value)):
+            if not (_is_number(number) and number >= 0):
+                raise UsageError(f"reduce_on_plateau: {field} is {number!r}; use a number, 0 or more")
+        self._metric, self._parameter, self._sign = metric, parameter, -1.0 if metric_comp == "lower" else 1.0
+        self._factor, self._patience, self._min_delta = factor, patience, min_delta
+        self._cooldown, self._min_value = cooldown, min_value
+        self._best: float | None = None
+        self._wait = self._cools = 0  # evaluations without an improvement; evaluations that do not count yet
+        self._last_step = -1
+
+    def train_begin(self, run: Run) -> None:
+        """Checks that there are such a hyper-parameter and such a metric.
+
+        Raises:
+          UsageError: when there is none, or the mode does not evaluate during training.
+        """
+        run.hyper_parameters.variable(self._parameter)
+        if not run.trainer.evaluates:
+            raise UsageError("reduce_on_plateau: the mode does not evaluate during training; use train_and_eval")
+        names = run.trainer.validation_metric_names()
+        if names is not None and self._metric not in names:
+            raise self._unknown(names)
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Counts the evaluation, and reduces the hyper-parameter if it is time.
+
+        Raises:
+          UsageError: when the evaluation has no such metric.
+        """
+        found = flat_scalars(logs, "|")
+        if self._metric in found and run.step > self._last_step:
+            self._last_step = run.step
+            self._count(run, found[self._metric])
+        elif self._metric not in found and self._metric.partition("|")[0] not in run.trainer.validation_sets:
+            raise self._unknown(list(found))
+
+    def _count(self, run: Run, value: float) -> None:
+        if self._cools > 0:
+            self._cools, self._wait = self._cools - 1, 0
+        bound = -math.inf if self._best is None else self._sign * self._best + self._min_delta
+        if math.isfinite(value) and self._sign * value > bound:
+            self._best, self._wait = value, 0
+        elif self._cools == 0:
+            self._wait += 1
+            if self._wait >= self._patience and self._reduce(run):
+                self._cools, self._wait = self._cooldown, 0
+
+    def _reduce(self, run: Run) -> bool:
+        """Reduces the value and returns True; returns False at the lower bound."""
+        before = run.hyper_parameters.value(self._parameter)
+        value = max(before * self._factor, self._min_value)
+        if value >= before:
+            return False
+        evaluations = "evaluation" if self._wait == 1 else "evaluations"
+        best = f" on {self._best:.6g}" if self._best is not None else ""
+        run.change(self._parameter, value, f"{self._metric} has not improved{best} in {self._wait} {evaluations}")
+        return True
+
+    def _unknown(self, names: list[str]) -> UsageError:
+        known = suggestion(self._metric, names)
+        return UsageError(f"reduce_on_plateau: an evaluation reports no metric {self._metric!r}; {known}")
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the evaluations up to this step have shown."""
+        return {"best": self._best, "wait": self._wait, "cooldown": self._cools, "last_step": self._last_step}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores what `state` returned."""
+        self._best, self._wait = state["best"], state["wait"]
+        self._cools, self._last_step = state["cooldown"], state["last_step"]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,135 @@
+"""SetFromFile: sets hyper-parameters from a file that is edited by hand while the run goes on, as a callback."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from trainer_kit import files
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.config.sources import yaml_loader
+from trainer_kit.errors import UsageError
+from trainer_kit.evals.ledger import REWIND, active_records, read_records
+
+RECORD = "hyper_parameters.jsonl"  # in model_dir
+_LOG = logging.getLogger(__name__)
+
+
+class SetFromFile(Callback):
+    """Reads a file before each training loop and sets the values that have changed in it since the last reading.
+
+    The file is YAML, one line for each value: `learning_rate: 0.001`. There need not be a file, and a file that cannot
+    be used causes a warning only, so that a typing mistake does not end a run. Removing a line changes nothing.
+
+    Each reading that changed something is recorded in hyper_parameters.jsonl, before it is used. A run that is killed
+    and resumes from an earlier checkpoint makes these changes again at the recorded steps, and reads the file only
+    after the last of them. Changes after the step of a rewind no longer count; then the file is read at once.
+
+    Args:
+      path: The file; a relative path is one in model_dir.
+    """
+
+    name: str = "set_from_file"
+    chief_only = False  # a variable of several workers is set on each; only the chief reads and records
+
+    def __init__(self, path: str = "hyper_parameters.yaml") -> None:
+        self._path = path
+        self._text = ""  # as it was read last
+        self._values: dict[str, float] = {}  # as they were read last
+        self._recorded: list[dict[str, Any]] = []  # readings of a process that was killed, to repeat
+
+    def train_begin(self, run: Run) -> None:
+        """Takes over the recorded readings."""
+        self._resume(run)
+
+    def rewound(self, run: Run, step: int) -> None:
+        """Takes over the recorded readings that still count."""
+        del step
+        self._resume(run)
+
+    def next_boundary(self, step: int) -> int | None:
+        """Returns the step of the next reading to repeat."""
+        return next((record["step"] for record in self._recorded if record["step"] > step), None)
+
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Repeats the recorded readings of this step; reads the file when there is none to repeat."""
+        del steps
+        while self._recorded and self._recorded[0]["step"] <= run.step:
+            self._set(run, self._recorded.pop(0)["values"])
+        if not self._recorded:
+            self._set(run, _chiefs(run, self._changed(run) if run.chief else {}))
+
+    def _resume(self, run: Run) -> None:
+        """Splits the readings that count into those before this step and those to repeat."""
+        found: list[dict[str, Any]] = _chiefs(run, _readings(run.directory, self._path) if run.chief else [])
+        self._text, self._values = "", {}
+        for record in found:
+            if record["step"] < run.step:
+                self._values.update(record["values"])
+        self._recorded = [record for record in found if record["step"] >= run.step]
+
+    def _set(self, run: Run, values: Mapping[str, float]) -> None:
+        self._values.update(values)
+        for name, value in values.items():
+            run.change(name, value, os.path.basename(self._path))
+
+    def _changed(self, run: Run) -> dict[str, float]:
+        """Returns and records the values of the file that have changed since the last reading."""
+        path = os.path.join(run.directory, self._path)
+        try:
+            with open(path, encoding="utf-8") as stream:
+                text = stream.read()
+            if text == self._text:
+                return {}
+            self._text = text
+            values = _checked(yaml_loader.parse(text, path).values, run)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, UsageError) as error:
+            _LOG.warning("%s changes nothing: %s; edit it again", path, error)
+            return {}
+        changed = {name: value for name, value in values.items() if self._values.get(name) != value}
+        if changed:
+            record = {"step": run.step, "lineage": _lineage(run.directory), "file": self._path, "values": changed}
+            files.append_line(os.path.join(run.directory, RECORD), record)
+        return changed
+
+
+def _checked(values: Any, run: Run) -> dict[str, float]:
+    """Returns the content of the file.
+
+    Raises:
+      UsageError: when an entry is not the name of a hyper-parameter with a number that its variable can hold.
+    """
+    if values is not None and not isinstance(values, Mapping):
+        raise UsageError(f"{values!r:.60} is not a value with its name; write lines such as learning_rate: 0.001")
+    for name, value in (values or {}).items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise UsageError(f"{name}: {value!r:.60} is not a number")
+        run.hyper_parameters.check(str(name), value)
+    return {str(name): float(value) for name, value in (values or {}).items()}
+
+
+def _readings(directory: str, file: str) -> list[dict[str, Any]]:
+    """Returns the recorded readings of a file that count, in their order: those that no rewind has superseded."""
+    found = files.read_lines(os.path.join(directory, RECORD))
+    return active_records([*_rewinds(directory), *(record for record in found if record["file"] == file)])
+
+
+def _rewinds(directory: str) -> list[dict[str, Any]]:
+    ledger = os.path.join(directory, "evals", "validation.jsonl")
+    return [record for record in read_records(ledger) if record.get("kind") == REWIND]
+
+
+def _lineage(directory: str) -> int:
+    return max((record["lineage"] for record in _rewinds(directory)), default=0)
+
+
+def _chiefs(run: Run, value: Any) -> Any:
+    """Returns the chief's value, which JSON can hold, on every worker."""
+    from trainer_kit.distribution.collectives import chiefs_text  # imports TensorFlow
+
+    return json.loads(chiefs_text(run.trainer.strategy, json.dumps(value)))

@@ -1,0 +1,145 @@
+"""Callbacks that set a hyper-parameter as a function of the step: by a list of steps, or by a Python function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable as Function
+from collections.abc import Sequence
+from typing import Any
+
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.config.imported_names import imported
+from trainer_kit.config.schema.durations import EPOCHS, Duration, read_duration, unit_of
+from trainer_kit.errors import UsageError
+
+
+class SetAtSteps(Callback):
+    """Sets a hyper-parameter when the run reaches the steps of a list; training loops are cut to end there.
+
+    Step 0 is before the first step of training, and "3 epochs" is where the third epoch has ended. Between the steps of
+    the list the callback does nothing, so that other callbacks may change the same hyper-parameter.
+
+    Args:
+      parameter: The name of the hyper-parameter.
+      steps: Pairs (global step or epochs, value).
+
+    Raises:
+      UsageError: when `steps` is not a list of such pairs, or has a step twice.
+    """
+
+    name: str = "set_at_steps"
+    chief_only = False  # a variable of several workers is set on each
+
+    def __init__(self, parameter: str, steps: Sequence[Sequence[Any]]) -> None:
+        self._parameter, self._given = parameter, _values_of(steps)
+        self.needs_epochs = any(isinstance(place, Duration) for place in self._given)
+        self._values: dict[int, float] = {}  # by step
+
+    def train_begin(self, run: Run) -> None:
+        """Turns epochs into steps, and checks that there is such a hyper-parameter, which can have the values."""
+        run.hyper_parameters.variable(self._parameter)
+        self._values = {}
+        for place, value in self._given.items():
+            run.hyper_parameters.check(self._parameter, value)
+            step = _step_of(run, place)
+            if step in self._values:
+                places = [*map(_written, (one for one in self._given if _step_of(run, one) == step))]
+                raise UsageError(f"set_at_steps: {' and '.join(places)} are both step {step}; give it one value")
+            self._values[step] = value
+
+    def next_boundary(self, step: int) -> int | None:
+        """Returns the next step of the list."""
+        return min((one for one in self._values if one > step), default=None)
+
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Sets the value of this step, if the list has it."""
+        del steps
+        if run.step in self._values:
+            run.change(self._parameter, self._values[run.step], self.name)
+
+
+class SetByFunction(Callback):
+    """Sets a hyper-parameter to the value of a Python function of the step, every so many steps.
+
+    Args:
+      parameter: The name of the hyper-parameter.
+      function: A function from the global step to a number, or its name as "module:function".
+      every: The number of steps between two calls; the first one is before step 1. Training loops are cut to end there.
+
+    Raises:
+      UsageError: when there is no such function, or `every` is not a number of steps.
+    """
+
+    name: str = "set_by_function"
+    chief_only = False  # a variable of several workers is set on each
+
+    def __init__(self, parameter: str, function: Function[[int], float] | str, every: int) -> None:
+        if type(every) is not int or every < 1:
+            raise UsageError(f"set_by_function: every is {every!r:.60}; give a number of steps, 1 or more")
+        if isinstance(function, str):
+            function = imported("set_by_function", function, callable, "function")
+        if not callable(function):
+            raise UsageError(f"set_by_function: {function!r:.60} is not a function of the step; give one, or its name")
+        self._parameter, self.every, self._function = parameter, every, function
+
+    def train_begin(self, run: Run) -> None:
+        """Checks that there is such a hyper-parameter."""
+        run.hyper_parameters.variable(self._parameter)
+
+    def next_boundary(self, step: int) -> int | None:
+        """Returns the next multiple of `every`."""
+        assert self.every is not None
+        return (step // self.every + 1) * self.every
+
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Sets the value of this step, if it is a multiple of `every`."""
+        del steps
+        if self.every and run.step % self.every == 0:
+            run.change(self._parameter, float(self._function(run.step)), f"{self.name} {_name_of(self._function)}")
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _step_of(run: Run, place: int | Duration) -> int:
+    """Returns the global step of an entry."""
+    if isinstance(place, int):
+        return place
+    assert run.epochs is not None  # needs_epochs
+    return run.epochs.end(place.amount)
+
+
+def _written(place: int | Duration) -> str:
+    return f"step {place}" if isinstance(place, int) else f"'{float(place.amount):g} epochs'"
+
+
+def _values_of(steps: Any) -> dict[int | Duration, float]:
+    """Returns the value at each step or number of epochs."""
+    values: dict[int | Duration, float] = {}
+    for pair in steps if isinstance(steps, Sequence) else [steps]:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise UsageError(
+                f"set_at_steps: {pair!r:.60} is not a pair of a step and a value; write [[0, 0.1], [1000, 0.01]]"
+            )
+        step, value = _place_of(pair[0]), pair[1]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise UsageError(f"set_at_steps: the value {value!r:.60} at step {pair[0]} is not a finite number")
+        if step in values:
+            raise UsageError(f"set_at_steps: {_written(step)} is there twice; give it one value")
+        values[step] = float(value)
+    return values
+
+
+def _place_of(given: Any) -> int | Duration:
+    """Returns the global step of an entry, or its epochs."""
+    if type(given) is int and given >= 0:
+        return given
+    if unit_of(given) != EPOCHS:
+        raise UsageError(
+            f"set_at_steps: {given!r:.60} is not a step; give a whole number of steps, 0 or more, or epochs such as "
+            "'3 epochs'"
+        )
+    duration = read_duration(given)
+    assert duration is not None
+    return duration

@@ -1,0 +1,112 @@
+"""KerasFile: the variables in a `.keras`, `.weights.h5` or `.h5` file of Keras.
+
+Keras 3 stores the variables of a layer by number, in the order of `layer.weights`, and with them the layer's name. Here
+the variable is named layer/number, with the names of outer layers before it. Keras 2 stores the variables' own names.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.variable_names import distinct
+from trainer_kit.checkpoints.weight_files.weight_file import WeightFile
+from trainer_kit.errors import StorageError, UsageError
+
+ENDINGS = (".keras", ".h5", ".hdf5")
+WEIGHTS = "model.weights.h5"  # the file with the weights in a .keras archive
+_VARIABLES = "vars"  # the group of a layer's variables
+
+
+def is_keras_file(path: str) -> bool:
+    """Whether Keras reads files with this name."""
+    return path.endswith(ENDINGS)
+
+
+def ending(path: str) -> str:
+    """Returns the ending of a file of Keras, such as ".weights.h5"; of another file that after its last dot."""
+    return ".weights.h5" if path.endswith(".weights.h5") else os.path.splitext(path)[1]
+
+
+class KerasFile(WeightFile):
+    """The variables in a file of Keras.
+
+    Args:
+      path: The path of the file.
+
+    Attributes:
+      datasets: The path of each variable in the HDF5 file, by name.
+      numbered: Whether variables are named by layer and number, and not by their own names.
+
+    Raises:
+      UsageError: when there is no such file.
+      StorageError: when the file is damaged.
+    """
+
+    def __init__(self, path: str) -> None:
+        if not os.path.isfile(path):
+            raise UsageError(f"there is no file {path}")
+        self.path, self.kind = path, f"a Keras file ({ending(path)})"
+        try:
+            self._file = h5py.File(io.BytesIO(zipfile.ZipFile(path).read(WEIGHTS)) if path.endswith(".keras") else path)
+            top = self._file.get("model_weights", self._file)  # where Keras 2 keeps the weights of a whole model
+            self.numbered = not _names(top, "layer_names")
+            found = list(_numbered(self._file, "") if self.numbered else _named(top))
+            self.datasets = dict(zip(distinct(name for name, _ in found), (at for _, at in found), strict=True))
+            self.shapes = {name: tuple(self._file[at].shape) for name, at in self.datasets.items()}
+            self.dtypes = {name: _dtype(self._file[at]) for name, at in self.datasets.items()}
+        except (OSError, KeyError, zipfile.BadZipFile) as error:
+            raise StorageError(f"{path} cannot be read as a Keras file: {error}") from error
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns the value of a variable.
+
+        Raises:
+          StorageError: when the value cannot be read.
+        """
+        try:
+            dataset = self._file[self.datasets[name]]
+            return np.array(dataset, dtype=tf.as_dtype(_dtype(dataset)).as_numpy_dtype)
+        except OSError as error:
+            raise StorageError(f"{self.path} is damaged: {name} cannot be read: {error}") from error
+
+
+def _numbered(group: Any, outer: str) -> Iterator[tuple[str, str]]:
+    """Yields (names of layers and number, path in the file) of the variables in a group of Keras 3 and below it."""
+    for key, item in group.items():
+        if key == _VARIABLES:
+            yield from ((f"{outer}/{number}".lstrip("/"), item[number].name) for number in item)
+        elif isinstance(item, h5py.Group):
+            layer = str(item[_VARIABLES].attrs.get("name", key)) if _VARIABLES in item else ""  # "": a list of layers
+            yield from _numbered(item, "/".join(filter(None, [outer, layer])))
+
+
+def _named(top: Any) -> Iterator[tuple[str, str]]:
+    """Yields (the variable's own name, path in the file) of the variables in a file of Keras 2."""
+    for layer in _names(top, "layer_names"):
+        for name in _names(top[layer], "weight_names"):
+            yield name.partition(":")[0], top[layer][name].name
+
+
+def _names(group: Any, attribute: str) -> list[str]:
+    """Returns the names in an attribute, which Keras 2 splits into numbered ones where it is larger than 64 KB."""
+    pieces = (
+        [attribute]
+        if attribute in group.attrs
+        else itertools.takewhile(group.attrs.__contains__, (f"{attribute}{number}" for number in itertools.count()))
+    )
+    return [
+        value.decode() if isinstance(value, bytes) else str(value) for piece in pieces for value in group.attrs[piece]
+    ]
+
+
+def _dtype(dataset: Any) -> str:
+    return str(dataset.attrs.get("dtype", dataset.dtype.name))  # the attribute is bfloat16, which HDF5 does not know

@@ -1,0 +1,106 @@
+"""TensorFlowFile: the variables in a checkpoint of TensorFlow 1 or 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.object_graph import (
+    ROOT,
+    CheckpointGraph,
+    has_object_graph,
+    is_bookkeeping,
+    readable,
+    unreadable,
+)
+from trainer_kit.checkpoints.weight_files.saved_model import is_in_saved_model, variable_names
+from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile
+from trainer_kit.process.run_directory import read_layer_names
+
+SAVED_MODEL = "a SavedModel"  # the kind of its variables
+
+
+class TensorFlowFile(WeightFile):
+    """The variables in a checkpoint of TensorFlow. A SavedModel holds one too.
+
+    A name is the path of attributes that leads to the variable, such as model/net/dense/kernel; in a SavedModel and a
+    checkpoint of TensorFlow 1 it is the variable's own name. In a checkpoint of a run it has the numbers that the user
+    gave to layers, if the run has recorded them.
+
+    Args:
+      prefix: The prefix of the checkpoint.
+
+    Attributes:
+      keys: The key in the checkpoint of each variable, by name.
+      layer_names: What `read_layer_names` returns.
+      has_graph: Whether the checkpoint has a graph of objects.
+
+    Raises:
+      StorageError: when the checkpoint is gone or damaged.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.path = prefix
+        try:
+            self._reader = tf.train.load_checkpoint(prefix)
+            shapes, kinds = self._reader.get_variable_to_shape_map(), self._reader.get_variable_to_dtype_map()
+            self.has_graph = has_object_graph(self._reader)
+        except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
+            raise unreadable(prefix, error) from error
+        self.kind = "a TensorFlow 2 checkpoint" if self.has_graph else "a TensorFlow 1 checkpoint"
+        self.layer_names = read_layer_names(prefix)
+        self.has_own_numbers = self.layer_names is not None
+        keys = [key for key in sorted(shapes) if not is_bookkeeping(key)]
+        self.keys = {self._name(key): key for key in keys}
+        if self.has_graph and is_in_saved_model(prefix):
+            self.kind, self.keys = SAVED_MODEL, variable_names(self.graph)
+        self.shapes = {name: tuple(shapes[key]) for name, key in self.keys.items()}
+        self.dtypes = {name: kinds[key].name for name, key in self.keys.items()}
+
+    def _name(self, key: str) -> str:
+        name = readable(key) if self.has_graph else key
+        inner = name.removeprefix(MODEL)
+        return f"{MODEL}{self.layer_names.get(inner, inner)}" if self.layer_names and inner != name else name
+
+    @cached_property
+    def graph(self) -> CheckpointGraph:
+        """The graph of objects, if there is one."""
+        return CheckpointGraph(self.path)
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether the checkpoint has a graph and is one of trainer_kit, whose names have ranks of layers."""
+        model = self.graph.children(ROOT).get("model") if self.has_graph else None
+        return model is not None and any("/" in name for name in self.graph.children(model))
+
+    def read(self, name: str) -> Any:
+        """Returns the value of a variable as a NumPy array, or bytes for text.
+
+        Raises:
+          StorageError: when the value cannot be read.
+        """
+        try:
+            return self._reader.get_tensor(self.keys[name])
+        except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
+            raise unreadable(self.path, error) from error
+
+    def write_copy(self, prefix: str, values: Mapping[str, Any]) -> None:
+        """Writes a copy of the checkpoint with other values of some variables; eager.
+
+        Args:
+          prefix: The prefix of the copy.
+          values: The new values by name.
+
+        Raises:
+          StorageError: when a value cannot be read.
+        """
+        new = {self.keys[name]: value for name, value in values.items()}
+        keys = sorted(self._reader.get_variable_to_shape_map())
+        try:
+            tensors = [tf.constant(new[key] if key in new else self._reader.get_tensor(key)) for key in keys]
+        except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
+            raise unreadable(self.path, error) from error
+        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=keys, shape_and_slices=[""] * len(keys), tensors=tensors)

@@ -1,0 +1,47 @@
+"""WeightFile: the variables in a file of weights, of whatever program, by name."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+from trainer_kit.checkpoints.state.variable_names import canonical_paths
+
+MODEL = "model/"  # the section of the model in checkpoints of trainer_kit
+
+
+class WeightFile(abc.ABC):
+    """The variables in a file of weights. Values are read one by one. Eager, on the host.
+
+    Attributes:
+      path: The path of the file, or the prefix of the checkpoint.
+      kind: The kind of the file, for messages.
+      shapes: The shape of each variable, by name.
+      dtypes: The name of each variable's dtype, by name.
+      has_own_numbers: Whether the numbers of layers in the names are those that the user gave, or else ranks.
+    """
+
+    path: str
+    kind: str
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    has_own_numbers: bool = False
+
+    @abc.abstractmethod
+    def read(self, name: str) -> Any:
+        """Returns the value of a variable as a NumPy array, or bytes for text.
+
+        Raises:
+          StorageError: when the value cannot be read.
+        """
+
+
+def with_ranks(names: Mapping[str, str]) -> dict[str, str]:
+    """Returns names with ranks in place of the numbers that end their parts; unchanged if two would become equal.
+
+    Args:
+      names: Name -> any value, which goes with the name.
+    """
+    ranked = dict(zip(canonical_paths(list(names)), names.values(), strict=True))
+    return ranked if len(ranked) == len(names) else dict(names)

@@ -1,0 +1,37 @@
+"""Compares two checkpoints or files of weights, of any program: names, shapes, dtypes and values."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from trainer_kit.cli.checkpoint_list import PATH
+from trainer_kit.cli.view.tables import Table, show
+from trainer_kit.errors import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the paths of the two files."""
+    parser.add_argument("first", metavar="FIRST", help=PATH)
+    parser.add_argument("second", metavar="SECOND", help="The path to compare it with.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints a line for each variable that differs, and how many are equal; the exit code is 0 in either case.
+
+    Raises:
+      UsageError: when there is no such file.
+      StorageError: when a file is damaged.
+    """
+    from trainer_kit.checkpoints.weight_files.compare import common_names, differences  # imports TensorFlow
+    from trainer_kit.checkpoints.weight_files.open_file import open_weights
+    from trainer_kit.evals.checkpoint_selection import weights_at
+
+    first, second = open_weights(weights_at(arguments.first)), open_weights(weights_at(arguments.second))
+    rows = [list(row) for row in differences(first, second)]
+    if rows:
+        headers = ["name", "difference", "detail"]
+        show([Table(f"{first.path} and {second.path}", headers, rows, left=frozenset(headers))], sys.stdout)
+    ours, theirs = common_names(first, second)
+    print(f"{len(ours.keys() | theirs.keys()) - len(rows)} variables are equal, {len(rows)} differ")
+    return ExitCode.DONE

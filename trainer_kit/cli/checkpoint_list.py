@@ -1,0 +1,40 @@
+"""Lists the variables of a checkpoint or a file of weights, of any program: names, shapes and dtypes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+
+from trainer_kit.cli.view.tables import Table, show
+from trainer_kit.errors import ExitCode
+
+PATH = (
+    "A checkpoint, a folder of checkpoints, the folder of a run, a SavedModel, or a .keras, .weights.h5 or .h5 file. "
+    "Of a folder of best weights the best checkpoint is taken, else the newest."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the path of the file."""
+    parser.add_argument("path", metavar="PATH", help=PATH)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints a line for each variable, and their number.
+
+    Raises:
+      UsageError: when there is no such file.
+      StorageError: when it is damaged.
+    """
+    from trainer_kit.checkpoints.weight_files.open_file import open_weights  # imports TensorFlow
+    from trainer_kit.evals.checkpoint_selection import weights_at
+
+    file = open_weights(weights_at(arguments.path))
+    rows = [[name, str(list(shape)), file.dtypes[name]] for name, shape in file.shapes.items()]
+    show(
+        [Table(f"{file.path}, {file.kind}", ["name", "shape", "dtype"], rows, left=frozenset(["name", "dtype"]))],
+        sys.stdout,
+    )
+    print(f"{len(rows)} variables with {sum(map(math.prod, file.shapes.values())):,} values")
+    return ExitCode.DONE

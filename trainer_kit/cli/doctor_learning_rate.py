@@ -1,0 +1,119 @@
+"""Trains your experiment while the learning rate rises, prints the curve of the loss, and suggests a rate.
+
+It is the range test of Smith, https://arxiv.org/abs/1506.01186. A new model trains on the experiment's own data; no
+files of a run are read or written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
+from trainer_kit.errors import ExitCode, UsageError, suggestion
+from trainer_kit.process.gc_freeze import gc_frozen
+
+if TYPE_CHECKING:
+    from trainer_kit.training.rate_range import RateRange
+
+_LINES, _WIDTH = 25, 50
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds arguments for the experiment, the sources of its config, the rates and the picture."""
+    add_config_arguments(parser)
+    parser.add_argument("--lowest", type=float, default=1e-6, help="The rate of the first step. Default: 1e-6.")
+    parser.add_argument("--highest", type=float, default=10.0, help="The rate of the last step. Default: 10.")
+    parser.add_argument("--steps", type=int, default=200, help="The number of training steps. Default: 200.")
+    parser.add_argument("--picture", metavar="FILE", help="Saves the curve as a picture, such as rates.png.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the curve and the suggested rate.
+
+    Raises:
+      UsageError: when the config or the rates are wrong, the picture cannot be drawn, or the task does not use the
+        rate of the config.
+      DataError: when the training data is empty or ends at once.
+      DivergedError: when training diverges at the lowest rates.
+    """
+    _check(arguments)
+    config, task_type = resolve_task(arguments)
+    with gc_frozen():
+        from trainer_kit.run.durations import create_trial_trainer
+        from trainer_kit.run.launcher import prepare
+        from trainer_kit.training.rate_range import measure, range_test_config
+    changed = range_test_config(config, arguments.lowest, arguments.highest, arguments.steps)
+    with tempfile.TemporaryDirectory() as folder, prepare(changed).scope():
+        trainer = create_trial_trainer(changed, task_type(changed.task, logging_dir=folder), evaluate=False)
+        found = measure(trainer, arguments.lowest, arguments.steps)
+    _print(found)
+    if arguments.picture:
+        _save_picture(found, arguments.picture)
+    return ExitCode.DONE
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if not 0 < arguments.lowest < arguments.highest < math.inf:
+        raise UsageError(
+            f"--lowest={arguments.lowest:g} and --highest={arguments.highest:g}: the first has to be above 0 and below "
+            "the second, and the second finite"
+        )
+    if not arguments.picture:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--picture needs matplotlib: pip install 'trainer_kit[experiments]', or leave it out")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known, suffix = FigureCanvasBase.get_supported_filetypes(), os.path.splitext(arguments.picture)[1].lower()
+    if suffix and suffix[1:] not in known:
+        formats = suggestion(suffix, [f".{name}" for name in known])
+        raise UsageError(f"--picture={arguments.picture}: matplotlib writes no file {suffix}; {formats}")
+    if not os.path.isdir(folder := os.path.dirname(arguments.picture) or "."):
+        raise UsageError(f"--picture={arguments.picture}: there is no folder {folder}; create it")
+
+
+def _print(found: RateRange) -> None:
+    losses = found.smoothed
+    low, high = losses.min(), losses.max()
+    print(f"{'learning_rate':>13}  {'loss':>8}")
+    for place in range(0, len(losses), -(-len(losses) // _LINES)):
+        bar = "#" * round(_WIDTH * float((losses[place] - low) / (high - low or 1.0)))
+        print(f"{found.rates[place]:>13.2g}  {losses[place]:>8.4g}  {bar}".rstrip())
+    last = f"{found.rates[-1]:.2g}"
+    if found.ended_by:
+        print(f"stopped after {len(losses)} steps, at the rate {last}: {found.ended_by}")
+    if found.still_falls:
+        # Fewer steps reach the highest rate before the data ends.
+        remedy = f"give --steps={len(losses)}, or more data" if found.ended_by else "try higher ones (--highest)"
+        print(f"no suggestion: the loss still falls at the highest of these rates, {last}; {remedy}")
+        return
+    if found.suggestion is None:
+        print(
+            "no suggestion: the loss does not fall by more than its noise; try other rates (--lowest, --highest) or "
+            "more steps (--steps)"
+        )
+        return
+    print(f"suggested learning rate: {found.suggestion:.2g}, a tenth of the rate where the loss is lowest")
+    print(f"upper bound: {found.lowest:.2g}, where the loss is lowest; a schedule such as one_cycle may rise that far")
+
+
+def _save_picture(found: RateRange, path: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot(xscale="log", xlabel="learning rate", ylabel="training loss")
+    axes.plot(found.rates, found.losses, color="lightgray", label="each step")
+    axes.plot(found.rates, found.smoothed, label="smoothed")
+    if found.suggestion is not None:
+        axes.axvline(found.suggestion, linestyle="--", label=f"suggested: {found.suggestion:.2g}")
+    axes.legend()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--picture={path}: the picture cannot be saved: {error}") from error
+    print(f"the curve is in {path}")

@@ -1,0 +1,103 @@
+"""DatasetPasses: a tf.data.Dataset that each pass reads with a new iterator, as `Model.fit` reads it."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+
+import tensorflow as tf
+
+from trainer_kit.inputs.autotune_off import without_idle_tuner
+from trainer_kit.inputs.dataset_resume import Resumption, examine, resume_method
+
+_LOG = logging.getLogger(__name__)
+_NEW_ITERATORS = "each pass has an iterator of its own, as in Keras"
+_READ_AGAIN = (
+    "x: a dataset that was read in this process before is read again from the middle, so that its shuffles draw other "
+    "orders than in the first process; make a new dataset for each fit"
+)
+# The passes that fits of this process have begun over a dataset: its shuffles go on from there.
+_BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
+
+
+class DatasetPasses:
+    """A Source of the passes over one dataset, for a trainer that calls `begin` before it asks for an iterator.
+
+    A new iterator draws the next orders of the shuffles of its dataset, and begins random ops again. Within one
+    iterator of a repeated dataset they would go on instead, and a shuffle would fill its buffer for orders that Keras
+    draws and does not use.
+
+    Args:
+      dataset: The dataset of global batches.
+      batches_per_epoch: The number of batches in a pass.
+      given: The dataset that `dataset` is made of: the argument of fit, whose shuffles are used.
+      unused: Whether Keras makes one more iterator at the end of each pass and does not use it. In the scope of a
+        strategy it also makes one at the begin of a fit.
+
+    Attributes:
+      batches_per_epoch: See the arguments.
+      by_pass: Whether an iterator ends with its pass; True at first.
+      element_spec: The spec of a batch.
+    """
+
+    def __init__(
+        self, dataset: tf.data.Dataset, batches_per_epoch: int, *, given: tf.data.Dataset, unused: bool
+    ) -> None:
+        self._dataset, self.batches_per_epoch, self._unused = dataset, batches_per_epoch, unused
+        self._given, self.by_pass = given, True
+        self.element_spec = dataset.element_spec
+        self._quick = without_idle_tuner(dataset)  # iterators that are dropped at once need no tuner
+        self._number = -1  # of the pass that is read
+
+    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+        """Returns batches from `position` on, counted over all passes, up to the end of the pass if `by_pass`.
+
+        On the host.
+        """
+        del input_context
+        rest = self._dataset.skip(position % self.batches_per_epoch)
+        return rest if self.by_pass else rest.concatenate(self._dataset.repeat())
+
+    def begin(self, position: int, *, reads: bool) -> bool:
+        """Prepares the shuffles for the pass of batch `position`. Eager, in scope, on the host.
+
+        After a restart this reads the passes before, since what a shuffle draws may depend on what was read.
+
+        Args:
+          position: The position of the next batch, counted over all passes.
+          reads: Whether there is an iterator at that position, of the last pass that was begun.
+
+        Returns:
+          Whether a new iterator has to be made.
+        """
+        number = position // self.batches_per_epoch
+        if number == self._number and reads:
+            return False
+        before = _BEGUN.get(self._given, 0)
+        if self._number < 0 and number == before > 0 and position % self.batches_per_epoch == 0:
+            self._number = number - 1  # an earlier fit of this process has ended here
+        elif number <= self._number or (self._number < 0 and before and position):
+            _LOG.warning(_READ_AGAIN)
+            self._number = number - 1
+        for earlier in range(self._number + 1, number):
+            self._draw_unused(earlier)
+            self._quick.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
+        self._draw_unused(number)
+        self._number, _BEGUN[self._given] = number, number + 1
+        return True
+
+    def resumption(self, *, deterministic_ops: bool) -> Resumption:
+        """Returns how a resumed run gets back to its position, for the engine's report."""
+        return resume_method(examine(self._dataset), no_iterator=_NEW_ITERATORS, deterministic_ops=deterministic_ops)
+
+    def _draw_unused(self, number: int) -> None:
+        """Makes the iterators that Keras makes before those of pass `number` and does not read."""
+        after_a_pass = self._unused and (number > 0 or self._given in _BEGUN)
+        for _ in range(after_a_pass + (number == 0 and tf.distribute.has_strategy())):
+            iter(self._quick)
+
+
+def needs_new_iterators(dataset: tf.data.Dataset) -> bool:
+    """Whether a pass over a dataset differs between a new iterator and one that repeats the dataset."""
+    found = examine(dataset)
+    return bool(found.new_orders or found.random_ops)

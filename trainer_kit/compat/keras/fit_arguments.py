@@ -1,0 +1,60 @@
+"""Checks of the arguments of `fit` and `train_loop`, with messages in the words of Keras."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.run.runner import run_experiment
+
+_SETTINGS = ("trainer", "runtime", "checkpoint_interval", "fuse_steps")
+_NOT_OF_A_FIT = {"trainer", "callbacks", "console", "checkpoint", "eval_name"}  # of run_experiment
+
+
+def check_options(function: Callable[..., Any], options: Iterable[str]) -> None:
+    """Checks the names of the further arguments of `fit` or `train_loop`.
+
+    Raises:
+      UsageError: for a name that neither the function nor `run_experiment` has; it gives near names.
+    """
+    own = [name for name in inspect.signature(function).parameters if name != "options"]
+    of_run = inspect.signature(run_experiment).parameters.values()
+    further = [one.name for one in of_run if one.default is not one.empty and one.name not in _NOT_OF_A_FIT]
+    for name in options:
+        if name not in (*_SETTINGS, *further):
+            advice = suggestion(name, [*own, *_SETTINGS, *further], listed=len(own) + len(_SETTINGS) + len(further))
+            raise UsageError(f"{function.__name__} has no argument {name!r}; {advice}")
+
+
+def check_frequency(frequency: int | Sequence[int]) -> None:
+    """Checks `validation_freq`.
+
+    Raises:
+      UsageError: when it is neither a number of epochs, at least 1, nor a list of such numbers.
+    """
+    epochs = [frequency] if isinstance(frequency, int) else list(frequency)
+    if not epochs or min(epochs) < 1:
+        raise UsageError(
+            f"validation_freq={frequency!r}: give the number of epochs from one evaluation to the next, at least 1, or "
+            "a list of the epochs to evaluate after, such as [1, 5, 10]"
+        )
+
+
+def check_batched(x: Any) -> None:
+    """Checks that a dataset has batches.
+
+    Raises:
+      UsageError: when it has single numbers, since nothing was batched.
+    """
+    if not isinstance(x, tf.data.Dataset):
+        return
+    parts = [one.shape for one in tf.nest.flatten(x.element_spec) if isinstance(one, tf.TensorSpec)]
+    if single := [str(shape) for shape in parts if shape.rank == 0]:
+        raise UsageError(
+            f"x is a dataset of single examples: a part of an element has the shape {single[0]}; give batches, such as "
+            "x.batch(32)"
+        )

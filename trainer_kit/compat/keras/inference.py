@@ -1,0 +1,132 @@
+"""load, evaluate and predict: a compiled model with the weights of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.callbacks.keras_callbacks import KerasCallbacks
+from trainer_kit.compat.keras.data import known_length, validation_dataset
+from trainer_kit.compat.keras.fit_callbacks import console_of, divided, parameters
+from trainer_kit.compat.keras.task import KerasTask
+from trainer_kit.compat.keras.task_config import KerasTaskConfig
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.evals.best.info_json import read_info
+from trainer_kit.evals.checkpoint_selection import select_checkpoint
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.serving.load import load_weights
+
+
+def load(model: Any, model_dir: str, which: str | int | None = None) -> Any:
+    """Puts weights of a run into a built model, and returns it. Eager, on the host.
+
+    Args:
+      model: A built model, as the run has trained it; it need not be compiled.
+      model_dir: The folder of the run.
+      which: best, latest, a step, or the path of a checkpoint. None: the best weights if the run keeps them, or else
+        the latest.
+
+    Raises:
+      UsageError: when there is no such checkpoint, or it does not fit the model.
+      StorageError: when the files are damaged.
+    """
+    load_weights(model, select_checkpoint(model_dir, _checkpoint(model_dir, which), _best(model_dir)))
+    return model
+
+
+def evaluate(
+    model: Any, x: Any = None, y: Any = None, batch_size: int | None = None, verbose: str | int = "auto",
+    sample_weight: Any = None, steps: int | None = None, callbacks: Any = None, return_dict: bool = False,
+    *, model_dir: str, which: str | int | None = None,
+) -> Any:  # fmt: skip
+    """Evaluates a compiled model with weights of a run, as `model.evaluate` does. Eager, on the host.
+
+    The result is also recorded in `model_dir/evals`, once for each step and data. The model keeps the weights.
+
+    Args:
+      model: The compiled model.
+      x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict: See `Model.evaluate`.
+      model_dir: The folder of the run.
+      which: See `load`.
+
+    Returns:
+      The logs by name if `return_dict`; otherwise the loss, or a list of the loss and the metrics.
+
+    Raises:
+      UsageError: when there is no such checkpoint, or it does not fit the model.
+    """
+    strategy, native, of_keras = model.distribute_strategy, *divided(callbacks)
+    with strategy.scope():
+        data = validation_dataset(keras.utils.pack_x_y_sample_weight(x, y, sample_weight), batch_size, steps)
+        of_data = DataConfig(input_path=_name_of_data(x, y, sample_weight), drop_remainder=False, is_training=False)
+        params = KerasTaskConfig(validation_data=of_data)
+        task = KerasTask(params, model_dir, build=lambda: model, data=lambda _: data)
+    config = ExperimentConfig(task=params, trainer=TrainerConfig(validation_steps=steps or -1))
+    batches = steps or known_length(data)
+    _, logs = run_experiment(
+        strategy, task, "eval", config, model_dir, checkpoint=_checkpoint(model_dir, which),
+        callbacks=[KerasCallbacks(of_keras, parameters(1, batches, verbose)), *native],
+        console=console_of(of_keras, verbose),
+    )  # fmt: skip
+    found = {"loss" if name == "validation_loss" else name: float(value) for name, value in logs.items()}
+    return found if return_dict else _in_order(model, found)
+
+
+def predict(
+    model: Any, x: Any, batch_size: int | None = None, verbose: str | int = "auto", steps: int | None = None,
+    callbacks: Any = None, *, model_dir: str, which: str | int | None = None,
+) -> Any:  # fmt: skip
+    """Returns `model.predict(x, ...)` with weights of a run, which the model keeps. Eager, on the host.
+
+    Args:
+      model: A built model.
+      x, batch_size, verbose, steps, callbacks: See `Model.predict`.
+      model_dir: The folder of the run.
+      which: See `load`.
+
+    Raises:
+      UsageError: when there is no such checkpoint, or it does not fit the model; for callbacks of trainer_kit.
+    """
+    native, of_keras = divided(callbacks)
+    if native:
+        names = ", ".join(one.name for one in native)
+        raise UsageError(f"callbacks: {names} has no method around predictions; give callbacks of Keras to predict")
+    load(model, model_dir, which)
+    return model.predict(x, batch_size=batch_size, verbose=verbose, steps=steps, callbacks=of_keras)
+
+
+def _name_of_data(*data: Any) -> str:
+    """Returns a name, by which records of evaluations tell arrays with other contents and datasets of other forms."""
+    digest = hashlib.blake2b(digest_size=8)
+    for one in keras.tree.flatten(data):
+        if isinstance(one, tf.data.Dataset):
+            digest.update(f"{one.element_spec} {int(one.cardinality())}".encode())
+        elif hasattr(one, "__array__"):
+            digest.update(np.asarray(one).tobytes())
+        else:
+            digest.update(type(one).__name__.encode())
+    return f"data {digest.hexdigest()}"
+
+
+def _in_order(model: Any, logs: dict[str, float]) -> Any:
+    """Returns the values in the order in which Keras lists them, or the single one."""
+    names = [one.name for metric in model.metrics for one in (getattr(metric, "metrics", None) or [metric])]
+    ordered = [name for name in names if name in logs]
+    values = [logs[name] for name in [*ordered, *sorted(logs.keys() - set(ordered))]]
+    return values[0] if len(values) == 1 else values
+
+
+def _best(model_dir: str) -> str:
+    return os.path.join(model_dir, TrainerConfig().best_checkpoint_export_subdir)
+
+
+def _checkpoint(model_dir: str, which: str | int | None) -> str:
+    if which is not None:
+        return str(which)
+    return "latest" if read_info(_best(model_dir)) is None else "best"

@@ -1,0 +1,154 @@
+"""PyDatasetEpochs: a keras.utils.PyDataset, whose batches have numbers, from any position on."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.distribution.keras_internals import data_adapter
+
+
+def as_py_dataset(data: Any) -> Any:
+    """Returns a Sequence of tf_keras as a PyDataset, and other data as it is. On the host."""
+    keras_2 = sys.modules.get("tf_keras")
+    is_sequence = keras_2 is not None and isinstance(data, keras_2.utils.Sequence)
+    return _SequenceOfKeras2(data) if is_sequence else data
+
+
+class _SequenceOfKeras2(keras.utils.PyDataset):
+    """The batches of a tf_keras.utils.Sequence, read by one thread, as tf_keras does by default."""
+
+    def __init__(self, sequence: Any) -> None:
+        super().__init__()
+        self._sequence, self._has_begun = sequence, False
+
+    def __len__(self) -> int:
+        return len(self._sequence)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._sequence[index]
+
+    def on_epoch_begin(self) -> None:
+        self._has_begun = True
+
+    def on_epoch_end(self) -> None:
+        if self._has_begun:  # Keras 3 also calls it before the first epoch
+            self._sequence.on_epoch_end()
+
+
+class BatchOrders:
+    """The orders of the batches in all passes, drawn from Python's `random` as Keras draws them.
+
+    Args:
+      state: What `random.getstate()` returned before the first order was drawn. None: that of `random.Random(0)`.
+      unused: How many orders were drawn before that of the first pass. In the scope of a strategy Keras reads a batch
+        to build the model, which takes one.
+    """
+
+    def __init__(self, state: tuple[Any, ...] | None = None, unused: int = 0) -> None:
+        self._state = random.Random(0).getstate() if state is None else state
+        self._unused = unused
+
+    def passes(self, batches: int, first: int) -> Iterator[list[int]]:
+        """Yields the order of each pass from pass `first` on: the numbers below `batches`."""
+        generator = random.Random()
+        generator.setstate(self._state)
+        for number in itertools.count():
+            order = list(range(batches))
+            generator.shuffle(order)
+            if number >= first + self._unused:
+                yield order
+
+    def state(self) -> list[Any]:
+        """Returns what a checkpoint has to hold, so that a run goes on with the orders that it began with."""
+        return list(self._state)
+
+    def restore(self, state: list[Any]) -> None:
+        """Takes what `state` returned, after it went through JSON."""
+        version, words, gauss = state
+        self._state = (version, tuple(words), gauss)
+
+
+class PyDatasetEpochs:
+    """A Source of the batches of one pass after the other; they are global.
+
+    The `workers` of the PyDataset are threads here, also with use_multiprocessing. Its `on_epoch_begin` and
+    `on_epoch_end` are called for each pass, also for those before a restart, so that a state which depends on that only
+    is the same.
+
+    Args:
+      dataset: The PyDataset.
+      orders: The orders of the batches; None: batches are read in order.
+      class_weight: The argument of `Model.fit`.
+
+    Attributes:
+      batches_per_epoch: The number of batches in a pass; None if there is no end.
+      by_pass: Whether an iterator ends with its pass, for a trainer that calls `begin`: no batch is then read before
+        callbacks have begun its epoch. False at first.
+    """
+
+    def __init__(self, dataset: keras.utils.PyDataset, orders: BatchOrders | None, class_weight: Any = None) -> None:
+        self._dataset, self._orders, self._class_weight = dataset, orders, class_weight
+        adapter = data_adapter(dataset, shuffle=False)
+        self.batches_per_epoch: int | None = adapter.num_batches
+        self._spec = adapter.get_tf_dataset().element_spec
+        self._begun = 0  # passes
+        self.by_pass, self._number = False, -1  # the number of the pass that is read
+
+    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+        """Returns the batches from `position` on, counted over all passes, up to the end of the pass if `by_pass`."""
+        del input_context
+        batches = tf.data.Dataset.from_generator(lambda: self._batches(position), output_signature=self._spec)
+        if self._class_weight is not None:
+            batches = data_adapter(batches, class_weight=self._class_weight).get_tf_dataset()
+        return batches.prefetch(1)
+
+    def begin(self, position: int, *, reads: bool) -> bool:
+        """Returns whether the batch of this position needs a new iterator; see DatasetPasses."""
+        before, self._number = self._number, position // (self.batches_per_epoch or 1)
+        return self._number != before or not reads
+
+    def _batches(self, position: int) -> Iterator[Any]:
+        first, used = divmod(position, self.batches_per_epoch) if self.batches_per_epoch else (0, position)
+        for epoch, order in enumerate(itertools.islice(self._passes(first), 1 if self.by_pass else None), first):
+            while self._begun <= epoch:
+                self._dataset.on_epoch_end()  # also before the first pass, as in Keras
+                self._dataset.on_epoch_begin()
+                self._begun += 1
+            yield from self._read(itertools.islice(order, used, None))
+            used = 0
+
+    def _passes(self, first: int) -> Iterator[Iterable[int]]:
+        """Yields the numbers of the batches of each pass from pass `first` on."""
+        if self.batches_per_epoch is None:
+            return iter([itertools.count()])
+        if self._orders is None:
+            return itertools.repeat(range(self.batches_per_epoch))
+        return self._orders.passes(self.batches_per_epoch, first)
+
+    def _read(self, numbers: Iterable[int]) -> Iterator[Any]:
+        """Yields the batches of these numbers in order; as many threads read ahead as there are workers."""
+        if self._dataset.workers < 2:
+            yield from (self._of_spec(self._dataset[number]) for number in numbers)
+            return
+        numbers = iter(numbers)
+        with ThreadPoolExecutor(self._dataset.workers) as threads:
+            ahead: list[Future[Any]] = []
+            while True:
+                wanted = max(self._dataset.workers, self._dataset.max_queue_size) - len(ahead)
+                ahead += [threads.submit(self._dataset.__getitem__, one) for one in itertools.islice(numbers, wanted)]
+                if not ahead:
+                    return
+                yield self._of_spec(ahead.pop(0).result())
+
+    def _of_spec(self, batch: Any) -> Any:
+        """Returns a batch in the structure that Keras gives it."""
+        parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
+        return parts if isinstance(self._spec, tuple) else parts[0]

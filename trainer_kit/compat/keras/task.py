@@ -1,0 +1,171 @@
+"""KerasTask: a compiled Keras model, of Keras 3 or tf_keras, with its own steps, losses, metrics and optimizers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.callbacks.base import Callback
+from trainer_kit.compat.keras.data import DatasetEpochs, training_data, validation_dataset
+from trainer_kit.compat.keras.fit_callbacks import ExperimentCallbacks, divided
+from trainer_kit.compat.keras.preparation import flattened, optimizers_of, traced_logs
+from trainer_kit.compat.keras.program_changes import changes, description
+from trainer_kit.compat.keras.py_dataset_epochs import BatchOrders
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.distribution.keras_internals import clip_after_sum
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.sources.base import Source
+from trainer_kit.optimizers.learning_rate import innermost
+from trainer_kit.training.task import Task
+
+_LOG = logging.getLogger(__name__)
+
+
+class KerasTask(Task):
+    """Trains a compiled model with its own `train_step` and evaluates it with its `test_step`.
+
+    Args:
+      params: The task's config.
+      logging_dir: The folder of the run's files.
+      build: A function that returns the compiled model; called in the scope of the strategy.
+      data: A function that returns the data of a DataConfig, in global batches.
+      orders: The orders of the batches of a PyDataset, which checkpoints hold; None: there are none.
+      callbacks: A function that returns callbacks of Keras and of trainer_kit for a run that trains.
+
+    Attributes:
+      train_logs, eval_logs: The specs of what the steps return, by name; empty if that is the results of the model's
+        metrics. `prepare_training` and `prepare_evaluation` set them.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        logging_dir: str | None = None,
+        *,
+        build: Callable[[], Any],
+        data: Callable[[Any], Any],
+        orders: BatchOrders | None = None,
+        callbacks: Callable[[], Any] = list,
+    ) -> None:
+        super().__init__(params, logging_dir)
+        self._build, self._data, self._orders, self._callbacks = build, data, orders, callbacks
+        self._program: dict[str, Any] = {}
+        self.train_logs: dict[str, tf.TensorSpec] = {}
+        self.eval_logs: dict[str, tf.TensorSpec] = {}
+        self._trains: Any = None  # the model that is prepared for training
+        self._evaluates: Any = None  # and for an evaluation
+
+    def build_model(self) -> Any:
+        """Returns the compiled model."""
+        model = self._build()
+        self._program = description(model)
+        return model
+
+    def build_callbacks(self) -> list[Callback]:
+        """Returns the callbacks of the task; those of Keras are together in one callback of trainer_kit."""
+        native, of_keras = divided(self._callbacks())
+        return [*([ExperimentCallbacks(of_keras)] if of_keras else []), *native]
+
+    def prepare_training(self, model: Any) -> Any:
+        """Creates all variables that the training step needs; returns the model's optimizers. In strategy scope.
+
+        Returns:
+          The optimizer; a dict by the names of the model's attributes if there are several, or none.
+        """
+        if self._trains is not model:
+            self.train_logs = traced_logs(model.train_step, model, self._batch(self.task_config.train_data))
+            self._trains = model
+        found = {name: one for name, one in optimizers_of(model).items() if getattr(one, "built", True)}
+        for one in found.values():
+            clip_after_sum(innermost(one))
+        return found["optimizer"] if list(found) == ["optimizer"] else found
+
+    def prepare_evaluation(self, model: Any) -> None:
+        """Creates all variables that the evaluation step needs; a second call does nothing. In strategy scope."""
+        if self._evaluates is not model:
+            self.eval_logs = traced_logs(model.test_step, model, self._batch(self.task_config.validation_data))
+            self._evaluates = model
+
+    def evaluation_names(self, model: Any) -> list[str]:
+        """Returns the names of the single numbers that an evaluation beside a training gives. In strategy scope."""
+        self.prepare_training(model)
+        self.prepare_evaluation(model)
+        values = self.eval_logs or flattened(model.get_metrics_result())
+        return [name for name, value in values.items() if not tf.TensorShape(getattr(value, "shape", ())).rank]
+
+    def build_inputs(
+        self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset | Source:
+        """Returns the data of `params`, in global batches."""
+        del input_context
+        found: tf.data.Dataset | Source = self._data(params)
+        return found
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
+        """Runs the model's own training step, with its own optimizers; in graph, on a replica."""
+        del optimizer, metrics
+        return dict(model.train_step(inputs))
+
+    @tf.autograph.experimental.do_not_convert
+    def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+        """Runs the model's own evaluation step; in graph, on a replica."""
+        del metrics
+        return dict(model.test_step(inputs))
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the model was made of, and the orders of the batches of a PyDataset."""
+        return {"program": self._program, "orders": None if self._orders is None else self._orders.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on with the orders of the run that saved the checkpoint, and warns where its model was another."""
+        if self._orders is not None and state["orders"] is not None:
+            self._orders.restore(state["orders"])
+        if found := changes(state["program"], self._program):
+            _LOG.warning(
+                "the program has changed since the checkpoint: %s. The run goes on with the weights and the optimizer "
+                "of the checkpoint, whose learning rate stays; give another model_dir to begin anew",
+                "; ".join(found),
+            )
+
+    def _batch(self, params: Any) -> Any:
+        """Returns the spec of a batch with any number of examples."""
+        made = self.build_inputs(params)
+        spec = getattr(made, "element_spec", None) or made.at(0).element_spec
+        return tf.nest.map_structure(_with_any_batch_size, spec)
+
+
+def _with_any_batch_size(spec: Any) -> Any:
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        return spec
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+
+def data_of_experiment(data_fn: Callable[[Any], Any], params: DataConfig) -> tf.data.Dataset | Source:
+    """Returns the data of a registered experiment in global batches. Eager, in scope, on the host.
+
+    Args:
+      data_fn: See register_keras_experiment.
+      params: The data's section of the config.
+
+    Raises:
+      UsageError: when there is no data, or it does not tell the length of an epoch.
+    """
+    given, size = data_fn(params), params.global_batch_size or None
+    if given is None:
+        raise UsageError(
+            f"data_fn returned None for params.is_training={params.is_training}; return (x, y), (x, y, sample_weight), "
+            "a tf.data.Dataset of batches or a PyDataset"
+        )
+    if not params.is_training:
+        return validation_dataset(given, size)
+    data = training_data(
+        *keras.utils.unpack_x_y_sample_weight(given), batch_size=size, seed=params.seed or 0, by_pass=False
+    )
+    return data.batches if isinstance(data.batches, Source) else DatasetEpochs(data.batches, data.steps_per_epoch)

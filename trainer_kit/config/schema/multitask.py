@@ -1,0 +1,173 @@
+"""MultiTaskConfig: the config of several tasks that share a model; names are Model Garden's where it has the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import SerializeAsAny
+
+from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
+from trainer_kit.config.schema.experiment import TaskConfig, TrainerConfig
+from trainer_kit.config.schema.number_types import Rate, SomeSteps
+from trainer_kit.errors import suggestion
+
+
+@configclass
+class TaskRoutine(Config):
+    """One of several tasks.
+
+    Attributes:
+      task_config: The config of the task, with its training and validation data. Its class decides the task's class.
+      task_weight: With joint training, the factor of the task's loss. With interleaving, the task's share of the steps,
+        as the sampler uses it.
+    """
+
+    task_config: SerializeAsAny[TaskConfig]
+    task_weight: Rate = 1.0
+
+
+@configclass
+class UniformSampleConfig(Config):
+    """All tasks are drawn equally often, whatever their weights."""
+
+
+@configclass
+class ProportionalSampleConfig(Config):
+    """Tasks are drawn in proportion to task_weight ** alpha.
+
+    Attributes:
+      alpha: The exponent; 1 is in proportion to the weights, and 0 draws all tasks equally often.
+    """
+
+    alpha: float = 1.0
+
+
+@configclass
+class AnnealingSampleConfig(Config):
+    """Tasks are drawn in proportion to task_weight ** alpha, where alpha falls from 1 in the first epoch to 0.2.
+
+    In epoch e of E it is 1 - 0.8 (e - 1) / (E - 1). Source: Stickland and Murray 2019 (arXiv 1902.02671).
+
+    Attributes:
+      steps_per_epoch: The number of steps after which alpha falls.
+      total_steps: The step at which the last epoch ends; alpha stays as it is then.
+    """
+
+    steps_per_epoch: SomeSteps
+    total_steps: SomeSteps
+
+
+@configclass
+class TaskSamplingConfig(OneOfConfig):
+    """Which task an interleaved step trains.
+
+    Attributes:
+      type: Which of the samplers below is used.
+      uniform: All tasks are drawn equally often.
+      proportional: The settings of draws in proportion to the weights.
+      annealing: The settings of draws that come closer to equal shares as training goes on.
+    """
+
+    type: Literal["uniform", "proportional", "annealing"] = "proportional"
+    uniform: UniformSampleConfig | None = None
+    proportional: ProportionalSampleConfig | None = None
+    annealing: AnnealingSampleConfig | None = None
+
+
+@configclass
+class MultiTaskConfig(TaskConfig):
+    """Several tasks that share a model. Inherit from it for a MultiTask of your own.
+
+    Attributes:
+      task_routines: The tasks by name. The order in which they are given changes nothing.
+      training: How a step trains. `interleaving` draws one task for each step and trains on a batch of it. `joint`
+        trains on a batch of every task, by the sum of their losses times their weights.
+      task_sampler: How interleaving draws the tasks.
+      sampling_seed: The seed of these draws.
+      evaluated_tasks: The names of the tasks that are evaluated; empty means all of them.
+      train_data: Has to be unset: each task has training data of its own.
+      validation_data: Has to be unset: each task has validation data of its own.
+    """
+
+    task_routines: dict[str, TaskRoutine]
+    training: Literal["interleaving", "joint"] = "interleaving"
+    task_sampler: TaskSamplingConfig = TaskSamplingConfig()
+    sampling_seed: int = 0
+    evaluated_tasks: tuple[str, ...] = ()
+    train_data: None = None  # type: ignore[assignment]
+    validation_data: None = None  # type: ignore[assignment]
+
+    def validation_sets(self) -> dict[str, Any]:
+        """Returns the validation data of each task that is evaluated, by the name of the task."""
+        names = self.evaluated_tasks or self.task_routines
+        return {name: self.task_routines[name].task_config.validation_data for name in names}
+
+    def training_sets(self) -> dict[str, Any]:
+        """Returns the training data of each task, by its dotted path in the config of the experiment."""
+        routines = self.task_routines.items()
+        return {
+            f"task.task_routines.{name}.task_config.train_data": one.task_config.train_data for name, one in routines
+        }
+
+    def evaluated_values(self, name: str) -> dict[str, Any]:
+        """Returns the plain values that an evaluation depends on.
+
+        Args:
+          name: The name of the evaluated task; "": all tasks.
+        """
+        values = self.as_dict()
+        for field in ("training", "task_sampler", "sampling_seed", "evaluated_tasks"):
+            del values[field]
+        routines = {one: routine["task_config"] for one, routine in values["task_routines"].items()}
+        for routine in routines.values():
+            routine.pop("train_data", None)
+        values["task_routines"] = {name: routines[name]} if name in routines else routines
+        return values
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks the names of the tasks, that one of them trains, and that each has one validation set."""
+        routines = self.task_routines
+        if not routines:
+            yield "task_routines", "holds no task; name at least one"
+        for name, routine in routines.items():
+            path = f"task_routines.{name}.task_config"
+            if not re.fullmatch(r"[\w-]+", name):
+                yield "task_routines", f"{name!r} cannot name a task; use letters, digits, _ and -"
+            if name in ("training_loss", "learning_rate"):
+                yield "task_routines", f"{name!r} cannot name a task, since the run reports a value of this name"
+            if isinstance(routine.task_config, MultiTaskConfig):
+                yield path, "is a MultiTaskConfig itself; give its tasks one by one"
+            elif isinstance(routine.task_config.validation_data, Mapping):
+                yield f"{path}.validation_data", "holds several sets; a task among several has one, so keep one"
+        if routines and not any(routine.task_weight for routine in routines.values()):
+            yield "task_routines", "has only tasks with task_weight=0, which train nothing; give one a weight above 0"
+        for name in self.evaluated_tasks:
+            if name not in routines:
+                yield "evaluated_tasks", f"there is no task {name!r}; {suggestion(name, list(routines))}"
+
+    def rules_with(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
+        """Checks that no setting is used that is for one task: cut data, micro-batches and tensors of a step."""
+        if trainer.accumulate_steps != 1:
+            yield (
+                "trainer.accumulate_steps",
+                f"{trainer.accumulate_steps} splits the batch of one task, and there are several tasks; set it to 1",
+            )
+        if (batches := trainer.overfit_batches) is not None:
+            yield (
+                "trainer.overfit_batches",
+                f"{batches} cuts the data of one task, and there are several tasks; remove it",
+            )
+        for place, metric in enumerate(trainer.metrics):
+            if metric.tensor:
+                yield (
+                    f"trainer.metrics.{place}.tensor",
+                    f"{metric.tensor!r} is a tensor of a step, and several tasks report none; return a metric from "
+                    "build_metrics of the task",
+                )
+        if trainer.summaries and self.training == "interleaving":
+            yield (
+                "trainer.summaries",
+                "interleaved tasks report no tensors of a step; remove it, or set task.training=joint",
+            )

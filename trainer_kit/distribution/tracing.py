@@ -1,0 +1,36 @@
+"""Traces functions that create variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def traced(function: Callable[..., Any], *specs: Any) -> Any:
+    """Traces a function on specs, so that the variables that it creates exist afterwards; runs nothing.
+
+    A tf.function creates the variables that replicas share with a value for the first replica only, so with several
+    replicas they are created outside of the function that is traced. Eager, on the host, in strategy scope.
+
+    Args:
+      function: The function.
+      *specs: The nested specs of its arguments.
+
+    Returns:
+      The concrete function.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def creating(*arguments: Any) -> Any:
+        with tf.variable_creator_scope(_outside_of_graphs):
+            return function(*arguments)
+
+    several = tf.distribute.get_strategy().num_replicas_in_sync > 1
+    return tf.function(creating if several else function, autograph=False).get_concrete_function(*specs)
+
+
+def _outside_of_graphs(next_creator: Callable[..., Any], **named: Any) -> Any:
+    with tf.init_scope():
+        return next_creator(**named)

@@ -1,0 +1,64 @@
+"""The number of steps in an epoch of the training data."""
+
+from __future__ import annotations
+
+import logging
+from fractions import Fraction
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import ConfigError, Mistake
+from trainer_kit.inputs.dataset_structure import never_ends
+from trainer_kit.inputs.sources.base import Source
+from trainer_kit.inputs.sources.example_order import replicas_here
+
+_LOG = logging.getLogger(__name__)
+_SET_IT = "set trainer.steps_per_epoch to the number of steps that count as an epoch"
+
+
+def epoch_length(
+    made: Any, batch_size: int, input_context: tf.distribute.InputContext | None = None, wanted_by: str = "an epoch"
+) -> Fraction:
+    """Returns the steps of an epoch; a fraction where batches run over the end of an epoch. Eager, on the host.
+
+    A dataset whose length TensorFlow does not know is read once from its start to its end to count it.
+
+    Args:
+      made: What build_inputs has returned: a Source with `batches_per_epoch` or `num_examples`, or a tf.data.Dataset of
+        batches for one replica; None: there is no task.train_data.
+      batch_size: The global batch size, by which a Source counts.
+      input_context: The worker's place among the others; None for a single replica.
+      wanted_by: What needs the length, for the message.
+
+    Raises:
+      ConfigError: when the data has no end, or does not tell its length.
+    """
+    if isinstance(made, Source):
+        if batches := getattr(made, "batches_per_epoch", None):
+            return Fraction(batches)
+        examples = getattr(made, "num_examples", None)
+        if not examples or not batch_size:
+            raise _not_known(wanted_by, f"{type(made).__name__} does not tell it by num_examples or batches_per_epoch")
+        return Fraction(examples, batch_size)
+    if made is None:
+        raise _not_known(wanted_by, "the config has no task.train_data")
+    if not isinstance(made, tf.data.Dataset):
+        raise _not_known(wanted_by, f"a {type(made).__name__} does not tell it")
+    if never_ends(made):
+        raise _not_known(wanted_by, "task.train_data has no end")
+    batches = int(made.cardinality())
+    if batches == tf.data.UNKNOWN_CARDINALITY:
+        batches = int(made.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
+        _LOG.info(
+            "task.train_data was read once to count the batches of an epoch: %d; set trainer.steps_per_epoch to save "
+            "this time at the next start",
+            batches,
+        )
+    if not batches:
+        raise _not_known(wanted_by, "task.train_data has no batch")
+    return Fraction(batches, replicas_here(input_context))
+
+
+def _not_known(wanted_by: str, reason: str) -> ConfigError:
+    return ConfigError([Mistake(wanted_by, f"needs the length of an epoch, but {reason}", _SET_IT)])

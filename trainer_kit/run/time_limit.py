@@ -1,0 +1,43 @@
+"""TimeLimit: stops a run when trainer.max_time is over."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+
+from trainer_kit.config.schema.durations import seconds_of
+from trainer_kit.process.signals import StopSignals
+
+_LOG = logging.getLogger(__name__)
+
+
+class TimeLimit:
+    """While entered, stops the run like a SIGTERM as soon as its time is over, counted from now.
+
+    So the run saves and ends with exit code 75; with several workers, all end at the same step.
+
+    Args:
+      max_time: The value of trainer.max_time, such as "2 h"; None: no limit.
+      signals: The stop signals of the run.
+    """
+
+    def __init__(self, max_time: str | None, signals: StopSignals) -> None:
+        self._max_time, self._signals = max_time, signals
+        self._timer = threading.Timer(seconds_of(max_time), self._stop) if max_time is not None else None
+
+    def _stop(self) -> None:
+        _LOG.warning("trainer.max_time=%s is over: stopping", self._max_time)
+        self._signals.stop(f"trainer.max_time={self._max_time}")
+
+    def __enter__(self) -> TimeLimit:
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

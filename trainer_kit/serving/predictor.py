@@ -1,0 +1,112 @@
+"""get_predictor: a function from named inputs of a model to named tensors inside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.inputs.autograph import converted
+from trainer_kit.serving.load import check_built, load_model
+from trainer_kit.training.named_tensors import LayerOutputs, collecting, unknown_tensor
+
+Predictor = Callable[..., dict[str, np.ndarray]]
+
+
+def get_predictor(
+    model: Any,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    which: str | int | None = None,
+    import_modules: Sequence[str] = (),
+) -> Predictor:
+    """Returns a function that computes tensors of a model, in inference mode; eager, on the host.
+
+    The function takes the values of the inputs, in their order or by name, and returns the outputs as NumPy arrays by
+    name. It computes only what the outputs need. A live model is used with the weights that it has at each call; for
+    their moving average, call the function inside `trainer.averaged_weights()`.
+
+    Args:
+      model: A built Keras 3 model, tf_keras model or tf.Module, which is called with training=False; or the path of a
+        run's folder or of a checkpoint in it.
+      inputs: The names of the inputs. A functional model has names for its inputs. Of any other model several inputs
+        are the keys of the dict that it takes, and a single one may have any name.
+      outputs: The names of tensors: those of `trainer_kit.expose`, of layers, of the model itself, and the keys of the
+        dict that it returns.
+      which: The checkpoint of a run's folder; see `load_model`; None: "best".
+      import_modules: The modules to import before the experiment of a run is looked up; empty: those of its command.
+
+    Raises:
+      UsageError: when an input or the run is not known; at the first call, when an output is not known.
+      StorageError: when the checkpoint is damaged.
+    """
+    for field, names in (("inputs", inputs), ("outputs", outputs)):
+        if isinstance(names, str) or not names:
+            raise UsageError(f"get_predictor: {field} is {names!r}; give a list of names, such as {[names or 'name']}")
+    if isinstance(model, (str, os.PathLike)):
+        model = _of_run(Path(model), which, import_modules)
+    elif which is not None:
+        raise UsageError(f"get_predictor: which={which!r} is for the folder of a run; leave it out for a live model")
+    check_built(model)
+    arguments, layers = _arguments(model, list(inputs)), LayerOutputs(model)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def traced(values: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        with collecting(outputs, layers) as found:
+            returned = converted(model)(arguments(values), training=False)
+        own = returned if isinstance(returned, Mapping) else {getattr(model, "name", ""): returned}
+        known = {**own, **found.tensors}
+        for name in outputs:
+            if name not in known:
+                raise unknown_tensor(name, {*known, *found.known, *layers.names}, "get_predictor: the model")
+        return {name: known[name] for name in outputs}
+
+    def predict(*given: Any, **named: Any) -> dict[str, np.ndarray]:
+        values = _by_name(inputs, given, named)
+        return {name: value.numpy() for name, value in traced(values).items()}
+
+    return predict
+
+
+def _of_run(path: Path, which: str | int | None, import_modules: Sequence[str]) -> Any:
+    """Returns the model of a run's folder, or of a checkpoint in it."""
+    if (path / "params.yaml").is_file():
+        return load_model(path, "best" if which is None else which, import_modules)
+    folder = next((one for one in path.parents if (one / "params.yaml").is_file()), None)
+    if folder is None:
+        return load_model(path)  # its message says what is there
+    if which is not None:
+        raise UsageError(f"get_predictor: {path} is a checkpoint; which={which!r} is for the folder of a run")
+    return load_model(folder, os.fspath(path), import_modules)
+
+
+def _arguments(model: Any, names: list[str]) -> Callable[[Mapping[str, tf.Tensor]], Any]:
+    """Returns a function that makes the argument of the model's call from values by name."""
+    structure = getattr(model, "input", None) if getattr(model, "inputs", None) else None
+    if structure is None:  # no functional model
+        return dict if len(names) > 1 else lambda values: values[names[0]]
+    own = tf.nest.map_structure(lambda tensor: tensor.name.partition(":")[0], structure)
+    if isinstance(structure, Mapping):
+        own = {key: key for key in structure}
+    known = tf.nest.flatten(own)
+    if len(known) == len(names) == 1:
+        return lambda values: tf.nest.map_structure(lambda _: values[names[0]], own)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"get_predictor: the model has no input {name!r}; {suggestion(name, known)}")
+    if missing := [name for name in known if name not in names]:
+        raise UsageError(f"get_predictor: the model also needs the inputs {', '.join(missing)}; name them in inputs")
+    return lambda values: tf.nest.map_structure(lambda name: values[name], own)
+
+
+def _by_name(inputs: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    values = {**dict(zip(inputs, given, strict=False)), **named}
+    if len(given) + len(named) != len(inputs) or values.keys() != set(inputs):
+        shown = ", ".join([*(["..."] * len(given)), *(f"{name}=..." for name in named)])
+        raise UsageError(f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({shown})")
+    return {name: tf.convert_to_tensor(value) for name, value in values.items()}

@@ -1,0 +1,1 @@
+"""Several tasks that share a model: the model, the task that consists of tasks, and its trainer."""

@@ -1,0 +1,147 @@
+"""MultiTask: a task that consists of tasks, which train one model."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.config.experiments import task_class
+from trainer_kit.config.schema.multitask import MultiTaskConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.registered_datasets import inputs_of
+from trainer_kit.inputs.sources.base import made_inputs
+from trainer_kit.inputs.sources.several_tasks import interleaved_data, joint_data
+from trainer_kit.inputs.task_sampler import TaskSampler
+from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
+from trainer_kit.training.multitask.model import MultiTaskModel, model_of_task
+from trainer_kit.training.task import Task, full_precision, split_batch
+from trainer_kit.training.trainer_parts.task_attributes import has_own_state
+
+
+class MultiTask(Task):
+    """A task that consists of tasks. Define build_models; its config is a MultiTaskConfig.
+
+    Each task keeps its data, losses, metrics and steps; its `build_model` is not called. Created in strategy scope.
+
+    Args:
+      params: The config.
+      logging_dir: The folder of the run's files, the same as model_dir.
+      name: The name; default: `params.name`, else the class's name.
+
+    Attributes:
+      tasks: The tasks by name, sorted by name.
+
+    Raises:
+      UsageError: when no task class is registered for the config of a task.
+    """
+
+    state: Callable[[], dict[str, Any]]  # there only if a task has its own
+    restore: Callable[[Mapping[str, Any]], None]
+
+    def __init__(self, params: MultiTaskConfig, logging_dir: str | None = None, name: str | None = None) -> None:
+        super().__init__(params, logging_dir, name)
+        self.tasks: dict[str, Any] = {}
+        for task_name, routine in sorted(params.task_routines.items()):
+            section = routine.task_config
+            self.tasks[task_name] = task_class(section)(section, logging_dir=logging_dir)
+            self.tasks[task_name].name = task_name
+        if any(map(has_own_state, self.tasks.values())):
+            self.state, self.restore = self._states, self._restore
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether each step trains all tasks."""
+        return bool(self.task_config.training == "joint")
+
+    @abc.abstractmethod
+    def build_models(self) -> Mapping[str, Any]:
+        """Returns the Keras 3 model of each task by its name; models that have the same layers share them. In scope."""
+
+    def build_model(self) -> Any:
+        """Returns the models of all tasks as one model; see MultiTaskModel.
+
+        An override may return any model or tf.Module: each task gets its entry in the attribute `sub_tasks`, or the
+        whole model if there is no such attribute.
+        """
+        return MultiTaskModel(self.build_models())
+
+    def initialize(self, model: Any) -> None:
+        """Loads the `init_checkpoint` of this task into the model, and then that of each task into its own."""
+        super().initialize(model)
+        for name, task in self.tasks.items():
+            task.initialize(model_of_task(model, name))
+
+    def build_inputs(self, params: Any, input_context: tf.distribute.InputContext | None = None) -> Any:
+        """Returns the training data of all tasks as one stream: {task: batch}, or (number of the task, {task: batch}).
+
+        Args:
+          params: Not used: each task has training data of its own.
+          input_context: This worker's place; None: one replica.
+        """
+        del params
+        data = {}
+        for name, task in self.tasks.items():
+            section = task.task_config.train_data
+            data[name] = made_inputs(inputs_of(task, section), section, input_context)
+        return (
+            joint_data(data, input_context) if self.is_joint else interleaved_data(data, self._sampler(), input_context)
+        )
+
+    def _states(self) -> dict[str, Any]:
+        return {name: task.state() for name, task in self.tasks.items() if has_own_state(task)}
+
+    def _restore(self, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
+            self.tasks[name].restore(state)
+
+    def _sampler(self) -> TaskSampler:
+        config = self.task_config
+        weights = [config.task_routines[name].task_weight for name in self.tasks]
+        return TaskSampler(config.task_sampler, weights, config.sampling_seed)
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        """Trains all tasks by the weighted sum of their losses; in graph, on a replica. For joint training.
+
+        Args:
+          inputs: A batch of each task, by name.
+          model: The model of build_model.
+          optimizer: The optimizer of create_optimizer.
+          metrics: The metrics of each task, by name.
+
+        Returns:
+          Logs: the weighted sum of the losses, and the logs of each task under its name.
+        """
+        batches = {name: split_batch(inputs[name]) for name in self.tasks}
+        outputs, losses = {}, {}
+        with tf.GradientTape() as tape:
+            for name, task in self.tasks.items():
+                of_task, (features, labels) = model_of_task(model, name), batches[name]
+                outputs[name] = full_precision(converted(of_task)(features, training=True))
+                losses[name] = task.batch_loss(of_task, features, labels, outputs[name])
+            total = tf.add_n([loss * self.task_config.task_routines[name].task_weight for name, loss in losses.items()])
+            share = scale_loss(optimizer, total / tf.distribute.get_strategy().num_replicas_in_sync)
+        gradients = tape.gradient(share, model.trainable_variables)
+        apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
+        for name, task in self.tasks.items():
+            own = metrics[name] if metrics else ()
+            task.update_metrics(own, model_of_task(model, name), *batches[name], outputs[name])
+        return {self.loss: total, **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()}}
+
+    def check_joint(self) -> None:
+        """Raises UsageError when a task has a training step of its own, which joint training would not call."""
+        for name, task in self.tasks.items():
+            if self.is_joint and type(self).train_step is MultiTask.train_step and _has_own_step(task):
+                raise UsageError(
+                    f"task.training=joint: the task {name!r} ({type(task).__name__}) has a train_step of its own, "
+                    "which joint training does not call; set task.training=interleaving, or override "
+                    f"{type(self).__name__}.train_step"
+                )
+
+
+def _has_own_step(task: Any) -> bool:
+    return getattr(type(task), "train_step", None) is not Task.train_step

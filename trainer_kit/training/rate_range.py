@@ -1,0 +1,171 @@
+"""The learning-rate range test: trains while the rate rises exponentially, and suggests a rate.
+
+Source: Smith, Cyclical Learning Rates for Training Neural Networks, section 3.3, https://arxiv.org/abs/1506.01186.
+There the rate rises linearly, and a person reads the curve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import DataError, DivergedError, UsageError
+from trainer_kit.optimizers.learning_rate import current_learning_rate
+from trainer_kit.training.losses import reported_loss
+
+_FEWEST = 20  # steps that show a curve
+_FACTOR = 4  # times the lowest mean loss is a divergence
+DIVERGED, DATA_ENDED = "training diverged", "the training data ended"
+
+
+@dataclass(frozen=True)
+class RateRange:
+    """What a range test has measured.
+
+    Attributes:
+      rates: The learning rate of each step, in increasing order.
+      losses: The training loss of each step, before its update.
+      ended_by: Why the test ended before the highest rate: "training diverged" or "the training data ended"; else "".
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    ended_by: str = ""
+
+    @property
+    def smoothed(self) -> np.ndarray:
+        """The mean loss of the steps around each step, a twentieth of all steps or 5."""
+        return _smoothed(self.losses, _window(len(self.losses)))
+
+    @property
+    def lowest(self) -> float:
+        """The rate at which the smoothed loss is lowest."""
+        return float(self.rates[np.argmin(self.smoothed)])
+
+    @property
+    def still_falls(self) -> bool:
+        """Whether the loss is lowest at the highest rate that was tried, so that a higher one may be better."""
+        last = len(self.losses) - 1 - _window(len(self.losses)) // 2
+        return self.falls and self.ended_by != DIVERGED and int(np.argmin(self.smoothed)) >= last
+
+    @property
+    def falls(self) -> bool:
+        """Whether the lowest smoothed loss is below the first one by more than five standard errors of such a mean."""
+        smoothed, window = self.smoothed, _window(len(self.losses))
+        lowest = int(np.argmin(smoothed))
+        noise = np.std((self.losses - smoothed)[: max(lowest, window) + 1]) / math.sqrt(window // 2 + 1)
+        return bool(smoothed[0] - smoothed[lowest] > 5 * noise)
+
+    @property
+    def suggestion(self) -> float | None:
+        """A tenth of the rate at which the smoothed loss is lowest, since there it is about to rise.
+
+        This is the rule of fastai, https://arxiv.org/abs/2002.04688. Another one takes the rate where the loss falls
+        fastest; that was 250 times too low for a transformer, whose loss falls at all rates. None: it does not fall, or
+        still falls at the highest rate.
+        """
+        return self.lowest / 10 if self.falls and not self.still_falls else None
+
+
+def range_test_config(config: ExperimentConfig, lowest: float, highest: float, steps: int) -> ExperimentConfig:
+    """Returns `config` with a learning rate that rises from `lowest` to `highest` in `steps` steps by equal factors.
+
+    Raises:
+      UsageError: when there are too few steps for a curve, or the config has several optimizers.
+    """
+    if steps < _FEWEST:
+        raise UsageError(f"--steps: {steps} is too few for a curve; give at least {_FEWEST}")
+    _refuse_several(config.trainer.optimizers)
+    rise = {"initial_learning_rate": lowest, "decay_steps": steps - 1, "decay_rate": highest / lowest}
+    whole = {**rise, "staircase": False, "offset": 0}  # the config may have an exponential schedule of its own
+    rate = {"learning_rate": {"type": "exponential", "exponential": whole}, "warmup": {"type": None}}
+    return config.replace(trainer={"optimizer_config": rate, "fuse_steps": 1})
+
+
+def measure(trainer: Any, lowest: float, steps: int) -> RateRange:
+    """Trains for up to `steps` steps and returns the measured curve. Eager, on the host, in strategy scope.
+
+    It stops when the loss is not finite, or its mean over some steps is four times its lowest mean.
+
+    Args:
+      trainer: A new trainer, made with a config from range_test_config.
+      lowest: The rate of the first step.
+      steps: The number of steps.
+
+    Raises:
+      UsageError: when the optimizer does not have the rate of the config.
+      DataError: when the training data ends after fewer than 20 steps.
+      DivergedError: when training diverges in fewer than 20 steps.
+    """
+    trainer.initialize()
+    rate = _checked_rate(trainer, lowest)
+    rates, losses, ended_by = list[float](), list[float](), ""
+    while not ended_by and len(losses) < steps:
+        logs = trainer.train(tf.constant(1, tf.int32))
+        if trainer.data_ended:
+            ended_by = DATA_ENDED
+        elif not math.isfinite(loss := reported_loss(logs)):
+            ended_by = DIVERGED
+        else:
+            rates.append(rate)
+            losses.append(loss)
+            ended_by = DIVERGED if _has_diverged(losses, _window(steps)) else ""
+            rate = float(logs["learning_rate"])
+    _check_length(len(losses), ended_by, rate)
+    return RateRange(np.array(rates), np.array(losses), ended_by)
+
+
+def _checked_rate(trainer: Any, lowest: float) -> float:
+    optimizer = trainer.optimizer
+    _refuse_several(optimizer if isinstance(optimizer, Mapping) else ())
+    rate = float(current_learning_rate(optimizer))
+    if not math.isclose(rate, lowest, rel_tol=1e-3):
+        raise UsageError(
+            f"{type(trainer.task).__name__}.create_optimizer returns an optimizer with the learning rate {rate:g}, "
+            "not with that of trainer.optimizer_config; a range test changes only the latter"
+        )
+    return rate
+
+
+def _refuse_several(names: Collection[str]) -> None:
+    if names:
+        raise UsageError(
+            f"a range test is for one optimizer, and this experiment has {', '.join(names)}: the loss of one depends "
+            "on the steps of the others; choose their rates by short runs"
+        )
+
+
+def _window(steps: int) -> int:
+    """Returns the number of steps whose mean loss is looked at; fewer than 5 would show the noise of single batches."""
+    return max(5, steps // 20)
+
+
+def _has_diverged(losses: Sequence[float], window: int) -> bool:
+    """Whether the mean of the last `window` losses is four times the lowest such mean; a loss below 0 has no factor."""
+    means = np.convolve(losses, np.ones(window) / window, "valid") if len(losses) >= window else np.ones(1)
+    return bool(0 < means.min() * _FACTOR < means[-1])
+
+
+def _check_length(steps: int, ended_by: str, rate: float) -> None:
+    if steps >= _FEWEST:
+        return
+    if ended_by == DATA_ENDED:
+        raise DataError(f"task.train_data ended after {steps} steps, and a range test needs {_FEWEST}; repeat the data")
+    raise DivergedError(
+        f"training diverged after {steps} steps, at the learning rate {rate:.3g}; begin at a lower rate (--lowest), "
+        "and look at the data and the loss"
+    )
+
+
+def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """Returns the mean of the `window` values before and after each value, and itself; fewer at the ends."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    begins, ends = np.maximum(places - window // 2, 0), np.minimum(places + window // 2 + 1, len(values))
+    return (sums[ends] - sums[begins]) / (ends - begins)
