@@ -66,8 +66,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     try:
         cpu = tensorflow.config.list_physical_devices("CPU")[0]
         tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 4)
-    except RuntimeError:  # a module used TensorFlow while it was imported: its devices cannot be changed any more
-        pass
+    except RuntimeError as error:
+        raise pytest.UsageError(
+            "a test module uses TensorFlow when it is imported, such as in a parametrization, so that the CPU cannot "
+            "be split any more; make datasets and tensors in functions"
+        ) from error
 
 
 def _delete_iterators_in_threads() -> None:
@@ -88,6 +91,15 @@ def _delete_iterators_in_threads() -> None:
                 threading.Timer(_COLLECTED, last_references.clear).start()
 
         kind.__del__ = delete
+
+
+@pytest.fixture(autouse=True)
+def own_log_level() -> Iterator[None]:
+    """Sets the level of our logger back, which the command line raises: later tests count their own warnings."""
+    logger = logging.getLogger("trainer_kit")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True, scope="module")
