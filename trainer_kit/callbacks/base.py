@@ -107,8 +107,6 @@ class Run:
       requests: The requests of callbacks that the controller has not carried out yet.
       was_stopped: Whether a callback had ended the run at the step from which it resumes.
       in_epoch_begin: Whether epoch_begin is being called.
-      reports_loop: Whether the loop that has just ended is reported. A callback that makes loops shorter than the
-        config says may set it to False in loop_end, and the next report is of all loops since the last one.
       stop_reason: Why the run ends before its last step, once that is decided; "" if it continues.
     """
 
@@ -122,7 +120,6 @@ class Run:
         self.requests = Requests()
         self.stop_reason = ""
         self.was_stopped = self.in_epoch_begin = False
-        self.reports_loop = True
 
     @property
     def task(self) -> Any:

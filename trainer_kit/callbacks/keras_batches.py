@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer_kit.callbacks.base import Run
@@ -11,6 +11,9 @@ from trainer_kit.distribution.keras_internals import of_keras_2, set_batch_count
 from trainer_kit.distribution.tensorflow_internals import SummaryState
 from trainer_kit.training.loops.evaluation_parts import EvaluationParts
 from trainer_kit.training.loops.intervals import next_multiple
+from trainer_kit.training.loops.split_loop import TrainingParts
+
+Logs = Callable[[Any], dict[str, Any]]
 
 
 class KerasBatches:
@@ -36,42 +39,51 @@ class KerasBatches:
         self._model, self._steps, self._summaries = model, steps_per_execution(model), summaries
         self._ends_full = not of_keras_2(model)
 
-    def next_boundary(self, run: Run, step: int) -> int | None:
-        """Returns the next step after `step` that ends an execution; None if no callback asks for it."""
-        if not self.train or run.epochs is None:
+    def training_parts(self, run: Run, logs: Logs) -> TrainingParts | None:
+        """Returns the functions to call around the executions of training loops; None if no callback asks for it.
+
+        A callback that stops the training ends the run at that step.
+
+        Args:
+          run: The run.
+          logs: A function of the results of the epoch so far that returns them as numbers under the names of Keras.
+        """
+        epochs = run.epochs
+        if not self.train or epochs is None:
             return None
-        begin = run.epochs.end(run.epochs.ended(step))
-        return begin + next_multiple(step - begin, self._steps)
 
-    def loop_begin(self, run: Run) -> None:
-        """Calls `on_train_batch_begin` if an execution begins."""
-        if not self.train or run.epochs is None:
-            return
-        batch = run.step - run.epochs.end(run.epochs.ended(run.step))
-        if batch % self._steps == 0:
-            self._call(self.train, "on_train_batch_begin", batch, {})
+        def next_end(step: int) -> int:
+            begin = epochs.end(epochs.ended(step))
+            return min(begin + next_multiple(step - begin, self._steps), epochs.end(epochs.ended(step) + 1))
 
-    def loop_end(self, run: Run, logs: dict[str, float]) -> None:
-        """Calls `on_train_batch_end` if an execution ends, with the results of the epoch so far."""
-        if not self.train or run.epochs is None:
-            return
-        _, done = run.epochs.place(run.step)
-        if done % self._steps == 0 or run.epochs.is_end(run.step):
-            set_batch_counter(self._model, run.step, training=True)
-            self._call(self.train, "on_train_batch_end", self._last(done - 1), dict(logs))
+        def begin(step: int) -> None:
+            batch = step - epochs.end(epochs.ended(step))
+            if batch % self._steps == 0:
+                self._call(self.train, "on_train_batch_begin", batch, {})
 
-    def evaluation_parts(self, plain: Any) -> EvaluationParts | None:
+        def end(step: int, results: Any) -> bool:
+            _, done = epochs.place(step)
+            if done % self._steps == 0 or epochs.is_end(step):
+                set_batch_counter(self._model, step, training=True)
+                self._call(self.train, "on_train_batch_end", self._last(done - 1), logs(results))
+            if self._model.stop_training:
+                run.stop(f"a Keras callback has set model.stop_training at step {step}")
+            return not run.requests.stop
+
+        return TrainingParts(next_end, begin, end)
+
+    def evaluation_parts(self, logs: Logs) -> EvaluationParts | None:
         """Returns the functions to call around the executions of an evaluation; None if no callback asks for it.
 
         Args:
-          plain: A function of the running results that returns them as numbers under the names of Keras.
+          logs: A function of the results so far that returns them as numbers under the names of Keras.
         """
         if not self.test:
             return None
 
         def end(batch: int, results: Any) -> bool:
             set_batch_counter(self._model, batch + 1, training=False)
-            self._call(self.test, "on_test_batch_end", self._last(batch), plain(results))
+            self._call(self.test, "on_test_batch_end", self._last(batch), logs(results))
             return not getattr(self._model, "stop_evaluating", False)
 
         return EvaluationParts(self._steps, lambda batch: self._call(self.test, "on_test_batch_begin", batch, {}), end)

@@ -16,6 +16,7 @@ from trainer_kit.callbacks.keras_hooks import is_stock
 from trainer_kit.callbacks.keras_state import AttributeState
 from trainer_kit.distribution.tensorflow_internals import SummaryState
 from trainer_kit.telemetry.scalars import as_scalar
+from trainer_kit.training.loops.split_loop import TrainingParts
 
 _LOG = logging.getLogger(__name__)
 _NAMES = {"training_loss": "loss", "validation_loss": "loss"}
@@ -25,9 +26,9 @@ class KerasCallbacks(Callback):
     """Calls callbacks of Keras as `Model.fit` does. Epochs and batches count from 0 for them.
 
     All callbacks get the same dict of logs, and each may add keys to it. If a callback stops the run, the run is
-    finished, and another start trains nothing. A callback with a method around training batches makes each training
-    loop one step long, or as long as `steps_per_execution` of the model. A callback with a method around evaluation
-    batches makes evaluations run in parts of that length.
+    finished, and another start trains nothing. A callback with a method around batches makes training loops or
+    evaluations run in parts of one step, or of `steps_per_execution` of the model. The loops of a trainer that cannot
+    split them are that short themselves.
 
     Args:
       callbacks: The callbacks, in the order in which they are called.
@@ -49,6 +50,7 @@ class KerasCallbacks(Callback):
     ) -> None:
         self.callbacks, self.params, self._validates = list(callbacks), dict(params), validates
         self._states: list[AttributeState] = []
+        self._short_loops: TrainingParts | None = None
         self._files, self._summaries = CsvFiles(self.callbacks), SummaryState()
         self._loop_logs: dict[str, Any] = {}  # of the last training loop
         self._eval_logs: dict[str, Any] = {}  # of the evaluation at the same step
@@ -60,15 +62,20 @@ class KerasCallbacks(Callback):
             one.set_params(self.params)
             with self._summaries.in_use():
                 one.set_model(run.model)
-        self._run, self._batches = run, KerasBatches(self.callbacks, run.model, self._summaries)
-        if parts := self._batches.evaluation_parts(_plain):
+        self._run, batches = run, KerasBatches(self.callbacks, run.model, self._summaries)
+        if parts := batches.evaluation_parts(_plain):
             run.trainer.evaluation_parts = parts
+        if run.trainer.splits_loops:
+            logs = lambda results: self._of_training(run.trainer.logs_so_far(results))  # noqa: E731
+            run.trainer.loop_parts.around = batches.training_parts(run, logs)
+        else:
+            self._short_loops = batches.training_parts(run, lambda logs: dict(logs))
+        if batches.train and run.trainer.trains:
+            names = ", ".join(dict.fromkeys(type(one).__name__ for one in batches.train))
+            _LOG.info("%s: methods around each batch cost the host about half a millisecond a batch", names)
 
     def train_begin(self, run: Run) -> None:
         """Calls `on_train_begin`, in which callbacks may reset themselves."""
-        if self._batches.train:
-            names = ", ".join(dict.fromkeys(type(one).__name__ for one in self._batches.train))
-            _LOG.info("%s: training loops end with each batch, which costs the host about a millisecond a batch", names)
         run.model.stop_training = False
         with self._files.kept(resumes=run.step > 0):
             self._call("on_train_begin", {})
@@ -76,34 +83,28 @@ class KerasCallbacks(Callback):
         self.has_begun = True
 
     def next_boundary(self, step: int) -> int | None:
-        """Returns the step at which the next execution of batches ends; None if no callback asks for batches."""
-        return self._batches.next_boundary(self._run, step)
+        """Returns the step at which the next short loop ends; None if loops are not short."""
+        return None if self._short_loops is None else self._short_loops.next_end(step)
 
     def epoch_begin(self, run: Run, epoch: int) -> None:
         """Calls `on_epoch_begin`."""
         self._call("on_epoch_begin", epoch - 1, {})
 
     def loop_begin(self, run: Run, steps: int) -> None:
-        """Calls `on_train_batch_begin`."""
-        self._batches.loop_begin(run)
+        """Calls `on_train_batch_begin` if loops are short."""
+        if self._short_loops is not None:
+            self._short_loops.begin(run.step)
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """Keeps the logs of the loop for the end of the epoch, and calls `on_train_batch_end`."""
-        # The engine adds the rate to all logs, Keras to none; but a step may return a log of this name.
-        own = getattr(run.trainer.task, "train_logs", ())
-        self._loop_logs, self._eval_logs = _plain(logs, {"learning_rate"} - set(own)), {}
-        if not self._batches.train:
-            return
-        self._batches.loop_end(run, self._loop_logs)
-        if run.model.stop_training:
-            run.stop(f"a Keras callback has set model.stop_training at step {run.step}")
-        run.reports_loop = self._ends_configured_loop(run)
+        """Keeps the logs of the loop for the end of the epoch; calls `on_train_batch_end` if loops are short."""
+        self._loop_logs, self._eval_logs = self._of_training(logs), {}
+        if self._short_loops is not None:
+            self._short_loops.end(run.step, self._loop_logs)
 
-    def _ends_configured_loop(self, run: Run) -> bool:
-        """Whether the loop would end at this step without callbacks, so that its metrics are reported."""
-        length = run.trainer.config.trainer.steps_per_loop
-        ends_epoch = run.epochs is not None and run.epochs.is_end(run.step)
-        return bool(ends_epoch or run.step % length == 0 or run.step == run.total or run.requests.stop)
+    def _of_training(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns logs of training under the names of Keras."""
+        # The engine adds the rate to all logs, Keras to none; but a step may return a log of this name.
+        return _plain(logs, {"learning_rate"} - set(getattr(self._run.trainer.task, "train_logs", ())))
 
     def evaluation_begin(self, run: Run) -> None:
         """Calls `on_test_begin`."""

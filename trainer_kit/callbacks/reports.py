@@ -16,7 +16,7 @@ from trainer_kit.training.metrics import to_numpy
 class Reports(Callback):
     """Writes one report for each training loop, for the evaluations of a step, and for changes of hyper-parameters.
 
-    It is the last of the callbacks. Loops that run.reports_loop leaves out are in the report of the loop after them.
+    It is the last of the callbacks.
 
     Args:
       writer: The writer of the reports.
@@ -29,7 +29,6 @@ class Reports(Callback):
     def __init__(self, writer: Writer, batch_size: int = 0) -> None:
         self._writer, self._batch_size = writer, batch_size
         self._written: Loop | None = None
-        self._steps, self._seconds = 0, 0.0  # of the loops since the last report
         self._logs: Mapping[str, Any] = {}
         self._evaluations: list[Evaluation] = []
 
@@ -42,14 +41,10 @@ class Reports(Callback):
             self._write(run, kind=CHANGE, step=run.step, metrics={name: value}, reason=reason)
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """Reports the loops since the last report, with the numbers that callbacks have added to them."""
+        """Reports the loop, with the numbers that callbacks have added to it."""
         loop = self._written = run.loop
         assert loop is not None
-        self._steps, self._seconds = self._steps + loop.steps, self._seconds + loop.seconds
-        if not run.reports_loop:
-            return
-        steps, seconds, self._steps, self._seconds = self._steps, self._seconds, 0, 0.0
-        rate = steps / seconds if seconds > 0 else None
+        rate = loop.steps / loop.seconds if loop.seconds > 0 else None
         self._write(
             run,
             kind="train",
@@ -57,7 +52,7 @@ class Reports(Callback):
             metrics={**logs, **_taken(run)},
             steps_per_second=rate,
             examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
-            seconds=seconds,
+            seconds=loop.seconds,
         )
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
@@ -85,9 +80,9 @@ class Reports(Callback):
             self.loop_end(run, run.loop.logs)
 
     def rewound(self, run: Run, step: int) -> None:
-        """Drops the loops and evaluations that are not reported yet, since the run has gone back."""
+        """Drops the evaluations that are not reported yet, since the run has gone back."""
         del step
-        self._evaluations, run.reported, self._steps, self._seconds = [], {}, 0, 0.0
+        self._evaluations, run.reported = [], {}
 
     def _write(self, run: Run, **figures: Any) -> None:
         best = getattr(run.trainer.checkpoint_exporter, "best", None)

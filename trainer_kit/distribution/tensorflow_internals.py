@@ -309,6 +309,7 @@ class SummaryState:
             setattr(self._state(), name, value)
 
     @staticmethod
+    @functools.cache
     def _state() -> Any:
         try:
             from tensorflow.python.ops import summary_ops_v2

@@ -97,7 +97,7 @@ class Controller:
         self._interrupted_loop, self._num_steps = InterruptedLoop(), (0, tf.constant(0))
         self.running, self._exact, self._phases = (0, 0), exact, Phases(times or TimeLedger())
         self._checkpoints = RunCheckpoints(checkpoint_manager, self.strategy, callbacks, self._phases)
-        self._loops = CountedLoops(trainer, lambda: self.stopping)
+        self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
         if trainer is not None:
             trainer.keep_state("loop", self._interrupted_loop.state, self._interrupted_loop.put_back)
             trainer.keep_state("evaluated", lambda: self._seen or None, self._put_seen)
@@ -194,7 +194,7 @@ class Controller:
         interrupted = begun < reached < end and self.stopping
         self._interrupted_loop.steps = (begun, end) if interrupted else None
         if reached > step and not interrupted:
-            self.run.loop, self.run.reports_loop = Loop(step, reached, seconds, logs), True
+            self.run.loop = Loop(step, reached, seconds, logs)
             self.callbacks.call("loop_end", logs)
         return begun
 

@@ -107,6 +107,11 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return ("",)
 
     @property
+    def splits_loops(self) -> bool:
+        """Whether loop_parts runs the training loops, so that something can be done between their steps."""
+        return False
+
+    @property
     def fuse_steps(self) -> int:
         """The number of training steps in one XLA program; 1: steps are not fused."""
         return 1

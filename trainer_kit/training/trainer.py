@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orbit
@@ -224,6 +224,11 @@ class Trainer(Evaluator):
         return isinstance(self.data.made, ArraySource)
 
     @property
+    def splits_loops(self) -> bool:
+        """Whether loop_parts runs the training loops, so that something can be done between their steps."""
+        return not (self.has_own_loop or self._workers.are_there)
+
+    @property
     def has_own_loop(self) -> bool:
         """Whether a subclass overrides create_train_loop_fn."""
         return type(self).create_train_loop_fn is not Trainer.create_train_loop_fn
@@ -282,34 +287,47 @@ class Trainer(Evaluator):
         self.loop_steps = self.input_seconds = self.reached = None
         self._task_attributes.look()  # for values that actions have changed
         spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
-        self.between_steps = False
-        described = batch_described("task.train_data", spec, self.task, self.model)
-        reporting = reporting_refusal(self.fuse_steps), reporting_gradients()
-        with described, self._ended_with_data(), self.data.reporting_damage(), reporting[0], reporting[1]:
-            if isinstance(loop, (TrainLoop, FusedLoop)):
+        if isinstance(loop, (TrainLoop, FusedLoop)):
+            with self._ended_with_data():
                 if not self._search.is_done:
-                    with executor(self.new_loops.executor_to_trace_for):
-                        graph = loop.graph(iterator)
-                    self._search.look_into(graph)
-                    self.new_loops.tell_of_fusing(graph, iterator.element_spec)
-                    profiles = not self.loop_parts.window.passed
-                    loop = self.new_loops.choose_executor(loop, graph, iterator.element_spec, profiles)
-                    self._train_loop = loop
-                with self.new_loops.explained_errors(loop), executor(self.executor):
-                    self._run_in_parts(loop, iterator, num_steps)
-            else:
-                if self.has_own_loop:
-                    self._train_set.reset()  # our own loops do so inside the graph
-                with executor(self.executor):
-                    loop(iterator, num_steps)
-        self.between_steps = True
+                    with self._in_loop(spec):
+                        loop = self._train_loop = self._traced(loop, iterator)
+                self._run_in_parts(loop, iterator, num_steps, spec)
+        else:
+            if self.has_own_loop:
+                self._train_set.reset()  # our own loops do so inside the graph
+            with self._ended_with_data(), self._in_loop(spec), executor(self.executor):
+                loop(iterator, num_steps)
         self._task_attributes.look()
         return self.train_loop_end()
 
-    def _run_in_parts(self, loop: TrainLoop | FusedLoop, iterator: Any, num_steps: Any) -> None:
-        self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue)
+    def _traced(self, loop: TrainLoop | FusedLoop, iterator: Any) -> TrainLoop | FusedLoop:
+        """Traces a new loop, looks into its graph, and returns the loop for the executor that is chosen."""
+        with executor(self.new_loops.executor_to_trace_for):
+            graph = loop.graph(iterator)
+        self._search.look_into(graph)
+        self.new_loops.tell_of_fusing(graph, iterator.element_spec)
+        profiles = not self.loop_parts.window.passed
+        return self.new_loops.choose_executor(loop, graph, iterator.element_spec, profiles)
+
+    def _run_in_parts(self, loop: Any, iterator: Any, num_steps: Any, spec: Callable[[], Any]) -> None:
+        @contextlib.contextmanager
+        def context() -> Iterator[None]:
+            with self._in_loop(spec), self.new_loops.explained_errors(loop), executor(self.executor):
+                yield
+
+        self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue, context)
         self.input_seconds = self.loop_parts.waited
         self.metrics_continue = 0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()
+
+    @contextlib.contextmanager
+    def _in_loop(self, spec: Callable[[], Any]) -> Iterator[None]:
+        """A context for TensorFlow's part of a loop, in which an error may come from the middle of a step."""
+        self.between_steps = False
+        described = batch_described("task.train_data", spec, self.task, self.model)
+        with described, self.data.reporting_damage(), reporting_refusal(self.fuse_steps), reporting_gradients():
+            yield
+        self.between_steps = True
 
     @contextlib.contextmanager
     def _ended_with_data(self) -> Iterator[None]:
@@ -317,7 +335,7 @@ class Trainer(Evaluator):
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
-            self.loop_steps, self.data_ended = None, True
+            self.loop_steps, self.data_ended, self.between_steps = None, True, True
             self.data.feed.forget()
             if self._read_step() == 0:
                 raise DataError(no_batch("train_data")) from None
@@ -336,6 +354,11 @@ class Trainer(Evaluator):
 
     def train_loop_begin(self) -> None:
         """Called eagerly before each loop, before the iterator is created. Metrics are reset inside the loop."""
+
+    def logs_so_far(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Returns the metrics in the results of a part of a loop, NumPy values; see TrainingParts. Eager."""
+        own = _REACHED.partition("/")[0] + "/"
+        return dict(self._train_set.reported({key: one for key, one in results.items() if not key.startswith(own)}))
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
@@ -439,5 +462,5 @@ class Trainer(Evaluator):
         results = {**self._train_set.results(), "learning_rate": current_learning_rate(self._optimizer)}
         results[_REACHED] = tf.cast(self._global_step, tf.float64)  # exact up to 2**53; int64 has a transfer of its own
         if self._guarded:
-            results |= self._finite_weights.result()
+            results |= self._finite_weights.result(in_parts=self.loop_parts.around is not None)
         return results

@@ -126,6 +126,26 @@ def test_a_callback_stops_the_run_at_its_batch(tmp_path: Path) -> None:
     assert len(again.calls) == len(ours.calls)
 
 
+def test_an_error_between_batches_loses_no_step(tmp_path: Path) -> None:
+    class Failing(keras.callbacks.Callback):
+        fails = True
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if Failing.fails and self.model.optimizer.iterations == 6:
+                raise RuntimeError("a mistake of the callback")
+
+    whole, ours = Batches(), Batches()
+    history = fit(one := seeded(), tmp_path / "whole", [whole])
+    with pytest.raises(RuntimeError, match="a mistake of the callback"):
+        fit(seeded(), tmp_path / "run", [ours, Failing()])
+    Failing.fails = False
+    resumed = fit(other := seeded(), tmp_path / "run", [ours, Failing()])
+    assert resumed.history == history.history
+    assert ours.calls == whole.calls
+    for found, expected in zip(other.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_terminate_on_nan_ends_the_run_at_the_batch(tmp_path: Path) -> None:
     weight = np.ones(100, "float32")
     weight[40] = np.nan  # in the second batch

@@ -56,16 +56,6 @@ def test_what_callbacks_report_joins_the_line_of_the_loop_once() -> None:
     assert _report(run).metrics == {"loss": 0.5}
 
 
-def test_loops_that_are_left_out_are_in_the_next_report() -> None:
-    kept, run = _Kept(), _run()
-    reports = Reports(kept)
-    for end, reported in ((41, False), (42, False), (43, True), (44, True)):
-        run.loop, run.reports_loop = Loop(end - 1, end, 0.5, {"loss": end}), reported
-        reports.loop_end(run, run.loop.logs)
-    assert [(one.step, one.seconds, one.steps_per_second) for one in kept.reports] == [(43, 1.5, 2.0), (44, 0.5, 2.0)]
-    assert kept.reports[0].metrics == {"loss": 43}
-
-
 @pytest.mark.parametrize("value", ["three", [1, 2], None])
 def test_only_numbers_can_be_reported(value: Any) -> None:
     with pytest.raises(Exception, match=r"run.report\('samples'\): .* is not a single number"):

@@ -26,9 +26,13 @@ class FiniteWeights:
         self._state, self._global_step, self._steps_per_loop = state, global_step, steps_per_loop
 
     @tf.autograph.experimental.do_not_convert
-    def result(self) -> dict[str, tf.Tensor]:
-        """Returns an entry for the loop's results: 1 if all weights are finite, 0 if not, -1 if unchecked; in graph."""
-        if self._steps_per_loop >= LOOK_EVERY:
+    def result(self, in_parts: bool = False) -> dict[str, tf.Tensor]:
+        """Returns an entry for the loop's results: 1 if all weights are finite, 0 if not, -1 if unchecked; in graph.
+
+        Args:
+          in_parts: Whether there are results after each few steps of the loop.
+        """
+        if self._steps_per_loop >= LOOK_EVERY and not in_parts:
             return {_SOUND: self._look()}
         due = tf.equal(self._global_step % LOOK_EVERY, 0)
         return {_SOUND: tf.cond(due, self._look, lambda: tf.constant(_NO_LOOK))}

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from trainer_kit.telemetry.profile_window import NO_WINDOW, parts
 
 Loop = Callable[[Any, Any, bool], tuple[int, Any]]
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class TrainingParts:
+    """Functions to call around the parts of training loops; eager, on the host.
+
+    Attributes:
+      next_end: Returns the next global step after the given one at which a part ends.
+      begin: Called before a part with the global step.
+      end: Called after a part with the global step and the results of the loop so far, as NumPy values; returns whether
+        the loop goes on.
+    """
+
+    next_end: Callable[[int], int]
+    begin: Callable[[int], None]
+    end: Callable[[int, Any], bool]
 
 
 class LoopParts:
@@ -24,6 +43,7 @@ class LoopParts:
 
     Attributes:
       window: The steps to trace for a profile.
+      around: The functions to call around parts of each loop; None: a loop has no such parts.
       ready_at: The time.perf_counter() at the end of the first step of the newest loop function; 0 before that.
       waited: The seconds that the last loop waited for batches, without the first step of a new loop function; None if
         the loop function does not measure them.
@@ -33,13 +53,16 @@ class LoopParts:
 
     def __init__(self, step: Callable[[], int], on_ready: Callable[[], None] = lambda: None) -> None:
         self.window, self.ready_at = NO_WINDOW, 0.0
+        self.around: TrainingParts | None = None
         self.waited: float | None = None
         self.tracing = 0.0
         self.results: Any = None
         self._step, self._on_ready = step, on_ready
         self._known: Loop | None = None
 
-    def run(self, loop: Loop, iterator: Any, num_steps: Any, fresh: bool) -> int:
+    def run(
+        self, loop: Loop, iterator: Any, num_steps: Any, fresh: bool, context: Context = contextlib.nullcontext
+    ) -> int:
         """Runs `loop(iterator, num_steps, fresh)` in one or several calls, and returns the number of steps done.
 
         Args:
@@ -48,23 +71,27 @@ class LoopParts:
           iterator: The iterator for the loop.
           num_steps: The number of steps: an integer or a scalar tensor.
           fresh: Whether the loop resets its metrics first; calls after the first one never do.
+          context: Returns a context for each call of the loop. What is done between two calls is outside of it.
 
         Raises:
           Exception: any error of the loop; the steps before the error have been done.
         """
         self.tracing, self.results = 0.0, None  # and so it stays when the data ends inside the loop
-        if self.window.passed and loop is self._known:
-            done, self.results = loop(iterator, num_steps, fresh)
+        if self.window.passed and loop is self._known and self.around is None:
+            with context():
+                done, self.results = loop(iterator, num_steps, fresh)
             self.waited = getattr(loop, "waited", None)
             return done
-        return self._in_parts(loop, iterator, int(num_steps), fresh)
+        return self._in_parts(loop, iterator, int(num_steps), fresh, context)
 
-    def _in_parts(self, loop: Loop, iterator: Any, num_steps: int, fresh: bool) -> int:
+    def _in_parts(self, loop: Loop, iterator: Any, num_steps: int, fresh: bool, context: Context) -> int:
         step, done, waited, results = self._step(), 0, 0.0, None
-        cuts = [*self.window.cuts(), *([] if loop is self._known else [step + getattr(loop, "fuse_steps", 1)])]
-        for part in parts(step, num_steps, cuts):
+        for part in parts(step, num_steps, self._cuts(loop, step, step + num_steps)):
             self._trace(self.window.before, step + done, step + done + part)
-            count, results = loop(iterator, part, fresh and done == 0)
+            if self.around is not None:
+                self.around.begin(step + done)
+            with context():
+                count, results = loop(iterator, part, fresh and done == 0)
             done += count
             if loop is self._known:
                 waited += getattr(loop, "waited", None) or 0.0
@@ -72,11 +99,19 @@ class LoopParts:
                 self._known, self.ready_at = loop, time.perf_counter() - self.tracing
                 self._on_ready()
             self._trace(self.window.after, step + done)
-            if count < part:
+            if count < part or (self.around is not None and not self.around.end(step + done, results)):
                 break
         self.waited = None if getattr(loop, "waited", None) is None else waited
         self.results = results
         return done
+
+    def _cuts(self, loop: Loop, step: int, end: int) -> list[int]:
+        """Returns the global steps between `step` and `end` at which a call ends and the next one begins."""
+        cuts = [*self.window.cuts(), *([] if loop is self._known else [step + getattr(loop, "fuse_steps", 1)])]
+        while self.around is not None and step < end:
+            step = self.around.next_end(step)
+            cuts.append(step)
+        return cuts
 
     def _trace(self, action: Callable[..., None], *steps: int) -> None:
         begin = time.perf_counter()
