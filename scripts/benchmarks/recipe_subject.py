@@ -20,6 +20,15 @@ LABELS = {
 def recipes() -> Subject:
     """Returns the step rate of what recipes need beyond one optimizer."""
     contenders = [one for recipe in LABELS for one in _pair(recipe)]
+    contenders.append(
+        Contender(
+            name="accumulation_at_once",
+            label="four micro-batches to a batch: by hand, in the memory of all four",
+            run=f"{MODULE}:by_hand",
+            options={"recipe": "accumulation_at_once", "loop": LOOP},
+            to="accumulation_by_hand",
+        )
+    )
     first = contenders[0]
     again = replace(first, name="again", label=f"{first.label}, again", to=first.name)
     return Subject(

@@ -66,13 +66,26 @@ class _Groups(Learner):
 
 
 class _Accumulation(Learner):
-    """One update with the gradients of the parts of a batch."""
+    """One update with the gradients of the parts of a batch, which may run at the same time."""
 
     def step(self, features: Any, labels: Any) -> None:
         """Takes a training step; in graph."""
         sums: list[Any] = []
         for part in zip(tf.split(features, PARTS), tf.split(labels, PARTS), strict=True):
             gradients = [gradient / PARTS for gradient in self.gradients(*part)]
+            sums = [one + other for one, other in zip(sums, gradients, strict=True)] if sums else gradients
+        self.update(sums)
+
+
+class _AccumulationInTurn(Learner):
+    """One update with the gradients of the parts of a batch, one after the other: memory holds one part."""
+
+    def step(self, features: Any, labels: Any) -> None:
+        """Takes a training step; in graph."""
+        sums: list[Any] = []
+        for part in zip(tf.split(features, PARTS), tf.split(labels, PARTS), strict=True):
+            with tf.control_dependencies(sums):
+                gradients = [gradient / PARTS for gradient in self.gradients(*map(tf.identity, part))]
             sums = [one + other for one, other in zip(sums, gradients, strict=True)] if sums else gradients
         self.update(sums)
 
@@ -91,7 +104,12 @@ class _Average(Learner):
             average.assign(DECAY * average + (1.0 - DECAY) * tf.convert_to_tensor(weight))
 
 
-_BY_HAND: dict[str, type[Learner]] = {"groups": _Groups, "accumulation": _Accumulation, "average": _Average}
+_BY_HAND: dict[str, type[Learner]] = {
+    "groups": _Groups,
+    "accumulation": _AccumulationInTurn,
+    "accumulation_at_once": _Accumulation,
+    "average": _Average,
+}
 
 
 def by_hand(pacer: Pacer, folder: str, *, recipe: str, loop: int) -> None:

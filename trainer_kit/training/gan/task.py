@@ -135,7 +135,7 @@ class GanTask(Task):
             made = converted(model.generator)(new_latents, training=True)
             with unchanged_averages(model.discriminator):
                 logits = _logits(model.discriminator, made, training=True)
-            return (self._losses(logits, logits)[1] + _added(model.generator),)
+            return (self._loss_of_generator(logits) + _added(model.generator),)
 
         reported = _minimize(losses, discriminator, model.discriminator)
         _minimize(loss_of_generator, generator, model.generator)
@@ -164,13 +164,15 @@ class GanTask(Task):
     @tf.autograph.experimental.do_not_convert
     def _losses(self, real_logits: tf.Tensor, fake_logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the losses of discriminator and generator, float32 scalars."""
-        name = type(self).__name__
-        discriminator = converted(self.discriminator_loss)(real_logits, fake_logits)
-        generator = converted(self.generator_loss)(fake_logits)
-        return (
-            tf.cast(scalar_loss(discriminator, f"{name}.discriminator_loss"), tf.float32),
-            tf.cast(scalar_loss(generator, f"{name}.generator_loss"), tf.float32),
-        )
+        loss = converted(self.discriminator_loss)(real_logits, fake_logits)
+        name = f"{type(self).__name__}.discriminator_loss"
+        return tf.cast(scalar_loss(loss, name), tf.float32), self._loss_of_generator(fake_logits)
+
+    @tf.autograph.experimental.do_not_convert
+    def _loss_of_generator(self, fake_logits: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of the generator, a float32 scalar."""
+        loss = converted(self.generator_loss)(fake_logits)
+        return tf.cast(scalar_loss(loss, f"{type(self).__name__}.generator_loss"), tf.float32)
 
     @tf.autograph.experimental.do_not_convert
     def _added_to_discriminator(self, model: Gan, real: Any, fake: Any) -> Any:
