@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer_kit.compat.keras.preparation import is_overridden
 from trainer_kit.distribution.keras_internals import of_keras_2
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.tensorflow_internals import has_global_seed
@@ -88,13 +89,15 @@ def is_compiled(model: Any) -> bool:
     return bool(getattr(model, "compiled", getattr(model, "_is_compiled", False)))
 
 
-def is_built(model: Any) -> bool:
-    """Whether all layers of a model have their weights, so that those of a checkpoint can be loaded."""
-    try:
-        check_built(model)
-    except UsageError:
-        return False
-    return True
+def build_on(model: Any, data: Any) -> bool:
+    """Builds a model on a batch of a dataset if it is not built; returns whether all its layers have weights then.
+
+    Eager, on the host.
+    """
+    if not _is_built(model) and isinstance(data, tf.data.Dataset) and is_overridden(model, "call"):
+        with model.distribute_strategy.scope():
+            model(keras.utils.unpack_x_y_sample_weight(next(iter(data.take(1))))[0])
+    return _is_built(model)
 
 
 def _call(build_model_func: Callable[..., Any]) -> Any:
@@ -142,3 +145,11 @@ def _first_shape(shapes: Any) -> tuple[int | None, ...]:
     while isinstance(shapes, Mapping) or (shapes and isinstance(shapes[0], (tuple, list))):
         shapes = next(iter(shapes.values())) if isinstance(shapes, Mapping) else shapes[0]
     return tuple(shapes or ())
+
+
+def _is_built(model: Any) -> bool:
+    try:
+        check_built(model)
+    except UsageError:
+        return False
+    return True

@@ -14,6 +14,7 @@ import keras
 from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.compat.keras.fit_callbacks import recorded_history
+from trainer_kit.compat.keras.history import read_history
 from trainer_kit.compat.keras.inference import load
 from trainer_kit.compat.keras.model_fit import fit
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
@@ -23,9 +24,9 @@ from trainer_kit.compat.pipelines.job_strategy import job_strategy
 from trainer_kit.compat.pipelines.model_building import (
     ModelParts,
     build_model,
+    build_on,
     custom_objects_known,
     input_size,
-    is_built,
 )
 from trainer_kit.distribution.keras_internals import of_keras_2
 from trainer_kit.errors import UsageError
@@ -170,7 +171,7 @@ class Training:
 
     def _trained(self, train_ds: Any, valid_ds: Any, epochs: int, options: dict[str, Any]) -> Any:
         """Returns the History of a finished job, or trains and returns it."""
-        if self._folder.is_finished(epochs) and is_built(self.model):
+        if self._folder.is_finished(epochs) and build_on(self.model, train_ds):
             _LOG.warning("nothing to do: the job in %s has ended after %d epochs", self.job_dir, self.last_epoch)
             load(self.model, self.checkpoints_dir, "latest")
             return recorded_history(self.model, self.checkpoints_dir)
@@ -186,6 +187,7 @@ class Training:
         stopped = bool(getattr(self.model, "stop_training", False))
         if stopped or self.last_epoch >= epochs:
             self._folder.note_finished(epochs, stopped=stopped)
+        read_history(self.checkpoints_dir, history)  # the same types of numbers as in a later start
         return history
 
     def note_progress(self) -> None:
