@@ -11,8 +11,14 @@ from typing import Any
 from trainer_kit.process.deferred_imports import orbit_without_keras_2
 
 _HOME = {
+    "TFRECORD_FEATURES": "images",
     "Training": "training",
     "exit_codes": "exit_codes",
+    "get_labels": "labels",
+    "get_tfrecord_dataset": "tfrecords",
+    "get_train_ds": "tfrecords",
+    "get_valid_ds": "tfrecords",
+    "preprocess_image": "images",
 }
 
 __all__ = list(_HOME)

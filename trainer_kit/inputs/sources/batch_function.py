@@ -33,7 +33,7 @@ class BatchFunction:
 
     def __init__(self, function: Callable[..., Any], role: str) -> None:
         self._function = function
-        self.label = f"{role} {_name_and_place(function)}"
+        self.label = f"{role} {name_and_place(function)}"
         self._seed_by = _seed_parameter(function)
         self.takes_seed = self._seed_by is not None
         if problem := _problem(function, self._seed_by):
@@ -111,7 +111,7 @@ def _problem(function: Any, seed_by: str | None) -> str:
     return ""
 
 
-def _name_and_place(function: Any) -> str:
+def name_and_place(function: Any) -> str:
     """Returns such as "augment (task.py:12)"; of an object its class."""
     while isinstance(function, functools.partial):
         function = function.func

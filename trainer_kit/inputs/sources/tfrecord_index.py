@@ -120,6 +120,19 @@ def matching_files(pattern: str | Sequence[str]) -> list[str]:
     return sorted(set(itertools.chain(*found)))
 
 
+def compression_of(path: str) -> str:
+    """Returns "GZIP" or "ZLIB" for a file that begins as a compressed one, and "" for any other.
+
+    Raises:
+      DataError: when the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as stream:
+            return _compression(stream.read(_HEAD))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def _frames(path: str) -> np.ndarray:
     """Returns the offset of each record, then the file's length, as int64."""
     try:
@@ -151,12 +164,17 @@ def _walk(path: str, content: mmap.mmap, size: int) -> np.ndarray:
 
 def _check_uncompressed(path: str, content: mmap.mmap) -> None:
     """A compressed file has no record at its start, and no others that could be found."""
-    kind = _COMPRESSED.get(content[:2])
-    if kind and not (len(content) >= _HEAD and _heads_are_right(np.frombuffer(content[:_HEAD], np.uint8)[np.newaxis])):
+    if kind := _compression(content[:_HEAD]):
         raise DataError(
             f"{path}: at offset 0 it is compressed ({kind}), so that no record can be found without reading all before "
             "it; write the file without compression, or return a tf.data.TFRecordDataset from build_inputs"
         )
+
+
+def _compression(head: bytes) -> str:
+    """Returns the kind of compression that a file begins with; a length of a record may begin with the same bytes."""
+    is_length = len(head) >= _HEAD and _heads_are_right(np.frombuffer(head, np.uint8)[np.newaxis]).all()
+    return "" if is_length else _COMPRESSED.get(head[:2], "")
 
 
 def _check_heads(path: str, content: mmap.mmap, offsets: np.ndarray) -> None:
