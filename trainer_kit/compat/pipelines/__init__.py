@@ -13,7 +13,7 @@ from trainer_kit.process.deferred_imports import orbit_without_keras_2
 _HOME = {
     "TFRECORD_FEATURES": "images",
     "Training": "training",
-    "exit_codes": "exit_codes",
+    "exit_codes": "job_exits",
     "get_labels": "labels",
     "get_tfrecord_dataset": "tfrecords",
     "get_train_ds": "tfrecords",

@@ -117,15 +117,25 @@ def _wrapped(model: Any, custom_model_class: type | None) -> Any:
     """Returns the model as one of the custom class, with the same layers."""
     if custom_model_class is None or isinstance(model, custom_model_class):
         return model
-    try:
-        inputs, outputs = model.input, model.output
-    except (AttributeError, ValueError):
+    ends = _inputs_and_outputs(model)
+    if ends is None:
+        name = custom_model_class.__name__
         raise UsageError(
-            f"custom_model_class={custom_model_class.__name__} is made as {custom_model_class.__name__}(inputs, "
-            f"outputs), and the model {model.name!r} has no inputs and outputs of its own; return a functional model "
-            f"from build_model_func, or return a {custom_model_class.__name__}"
-        ) from None
-    return custom_model_class(inputs, outputs)
+            f"custom_model_class={name} is made as {name}(inputs, outputs), and the model {model.name!r} has no inputs "
+            f"and outputs of its own; return a functional model, or a Sequential with an Input, or a {name} from "
+            "build_model_func"
+        )
+    return custom_model_class(*ends)
+
+
+def _inputs_and_outputs(model: Any) -> tuple[Any, Any] | None:
+    """Returns the tensors that a functional or Sequential model was made of; None for any other model."""
+    try:
+        if isinstance(model, keras.Sequential):  # its property `input` is that of a layer, which was not called
+            return model.inputs[0], model.outputs[0]
+        return model.input, model.output
+    except (AttributeError, ValueError, TypeError):
+        return None
 
 
 def _compile(model: Any, made: Any, parts: ModelParts) -> None:

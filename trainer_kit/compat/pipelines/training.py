@@ -18,7 +18,7 @@ from trainer_kit.compat.keras.history import read_history
 from trainer_kit.compat.keras.inference import load
 from trainer_kit.compat.keras.model_fit import fit
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
-from trainer_kit.compat.pipelines.exit_codes import exit_codes, preemptible
+from trainer_kit.compat.pipelines.job_exits import exit_codes, preemptible
 from trainer_kit.compat.pipelines.job_folder import JobFolder
 from trainer_kit.compat.pipelines.job_strategy import job_strategy
 from trainer_kit.compat.pipelines.model_building import (
