@@ -196,7 +196,9 @@ def _of_dataset(
     steps = _steps(steps_per_epoch, length)
     if not by_pass or length % steps or not needs_new_iterators(dataset):
         return TrainingData(dataset.repeat(), steps, size)
-    passes = DatasetPasses(dataset, length, given=given, unused=known and not steps_per_epoch)
+    # Keras makes one more iterator at the end of each pass, and in the scope of a strategy one at the begin of a fit.
+    unused = int(tf.distribute.has_strategy()), int(known and not steps_per_epoch)
+    passes = DatasetPasses(dataset, length, given=given, unused=unused)
     return TrainingData(passes, steps, size)
 
 

@@ -38,8 +38,7 @@ class DatasetPasses:
       dataset: The dataset of global batches.
       batches_per_epoch: The number of batches in a pass.
       given: The dataset that `dataset` is made of: the argument of fit, whose shuffles are used.
-      unused: Whether Keras makes one more iterator at the end of each pass and does not use it. In the scope of a
-        strategy it also makes one at the begin of a fit.
+      unused: How many iterators are made and not read: before the first pass, and after each pass.
 
     Attributes:
       batches_per_epoch: See the arguments.
@@ -48,7 +47,12 @@ class DatasetPasses:
     """
 
     def __init__(
-        self, dataset: tf.data.Dataset, batches_per_epoch: int, *, given: tf.data.Dataset, unused: bool
+        self,
+        dataset: tf.data.Dataset,
+        batches_per_epoch: int,
+        *,
+        given: tf.data.Dataset,
+        unused: tuple[int, int] = (0, 0),
     ) -> None:
         self._dataset, self.batches_per_epoch, self._unused = dataset, batches_per_epoch, unused
         self._given, self.by_pass = given, True
@@ -108,9 +112,10 @@ class DatasetPasses:
             next(iterator, None)
 
     def _draw_unused(self, number: int) -> None:
-        """Makes the iterators that Keras makes before those of pass `number` and does not read."""
-        after_a_pass = self._unused and (number > 0 or self._given in _BEGUN)
-        for _ in range(after_a_pass + (number == 0 and tf.distribute.has_strategy())):
+        """Makes the iterators that are made before those of pass `number` and not read."""
+        at_begin, after_a_pass = self._unused
+        before = after_a_pass if number > 0 or self._given in _BEGUN else 0
+        for _ in range(before + (at_begin if number == 0 else 0)):
             iter(self._quick)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.compat.keras.data import TrainingData, training_data
+from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
 from trainer_kit.compat.keras.fit_arguments import check_batched, check_options
 from trainer_kit.compat.keras.loop_steps import LoopSteps
 from trainer_kit.compat.keras.loop_task import LoopTask, LoopTaskConfig
@@ -107,7 +108,7 @@ def _has_average(optimizer: Any) -> bool:
 
 
 def _epochs(train_ds: Any, steps_per_epoch: int | None) -> TrainingData:
-    """Returns the epochs of a loop by hand over the data, without end.
+    """Returns the epochs of a loop by hand over the data.
 
     A loop makes one iterator in each epoch, `Model.fit` two, so that fit reads every second order of a shuffle. A loop
     that leaves an epoch after some steps begins the next one at the start of the data. Data without end goes on.
@@ -118,6 +119,8 @@ def _epochs(train_ds: Any, steps_per_epoch: int | None) -> TrainingData:
         return data
     ends = int(train_ds.cardinality()) != tf.data.INFINITE_CARDINALITY
     epoch = train_ds.take(steps_per_epoch) if steps_per_epoch and ends else train_ds
+    if ends and needs_new_iterators(epoch):
+        return dataclasses.replace(data, batches=DatasetPasses(epoch, data.steps_per_epoch, given=train_ds))
     return dataclasses.replace(data, batches=epoch.repeat())
 
 

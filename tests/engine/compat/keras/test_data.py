@@ -119,7 +119,7 @@ def test_a_shuffled_dataset_is_read_once_an_epoch(tmp_path: Path) -> None:
 
 def test_only_without_passes_is_a_dataset_read_past_its_end() -> None:
     dataset = pairs().shuffle(100, seed=1).batch(20)
-    passes = DatasetPasses(dataset, 5, given=dataset, unused=False)
+    passes = DatasetPasses(dataset, 5, given=dataset)
     assert len(list(passes.at(8))) == 2
     passes.by_pass = False  # as after a batch is left out: the loop needs one of the next pass
     assert len(list(passes.at(8).take(9))) == 9

@@ -70,7 +70,7 @@ def test_a_new_process_draws_the_orders_of_a_later_pass(name: str) -> None:
     tf.random.set_seed(3)
     first, later = (CHAINS[name](tf.data.Dataset.range(24).shuffle(8, seed=1)) for _ in range(2))
     whole = [batches(first) for _ in range(3)]
-    passes = DatasetPasses(later, len(whole[0]), given=later, unused=False)
+    passes = DatasetPasses(later, len(whole[0]), given=later)
     assert passes.begin(2 * len(whole[0]) + 1, reads=False)
     assert batches(passes.at(2 * len(whole[0]) + 1)) == whole[2][1:]
     assert whole[2] != whole[1]
@@ -89,7 +89,7 @@ def test_files_are_read_in_the_orders_of_a_later_pass(tmp_path: Path) -> None:
 
     first, later = records(), records()
     whole = [batches(first) for _ in range(3)]
-    passes = DatasetPasses(later, 6, given=later, unused=False)
+    passes = DatasetPasses(later, 6, given=later)
     passes.begin(12, reads=False)
     assert batches(passes.at(12)) == whole[2]
 
@@ -101,4 +101,4 @@ def test_passes_before_are_not_read_only_for_their_orders() -> None:
 
     for shuffles in (shuffled, lambda dataset: shuffled(shuffled(dataset))):
         dataset = shuffles(tf.data.Dataset.range(24).map(failing)).batch(2)
-        assert DatasetPasses(dataset, 12, given=dataset, unused=False).begin(60, reads=False)
+        assert DatasetPasses(dataset, 12, given=dataset).begin(60, reads=False)

@@ -21,10 +21,13 @@ RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.rand(40, 784).astype("float32"), RANDOM.randint(0, 10, 40)
 
 
-def batches(shuffle: bool = False) -> tf.data.Dataset:
-    """Returns batches of 16 examples; the last one has 8."""
+def batches(random: bool = False) -> tf.data.Dataset:
+    """Returns batches of 16 examples; the last one has 8. Random ones are shuffled twice, with noise between."""
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
-    return (dataset.shuffle(40, seed=2) if shuffle else dataset).batch(16)
+    if random:
+        noisy = dataset.shuffle(40, seed=2).map(lambda x, y: (x + tf.random.uniform([784], seed=3), y))
+        dataset = noisy.shuffle(20, seed=4)
+    return dataset.batch(16)
 
 
 def around() -> dict[str, Any]:
@@ -107,7 +110,7 @@ def test_metrics_are_those_that_the_loop_prints(tmp_path: Path, capsys: pytest.C
 def test_a_tf_function_reads_the_orders_of_the_loop(tmp_path: Path) -> None:
     expected, names = run(FUNCTION), run(FUNCTION)
     losses = []
-    data = batches(shuffle=True)
+    data = batches(random=True)
     for _ in range(2):
         losses.append(np.average([float(expected["train_step"](x, y)) for x, y in data], weights=[16, 16, 8]))
 
@@ -116,7 +119,7 @@ def test_a_tf_function_reads_the_orders_of_the_loop(tmp_path: Path) -> None:
         return names["loss_fn"](y_val, names["model"](x_val, training=False))
 
     history = tk_keras.train_loop(
-        names["train_step"], batches(shuffle=True), **parts(names),
+        names["train_step"], batches(random=True), **parts(names),
         test_step=test_step, val_dataset=batches(), model_dir=str(tmp_path),
     )  # fmt: skip
     assert_same_weights(names, expected)
