@@ -119,7 +119,7 @@ def validation_dataset(given: Any, batch_size: int | None = None, steps: int | N
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_py_dataset(given))
     adapter = data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if is_array_adapter(adapter):
-        size, examples = int(adapter.batch_size), _number_of_examples(x, "validation_data")
+        size, examples = int(adapter.batch_size), _number_of_examples((x, y), "validation_data")
         dataset: tf.data.Dataset = in_batches(_arrays(x, y, sample_weight), size)
         if tf.distribute.get_strategy().num_replicas_in_sync > 1:  # which would drop the length, with a warning
             return dataset
@@ -153,7 +153,7 @@ def _number_of_examples(x: Any, name: str) -> int:
 
 def _arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any = None) -> Any:
     """Returns all examples as nested tensors, which may be sparse or ragged, with the dtypes that Keras gives them."""
-    examples = _number_of_examples(x, "x")
+    examples = _number_of_examples((x, y), "x")  # an input that is None may be optional
     adapter = data_adapter(x, y, sample_weight, batch_size=examples, class_weight=class_weight)
     with tf.device("CPU:0"):
         if all(isinstance(one, np.ndarray) for one in keras.tree.flatten((x, y, sample_weight)) if one is not None):
