@@ -18,7 +18,7 @@ from trainer_kit.compat.keras.history import read_history
 from trainer_kit.compat.keras.inference import load
 from trainer_kit.compat.keras.model_fit import fit
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
-from trainer_kit.compat.pipelines.job_exits import exit_codes, preemptible
+from trainer_kit.compat.pipelines.job_exits import exit_codes
 from trainer_kit.compat.pipelines.job_folder import JobFolder
 from trainer_kit.compat.pipelines.job_strategy import job_strategy
 from trainer_kit.compat.pipelines.model_building import (
@@ -143,8 +143,7 @@ class Training:
         """
         with exit_codes(), custom_objects_known(self.custom_objects):
             self.history = self._trained(train_ds, valid_ds, epochs, options)
-            with preemptible():
-                self._write_artifacts()
+            self._write_artifacts()
         return self.history
 
     def save_history(self) -> None:

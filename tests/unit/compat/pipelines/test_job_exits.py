@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from trainer_kit.compat.pipelines.job_exits import exit_codes, preemptible
+from trainer_kit.compat.pipelines.job_exits import exit_codes
 from trainer_kit.errors import (
     DataError,
     DivergedError,
@@ -20,8 +20,8 @@ from trainer_kit.errors import (
 
 _STOPPED = """
 import os, signal
-from trainer_kit.compat.pipelines.job_exits import preemptible
-with preemptible():
+from trainer_kit.compat.pipelines.job_exits import exit_codes
+with exit_codes():
     try:
         os.kill(os.getpid(), signal.SIGTERM)
     except BaseException:
@@ -53,7 +53,7 @@ def test_an_exit_of_the_program_keeps_its_code() -> None:
     assert ended.value.code == 2
 
 
-def test_sigterm_while_artifacts_are_written_ends_with_75() -> None:
+def test_sigterm_outside_of_a_run_ends_with_75() -> None:
     done = subprocess.run([sys.executable, "-c", _STOPPED], capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (75, 1)
 
@@ -61,7 +61,7 @@ def test_sigterm_while_artifacts_are_written_ends_with_75() -> None:
 def test_handlers_of_the_program_stay() -> None:
     before = signal.signal(signal.SIGTERM, own := lambda *_: None)
     try:
-        with preemptible():
+        with exit_codes():
             assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -69,6 +69,6 @@ def test_handlers_of_the_program_stay() -> None:
 
 def test_the_handler_of_before_is_back_afterwards() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with preemptible():
+    with exit_codes():
         pass
     assert signal.getsignal(signal.SIGTERM) is before
