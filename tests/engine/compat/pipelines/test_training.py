@@ -58,11 +58,20 @@ def test_a_tpu_that_does_not_answer_is_a_mistake(
     assert "tpu (TPU_NAME) failed" in capsys.readouterr().err
 
 
-def test_a_job_trains_in_the_scope_of_its_strategy(tmp_path: Path) -> None:
+def test_a_folder_is_checked_before_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "artifacts").write_text("a file")
+    with pytest.raises(SystemExit) as ended:
+        job(tmp_path)
+    assert ended.value.code == 6
+    assert "artifacts is a file, not a folder" in capsys.readouterr().err
+
+
+def test_a_job_trains_in_the_scope_of_its_strategy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     with strategy.scope():
         made = job(tmp_path, use_tpu=True)
     assert made.distribute_strategy is strategy
+    assert "TPU" not in caplog.text
     made.run_train(data(), None, 1)
     np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
 
@@ -123,10 +132,10 @@ def test_a_subclass_may_replace_init_and_run_train(tmp_path: Path) -> None:
 def test_a_loop_of_a_subclass_saves_its_own_artifacts(tmp_path: Path) -> None:
     class Loop(Training):
         def run_train(self, train_ds: Any, valid_ds: Any, epochs: int) -> Any:
-            self.history = {"loss": [1.0 for _ in range(self.last_epoch, epochs)]}
-            self.save_history()
+            losses = {"loss": [1.0 for _ in range(self.last_epoch, epochs)]}
+            self.save_history(losses)
             self.save_model()
-            return self.history
+            return losses
 
     made = job(tmp_path, Loop)
     made.run_train(None, None, 2)
