@@ -18,25 +18,24 @@ def exit_codes() -> Iterator[None]:
     """Ends the program with the exit code of an error that explains itself, and prints its message. Eager, on the host.
 
     Any other error, such as one of the user's code, goes on as it is: Python prints its traceback and ends with 1.
+    SIGTERM outside of a run, which handles it, ends the process at once with 75, as there is nothing to save.
 
     Raises:
       SystemExit: with a code of `errors.EXIT_CODES`, after an error that explains itself.
     """
-    try:
-        yield
-    except Exception as error:
-        known = explained(error)
-        if known is None:
-            raise
-        raise SystemExit(int(print_error(known))) from error
+    with _preemptible():
+        try:
+            yield
+        except Exception as error:
+            known = explained(error)
+            if known is None:
+                raise
+            raise SystemExit(int(print_error(known))) from error
 
 
 @contextlib.contextmanager
-def preemptible() -> Iterator[None]:
-    """Ends the process at once with the code for a preemption if SIGTERM comes inside; for work that can be repeated.
-
-    A handler of the program stays, and outside of the main thread nothing is done: Python sets handlers only there.
-    """
+def _preemptible() -> Iterator[None]:
+    """Sets a handler of SIGTERM, unless the program has one; only the main thread of Python can do that."""
     default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if not default or threading.current_thread() is not threading.main_thread():
         yield
@@ -49,6 +48,6 @@ def preemptible() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    # An exception could be lost in a library. The next start of the job finds the run finished and repeats this work.
-    os.write(2, b"error: stopped by SIGTERM before the artifacts were written; start the job again\n")
+    # An exception could be lost in a library. What was begun outside of a run, the next start does again.
+    os.write(2, b"error: stopped by SIGTERM; there was nothing to save; start the job again\n")
     os._exit(ExitCode.PREEMPTED)

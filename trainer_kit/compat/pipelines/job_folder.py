@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import RECORD, step_of
+from trainer_kit.checkpoint_names import RECORD, owner, step_of
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.process.run_directory import RunDirectory
 
@@ -32,7 +32,8 @@ class JobFolder:
     def last_checkpoint(self) -> str | None:
         """Returns the path of the newest complete checkpoint, without the endings of its files; None if none exists."""
         records = glob.glob(os.path.join(glob.escape(self.checkpoints), f"ckpt-*{RECORD}"))
-        return max((one.removesuffix(RECORD) for one in records), key=step_of, default=None)
+        prefixes = (one.removesuffix(RECORD) for one in records if owner(os.path.basename(one)))
+        return max(prefixes, key=step_of, default=None)
 
     def last_epoch(self) -> int:
         """Returns the number of epochs whose training steps are all in the newest checkpoint."""

@@ -18,7 +18,7 @@ from trainer_kit.compat.keras.history import read_history
 from trainer_kit.compat.keras.inference import load
 from trainer_kit.compat.keras.model_fit import fit
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
-from trainer_kit.compat.pipelines.job_exits import exit_codes, preemptible
+from trainer_kit.compat.pipelines.job_exits import exit_codes
 from trainer_kit.compat.pipelines.job_folder import JobFolder
 from trainer_kit.compat.pipelines.job_strategy import job_strategy
 from trainer_kit.compat.pipelines.model_building import (
@@ -63,7 +63,8 @@ class Training:
       job_dir, artifacts_dir, use_tpu, custom_objects: The arguments.
 
     Raises:
-      SystemExit: with exit code 2, after a message, when an argument cannot be used.
+      SystemExit: after a message, with exit code 2 when an argument cannot be used, and 6 when a folder cannot be
+        written.
     """
 
     def __init__(
@@ -143,20 +144,23 @@ class Training:
         """
         with exit_codes(), custom_objects_known(self.custom_objects):
             self.history = self._trained(train_ds, valid_ds, epochs, options)
-            with preemptible():
-                self._write_artifacts()
+            self._write_artifacts()
         return self.history
 
-    def save_history(self) -> None:
+    def save_history(self, history: Any = None) -> None:
         """Writes the history to artifacts_dir/history.csv, as a DataFrame of pandas is written.
+
+        Args:
+          history: A History, or a dict of the values of the epochs by name; None: the one of `run_train`.
 
         Raises:
           UsageError: when there is no artifacts_dir or no history yet.
         """
-        if not self.artifacts_dir or self.history is None:
+        history = self.history if history is None else history
+        if not self.artifacts_dir or history is None:
             missing = "run_train has not ended" if self.artifacts_dir else "artifacts_dir is not given"
             raise UsageError(f"save_history: {missing}, so there is no history to write")
-        values = getattr(self.history, "history", self.history)
+        values = getattr(history, "history", history)
         write_history_csv(os.path.join(self.artifacts_dir, _HISTORY), values)
 
     def save_model(self) -> None:
@@ -223,10 +227,12 @@ class _Progress(Callback):
 
 
 def _check_folders(**folders: str) -> None:
-    """Raises UsageError for a remote folder."""
+    """Raises UsageError for a remote folder, and StorageError for one that cannot be written."""
     for name, folder in folders.items():
         if files.is_remote(folder):
             raise UsageError(
                 f"{name}={folder!r} is a remote folder; only local and mounted folders are allowed: mount it (gcsfuse, "
                 "s3fs, ...) and give the path of the mount"
             )
+        if folder:
+            files.check_writable(folder)  # before the training, not after it
