@@ -28,6 +28,7 @@ from trainer_kit.cli import (
     doctor_resume,
     evals,
     list_names,
+    render,
     show,
     watch,
 )
@@ -44,6 +45,7 @@ VERBS = {
     "watch": watch,
     "evals": evals,
     "best": best,
+    "render": render,
 }
 CHECKS = {  # of the verb `doctor`
     "resume": doctor_resume,

@@ -1,0 +1,144 @@
+"""Finds the commands of a job: of an experiment with its config, or as a run has recorded them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer_kit import files
+from trainer_kit.cli.view.run_status import read_status
+from trainer_kit.config.resolve import Sources
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.config.sources import yaml_loader
+from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.run.flags import parse_flags, unsupervised
+
+_TRAIN = ("python", "-m", "trainer_kit.train")
+_PLACED = ("--mode=", "--model_dir=", "--eval_name=", "--checkpoint=")  # flags that a job sets itself
+_GRACE = 25.0  # seconds, the default of trainer.preemption_grace_seconds
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The commands of a job.
+
+    Attributes:
+      train: The training command.
+      sidecars: The commands of its continuous_eval sidecars, by name.
+      evaluate: The command that evaluates its weights; None if the run is a program's.
+      grace_seconds: trainer.preemption_grace_seconds.
+    """
+
+    train: tuple[str, ...]
+    sidecars: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    evaluate: tuple[str, ...] | None = None
+    grace_seconds: float = _GRACE
+
+
+def of_experiment(
+    experiment: str,
+    sources: Sources,
+    modules: Sequence[str],
+    trainer: TrainerConfig,
+    mode: str,
+    model_dir: str,
+    sidecars: Sequence[str],
+) -> Commands:
+    """Returns the commands of an experiment.
+
+    Args:
+      experiment: The name of the experiment.
+      sources: The sources of its config, whose files have to exist under the same paths where the job runs.
+      modules: The values of --import_module.
+      trainer: The section `trainer` of its config.
+      mode, model_dir: The flags of the training command.
+      sidecars: The names of its sidecars.
+    """
+    flags = [f"--experiment={experiment}", *(f"--import_module={one}" for one in modules)]
+    for name, values in (
+        ("config_file", sources.config_files), ("gin_file", sources.gin_files),
+        ("gin_params", sources.gin_params), ("params_override", sources.params_overrides),
+    ):  # fmt: skip
+        flags += [f"--{name}={value}" for value in values]
+    best = bool(trainer.best_checkpoint_eval_metric) and "eval" in mode
+    return _train_commands(flags, mode, model_dir, sidecars, best, trainer.preemption_grace_seconds)
+
+
+def of_run(folder: Path, model_dir: str, mode: str | None, sidecars: Sequence[str]) -> Commands:
+    """Returns the commands of the run in `folder`, as its manifest.json has recorded them.
+
+    Args:
+      folder: The folder of the run on this machine.
+      model_dir: The folder of the run where the job runs.
+      mode: The mode of the training command; None: as it was.
+      sidecars: The names of its sidecars; empty: those that the run has.
+
+    Raises:
+      UsageError: when no command is recorded, or this release does not know its flags.
+    """
+    manifest = files.read_json(folder / "manifest.json") or {}
+    command = manifest.get("command")
+    if not isinstance(command, list) or not command:
+        raise UsageError(f"{folder} has no command in manifest.json; give the name of its experiment instead")
+    command, recorded = [str(one) for one in command], _recorded_trainer(folder)
+    grace = recorded.get("preemption_grace_seconds")
+    seconds = float(grace) if isinstance(grace, (int, float)) else _GRACE
+    if not command[0].endswith(os.path.join("trainer_kit", "train.py")):
+        if mode or sidecars:
+            raise UsageError(
+                f"{folder} is the run of {command[0]}, a program of its own; leave --mode and --sidecar out"
+            )
+        return Commands(("python", *_moved(command, folder, model_dir)), grace_seconds=seconds)
+    values = parse_flags(command)
+    mode = mode or values.mode
+    flags = [flag for flag in unsupervised(values) if not flag.startswith(_PLACED)]
+    names = sidecars or [name for name in read_status(folder).sidecars if name != "eval"]
+    best = bool(recorded.get("best_checkpoint_eval_metric")) and "eval" in mode
+    return _train_commands(flags, mode, model_dir, names, best, seconds)
+
+
+def _train_commands(
+    flags: Sequence[str], mode: str, model_dir: str, sidecars: Sequence[str], best: bool, grace_seconds: float
+) -> Commands:
+    first, *rest = flags
+    placed = f"--model_dir={model_dir}"
+    return Commands(
+        (*_TRAIN, first, f"--mode={mode}", placed, *rest),
+        {name: (*_TRAIN, first, "--mode=continuous_eval", f"--eval_name={name}", placed, *rest) for name in sidecars},
+        (*_TRAIN, first, "--mode=eval", f"--checkpoint={'best' if best else 'latest'}", placed, *rest),
+        grace_seconds,
+    )
+
+
+def _recorded_trainer(folder: Path) -> Mapping[str, Any]:
+    """Returns the section `trainer` of params.yaml, or nothing if it cannot be read."""
+    try:
+        text = (folder / "params.yaml").read_text(encoding="utf-8")
+        values: Any = yaml_loader.parse(text, "params.yaml", own=True).values
+    except (OSError, ValueError, ConfigError):
+        return {}
+    trainer = values.get("trainer") if isinstance(values, dict) else None
+    return trainer if isinstance(trainer, dict) else {}
+
+
+def _moved(command: Sequence[str], folder: Path, model_dir: str) -> list[str]:
+    """Returns a program's command with the folder of its run moved to `model_dir`.
+
+    Some programs are told the parent of that folder, the `job_dir` of `Training` for one: then the parent is moved.
+    """
+    run = os.path.abspath(folder)
+    given = {os.path.abspath(argument.rpartition("=")[2]) for argument in command[1:]}
+    root = os.path.dirname(run) if os.path.dirname(run) in given else run
+    program = (
+        os.path.relpath(command[0]) if os.path.abspath(command[0]).startswith(os.getcwd() + os.sep) else command[0]
+    )
+    moved = [program]
+    for argument in command[1:]:
+        flag, equals, value = argument.rpartition("=")
+        path = os.path.abspath(value)
+        inside = path == root or path.startswith(root + os.sep)
+        moved.append(f"{flag}{equals}{model_dir}{path[len(root) :]}" if inside and value else argument)
+    return moved
