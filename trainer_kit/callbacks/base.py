@@ -110,6 +110,7 @@ class Run:
       reports_loop: Whether the loop that has just ended is reported. A callback that makes loops shorter than the
         config says may set it to False in loop_end, and the next report is of all loops since the last one.
       stop_reason: Why the run ends before its last step, once that is decided; "" if it continues.
+      error: In train_end and run_end, the error that ends the training or the run; None if there is none.
     """
 
     def __init__(self, trainer: Any, directory: str = "", chief: bool = True, epochs: Epochs | None = None) -> None:
@@ -121,6 +122,7 @@ class Run:
         self.reported: dict[str, Any] = {}
         self.requests = Requests()
         self.stop_reason = ""
+        self.error: BaseException | None = None
         self.was_stopped = self.in_epoch_begin = False
         self.reports_loop = True
 
@@ -351,6 +353,12 @@ class Callback:
 
     def run_end(self, run: Run) -> None:
         """The run has ended; also called after an error."""
+
+    def run_finished(self, run: Run, record: Mapping[str, Any]) -> None:
+        """A training run has finished: everything is on the disk, and final.json, which holds `record`, is written.
+
+        It is called after run_end on the chief, and neither after a preemption nor after an error.
+        """
 
     def state(self) -> Any:
         """Returns the state that a checkpoint stores for this callback; None: no state.
