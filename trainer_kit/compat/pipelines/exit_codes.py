@@ -1,0 +1,54 @@
+"""The exit codes of a job: a pipeline reads from them whether it should start the job again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from trainer_kit.errors import ExitCode, explained
+from trainer_kit.process.error_report import print_error
+
+
+@contextlib.contextmanager
+def exit_codes() -> Iterator[None]:
+    """Ends the program with the exit code of an error that explains itself, and prints its message. Eager, on the host.
+
+    Any other error, such as one of the user's code, goes on as it is: Python prints its traceback and ends with 1.
+
+    Raises:
+      SystemExit: with a code of `errors.EXIT_CODES`, after an error that explains itself.
+    """
+    try:
+        yield
+    except Exception as error:
+        known = explained(error)
+        if known is None:
+            raise
+        raise SystemExit(int(print_error(known))) from error
+
+
+@contextlib.contextmanager
+def preemptible() -> Iterator[None]:
+    """Ends the process at once with the code for a preemption if SIGTERM comes inside; for work that can be repeated.
+
+    A handler of the program stays, and outside of the main thread nothing is done: Python sets handlers only there.
+    """
+    default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if not default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # An exception could be lost in a library. The next start of the job finds the run finished and repeats this work.
+    os.write(2, b"error: stopped by SIGTERM before the artifacts were written; start the job again\n")
+    os._exit(ExitCode.PREEMPTED)
