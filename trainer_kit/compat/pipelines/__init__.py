@@ -13,6 +13,7 @@ from trainer_kit.process.deferred_imports import orbit_without_keras_2
 _HOME = {
     "Training": "training",
     "exit_codes": "exit_codes",
+    "KFPVisualization": "kfp",
 }
 
 __all__ = list(_HOME)
