@@ -30,6 +30,7 @@ from trainer_kit.cli import (
     list_names,
     render,
     show,
+    tensorboard,
     watch,
 )
 from trainer_kit.cli.stop_signals import Stops
@@ -45,6 +46,7 @@ VERBS = {
     "watch": watch,
     "evals": evals,
     "best": best,
+    "tensorboard": tensorboard,
     "render": render,
 }
 CHECKS = {  # of the verb `doctor`

@@ -16,7 +16,7 @@ from trainer_kit.cli.config_arguments import add_source_arguments, resolve_argum
 from trainer_kit.cli.manifests import docker, job_commands, kfp, kubernetes, slurm
 from trainer_kit.cli.manifests.job import Job, check_model_dir, check_name, dns_label
 from trainer_kit.cli.manifests.job_commands import Commands
-from trainer_kit.cli.view.run_status import open_run
+from trainer_kit.cli.view.run_status import holds_run, open_run
 from trainer_kit.config import discovery
 from trainer_kit.config.modes import MODES
 from trainer_kit.errors import ExitCode, UsageError, suggestion
@@ -27,6 +27,7 @@ TARGETS: dict[str, Callable[[Job], str]] = {
     "slurm": slurm.render,
     "docker": docker.render,
 }
+CHECKPOINTS = "checkpoints"  # the folder of the run in the job_dir of compat.pipelines.Training
 _CONFIG_FILES = (".yaml", ".yml", ".json")
 _TRAINING = [name for name in MODES if "train" in name]
 
@@ -74,21 +75,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _job(arguments: argparse.Namespace) -> Job:
-    in_container, is_folder = arguments.target != "slurm", os.path.isdir(arguments.what)
-    if files.is_remote(arguments.what):
-        raise UsageError(f"RUN|CONFIG: {arguments.what!r} is a remote folder; give the path that it is mounted at")
+    in_container, job_dir = arguments.target != "slurm", arguments.what
+    if files.is_remote(job_dir):
+        raise UsageError(f"RUN|CONFIG: {job_dir!r} is a remote folder; give the path that it is mounted at")
+    is_folder = os.path.isdir(job_dir)
     if not is_folder:
         _find_experiment(arguments)
     name = arguments.name or dns_label(
-        os.path.basename(os.path.abspath(arguments.what)) if is_folder else arguments.experiment
+        os.path.basename(os.path.abspath(job_dir)) if is_folder else arguments.experiment
     )
-    own = arguments.what if is_folder else f"runs/{name}"
+    own = job_dir if is_folder else f"runs/{name}"
     model_dir = check_model_dir(arguments.model_dir or (f"/runs/{name}" if in_container else own), in_container)
-    commands = _commands(arguments, model_dir)
+    commands = (_of_run if is_folder else _of_experiment)(arguments, model_dir)
     return Job(
         name=check_name(name),
         command=commands.train,
         model_dir=model_dir,
+        run_dir=commands.run_dir,
         sidecars=commands.sidecars,
         evaluate=commands.evaluate,
         grace_seconds=commands.grace_seconds,
@@ -101,19 +104,28 @@ def _job(arguments: argparse.Namespace) -> Job:
     )
 
 
-def _commands(arguments: argparse.Namespace, model_dir: str) -> Commands:
-    if os.path.isdir(arguments.what):
-        given = [flag for flag, values in vars(sources(arguments)).items() if isinstance(values, tuple) and values]
-        if given or arguments.experiment:
-            raise UsageError(
-                f"{arguments.what} is a run, which has its config; give the name of its experiment to change it"
-            )
-        return job_commands.of_run(open_run(arguments.what), model_dir, arguments.mode, arguments.sidecar)
+def _of_experiment(arguments: argparse.Namespace, model_dir: str) -> Commands:
     trainer = resolve_arguments(arguments).config.trainer
     return job_commands.of_experiment(
         arguments.experiment, sources(arguments), arguments.import_module, trainer,
         arguments.mode or "train_and_eval", model_dir, arguments.sidecar,
     )  # fmt: skip
+
+
+def _of_run(arguments: argparse.Namespace, model_dir: str) -> Commands:
+    """Returns the commands of the run in the folder that was given, or in its folder of checkpoints.
+
+    Raises:
+      UsageError: when there is no run, or the arguments would change its config.
+    """
+    given = [name for name, values in vars(sources(arguments)).items() if isinstance(values, tuple) and values]
+    if given or arguments.experiment:
+        advice = "to change it give the name of its experiment instead"
+        raise UsageError(f"{arguments.what} is a run, which has a config; {advice}")
+    folder, checkpoints = Path(arguments.what), Path(arguments.what, CHECKPOINTS)
+    inside = not holds_run(folder) and checkpoints.is_dir() and holds_run(checkpoints)
+    found = open_run(str(checkpoints if inside else folder))
+    return job_commands.of_run(found, model_dir, arguments.mode, arguments.sidecar)
 
 
 def _find_experiment(arguments: argparse.Namespace) -> None:

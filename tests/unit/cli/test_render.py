@@ -75,6 +75,7 @@ def test_the_run_of_a_program_keeps_its_own_command(tmp_path: Path, capsys: pyte
     folder.mkdir(parents=True)
     command = ["train.py", f"--job_dir={tmp_path}/job", "--rate=0.1", f"--logs={tmp_path}/job/logs"]
     (folder / "manifest.json").write_text(json.dumps({"command": command}))
+    assert yaml.safe_load(_rendered(capsys, "kubernetes", str(folder.parent)))["metadata"]["name"] == "job"
     made = yaml.safe_load(_rendered(capsys, "kubernetes", str(folder), "--name=mine"))
     container = made["spec"]["template"]["spec"]["containers"][0]
     assert container["command"] == [
@@ -87,7 +88,7 @@ def test_the_run_of_a_program_keeps_its_own_command(tmp_path: Path, capsys: pyte
     entry = _rendered(capsys, "docker", str(folder), "--name=mine").splitlines()[-1]
     program = json.loads(entry.removeprefix("ENTRYPOINT "))
     compile(program[2], "supervisor", "exec")
-    assert program[3:5] == ["4", "/runs/mine"] and program[5:] == container["command"]
+    assert program[3:5] == ["4", "/runs/mine/checkpoints"] and program[5:] == container["command"]
     assert "leave --mode" in _refused(capsys, "kfp", str(folder), "--mode=train")
 
 
@@ -130,7 +131,7 @@ def test_the_image_has_the_supervisor_of_exit_codes(capsys: pytest.CaptureFixtur
 
 def test_no_character_of_a_command_is_lost() -> None:
     odd = ("printf", "%s\\n", "--a=it's $HOME", '--b="x"', "--c=\\d", "--d={n}")
-    mine = job.Job("mine", odd, "/runs/mine", evaluate=odd)
+    mine = job.Job("mine", odd, "/runs/mine", "/runs/mine", evaluate=odd)
     assert json.loads(docker.render(mine).splitlines()[-1].removeprefix("ENTRYPOINT "))[:-1] == list(odd)
     assert yaml.safe_load(kubernetes.render(mine))["spec"]["template"]["spec"]["containers"][0]["command"] == list(odd)
 

@@ -64,4 +64,4 @@ def _listed(decision: Decision) -> str:
 def _supervised(job: Job) -> Sequence[str]:
     if job.evaluate is not None:
         return [*job.command, f"--max_restarts={job.retries}"]
-    return ["python", "-c", _SUPERVISE, str(job.retries), job.model_dir, *job.command]
+    return ["python", "-c", _SUPERVISE, str(job.retries), job.run_dir, *job.command]

@@ -36,7 +36,8 @@ class Job:
     Attributes:
       name: The name of the job, a DNS label.
       command: The training command, which has no supervisor of its own.
-      model_dir: The folder of the run, as the command names it.
+      model_dir: The folder of the job, as the command names it.
+      run_dir: The folder of the run's records, which is in model_dir or model_dir itself.
       sidecars: The commands of the run's continuous_eval sidecars, by name.
       evaluate: The command that evaluates the trained weights; None: the command of the run is a program of its own.
       grace_seconds: trainer.preemption_grace_seconds of the run.
@@ -49,6 +50,7 @@ class Job:
     name: str
     command: tuple[str, ...]
     model_dir: str
+    run_dir: str
     sidecars: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     evaluate: tuple[str, ...] | None = None
     grace_seconds: float = 25

@@ -27,12 +27,14 @@ class Commands:
 
     Attributes:
       train: The training command.
+      run_dir: The folder of the run's records, where the job runs.
       sidecars: The commands of its continuous_eval sidecars, by name.
       evaluate: The command that evaluates its weights; None if the run is a program's.
       grace_seconds: trainer.preemption_grace_seconds.
     """
 
     train: tuple[str, ...]
+    run_dir: str
     sidecars: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     evaluate: tuple[str, ...] | None = None
     grace_seconds: float = _GRACE
@@ -91,7 +93,9 @@ def of_run(folder: Path, model_dir: str, mode: str | None, sidecars: Sequence[st
             raise UsageError(
                 f"{folder} is the run of {command[0]}, a program of its own; leave --mode and --sidecar out"
             )
-        return Commands(("python", *_moved(command, folder, model_dir)), grace_seconds=seconds)
+        root = _root(command, folder)
+        moved, run_dir = _moved(command, root, model_dir), _below(os.path.abspath(folder), root, model_dir)
+        return Commands(("python", *moved), run_dir, grace_seconds=seconds)
     values = parse_flags(command)
     mode = mode or values.mode
     flags = [flag for flag in unsupervised(values) if not flag.startswith(_PLACED)]
@@ -107,6 +111,7 @@ def _train_commands(
     placed = f"--model_dir={model_dir}"
     return Commands(
         (*_TRAIN, first, f"--mode={mode}", placed, *rest),
+        model_dir,
         {name: (*_TRAIN, first, "--mode=continuous_eval", f"--eval_name={name}", placed, *rest) for name in sidecars},
         (*_TRAIN, first, "--mode=eval", f"--checkpoint={'best' if best else 'latest'}", placed, *rest),
         grace_seconds,
@@ -124,21 +129,25 @@ def _recorded_trainer(folder: Path) -> Mapping[str, Any]:
     return trainer if isinstance(trainer, dict) else {}
 
 
-def _moved(command: Sequence[str], folder: Path, model_dir: str) -> list[str]:
-    """Returns a program's command with the folder of its run moved to `model_dir`.
-
-    Some programs are told the parent of that folder, the `job_dir` of `Training` for one: then the parent is moved.
-    """
+def _root(command: Sequence[str], folder: Path) -> str:
+    """Returns the folder that a program is told: that of its run, or its parent, such as the job_dir of `Training`."""
     run = os.path.abspath(folder)
     given = {os.path.abspath(argument.rpartition("=")[2]) for argument in command[1:]}
-    root = os.path.dirname(run) if os.path.dirname(run) in given else run
-    program = (
-        os.path.relpath(command[0]) if os.path.abspath(command[0]).startswith(os.getcwd() + os.sep) else command[0]
-    )
-    moved = [program]
+    return os.path.dirname(run) if os.path.dirname(run) in given else run
+
+
+def _below(path: str, root: str, model_dir: str) -> str:
+    """Returns a path in `root` as the same path in `model_dir`."""
+    return model_dir + path[len(root) :]
+
+
+def _moved(command: Sequence[str], root: str, model_dir: str) -> list[str]:
+    """Returns a program's command with all paths in `root` moved to `model_dir`."""
+    program = os.path.abspath(command[0])
+    moved = [os.path.relpath(program) if program.startswith(os.getcwd() + os.sep) else command[0]]
     for argument in command[1:]:
         flag, equals, value = argument.rpartition("=")
         path = os.path.abspath(value)
-        inside = path == root or path.startswith(root + os.sep)
-        moved.append(f"{flag}{equals}{model_dir}{path[len(root) :]}" if inside and value else argument)
+        inside = value and (path == root or path.startswith(root + os.sep))
+        moved.append(f"{flag}{equals}{_below(path, root, model_dir)}" if inside else argument)
     return moved

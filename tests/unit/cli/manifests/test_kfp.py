@@ -24,7 +24,7 @@ time.sleep(60)
 
 def _pipeline(command: tuple[str, ...], mount: Path) -> dict[str, Any]:
     """Returns the values of the constants of a pipeline program."""
-    text = kfp.render(job.Job("mine", command, f"{mount}/mine", image="mine:latest"))
+    text = kfp.render(job.Job("mine", command, f"{mount}/mine", f"{mount}/mine", image="mine:latest"))
     assigned = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
     return {node.targets[0].id: ast.literal_eval(node.value) for node in assigned}  # type: ignore[attr-defined]
 
@@ -53,6 +53,6 @@ def test_kubeflow_hands_sigterm_on(tmp_path: Path) -> None:
 
 def test_a_command_is_a_list_of_the_program() -> None:
     odd = ("printf", "%s\\n", "--a=it's $HOME", '--b="x"', "--c=\\d", "--d={n}")
-    text = kfp.render(job.Job("mine", odd, "/runs/mine"))
+    text = kfp.render(job.Job("mine", odd, "/runs/mine", "/runs/mine"))
     parts = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
     assert set(odd) <= set(parts)

@@ -55,13 +55,16 @@ class Slurm:
     [(0, 0, False), (2, 0, False), (3, 0, False), (5, 0, False), (75, 99, True), (7, 3, True), (1, 4, False)],
 )
 def test_slurm_requeues_as_the_code_says(code: int, restarts: int, again: bool, tmp_path: Path) -> None:
-    cluster, script = Slurm(tmp_path), slurm.render(job.Job("mine", _counting(tmp_path, code), "runs/mine"))
+    cluster, script = (
+        Slurm(tmp_path),
+        slurm.render(job.Job("mine", _counting(tmp_path, code), "runs/mine", "runs/mine")),
+    )
     assert cluster.start(script, restarts).wait(20) == code
     assert cluster.requeued() == again
 
 
 def test_slurm_lets_a_run_save_before_its_time_ends(tmp_path: Path) -> None:
-    mine = job.Job("mine", (sys.executable, "-c", _SAVES), "runs/mine", {"fast": ("sleep", "60")})
+    mine = job.Job("mine", (sys.executable, "-c", _SAVES), "runs/mine", "runs/mine", {"fast": ("sleep", "60")})
     cluster, begin = Slurm(tmp_path), time.monotonic()
     with cluster.start(slurm.render(mine)) as process:
         assert process.stdout is not None and process.stdout.readline()
@@ -72,12 +75,14 @@ def test_slurm_lets_a_run_save_before_its_time_ends(tmp_path: Path) -> None:
 
 def test_slurm_waits_for_the_sidecar_of_a_finished_run(tmp_path: Path) -> None:
     sidecar = ("sh", "-c", f"sleep 0.3; touch {tmp_path}/evaluated")
-    mine = job.Job("mine", ("true",), "runs/mine", {"fast": sidecar})
+    mine = job.Job("mine", ("true",), "runs/mine", "runs/mine", {"fast": sidecar})
     assert Slurm(tmp_path).start(slurm.render(mine)).wait(20) == 0
     assert (tmp_path / "evaluated").exists()
 
 
 def test_a_command_survives_the_shell(tmp_path: Path) -> None:
     odd = ("printf", "%s\\n", "--a=it's $HOME", '--b="x"', "--c=\\d", "--d={n}")
-    output = Slurm(tmp_path).start(slurm.render(job.Job("mine", odd, "/runs/mine"))).communicate(timeout=20)[0]
+    output = (
+        Slurm(tmp_path).start(slurm.render(job.Job("mine", odd, "/runs/mine", "/runs/mine"))).communicate(timeout=20)[0]
+    )
     assert output.decode().splitlines() == list(odd[2:])
