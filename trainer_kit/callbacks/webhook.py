@@ -13,6 +13,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
@@ -97,7 +98,8 @@ class Webhook(Callback):
         url, folder = self._address(), os.path.abspath(run.directory)
         if not url:
             return
-        told = {"text": f"{os.path.basename(folder)} {text}", "status": status, "model_dir": folder}
+        name = os.path.join(*Path(folder).parts[-2:])  # of job-1/checkpoints the last part alone says nothing
+        told = {"text": f"{name} {text}", "status": status, "model_dir": folder}
         body = json.dumps(_strict({**told, "host": socket.gethostname(), **record}), allow_nan=False, default=str)
         answer: list[str] = []
         sender = threading.Thread(

@@ -70,20 +70,24 @@ def _run(folder: Path, error: BaseException | None = None) -> Run:
     return run
 
 
+def _name(folder: Path) -> str:
+    return f"{folder.parent.name}/{folder.name}"
+
+
 RECORD = {"step": 20, "mode": "train", "metrics": {"accuracy": 0.98765, "dev": {"loss": float("nan")}}}
 
 
 def test_the_record_of_a_finished_run_is_posted(server: Server, tmp_path: Path) -> None:
     Webhook(server.url).run_finished(_run(tmp_path), RECORD)
     (posted,) = server.posted
-    assert posted["text"] == f"{tmp_path.name} finished at step 20 (accuracy 0.9877, dev/loss nan)"
+    assert posted["text"] == f"{_name(tmp_path)} finished at step 20 (accuracy 0.9877, dev/loss nan)"
     assert (posted["status"], posted["model_dir"], posted["mode"]) == ("finished", str(tmp_path), "train")
     assert posted["metrics"] == {"accuracy": 0.98765, "dev": {"loss": "nan"}}  # strict JSON
 
 
 def test_why_a_run_stopped_early_is_in_the_text(server: Server, tmp_path: Path) -> None:
     Webhook(server.url).run_finished(_run(tmp_path), {"step": 10, "metrics": {}, "stopped": "no patience is left"})
-    assert server.posted[0]["text"] == f"{tmp_path.name} stopped early at step 10: no patience is left"
+    assert server.posted[0]["text"] == f"{_name(tmp_path)} stopped early at step 10: no patience is left"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,7 @@ def test_an_error_that_ends_a_run_is_posted(
     Webhook(server.url).run_end(_run(tmp_path, error))
     (posted,) = server.posted
     assert (posted["status"], posted["exit_code"], posted["step"]) == ("failed", code, 15)
-    assert posted["text"] == f"{tmp_path.name} {text}"
+    assert posted["text"] == f"{_name(tmp_path)} {text}"
 
 
 @pytest.mark.parametrize("error", [None, PreemptedError("SIGTERM"), KeyboardInterrupt()])

@@ -38,6 +38,7 @@ _PROGRAM = Template('''\
 
 Kubeflow starts a failed task again, at most $retries times. The run then goes on from its newest checkpoint on the
 volume claim $volume. After the exit codes $final further attempts end at once, with the same code.
+The exit handler shows the state of the run, however the pipeline has ended.
 """
 
 import sys
@@ -59,6 +60,12 @@ def train(attempt: str) -> dsl.ContainerSpec:
     )
 
 $components
+@dsl.container_component
+def show_run() -> dsl.ContainerSpec:
+    """Prints the state of the run, its last metrics and its evaluations."""
+    return dsl.ContainerSpec(image=IMAGE, command=["trainer-kit", "watch", "--once", $run_dir])
+
+
 def prepare(task: dsl.PipelineTask, gpus: int) -> None:
     """Sets the resources, the volume and the retries of a task."""
     task.set_cpu_request("$cpus").set_memory_request("${memory}Gi").set_memory_limit("${memory}Gi")
@@ -72,8 +79,11 @@ def prepare(task: dsl.PipelineTask, gpus: int) -> None:
 @dsl.pipeline(name="$name")
 def pipeline() -> None:
     """Trains, then evaluates."""
-    trained = train(attempt=f"{dsl.PIPELINE_JOB_ID_PLACEHOLDER}-train")
-    prepare(trained, gpus=$gpus)
+    shown = show_run()
+    prepare(shown, gpus=0)
+    with dsl.ExitHandler(exit_task=shown):
+        trained = train(attempt=f"{dsl.PIPELINE_JOB_ID_PLACEHOLDER}-train")
+        prepare(trained, gpus=$gpus)
 $tasks
 
 if __name__ == "__main__":
@@ -91,8 +101,8 @@ def $function(attempt: str) -> dsl.ContainerSpec:
 
 ''')
 _TASK = Template("""\
-    $task = $function(attempt=f"{dsl.PIPELINE_JOB_ID_PLACEHOLDER}-$function")$after
-    prepare($task, gpus=0)
+        $task = $function(attempt=f"{dsl.PIPELINE_JOB_ID_PLACEHOLDER}-$function")$after
+        prepare($task, gpus=0)
 """)
 
 
@@ -112,6 +122,7 @@ def render(job: Job) -> str:
         image=json.dumps(job.image),
         run_once=_RUN_ONCE.substitute(mount=job.mount, final=final).replace("\\", "\\\\"),
         command=_listed(job.command),
+        run_dir=json.dumps(job.run_dir),
         components="".join(components),
         tasks="".join(tasks),
         final=", ".join(map(str, FINAL)),
