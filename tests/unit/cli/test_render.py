@@ -108,6 +108,7 @@ def test_a_config_file_needs_an_experiment(capsys: pytest.CaptureFixture[str], t
         (["slurm", "digits", "--model_dir=gs://bucket/run"], "remote folder"),
         (["docker", "digits", "--model_dir=runs/digits"], "such as /runs/digits"),
         (["kfp", "digits", "--model_dir=/digits"], "such as /runs/digits"),
+        (["kfp", "digits", "--model_dir=/runs/it's mine"], "other than letters"),
         (["kfp", "digits", "--name=My_Run"], "such as my-run"),
         (["kfp", "digts"], "digits"),
         (["kfp", "configs"], "holds no run"),
@@ -147,6 +148,8 @@ def test_the_pipeline_evaluates_the_best_weights(capsys: pytest.CaptureFixture[s
 def test_a_run_without_a_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     assert "give the name of its experiment" in _refused(capsys, "kfp", str(tmp_path))
+    (tmp_path / "manifest.json").write_text('{"command": ["-c"]}')
+    assert "it was python -c" in _refused(capsys, "kfp", str(tmp_path))
 
 
 def test_the_modules_of_an_experiment_are_in_its_command() -> None:

@@ -107,6 +107,10 @@ def check_model_dir(folder: str, in_container: bool) -> str:
     if files.is_remote(folder):
         raise UsageError(f"--model_dir: {folder!r} is a remote folder; mount it, and give the path of the mount")
     folder = os.path.normpath(folder)
+    if in_container and not re.fullmatch(r"[\w./-]+", folder):  # scripts in containers name it
+        raise UsageError(
+            f"--model_dir: {folder!r} has characters other than letters, digits and _ . / -; leave them out"
+        )
     if in_container and (not os.path.isabs(folder) or os.path.dirname(folder) == "/"):
         advice = "give a folder in the mounted volume, such as /runs/digits"
         raise UsageError(f"--model_dir: {folder!r} is not an absolute path in a folder that can be mounted; {advice}")

@@ -85,6 +85,10 @@ def of_run(folder: Path, model_dir: str, mode: str | None, sidecars: Sequence[st
     command = manifest.get("command")
     if not isinstance(command, list) or not command:
         raise UsageError(f"{folder} has no command in manifest.json; give the name of its experiment instead")
+    if command[0] in ("", "-c", "-m"):
+        raise UsageError(
+            f"{folder} is the run of no command that can be given again; it was python {command[0]}".strip()
+        )
     command, recorded = [str(one) for one in command], _recorded_trainer(folder)
     grace = recorded.get("preemption_grace_seconds")
     seconds = float(grace) if isinstance(grace, (int, float)) else _GRACE

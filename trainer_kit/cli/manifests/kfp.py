@@ -120,7 +120,7 @@ def render(job: Job) -> str:
     return _PROGRAM.substitute(
         name=job.name,
         image=json.dumps(job.image),
-        run_once=_RUN_ONCE.substitute(mount=job.mount, final=final).replace("\\", "\\\\"),
+        run_once=_RUN_ONCE.substitute(mount=job.mount, final=final),
         command=_listed(job.command),
         run_dir=json.dumps(job.run_dir),
         components="".join(components),
