@@ -125,7 +125,7 @@ def _of_run(arguments: argparse.Namespace, model_dir: str) -> Commands:
     folder, checkpoints = Path(arguments.what), Path(arguments.what, CHECKPOINTS)
     inside = not holds_run(folder) and checkpoints.is_dir() and holds_run(checkpoints)
     found = open_run(str(checkpoints if inside else folder))
-    return job_commands.of_run(found, model_dir, arguments.mode, arguments.sidecar)
+    return job_commands.of_run(found, arguments.what, model_dir, arguments.mode, arguments.sidecar)
 
 
 def _find_experiment(arguments: argparse.Namespace) -> None:

@@ -92,6 +92,20 @@ def test_the_run_of_a_program_keeps_its_own_command(tmp_path: Path, capsys: pyte
     assert "leave --mode" in _refused(capsys, "kfp", str(folder), "--mode=train")
 
 
+@pytest.mark.parametrize("told", ["job", "job/checkpoints"])
+@pytest.mark.parametrize("given", ["job", "job/checkpoints"])
+def test_a_program_stays_in_its_folder_with_slurm(
+    told: str, given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+    command = ["train.py", f"{tmp_path}/{told}"]
+    (tmp_path / "job" / "checkpoints" / "manifest.json").write_text(json.dumps({"command": command}))
+    assert f"  python train.py {tmp_path}/{told} &\n" in _rendered(capsys, "slurm", f"{tmp_path}/{given}")
+    moved = _rendered(capsys, "slurm", f"{tmp_path}/{given}", "--model_dir=/runs/mine")
+    below = "/checkpoints" if (given, told) == ("job", "job/checkpoints") else ""
+    assert f"  python train.py /runs/mine{below} &\n" in moved
+
+
 def test_a_config_file_needs_an_experiment(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "--config_file=configs/digits.yaml" in _rendered(capsys, "slurm", "configs/digits.yaml")
     other = tmp_path / "other.yaml"

@@ -69,11 +69,12 @@ def of_experiment(
     return _train_commands(flags, mode, model_dir, sidecars, best, trainer.preemption_grace_seconds)
 
 
-def of_run(folder: Path, model_dir: str, mode: str | None, sidecars: Sequence[str]) -> Commands:
+def of_run(folder: Path, job_dir: str, model_dir: str, mode: str | None, sidecars: Sequence[str]) -> Commands:
     """Returns the commands of the run in `folder`, as its manifest.json has recorded them.
 
     Args:
       folder: The folder of the run on this machine.
+      job_dir: The same folder, or its parent if that is the folder of a job.
       model_dir: The folder of the run where the job runs.
       mode: The mode of the training command; None: as it was.
       sidecars: The names of its sidecars; empty: those that the run has.
@@ -97,7 +98,7 @@ def of_run(folder: Path, model_dir: str, mode: str | None, sidecars: Sequence[st
             raise UsageError(
                 f"{folder} is the run of {command[0]}, a program of its own; leave --mode and --sidecar out"
             )
-        root = _root(command, folder)
+        root = _root(command, os.path.abspath(folder), os.path.abspath(job_dir), os.path.abspath(model_dir))
         moved, run_dir = _moved(command, root, model_dir), _below(os.path.abspath(folder), root, model_dir)
         return Commands(("python", *moved), run_dir, grace_seconds=seconds)
     values = parse_flags(command)
@@ -105,7 +106,8 @@ def of_run(folder: Path, model_dir: str, mode: str | None, sidecars: Sequence[st
     flags = [flag for flag in unsupervised(values) if not flag.startswith(_PLACED)]
     names = sidecars or [name for name in read_status(folder).sidecars if name != "eval"]
     best = bool(recorded.get("best_checkpoint_eval_metric")) and "eval" in mode
-    return _train_commands(flags, mode, model_dir, names, best, seconds)
+    placed = _below(os.path.abspath(folder), os.path.abspath(job_dir), model_dir)
+    return _train_commands(flags, mode, placed, names, best, seconds)
 
 
 def _train_commands(
@@ -133,9 +135,13 @@ def _recorded_trainer(folder: Path) -> Mapping[str, Any]:
     return trainer if isinstance(trainer, dict) else {}
 
 
-def _root(command: Sequence[str], folder: Path) -> str:
-    """Returns the folder that a program is told: that of its run, or its parent, such as the job_dir of `Training`."""
-    run = os.path.abspath(folder)
+def _root(command: Sequence[str], run: str, job_dir: str, model_dir: str) -> str:
+    """Returns the folder that becomes `model_dir`: the folder of a job, or of its run if nothing knows of a job.
+
+    A program may be told the parent of the run's folder, such as the job_dir of `Training`.
+    """
+    if job_dir != run or model_dir == run:
+        return job_dir
     given = {os.path.abspath(argument.rpartition("=")[2]) for argument in command[1:]}
     return os.path.dirname(run) if os.path.dirname(run) in given else run
 
