@@ -108,6 +108,7 @@ class Run:
       was_stopped: Whether a callback had ended the run at the step from which it resumes.
       in_epoch_begin: Whether epoch_begin is being called.
       stop_reason: Why the run ends before its last step, once that is decided; "" if it continues.
+      error: In train_end and run_end, the error that ends the training or the run; None if there is none.
     """
 
     def __init__(self, trainer: Any, directory: str = "", chief: bool = True, epochs: Epochs | None = None) -> None:
@@ -119,6 +120,7 @@ class Run:
         self.reported: dict[str, Any] = {}
         self.requests = Requests()
         self.stop_reason = ""
+        self.error: BaseException | None = None
         self.was_stopped = self.in_epoch_begin = False
 
     @property
@@ -348,6 +350,12 @@ class Callback:
 
     def run_end(self, run: Run) -> None:
         """The run has ended; also called after an error."""
+
+    def run_finished(self, run: Run, record: Mapping[str, Any]) -> None:
+        """A training run has finished: everything is on the disk, and final.json, which holds `record`, is written.
+
+        It is called after run_end on the chief, and neither after a preemption nor after an error.
+        """
 
     def state(self) -> Any:
         """Returns the state that a checkpoint stores for this callback; None: no state.

@@ -21,7 +21,11 @@ from trainer_kit.training.checks.global_step import is_users
 from trainer_kit.training.loops.intervals import next_multiple
 
 _LOG = logging.getLogger(__name__)
-_EVENTS = [name for name in vars(Callback) if name.endswith(("_begin", "_end")) or name in ("rewound", "exception")]
+_EVENTS = [
+    name
+    for name in vars(Callback)
+    if name.endswith(("_begin", "_end")) or name in ("rewound", "exception", "run_finished")
+]
 
 
 class CallbackList:
@@ -136,6 +140,7 @@ class CallbackList:
 
     def _end(self, members: Sequence[Callback], event: str, error: BaseException | None) -> None:
         first: Exception | None = None
+        self.run.error = error
         for member in members:
             if self._is_called(member, event):
                 try:

@@ -14,6 +14,7 @@ from trainer_kit.callbacks.reduce_on_plateau import ReduceOnPlateau
 from trainer_kit.callbacks.sample_pictures import SamplePictures
 from trainer_kit.callbacks.set_from_file import SetFromFile
 from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
+from trainer_kit.callbacks.webhook import Webhook
 from trainer_kit.config.imported_names import imported
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.experiment import CallbackConfig
@@ -22,7 +23,7 @@ from trainer_kit.errors import UsageError, suggestion
 AnyCallback = TypeVar("AnyCallback", bound=type[Callback])
 
 _callbacks: Registry[type[Callback]] = Registry("callback")
-for _shipped in (SamplePictures, EMACheckpoints, SetAtSteps, SetByFunction, SetFromFile, ReduceOnPlateau):
+for _shipped in (SamplePictures, EMACheckpoints, SetAtSteps, SetByFunction, SetFromFile, ReduceOnPlateau, Webhook):
     _callbacks.register(_shipped.name)(_shipped)
 
 

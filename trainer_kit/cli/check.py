@@ -139,6 +139,7 @@ def _run(
 
     from trainer_kit.callbacks.check_progress import CheckProgress, asked_after
     from trainer_kit.callbacks.configured_callbacks import from_config
+    from trainer_kit.callbacks.webhook import Webhook
     from trainer_kit.checkpoints.state.strict_restore import restore
     from trainer_kit.run.runner import run_experiment
     from trainer_kit.telemetry.console import ConsoleWriter
@@ -146,7 +147,8 @@ def _run(
     checks.begin("start: callbacks, initial weights and the files of the run")
     steps = short.trainer.steps_per_loop
     progress = CheckProgress(steps, short.trainer.fuse_steps == 1, checks.begin)
-    callbacks = [*asked_after(steps, from_config(config.trainer.callbacks)), progress]
+    configured = [one for one in from_config(config.trainer.callbacks) if not isinstance(one, Webhook)]
+    callbacks = [*asked_after(steps, configured), progress]
     run_experiment(
         tf.distribute.get_strategy(), task, "train_and_eval", short, folder, trainer=trainer, callbacks=callbacks,
         console=ConsoleWriter(io.StringIO()), enable_async_checkpointing=False,

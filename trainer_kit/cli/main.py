@@ -28,7 +28,9 @@ from trainer_kit.cli import (
     doctor_resume,
     evals,
     list_names,
+    render,
     show,
+    tensorboard,
     watch,
 )
 from trainer_kit.cli.stop_signals import Stops
@@ -44,6 +46,8 @@ VERBS = {
     "watch": watch,
     "evals": evals,
     "best": best,
+    "tensorboard": tensorboard,
+    "render": render,
 }
 CHECKS = {  # of the verb `doctor`
     "resume": doctor_resume,

@@ -144,8 +144,8 @@ class RunDirectory:
         exporter: Any,
         stopped: str = "",
         time: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Writes final.json: the final metrics of a finished run, and the best value of `exporter`, if any.
+    ) -> dict[str, Any]:
+        """Writes final.json and returns it: the final metrics of a run, and the best value of `exporter`, if any.
 
         Args:
           step: The last step.
@@ -164,6 +164,7 @@ class RunDirectory:
         if time:
             record["time"] = time
         files.write_json(self.final, record, point="final")
+        return record
 
     def read_final(self) -> dict[str, Any] | None:
         """Returns final.json: step, mode, metrics and more; None if it is missing or, with a warning, damaged."""

@@ -139,9 +139,10 @@ def conclude(
         step, cost = controller.run.step, model_cost(trainer)
     time, lines = _spent_time(trainer, config, written, writers.times)
     reason = "" if step >= config.trainer.train_steps >= 0 else controller.run.stop_reason
-    directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason, time)
+    record = directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason, time)
     how = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
     _log_lines([f"{how}; {cost}", *lines])
+    controller.callbacks.call("run_finished", record)
 
 
 def _log_lines(lines: Iterable[str]) -> None:

@@ -254,11 +254,17 @@ class _Noting(Callback):
 
 
 @pytest.mark.parametrize(("fails", "code"), [(False, ExitCode.DONE), (True, ExitCode.BUG)])
-def test_callbacks_are_called_after_a_few_steps(check: Check, fails: bool, code: int) -> None:
+def test_callbacks_are_called_after_a_few_steps(
+    check: Check, fails: bool, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
     _Noting.noted.clear()
-    given = f"trainer: {{callbacks: [{{name: '{__name__}:_Noting', args: {{fails: {str(fails).lower()}}}}}]}}"
+    webhook = "{name: webhook, args: {url: 'http://127.0.0.1:9'}}"  # which nobody should hear of a check by
+    given = (
+        f"trainer: {{callbacks: [{webhook}, {{name: '{__name__}:_Noting', args: {{fails: {str(fails).lower()}}}}}]}}"
+    )
     found, out, err = check(f"--params_override={given}")
     assert found == code, err
+    assert "webhook" not in caplog.text + err
     if fails:
         assert out.splitlines()[-1].startswith("FAIL  train") and "a bug in a callback" in err
     else:

@@ -55,7 +55,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         ([], "the following arguments are required: VERB"),
         (
             ["shwo"],
-            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'watch', 'evals', 'best', 'checkpoint', ",
+            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'watch', 'evals', 'best', 'tensorboard', ",
         ),
         (["show"], "the following arguments are required: experiment"),
         (["list", "extra"], "invalid choice: 'extra' (choose from 'experiments', 'optimizers', "),

@@ -11,6 +11,7 @@ from typing import Any
 from trainer_kit.process.deferred_imports import orbit_without_keras_2
 
 _HOME = {
+    "KFPVisualization": "kfp",
     "TFRECORD_FEATURES": "images",
     "Training": "training",
     "exit_codes": "job_exits",

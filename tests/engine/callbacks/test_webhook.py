@@ -1,0 +1,59 @@
+"""The events that the webhook hears of in real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.webhook import Webhook
+from trainer_kit.errors import PreemptedError
+from trainer_kit.files import read_json
+from trainer_kit.run.launcher import launch
+from trainer_kit.testing import tiny_experiment
+
+
+class _Told(Webhook):
+    """Keeps what would be posted."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9/")
+        self.told: list[tuple[str, Mapping[str, Any]]] = []
+
+    def _post(self, run: Run, status: str, text: str, record: Mapping[str, Any]) -> None:
+        self.told.append((status, record))
+
+
+class _Ends(Callback):
+    """Ends the run at step 10: by a stop request, or by an error."""
+
+    def __init__(self, fails: bool) -> None:
+        self._fails = fails
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        if run.step == 10:
+            run.trainer.request_stop()
+            if self._fails:
+                raise RuntimeError("a bug")
+
+
+def test_a_run_is_told_once_when_its_record_is_written(tmp_path: Path) -> None:
+    first, again = _Told(), _Told()
+    for webhook in (first, again):
+        launch(tiny_experiment(), "train_and_eval", str(tmp_path), callbacks=[webhook])
+    assert first.told == [("finished", read_json(tmp_path / "final.json"))]
+    assert again.told == []  # there was nothing to do
+
+
+def test_an_error_is_told_and_a_preemption_is_not(tmp_path: Path) -> None:
+    webhook = _Told()
+    with pytest.raises(PreemptedError):
+        launch(tiny_experiment(), "train", str(tmp_path / "preempted"), callbacks=[webhook, _Ends(fails=False)])
+    assert webhook.told == []
+    with pytest.raises(RuntimeError):
+        launch(tiny_experiment(), "train", str(tmp_path / "failed"), callbacks=[webhook, _Ends(fails=True)])
+    ((status, record),) = webhook.told
+    assert (status, record["error"], record["exit_code"]) == ("failed", "RuntimeError: a bug", 1)

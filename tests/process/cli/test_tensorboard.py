@@ -1,0 +1,79 @@
+"""`trainer-kit tensorboard`: the real server, on the logs of jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from trainer_kit.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+
+
+def _write_events(folder: Path) -> None:
+    writer = EventFileWriter(str(folder))
+    writer.add_event(Event(step=1))
+    writer.close()
+
+
+def _runs(url: str, wanted: set[str]) -> set[str]:
+    """Returns the names of the runs that the server shows, as soon as all wanted ones are there."""
+    end = time.monotonic() + 30
+    while True:
+        with urllib.request.urlopen(f"{url}data/runs", timeout=10) as answer:
+            found = set(json.loads(answer.read()))
+        if wanted <= found or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
+
+
+def test_running_jobs_and_new_ones_are_served_on_loopback(tmp_path: Path) -> None:
+    _write_events(tmp_path / "job_1" / "logs" / "train")
+    checkpoints = tmp_path / "job_1" / "checkpoints"
+    checkpoints.mkdir()
+    heartbeat = {"host": os.uname().nodename, "pid": os.getpid(), "step": 7, "beat": 1}
+    (checkpoints / "heartbeat.json").write_text(json.dumps(heartbeat))
+    command = [sys.executable, "-m", "trainer_kit.cli.main", "tensorboard", str(tmp_path), "--port=0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*command, "--reload_interval=1"], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if found := re.search(r"at (http://\S+/)", line):
+                break
+        assert found, "".join(lines)
+        assert re.search(r"job_1/checkpoints +alive +7\n", "".join(lines))
+        assert found[1].startswith(("http://127.0.0.1:", "http://localhost:"))
+        assert _runs(found[1], {"job_1/logs/train"}) == {"job_1/logs/train"}
+        _write_events(tmp_path / "job_2" / "logs" / "train")
+        assert "job_2/logs/train" in _runs(found[1], {"job_2/logs/train"})
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gs://bucket/tmp"], "remote folder"),
+        (["missing"], "there is no folder missing"),
+        ([".", "--port=70000"], "70000 is not a port"),
+        ([".", "--reload_interval=0"], "1 or more"),
+    ],
+)
+def test_mistakes_end_with_a_message(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tensorboard", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""What `trainer-kit render` writes: a job described once, and one module for each system that runs it."""

@@ -1,0 +1,86 @@
+"""Shows the runs in a folder, also those that begin later, in TensorBoard on this machine.
+
+Give the folder that holds the folders of jobs, such as tmp/PIPELINE. Only this machine can reach the server: from
+elsewhere, forward its port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer_kit import files
+from trainer_kit.cli.view.liveness import Pulses, pulse_text
+from trainer_kit.cli.view.run_status import holds_run, read_status, readable
+from trainer_kit.cli.view.tables import Table, show
+from trainer_kit.errors import UsageError
+
+_LAST_PORT = 65535
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds arguments for the folder and the port."""
+    parser.add_argument("folder", metavar="FOLDER", help="A folder with runs in it, at any depth, or of one run.")
+    port = "The port of the server. Default: 6006, or the next one that is free; 0: any free one."
+    parser.add_argument("--port", type=int, metavar="N", help=port)
+    reload = "Seconds between two readings of the files. Default: 5."
+    parser.add_argument("--reload_interval", type=int, default=5, metavar="S", help=reload)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Lists the runs, and becomes TensorBoard, which shows them until a signal ends it. Does not return.
+
+    Raises:
+      UsageError: when the folder is missing or remote, a number is out of range, or TensorBoard is not installed.
+      StorageError: when a folder cannot be read.
+    """
+    folder = Path(arguments.folder)
+    if files.is_remote(arguments.folder):
+        raise UsageError(f"FOLDER: {arguments.folder!r} is a remote folder; give the path that it is mounted at")
+    if not folder.is_dir():
+        raise UsageError(f"FOLDER: there is no folder {folder}; give the folder that holds the folders of runs")
+    if arguments.port is not None and not 0 <= arguments.port <= _LAST_PORT:
+        raise UsageError(f"--port: {arguments.port} is not a port; give a number from 0 to {_LAST_PORT}")
+    if arguments.reload_interval < 1:
+        raise UsageError(f"--reload_interval: {arguments.reload_interval} is not a number of seconds of 1 or more")
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("TensorBoard is not installed; run `pip install tensorboard`")
+    show([_table(folder)], sys.stdout)
+    sys.stdout.flush()
+    command = ["tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
+    command += ["--reload_interval", str(arguments.reload_interval)]
+    command += [] if arguments.port is None else ["--port", str(arguments.port)]
+    quiet = ["-W", "ignore::UserWarning"]  # what TensorBoard's own imports warn of is not the user's
+    os.execv(sys.executable, [sys.executable, *quiet, "-m", *command])  # so that signals reach TensorBoard itself
+
+
+def runs_in(folder: Path) -> Iterator[Path]:
+    """Yields the folders of the runs in `folder`, which may be one itself, in the order of their names.
+
+    Raises:
+      StorageError: when `folder` cannot be read.
+    """
+    with readable(folder):
+        os.listdir(folder)
+    for name, folders, _ in os.walk(folder):
+        folders.sort()
+        if holds_run(Path(name)):
+            folders.clear()  # what is in a run belongs to it
+            yield Path(name)
+
+
+def _table(folder: Path) -> Table:
+    rows, pulses = [], Pulses()
+    for path in runs_in(folder):
+        status = read_status(path)
+        trainer = status.trainer
+        state = pulse_text(trainer, pulses.feel(str(path), trainer)) if trainer else "no heartbeat"
+        step = trainer.step if trainer else status.finished
+        rows.append([os.path.relpath(path, folder), state, "" if step is None else str(step)])
+    if not rows:
+        return Table(f"{folder} holds no run yet", (), ())
+    return Table(f"runs in {folder}", ("run", "state", "step"), rows, left=frozenset({"run", "state"}))

@@ -1,0 +1,157 @@
+"""KFPVisualization: metrics and tables of a component for the user interface of Kubeflow Pipelines.
+
+A component writes two JSON files, and Kubeflow shows what is in them. Their form is that of version 1 of the SDK.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trainer_kit import files
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.telemetry.scalars import as_scalar
+
+METRICS_FILE, UI_METADATA_FILE = "mlpipeline-metrics.json", "mlpipeline-ui-metadata.json"
+FOLDER_VARIABLE = "KFP_OUTPUT_FOLDER"  # an environment variable: the folder of the two files instead of /
+_FORMATS = ("PERCENTAGE", "RAW")
+_METRIC_NAME = re.compile(r"[a-zA-Z]([-_a-zA-Z0-9]{0,62}[a-zA-Z0-9])?")  # Kubeflow stores no metric of another name
+_LOG = logging.getLogger(__name__)
+
+
+class KFPVisualization:
+    """Collects metrics and tables, and writes the files that Kubeflow Pipelines reads. Eager, on the host.
+
+    The files are /mlpipeline-metrics.json and /mlpipeline-ui-metadata.json, where the manifests of components expect
+    them. The environment variable KFP_OUTPUT_FOLDER names another folder, for a run outside of a container.
+
+    Args:
+      pipeline_name: The name of the pipeline.
+      bucket_name: The bucket of its files, or a local folder in place of one.
+      job_id: The identity of the job.
+
+    Attributes:
+      job_dir: The folder of the job, BUCKET/tmp/PIPELINE/JOB.
+      metrics: The metrics for the first file, a list of dicts.
+      metadata_outputs: The tables and other outputs for the second file, a list of dicts.
+    """
+
+    def __init__(self, pipeline_name: str, bucket_name: str, job_id: str) -> None:
+        is_folder = os.sep in bucket_name or os.path.isdir(bucket_name)  # a slash is not allowed in a bucket's name
+        self.job_dir = f"{bucket_name if is_folder else f'gs://{bucket_name}'}/tmp/{pipeline_name}/{job_id}"
+        self.metrics: list[dict[str, Any]] = []
+        self.metadata_outputs: list[dict[str, Any]] = []
+
+    def produce_metrics(self, name: str, value: Any, f: str = "PERCENTAGE") -> None:
+        """Adds a metric; one of the same name is replaced.
+
+        Kubeflow reads no number that is not finite, and then none of the file, so such a metric is left out with a
+        warning.
+
+        Args:
+          name: The name of the metric: letters, digits, hyphens and underscores.
+          value: A number of Python, or a scalar of NumPy or TensorFlow.
+          f: The format in which it is shown: RAW, or PERCENTAGE for a share from 0 to 1.
+
+        Raises:
+          UsageError: when the value is not a single number, or there is no such format.
+        """
+        number, kind = as_scalar(value), str(f).upper()
+        if number is None:
+            raise UsageError(
+                f"produce_metrics({name!r}): {value!r:.60} is not a single number; give one number per name"
+            )
+        if kind not in _FORMATS:
+            raise UsageError(f"produce_metrics({name!r}): f is {f!r}, not a format; {suggestion(kind, _FORMATS)}")
+        if not _METRIC_NAME.fullmatch(name):
+            advice = "use letters, digits, hyphens and underscores, 64 at most, beginning with a letter"
+            _LOG.warning("Kubeflow stores no metric called %r; %s", name, advice)
+        if not math.isfinite(number):
+            _LOG.warning("the metric %s is %s and is left out: Kubeflow reads finite numbers only", name, number)
+            return
+        self.metrics = [one for one in self.metrics if one["name"] != name]
+        self.metrics.append({"name": name, "numberValue": number, "format": kind})
+
+    def write_metrics(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Writes all metrics; after the last call of `produce_metrics`.
+
+        Args:
+          path: The file, such as the one that a component is given as an output; None: /mlpipeline-metrics.json.
+
+        Raises:
+          UsageError: when the path is a remote one.
+          StorageError: when the file cannot be written.
+        """
+        _write(path, METRICS_FILE, {"metrics": self.metrics})
+
+    def produce_ui_metadata_table(
+        self, source: str | os.PathLike[str], header: Iterable[Any], storage: str = "gcs", f: str = "csv"
+    ) -> None:
+        """Adds a table.
+
+        Kubeflow cannot read a local file: its content is then taken into the file that Kubeflow reads. If there is no
+        such file, the source stays as it is, with a warning.
+
+        Args:
+          source: The address of a CSV file without a header line; with storage "inline" its content; or a local file.
+          header: The names of the columns.
+          storage: Where the source is: "gcs", "inline", or another storage that Kubeflow knows.
+          f: The format of the source.
+
+        Raises:
+          UsageError: when the header is a text instead of a list.
+        """
+        if isinstance(header, str):
+            raise UsageError(f"produce_ui_metadata_table: header is {header!r}; give a list of the names of columns")
+        storage, source = _reachable(storage, source)
+        columns = [str(column) for column in header]
+        output = {"type": "table", "storage": storage, "format": f, "header": columns, "source": source}
+        self.metadata_outputs.append(output)
+
+    def produce_ui_metadata_markdown(self, source: str | os.PathLike[str], storage: str = "inline") -> None:
+        """Adds a text in Markdown: the text itself, or with another storage the address of the file that holds it."""
+        storage, source = _reachable(storage, source)
+        self.metadata_outputs.append({"type": "markdown", "storage": storage, "source": source})
+
+    def produce_ui_metadata_tensorboard(self, source: str = "") -> None:
+        """Adds a button that starts TensorBoard on a folder of logs; "": the folder `logs` of the job."""
+        self.metadata_outputs.append({"type": "tensorboard", "source": os.fspath(source) or f"{self.job_dir}/logs"})
+
+    def write_ui_metadata(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Writes all outputs; after the last one was added.
+
+        Args:
+          path: The file, such as the one that a component is given as an output; None: /mlpipeline-ui-metadata.json.
+
+        Raises:
+          UsageError: when the path is a remote one.
+          StorageError: when the file cannot be written.
+        """
+        _write(path, UI_METADATA_FILE, {"outputs": self.metadata_outputs})
+
+
+def _reachable(storage: str, source: str | os.PathLike[str]) -> tuple[str, str]:
+    """Returns the storage and the source of an output, with the content of a local file in place of its path."""
+    text = os.fspath(source)
+    if (storage == "inline" and isinstance(source, str)) or files.is_remote(text) or storage not in ("gcs", "inline"):
+        return storage, text
+    try:
+        return "inline", Path(text).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        _LOG.warning(
+            "Kubeflow is told of %s, but it cannot read a local file, and neither can this process: %s", text, reason
+        )
+        return storage, text
+
+
+def _write(path: str | os.PathLike[str] | None, name: str, content: dict[str, Any]) -> None:
+    target = os.path.join(os.environ.get(FOLDER_VARIABLE) or "/", name) if path is None else os.fspath(path)
+    if files.is_remote(target):
+        raise UsageError(f"{target!r} is a remote file; give a local path, which Kubeflow collects from the container")
+    files.write_json(target, content)
