@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import orbit
@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from trainer_kit.checkpoint_names import ITERATOR
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors, run_options
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import converted
@@ -25,14 +24,13 @@ from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import current_learning_rate
 from trainer_kit.training.checks.batch_spec import batch_described, build_model, new_model
-from trainer_kit.training.checks.finite_gradients import reporting_gradients
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
 from trainer_kit.training.checks.model_and_config import check_model, check_sections
 from trainer_kit.training.configured_metrics import configured_metrics
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
-from trainer_kit.training.loops.fused_loop import FusedLoop, reporting_refusal
+from trainer_kit.training.loops.fused_loop import FusedLoop
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
@@ -133,9 +131,9 @@ class Trainer(Evaluator):
         self.hyper_parameters = HyperParameters(self)
         self._run_options = run_options(config.runtime)
         self._guarded = self.trains and getattr(config.trainer, "recovery_max_trials", 0) >= 0
-        steps = getattr(config.trainer, "steps_per_loop", 1)
-        self._finite_weights = FiniteWeights(self.state, self._global_step, steps)
+        self._finite_weights = FiniteWeights(self.state, self._global_step, config.trainer)
         self.loop_parts = LoopParts(self._read_step, self._first_step_done)
+        self.splits_loops = not (self.has_own_loop or self._workers.are_there)
         self._train_loop: Any = None
         fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
         check_fusing(fuse_steps, self.problem_of_fusing())
@@ -224,11 +222,6 @@ class Trainer(Evaluator):
         return isinstance(self.data.made, ArraySource)
 
     @property
-    def splits_loops(self) -> bool:
-        """Whether loop_parts runs the training loops, so that something can be done between their steps."""
-        return not (self.has_own_loop or self._workers.are_there)
-
-    @property
     def has_own_loop(self) -> bool:
         """Whether a subclass overrides create_train_loop_fn."""
         return type(self).create_train_loop_fn is not Trainer.create_train_loop_fn
@@ -286,46 +279,33 @@ class Trainer(Evaluator):
         loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
         self.loop_steps = self.input_seconds = self.reached = None
         self._task_attributes.look()  # for values that actions have changed
-        spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
-        if isinstance(loop, (TrainLoop, FusedLoop)):
-            with self._ended_with_data():
+        with self._ended_with_data():
+            if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self._search.is_done:
-                    with self._in_loop(spec):
-                        loop = self._train_loop = self._traced(loop, iterator)
-                self._run_in_parts(loop, iterator, num_steps, spec)
-        else:
-            if self.has_own_loop:
-                self._train_set.reset()  # our own loops do so inside the graph
-            with self._ended_with_data(), self._in_loop(spec), executor(self.executor):
-                loop(iterator, num_steps)
+                    with self._in_loop(iterator):
+                        loop = self.new_loops.traced(loop, iterator, self._search.look_into, self.loop_parts.window)
+                self._run_in_parts(loop, iterator, num_steps)
+            else:
+                if self.has_own_loop:
+                    self._train_set.reset()  # our own loops do so inside the graph
+                with self._in_loop(iterator, loop):
+                    loop(iterator, num_steps)
         self._task_attributes.look()
         return self.train_loop_end()
 
-    def _traced(self, loop: TrainLoop | FusedLoop, iterator: Any) -> TrainLoop | FusedLoop:
-        """Traces a new loop, looks into its graph, and returns the loop for the executor that is chosen."""
-        with executor(self.new_loops.executor_to_trace_for):
-            graph = loop.graph(iterator)
-        self._search.look_into(graph)
-        self.new_loops.tell_of_fusing(graph, iterator.element_spec)
-        profiles = not self.loop_parts.window.passed
-        return self.new_loops.choose_executor(loop, graph, iterator.element_spec, profiles)
-
-    def _run_in_parts(self, loop: Any, iterator: Any, num_steps: Any, spec: Callable[[], Any]) -> None:
-        @contextlib.contextmanager
-        def context() -> Iterator[None]:
-            with self._in_loop(spec), self.new_loops.explained_errors(loop), executor(self.executor):
-                yield
-
+    def _run_in_parts(self, loop: Any, iterator: Any, num_steps: Any) -> None:
+        self._train_loop, context = loop, lambda: self._in_loop(iterator, loop)
         self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue, context)
         self.input_seconds = self.loop_parts.waited
         self.metrics_continue = 0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()
 
     @contextlib.contextmanager
-    def _in_loop(self, spec: Callable[[], Any]) -> Iterator[None]:
-        """A context for TensorFlow's part of a loop, in which an error may come from the middle of a step."""
+    def _in_loop(self, iterator: Any, loop: Any = None) -> Iterator[None]:
+        """A context in which a loop is traced, or runs: an error may then come from the middle of a step."""
         self.between_steps = False
+        spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
         described = batch_described("task.train_data", spec, self.task, self.model)
-        with described, self.data.reporting_damage(), reporting_refusal(self.fuse_steps), reporting_gradients():
+        with described, self.data.reporting_damage(), self.new_loops.running(loop):
             yield
         self.between_steps = True
 
@@ -357,8 +337,7 @@ class Trainer(Evaluator):
 
     def logs_so_far(self, results: dict[str, Any]) -> dict[str, Any]:
         """Returns the metrics in the results of a part of a loop, NumPy values; see TrainingParts. Eager."""
-        own = _REACHED.partition("/")[0] + "/"
-        return dict(self._train_set.reported({key: one for key, one in results.items() if not key.startswith(own)}))
+        return dict(self._train_set.reported({key: results[key] for key in results if "trainer_kit/" not in key}))
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""

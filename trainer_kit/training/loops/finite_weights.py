@@ -19,11 +19,12 @@ class FiniteWeights:
     Args:
       state: The TrainState of the run.
       global_step: The global step, an int64 scalar.
-      steps_per_loop: The steps of each loop, an integer.
+      options: The section trainer of the config; steps_per_loop is the number of steps of each loop.
     """
 
-    def __init__(self, state: TrainState, global_step: tf.Variable, steps_per_loop: int) -> None:
-        self._state, self._global_step, self._steps_per_loop = state, global_step, steps_per_loop
+    def __init__(self, state: TrainState, global_step: tf.Variable, options: Any) -> None:
+        self._state, self._global_step = state, global_step
+        self._steps_per_loop: int = getattr(options, "steps_per_loop", 1)
 
     @tf.autograph.experimental.do_not_convert
     def result(self, in_parts: bool = False) -> dict[str, tf.Tensor]:

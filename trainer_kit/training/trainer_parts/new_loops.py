@@ -10,16 +10,19 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.config.schema.evaluation import training_sets
+from trainer_kit.distribution.executor import executor
 from trainer_kit.errors import add_note
 from trainer_kit.inputs.fused_batches import tell_of_stacks
 from trainer_kit.optimizers.gradient_processors import refused_gradient
+from trainer_kit.telemetry.profile_window import ProfileWindow
+from trainer_kit.training.checks.finite_gradients import reporting_gradients
 from trainer_kit.training.checks.model_and_config import (
     problem_of_one_thread,
     tell_dropped_assertions,
     tell_slow_convolutions,
 )
 from trainer_kit.training.loops.executor_choice import ExecutorChoice, executor_by_graph, executor_by_weights
-from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
+from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, reporting_refusal
 from trainer_kit.training.loops.last_batch import LastBatch
 from trainer_kit.training.loops.nested_conditions import check_one_thread, has_nested_conditions
 from trainer_kit.training.loops.train_loop import Begin, Results, Step, TrainLoop
@@ -87,49 +90,68 @@ class NewLoops:
             after_step=lambda: self._stop_flag.agree(self._global_step),
             use_tf_function=self._config.trainer.train_tf_function,
             use_tf_while_loop=self._config.trainer.train_tf_while_loop,
-            last_batch=LastBatch(batch_spec) if self.executor_to_trace_for == _ONE_THREAD else None,
+            last_batch=LastBatch(batch_spec) if self._executor_to_trace_for == _ONE_THREAD else None,
         )
 
+    def traced(
+        self, loop: TrainLoop | FusedLoop, iterator: Any, look_into: Callable[[Any], None], window: ProfileWindow
+    ) -> TrainLoop | FusedLoop:
+        """Traces a loop of `make`, and returns the loop for the executor that is chosen. Eager.
+
+        Args:
+          loop: The loop.
+          iterator: The iterator that it will read.
+          look_into: A function that is called with the graph of the loop; None if it is not compiled.
+          window: The steps of this run that will be traced for a profile.
+
+        Raises:
+          UsageError: when the executor is single_threaded, and would wait for ever.
+        """
+        with executor(self._executor_to_trace_for):
+            graph = loop.graph(iterator)
+        look_into(graph)
+        self._tell_of_fusing(graph, iterator.element_spec)
+        return self._chosen(loop, graph, iterator.element_spec, profiles=not window.passed)
+
+    @contextlib.contextmanager
+    def running(self, loop: Any) -> Iterator[None]:
+        """A context in which a loop runs on the chosen executor, and errors name their cause. Eager, on the host.
+
+        Args:
+          loop: The loop; None: it is only traced.
+        """
+        with reporting_refusal(self.fuse_steps), reporting_gradients():
+            if loop is None:
+                yield
+                return
+            with self._explained_errors(loop), executor(self.executor):
+                yield
+
     @property
-    def executor_to_trace_for(self) -> str:
+    def _executor_to_trace_for(self) -> str:
         """The executor that a loop is traced for first: TensorFlow gives branches another form for one thread."""
         if self.executor != "auto":
             return self.executor
         return _ONE_THREAD if executor_by_weights(self._weights(), self._batch_size) is None else "default"
 
-    def tell_of_fusing(self, graph: tf.Graph | None, batch_spec: Any) -> None:
-        """Warns of what fused steps leave out or cannot use well; nothing if steps are not fused. Eager.
-
-        Args:
-          graph: The graph of a FusedLoop; None: it is not compiled.
-          batch_spec: See `make`.
-        """
+    def _tell_of_fusing(self, graph: tf.Graph | None, batch_spec: Any) -> None:
+        """Warns of what fused steps leave out or cannot use well; nothing if steps are not fused."""
         if self.fuse_steps > 1:
             tell_dropped_assertions(graph)
             tell_slow_convolutions(graph)
             tell_of_stacks(batch_spec, self.fuse_steps, self._config.trainer.steps_per_loop)
 
-    def choose_executor(
+    def _chosen(
         self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, batch_spec: Any, profiles: bool
     ) -> TrainLoop | FusedLoop:
-        """Chooses the executor if it is auto; returns the loop to run. Eager, before the first step.
-
-        Args:
-          loop: A loop of `make`, traced for `executor_to_trace_for`.
-          graph: The graph of the loop; None: it is not compiled.
-          batch_spec: See `make`.
-          profiles: Whether steps of this run will be traced for a profile.
-
-        Raises:
-          UsageError: when the executor is single_threaded, and would wait for ever.
-        """
+        """Chooses the executor if it is auto; returns the loop to run."""
         if self.executor != "auto":
             if self.executor == _ONE_THREAD and graph is not None:
                 check_one_thread(graph)
             if self.executor == _ONE_THREAD and profiles:
                 _LOG.warning("runtime.executor is single_threaded: the profile will show no TensorFlow operations")
             return loop
-        traced_for, choice = self.executor_to_trace_for, self._choice(loop, graph, profiles)
+        traced_for, choice = self._executor_to_trace_for, self._choice(loop, graph, profiles)
         _LOG.info("runtime.executor=auto: %s, since %s", choice.name, choice.reason)
         self.executor = choice.name
         return loop if choice.name == traced_for else self.make(batch_spec)
@@ -150,8 +172,8 @@ class NewLoops:
         return choice
 
     @contextlib.contextmanager
-    def explained_errors(self, loop: TrainLoop | FusedLoop) -> Iterator[None]:
-        """A context in which errors of a loop on one thread name the operation that failed. Eager, on the host.
+    def _explained_errors(self, loop: Any) -> Iterator[None]:
+        """Has errors of a loop on one thread name the operation that failed.
 
         Where memory runs out, a note names the setting that needs less.
         """
@@ -162,7 +184,9 @@ class NewLoops:
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.ResourceExhaustedError):
                 add_note(error, _LESS_MEMORY)
-            if loop.last_batch is None or refused_gradient(error):  # which tells the variable and the step
+            if getattr(loop, "last_batch", None) is None or refused_gradient(
+                error
+            ):  # which tells the variable and the step
                 raise
             reached = self._global_step.numpy()
             explained = loop.last_batch.explained(error, self._parts[1])

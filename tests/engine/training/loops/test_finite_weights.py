@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
+from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
 
 
@@ -16,7 +17,9 @@ class _Loop:
         self.global_step, self.model = tf.Variable(0, dtype=tf.int64), tf.Module()
         self.model.weight = tf.Variable(1.0)
         state = TrainState(self.global_step, self.model, None, None, None, seed=0)
-        self._look = tf.function(FiniteWeights(state, self.global_step, steps_per_loop).result, autograph=False)
+        self._look = tf.function(
+            FiniteWeights(state, self.global_step, TrainerConfig(steps_per_loop=steps_per_loop)).result, autograph=False
+        )
 
     def seen_at(self, step: int, weight: float) -> bool | None:
         self.global_step.assign(step)
@@ -41,6 +44,6 @@ def test_the_look_is_taken_out_of_the_results() -> None:
     results = {"loss": 1.0}
     assert pop_finite(results) is None and results == {"loss": 1.0}
     state = TrainState(tf.Variable(5, dtype=tf.int64), tf.Module(), None, None, None, seed=0)
-    results |= FiniteWeights(state, tf.Variable(5, dtype=tf.int64), 5).result()
+    results |= FiniteWeights(state, tf.Variable(5, dtype=tf.int64), TrainerConfig(steps_per_loop=5)).result()
     assert len(results) == 2
     assert pop_finite(results) is True and results == {"loss": 1.0}
