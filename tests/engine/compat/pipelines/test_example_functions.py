@@ -115,7 +115,7 @@ def test_augmentation_of_three_arguments_for_two_is_refused() -> None:
 
 DRAWN: dict[str, Callable[[Any], Any]] = {
     "np.random": lambda image: image + np.random.uniform(),
-    "np.random, of two values": lambda image: image + np.random.randint(2),
+    "np.random, of equal values": lambda image: image + np.round(np.random.uniform(0, 0.4)),
     "random": lambda image: image + (1.0 if random.random() > 0.5 else 0.0),
     "a generator of NumPy": lambda image: image + GENERATOR.uniform(),
     "the clock": lambda image: image + time.perf_counter(),
