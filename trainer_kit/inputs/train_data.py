@@ -251,7 +251,7 @@ class TrainData:
         if isinstance(made, Source):
             found = getattr(made, "resumption", functools.partial(source_resumption, data))
             if (resumption := found(deterministic_ops=self._deterministic_ops)) is not None:
-                self._report(resumption)
+                self._report_found(resumption)
         return data
 
     def _begin(self, given: Any) -> Any:
@@ -278,6 +278,9 @@ class TrainData:
             no_iterator = "a batch is left out, which the state of an iterator does not record"
         found = resume_method(seen, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops)
         self._saves_iterator = found.method == "iterator"
+        self._report_found(found)
+
+    def _report_found(self, found: Resumption) -> None:
         slow = found.method == "skip"  # but exact, and for most runs quick enough
         self._report(found, logging.INFO if slow else logging.WARNING)
 

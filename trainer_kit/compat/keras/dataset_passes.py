@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from trainer_kit.inputs.autotune_off import without_idle_tuner
 from trainer_kit.inputs.dataset_resume import Resumption, examine, resume_method
+from trainer_kit.inputs.dataset_structure import kind_of, transformations
 
 _LOG = logging.getLogger(__name__)
 _NEW_ITERATORS = "each pass has an iterator of its own, as in Keras"
@@ -16,6 +17,12 @@ _READ_AGAIN = (
     "x: a dataset that was read in this process before is read again from the middle, so that its shuffles draw other "
     "orders than in the first process; make a new dataset for each fit"
 )
+# Their iterators make those of their inputs when they are made; only a shuffle makes it when it is first read.
+_BEGIN_AT_ONCE = {
+    "AssertCardinality", "Batch", "Filter", "FlatMap", "IgnoreErrors", "Interleave", "Map", "Options", "PaddedBatch",
+    "ParallelBatch", "ParallelInterleave", "ParallelMap", "Prefetch", "Range", "Rebatch", "Restructured", "Shard",
+    "Skip", "TFRecord", "Take", "Tensor", "TensorSlice", "TextLine", "Unbatch", "Zip",
+}  # fmt: skip
 # The passes that fits of this process have begun over a dataset: its shuffles go on from there.
 _BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 
@@ -61,7 +68,7 @@ class DatasetPasses:
     def begin(self, position: int, *, reads: bool) -> bool:
         """Prepares the shuffles for the pass of batch `position`. Eager, in scope, on the host.
 
-        After a restart this reads the passes before, since what a shuffle draws may depend on what was read.
+        After a restart this draws the orders of the passes before, and reads these passes only as far as that needs.
 
         Args:
           position: The position of the next batch, counted over all passes.
@@ -81,7 +88,7 @@ class DatasetPasses:
             self._number = number - 1
         for earlier in range(self._number + 1, number):
             self._draw_unused(earlier)
-            self._quick.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
+            self._draw_orders()
         self._draw_unused(number)
         self._number, _BEGUN[self._given] = number, number + 1
         return True
@@ -89,6 +96,16 @@ class DatasetPasses:
     def resumption(self, *, deterministic_ops: bool) -> Resumption:
         """Returns how a resumed run gets back to its position, for the engine's report."""
         return resume_method(examine(self._dataset), no_iterator=_NEW_ITERATORS, deterministic_ops=deterministic_ops)
+
+    def _draw_orders(self) -> None:
+        """Draws what a pass draws."""
+        batches = _batches_to_draw_orders(self._dataset)
+        if batches is None:
+            self._quick.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
+            return
+        iterator = iter(self._quick)
+        for _ in range(batches):
+            next(iterator, None)
 
     def _draw_unused(self, number: int) -> None:
         """Makes the iterators that Keras makes before those of pass `number` and does not read."""
@@ -101,3 +118,18 @@ def needs_new_iterators(dataset: tf.data.Dataset) -> bool:
     """Whether a pass over a dataset differs between a new iterator and one that repeats the dataset."""
     found = examine(dataset)
     return bool(found.new_orders or found.random_ops)
+
+
+def _batches_to_draw_orders(dataset: tf.data.Dataset) -> int | None:
+    """Returns how many batches of a pass are read until its shuffles have drawn their orders; None: all of them.
+
+    A shuffle draws its order when its iterator is made, and random ops begin again then. Python and variables may
+    depend on all that was read, and below a `repeat` further iterators are made while the pass is read.
+    """
+    found = examine(dataset)
+    if found.python or found.state or found.caches or found.not_savable:
+        return None
+    kinds = [kind_of(part) for part in transformations(dataset)]
+    if not _BEGIN_AT_ONCE.issuperset({*kinds} - {"Shuffle"}):
+        return None
+    return 0 if kinds.count("Shuffle") == 1 else 1
