@@ -35,6 +35,7 @@ def server() -> Iterator[ForkServer]:
 def script(path: str) -> None:
     """Does what `python PATH` does."""
     sys.path.insert(0, os.getcwd())
+    sys.argv = [path]
     runpy.run_path(path, run_name="__main__")
 
 

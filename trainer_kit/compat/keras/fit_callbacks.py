@@ -97,6 +97,15 @@ class ExperimentCallbacks(KerasCallbacks):
         super().run_begin(run)
 
 
+def recorded_history(model: Any, model_dir: str) -> Any:
+    """Returns the History that the run in `model_dir` has recorded; it becomes the model's, too."""
+    (history,) = with_history((), model)
+    history.set_model(model)
+    read_history(model_dir, history)
+    model.history = history
+    return history
+
+
 def with_history(callbacks: Sequence[Any], model: Any) -> list[Any]:
     """Returns the callbacks, with a new History of the model's Keras if there is none among them."""
     if any(is_stock(one, "History") for one in callbacks):

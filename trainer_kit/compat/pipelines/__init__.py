@@ -1,4 +1,4 @@
-"""Compatibility layer for the pipelines `Training` class: components of a pipeline run on trainer_kit's engine.
+"""Compatibility layer for the pipelines class Training: components of a pipeline run on trainer_kit's engine.
 
 The names are imported when they are first used, so that importing this module imports neither TensorFlow nor Keras.
 """
@@ -8,13 +8,17 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from trainer_kit.process.deferred_imports import orbit_without_keras_2
+
 _HOME = {
     "TFRECORD_FEATURES": "images",
-    "preprocess_image": "images",
+    "Training": "training",
+    "exit_codes": "job_exits",
     "get_labels": "labels",
     "get_tfrecord_dataset": "tfrecords",
     "get_train_ds": "tfrecords",
     "get_valid_ds": "tfrecords",
+    "preprocess_image": "images",
 }
 
 __all__ = list(_HOME)
@@ -23,7 +27,8 @@ __all__ = list(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(sorted(_HOME))}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    with orbit_without_keras_2():  # a short job should not wait for a library that it does not use
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,201 @@
+"""The model of a job is built, wrapped and compiled as the arguments of Training say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.compat.pipelines.model_building import ModelParts, build_model, build_on, input_size
+from trainer_kit.errors import UsageError
+
+
+class Wrapped(keras.Model):
+    """A class of models with steps of its own."""
+
+
+class Wrapped2(tf_keras.Model):
+    """The same for tf_keras."""
+
+
+class Unbuilt(keras.Model):
+    """A model that is built when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+
+def functional(library: ModuleType = keras, **compiled: Any) -> Any:
+    inputs = library.Input((4,))
+    model = library.Model(inputs, library.layers.Dense(2)(inputs))
+    if compiled:
+        model.compile(**compiled)
+    return model
+
+
+def sequential(library: ModuleType = keras) -> Any:
+    return library.Sequential([library.layers.Input((4,)), library.layers.Dense(2)])
+
+
+def built(build_model_func: Any, custom: type | None = None, objects: Any = None, **compiled: Any) -> Any:
+    given = {"optimizer": None, "loss": None, "metrics": None, **compiled}
+    return build_model(ModelParts(build_model_func, custom, objects, **given))
+
+
+def test_a_checkpoint_is_never_passed() -> None:
+    passed = []
+
+    def optional(checkpoint: Any = "its default") -> Any:
+        passed.append(checkpoint)
+        return functional()
+
+    def any_keyword(**options: Any) -> Any:
+        passed.append(options)
+        return functional()
+
+    built(optional)
+    built(any_keyword)
+    assert passed == ["its default", {}]
+
+
+def test_a_required_checkpoint_is_none() -> None:
+    passed = []
+    built(lambda checkpoint: passed.append(checkpoint) or functional())
+    assert passed == [None]
+
+
+@pytest.mark.parametrize(("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize("build", [functional, sequential])
+def test_a_custom_class_takes_inputs_and_outputs(build: Any, library: ModuleType, kind: type) -> None:
+    made: list[Any] = []
+    model = built(lambda: made.append(build(library)) or made[-1], kind)
+    assert type(model) is not type(made[0])
+    assert isinstance(model, kind)
+    x = np.ones((3, 4), "float32")
+    np.testing.assert_array_equal(model(x), made[0](x))
+
+
+def test_a_model_of_the_custom_class_stays() -> None:
+    inputs = keras.Input((4,))
+    made = Wrapped(inputs, keras.layers.Dense(2)(inputs))
+    assert built(lambda: made, Wrapped) is made
+
+
+@pytest.mark.parametrize("build", [Unbuilt, lambda: keras.Sequential([keras.layers.Dense(2)])])
+def test_a_custom_class_needs_inputs_and_outputs(build: Any) -> None:
+    with pytest.raises(UsageError, match=r"made as Wrapped\(inputs, outputs\), and the model .* has no inputs"):
+        built(build, Wrapped)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(UsageError, match="build_model_func returned a tuple; it has to return a model of Keras"):
+        built(lambda: (functional(), 224))
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_training_compiles_a_model_that_is_not_compiled(library: ModuleType) -> None:
+    model = built(lambda: functional(library), optimizer="sgd", loss="mse", metrics=["mae"])
+    assert (type(model.optimizer).__name__, model.loss) == ("SGD", "mse")
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_a_compiled_model_stays_as_it_is(library: ModuleType) -> None:
+    made = functional(library, optimizer=library.optimizers.Adam(0.5), loss="mse")
+    optimizer = made.optimizer
+    assert built(lambda: made).optimizer is optimizer
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_arguments_count_before_what_the_model_has(library: ModuleType) -> None:
+    made = functional(library, optimizer="adam", loss="mse")
+    model = built(lambda: made, loss="mae")
+    assert (type(model.optimizer).__name__, model.loss) == ("Adam", "mae")
+
+
+@pytest.mark.parametrize(("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"])
+def test_a_wrapped_model_is_compiled_as_before(library: ModuleType, kind: type) -> None:
+    model = built(lambda: functional(library, optimizer=library.optimizers.Adam(0.5), loss="mse"), kind)
+    assert isinstance(model, kind)
+    assert (type(model.optimizer).__name__, model.loss) == ("Adam", "mse")
+    assert float(model.optimizer.learning_rate) == 0.5
+
+
+def test_custom_objects_are_found_by_name(tmp_path: Path) -> None:
+    class Twice(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return 2 * inputs
+
+    path = str(tmp_path / "model.keras")
+    inputs = keras.Input((4,))
+    keras.Model(inputs, Twice()(inputs)).save(path)
+    load = lambda: keras.models.load_model(path, compile=False)  # noqa: E731
+    with pytest.raises(TypeError, match="Could not locate class 'Twice'"):
+        built(load)
+    assert built(load, objects={"Twice": Twice})(np.ones((1, 4)))[0, 0] == 2
+
+
+def weights(seed: int | None) -> Any:
+    if seed is not None:
+        tf.random.set_seed(seed)
+    return built(functional).get_weights()[0]
+
+
+def test_the_seed_of_tensorflow_decides_initial_weights() -> None:
+    first, other, again = weights(3), weights(4), weights(3)
+    np.testing.assert_array_equal(again, first)
+    assert not np.array_equal(other, first)
+
+
+def test_numbers_of_numpy_go_on_as_the_program_seeded_them() -> None:
+    np.random.seed(1)
+    expected = np.random.rand()
+    np.random.seed(1)
+    weights(3)
+    assert np.random.rand() == expected
+
+
+@pytest.fixture
+def without_seed() -> Any:
+    """Takes TensorFlow's global seed away, as in a program that sets none."""
+    tf.random.set_seed(None)  # the value that TensorFlow starts with
+
+
+def test_a_program_without_a_seed_has_other_weights_each_time(without_seed: None) -> None:
+    assert not np.array_equal(weights(None), weights(None))
+
+
+def test_a_number_of_features_is_an_input_size() -> None:
+    assert input_size(functional()) == 4
+
+
+@pytest.mark.parametrize(("shape", "size"), [((32, 32, 3), 32), ((24, 32, 3), (24, 32))])
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_the_size_of_images_is_an_input_size(library: ModuleType, shape: tuple[int, ...], size: Any) -> None:
+    layers = library.layers
+    model = library.Sequential([layers.Input(shape), layers.GlobalAveragePooling2D()])
+    assert input_size(model) == size
+    inputs = {"image": layers.Input(shape, name="image"), "more": layers.Input((2,), name="more")}
+    assert input_size(library.Model(inputs, layers.GlobalAveragePooling2D()(inputs["image"]))) == size
+
+
+@pytest.mark.parametrize("build", [Unbuilt, lambda: keras.Sequential([keras.layers.Input((None, None, 3))])])
+def test_a_model_for_any_size_has_no_input_size(build: Any) -> None:
+    with pytest.raises(UsageError, match="does not tell the size of its inputs"):
+        input_size(build())
+
+
+def test_a_model_is_built_on_a_batch_for_its_weights() -> None:
+    model = Unbuilt()
+    assert not build_on(model, None)
+    assert build_on(model, tf.data.Dataset.from_tensors((np.ones((3, 4)), np.ones(3))))
+    assert model.dense.kernel.shape == (4, 2)

@@ -1,0 +1,159 @@
+"""Training runs the job of a component, and goes on where an earlier start has ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.compat.pipelines import Training
+
+X = np.random.RandomState(0).normal(size=(40, 4)).astype("float32")
+
+
+def data(x: Any = X) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((x, X[:, :1])).batch(10)
+
+
+def build_model() -> Any:
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def job(folder: Path, kind: type[Training] = Training, **options: Any) -> Training:
+    tf.random.set_seed(1)
+    return kind(build_model, folder / "job", folder / "artifacts", **{"use_tpu": False, **options})
+
+
+def exported(folder: Path) -> np.ndarray:
+    """Returns the outputs of the SavedModel of a job."""
+    model = tf.saved_model.load(str(folder / "artifacts" / "saved_model"))
+    return model.serve(X).numpy()
+
+
+def test_without_a_tpu_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        made = job(tmp_path, use_tpu=True)
+    assert [one.getMessage() for one in caplog.records if "TPU" in one.getMessage()] == [
+        "use_tpu=True: there is no TPU; the job trains with TensorFlow's default strategy"
+    ]
+    assert made.distribute_strategy is tf.distribute.get_strategy()
+
+
+def test_a_tpu_that_does_not_answer_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TPU_NAME", "grpc://127.0.0.1:1")
+    with pytest.raises(SystemExit) as ended:
+        job(tmp_path, use_tpu=True)
+    assert ended.value.code == 2
+    assert "tpu (TPU_NAME) failed" in capsys.readouterr().err
+
+
+def test_a_folder_is_checked_before_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "artifacts").write_text("a file")
+    with pytest.raises(SystemExit) as ended:
+        job(tmp_path)
+    assert ended.value.code == 6
+    assert "artifacts is a file, not a folder" in capsys.readouterr().err
+
+
+def test_a_job_trains_in_the_scope_of_its_strategy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    with strategy.scope():
+        made = job(tmp_path, use_tpu=True)
+    assert made.distribute_strategy is strategy
+    assert "TPU" not in caplog.text
+    made.run_train(data(), None, 1)
+    np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["job_dir", "artifacts_dir"])
+def test_remote_folders_are_refused_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Training(build_model, **{name: "gs://bucket/tmp/digits"}, use_tpu=False)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {name}='gs://bucket/tmp/digits' is a remote folder; ")
+
+
+def test_a_loss_that_is_not_finite_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = job(tmp_path)
+    made.add_callback(keras.callbacks.TerminateOnNaN())
+    with pytest.raises(SystemExit) as ended:
+        made.run_train(data(X * np.nan), data(), 1)
+    assert ended.value.code == 3
+    assert "training_loss is nan at step 1" in capsys.readouterr().err
+    assert not (tmp_path / "artifacts").exists()
+    assert made.last_checkpoint is None
+
+
+def test_a_job_goes_on_and_writes_what_is_missing(tmp_path: Path) -> None:
+    job(tmp_path).run_train(data(), data(), 1)
+    first, made = exported(tmp_path), job(tmp_path)
+    assert (made.last_epoch, made.last_checkpoint) == (1, str(tmp_path / "job" / "checkpoints" / "ckpt-4"))
+    history = made.run_train(data(), data(), 2)
+    assert (history.epoch, made.last_epoch, made.history) == ([0, 1], 2, history)
+    np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
+    assert not np.allclose(exported(tmp_path), first)
+    meta = json.loads((tmp_path / "job" / "job_meta.json").read_text())
+    assert (meta["last_epoch"], meta["last_checkpoint"]) == (2, "checkpoints/ckpt-8")
+    shutil.rmtree(tmp_path / "artifacts")  # as if the process had been killed before it wrote them
+    again = job(tmp_path)
+    again.run_train(data(), data(), 2)
+    assert (tmp_path / "artifacts" / "history.csv").read_text().count("\n") == 3
+    np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
+
+
+def test_a_subclass_may_replace_init_and_run_train(tmp_path: Path) -> None:
+    class Scaled(Training):
+        def __init__(self, *arguments: Any, factor: float, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.factor = factor
+
+        def run_train(self, train_ds: Any, valid_ds: Any, epochs: int) -> Any:
+            return super().run_train(train_ds.map(lambda x, y: (self.factor * x, y)), valid_ds, epochs)
+
+    made = job(tmp_path, Scaled, factor=0.0)
+    kernel, bias = made.model.get_weights()
+    made.run_train(data(), None, 1)
+    np.testing.assert_array_equal(made.model.get_weights()[0], kernel)  # inputs of 0 have no gradient
+    assert made.model.get_weights()[1] != bias
+
+
+def test_a_loop_of_a_subclass_saves_its_own_artifacts(tmp_path: Path) -> None:
+    class Loop(Training):
+        def run_train(self, train_ds: Any, valid_ds: Any, epochs: int) -> Any:
+            losses = {"loss": [1.0 for _ in range(self.last_epoch, epochs)]}
+            self.save_history(losses)
+            self.save_model()
+            return losses
+
+    made = job(tmp_path, Loop)
+    made.run_train(None, None, 2)
+    assert (tmp_path / "artifacts" / "history.csv").read_text() == ",loss\n0,1.0\n1,1.0\n"
+    np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
+
+
+def test_without_folders_no_artifacts_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = Training(build_model, use_tpu=False)
+    try:
+        made.run_train(data(), None, 1)
+        assert made.last_epoch == 1
+    finally:
+        shutil.rmtree(made.job_dir)
+    assert list(tmp_path.iterdir()) == []
+    assert f"job_dir is not given: the files are in {made.job_dir}" in caplog.text
+    with pytest.raises(ValueError, match="save_model: artifacts_dir is not given"):
+        made.save_model()

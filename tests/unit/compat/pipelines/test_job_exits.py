@@ -1,0 +1,74 @@
+"""A job ends with the exit code of the error that ended it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from trainer_kit.compat.pipelines.job_exits import exit_codes
+from trainer_kit.errors import (
+    DataError,
+    DivergedError,
+    InterruptedRunError,
+    PreemptedError,
+    TrainerKitError,
+    UsageError,
+)
+
+_STOPPED = """
+import os, signal
+from trainer_kit.compat.pipelines.job_exits import exit_codes
+with exit_codes():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except BaseException:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UsageError, 2), (DivergedError, 3), (DataError, 5), (PreemptedError, 75), (InterruptedRunError, 130)],
+)
+def test_an_error_that_explains_itself_is_an_exit_code(
+    error: type[TrainerKitError], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        raise error("this is why")
+    assert ended.value.code == code
+    assert capsys.readouterr().err == "error: this is why\n"
+
+
+def test_an_error_of_the_program_stays_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError), exit_codes():
+        raise ZeroDivisionError
+
+
+def test_an_exit_of_the_program_keeps_its_code() -> None:
+    with pytest.raises(SystemExit) as ended, exit_codes(), exit_codes():
+        raise UsageError("once")
+    assert ended.value.code == 2
+
+
+def test_sigterm_outside_of_a_run_ends_with_75() -> None:
+    done = subprocess.run([sys.executable, "-c", _STOPPED], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (75, 1)
+
+
+def test_handlers_of_the_program_stay() -> None:
+    before = signal.signal(signal.SIGTERM, own := lambda *_: None)
+    try:
+        with exit_codes():
+            assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_handler_of_before_is_back_afterwards() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with exit_codes():
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,53 @@
+"""The exit codes of a job: a pipeline reads from them whether it should start the job again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from trainer_kit.errors import ExitCode, explained
+from trainer_kit.process.error_report import print_error
+
+
+@contextlib.contextmanager
+def exit_codes() -> Iterator[None]:
+    """Ends the program with the exit code of an error that explains itself, and prints its message. Eager, on the host.
+
+    Any other error, such as one of the user's code, goes on as it is: Python prints its traceback and ends with 1.
+    SIGTERM outside of a run, which handles it, ends the process at once with 75, as there is nothing to save.
+
+    Raises:
+      SystemExit: with a code of `errors.EXIT_CODES`, after an error that explains itself.
+    """
+    with _preemptible():
+        try:
+            yield
+        except Exception as error:
+            known = explained(error)
+            if known is None:
+                raise
+            raise SystemExit(int(print_error(known))) from error
+
+
+@contextlib.contextmanager
+def _preemptible() -> Iterator[None]:
+    """Sets a handler of SIGTERM, unless the program has one; only the main thread of Python can do that."""
+    default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if not default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # An exception could be lost in a library. What was begun outside of a run, the next start does again.
+    os.write(2, b"error: stopped by SIGTERM; there was nothing to save; start the job again\n")
+    os._exit(ExitCode.PREEMPTED)

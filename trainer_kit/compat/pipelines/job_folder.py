@@ -1,0 +1,76 @@
+"""JobFolder: the files in the folder of a job, and what they tell about the epochs that were trained."""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import Any
+
+from trainer_kit import files
+from trainer_kit.checkpoint_names import RECORD, owner, step_of
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.process.run_directory import RunDirectory
+
+
+class JobFolder:
+    """The files in job_dir. Imports no TensorFlow.
+
+    Args:
+      job_dir: The folder of the job, a local one.
+
+    Attributes:
+      checkpoints: The folder of the run, with its checkpoints.
+      logs: The folder of the TensorBoard callback.
+      meta: The path of job_meta.json.
+    """
+
+    def __init__(self, job_dir: str) -> None:
+        self.checkpoints = os.path.join(job_dir, "checkpoints")
+        self.logs = os.path.join(job_dir, "logs")
+        self.meta = os.path.join(job_dir, "job_meta.json")
+
+    def last_checkpoint(self) -> str | None:
+        """Returns the path of the newest complete checkpoint, without the endings of its files; None if none exists."""
+        records = glob.glob(os.path.join(glob.escape(self.checkpoints), f"ckpt-*{RECORD}"))
+        prefixes = (one.removesuffix(RECORD) for one in records if owner(os.path.basename(one)))
+        return max(prefixes, key=step_of, default=None)
+
+    def last_epoch(self) -> int:
+        """Returns the number of epochs whose training steps are all in the newest checkpoint."""
+        newest, steps = self.last_checkpoint(), RunDirectory(self.checkpoints, TrainerConfig()).steps_per_epoch()
+        return step_of(newest) // steps if newest and steps else 0
+
+    def read_meta(self) -> dict[str, Any]:
+        """Returns the content of job_meta.json; an empty dict if there is no such file."""
+        return files.read_json(self.meta) or {}
+
+    def update_meta(self, **values: Any) -> None:
+        """Changes values in job_meta.json; leaves the file alone if it has them.
+
+        Raises:
+          StorageError: when the file cannot be written.
+        """
+        before = self.read_meta()
+        if (after := {**before, **values}) != before:
+            files.write_json(self.meta, after)
+
+    def note_finished(self, epochs: int, *, stopped: bool) -> None:
+        """Writes to job_meta.json that the job is finished with its newest checkpoint.
+
+        Args:
+          epochs: The number of epochs that were asked for.
+          stopped: Whether a callback has ended the training before.
+
+        Raises:
+          StorageError: when the file cannot be written.
+        """
+        self.update_meta(finished={"checkpoint": self._newest_name(), "epochs": epochs, "stopped": stopped})
+
+    def is_finished(self, epochs: int) -> bool:
+        """Whether the job was finished with its newest checkpoint, and would train nothing up to this epoch."""
+        finished = self.read_meta().get("finished") or {}
+        there = bool(finished) and finished.get("checkpoint") == self._newest_name()
+        return there and (bool(finished.get("stopped")) or finished.get("epochs", 0) >= epochs)
+
+    def _newest_name(self) -> str:
+        return os.path.basename(self.last_checkpoint() or "")

@@ -1,0 +1,238 @@
+"""Training: the class that a component of a pipeline hands its model, its data and its folders to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import keras
+
+from trainer_kit import files
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.compat.keras.fit_callbacks import recorded_history
+from trainer_kit.compat.keras.history import read_history
+from trainer_kit.compat.keras.inference import load
+from trainer_kit.compat.keras.model_fit import fit
+from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
+from trainer_kit.compat.pipelines.job_exits import exit_codes
+from trainer_kit.compat.pipelines.job_folder import JobFolder
+from trainer_kit.compat.pipelines.job_strategy import job_strategy
+from trainer_kit.compat.pipelines.model_building import (
+    ModelParts,
+    build_model,
+    build_on,
+    custom_objects_known,
+    input_size,
+)
+from trainer_kit.distribution.keras_internals import of_keras_2
+from trainer_kit.errors import UsageError
+
+_LOG = logging.getLogger(__name__)
+_HISTORY, _MODEL = "history.csv", "saved_model"  # in artifacts_dir
+
+
+class Training:
+    """A training job whose model, data and folders a component of a pipeline gives. Eager, on the host.
+
+    A job that was stopped or killed goes on when the same program is started again: with the optimizer, the callbacks
+    and the epochs that are left. A subclass may replace `__init__` and `run_train`.
+
+    Args:
+      build_model_func: A function without arguments that returns a model of Keras 3 or tf_keras, compiled or not. An
+        argument `checkpoint` of it is not used, since the engine restores the checkpoint.
+      job_dir: The folder for checkpoints/, logs/ and job_meta.json. "": a temporary folder, from which no later start
+        can go on.
+      artifacts_dir: The folder for saved_model/ and history.csv. "": they are not written.
+      use_tpu: Whether to train on a TPU. If there is none, one line says so, and the current strategy is used.
+      custom_model_class: A class of models with its own steps. It gets the inputs and outputs of the model that
+        build_model_func returns, unless that is one of this class.
+      custom_objects: Objects by name that Keras finds while the model is built or loaded.
+      optimizer, loss, metrics: The arguments of `compile`. None: as build_model_func has compiled the model.
+
+    Attributes:
+      model: The model, which `run_train` trains. A finished job leaves it with the trained weights.
+      callbacks: The callbacks of Keras and of trainer_kit that `run_train` uses; a TensorBoard at first.
+      last_epoch: The number of complete epochs, 0 at first.
+      last_checkpoint: The path of the newest checkpoint, without the endings of its files; None at first.
+      distribute_strategy: The strategy in whose scope the model was built.
+      history: The History of `run_train`; None before.
+      job_dir, artifacts_dir, use_tpu, custom_objects: The arguments.
+
+    Raises:
+      SystemExit: after a message, with exit code 2 when an argument cannot be used, and 6 when a folder cannot be
+        written.
+    """
+
+    def __init__(
+        self,
+        build_model_func: Callable[..., Any],
+        job_dir: str | os.PathLike[str] = "",
+        artifacts_dir: str | os.PathLike[str] = "",
+        use_tpu: bool = True,
+        *,
+        custom_model_class: type | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        optimizer: Any = None,
+        loss: Any = None,
+        metrics: Any = None,
+    ) -> None:
+        self.job_dir, self.artifacts_dir = os.fspath(job_dir or ""), os.fspath(artifacts_dir or "")
+        self.use_tpu, self.custom_objects = use_tpu, custom_objects
+        self.history: Any = None
+        with exit_codes():
+            _check_folders(job_dir=self.job_dir, artifacts_dir=self.artifacts_dir)
+            self.distribute_strategy = job_strategy(use_tpu)
+            parts = ModelParts(build_model_func, custom_model_class, custom_objects, optimizer, loss, metrics)
+            with self.distribute_strategy.scope():
+                self.model = build_model(parts)
+        if not self.job_dir:
+            self.job_dir = tempfile.mkdtemp(prefix="trainer_kit-job-")
+            _LOG.warning("job_dir is not given: the files are in %s, and no later start goes on there", self.job_dir)
+        self.last_epoch, self.last_checkpoint = self._folder.last_epoch(), self._folder.last_checkpoint()
+        library = sys.modules["tf_keras"] if of_keras_2(self.model) else keras
+        self.callbacks: list[Any] = [library.callbacks.TensorBoard(self._folder.logs)]
+
+    @property
+    def checkpoints_dir(self) -> str:
+        """The folder of the run: the argument `model_dir` of `trainer_kit.compat.keras` and of the command line."""
+        return self._folder.checkpoints
+
+    @property
+    def _folder(self) -> JobFolder:
+        return JobFolder(self.job_dir)
+
+    def model_summary(self) -> None:
+        """Prints the layers of the model."""
+        self.model.summary()
+
+    def get_model_input_size(self) -> Any:
+        """Returns the height of the images that the model takes; (height, width) if they differ.
+
+        Of vectors it is the number of features.
+
+        Raises:
+          UsageError: when the model takes inputs of any size.
+        """
+        return input_size(self.model)
+
+    def add_callback(self, callback: Any) -> None:
+        """Adds a callback of Keras or of trainer_kit."""
+        self.callbacks.append(callback)
+
+    def add_callbacks(self, callbacks: Iterable[Any]) -> None:
+        """Adds callbacks of Keras or of trainer_kit."""
+        self.callbacks.extend(callbacks)
+
+    def run_train(self, train_ds: Any, valid_ds: Any, epochs: int, **options: Any) -> Any:
+        """Trains up to the end of epoch `epochs`, writes the artifacts and returns the History of all epochs.
+
+        A finished job trains nothing and changes no file.
+
+        Args:
+          train_ds: The training data in global batches, a tf.data.Dataset or whatever `Model.fit` takes.
+          valid_ds: The validation data, evaluated after each epoch; None: nothing is evaluated.
+          epochs: The number of epochs in all, also those of earlier starts.
+          **options: Further arguments of `trainer_kit.compat.keras.fit`, such as checkpoint_interval.
+
+        Raises:
+          SystemExit: after a message, with an exit code of `errors.EXIT_CODES`: 75 after SIGTERM, 3 if the loss or a
+            weight is not finite, 2 for a mistake of the caller.
+        """
+        with exit_codes(), custom_objects_known(self.custom_objects):
+            self.history = self._trained(train_ds, valid_ds, epochs, options)
+            self._write_artifacts()
+        return self.history
+
+    def save_history(self, history: Any = None) -> None:
+        """Writes the history to artifacts_dir/history.csv, as a DataFrame of pandas is written.
+
+        Args:
+          history: A History, or a dict of the values of the epochs by name; None: the one of `run_train`.
+
+        Raises:
+          UsageError: when there is no artifacts_dir or no history yet.
+        """
+        history = self.history if history is None else history
+        if not self.artifacts_dir or history is None:
+            missing = "run_train has not ended" if self.artifacts_dir else "artifacts_dir is not given"
+            raise UsageError(f"save_history: {missing}, so there is no history to write")
+        values = getattr(history, "history", history)
+        write_history_csv(os.path.join(self.artifacts_dir, _HISTORY), values)
+
+    def save_model(self) -> None:
+        """Writes the model to artifacts_dir/saved_model, for `tf.saved_model.load`.
+
+        Raises:
+          UsageError: when there is no artifacts_dir.
+        """
+        if not self.artifacts_dir:
+            raise UsageError("save_model: artifacts_dir is not given")
+        export_saved_model(self.model, os.path.join(self.artifacts_dir, _MODEL))
+
+    def _trained(self, train_ds: Any, valid_ds: Any, epochs: int, options: dict[str, Any]) -> Any:
+        """Returns the History of a finished job, or trains and returns it."""
+        if self._folder.is_finished(epochs) and build_on(self.model, train_ds):
+            _LOG.warning("nothing to do: the job in %s has ended after %d epochs", self.job_dir, self.last_epoch)
+            load(self.model, self.checkpoints_dir, "latest")
+            return recorded_history(self.model, self.checkpoints_dir)
+        # A job whose loss is not finite ends with an error. Keras would go on, and the artifact would hold NaN.
+        trainer = {"recovery_max_trials": 0, **options.pop("trainer", {})}
+        try:
+            history = fit(
+                self.model, train_ds, validation_data=valid_ds, epochs=epochs, model_dir=self.checkpoints_dir,
+                callbacks=[*self.callbacks, _Progress(self)], trainer=trainer, **options,
+            )  # fmt: skip
+        finally:
+            self.note_progress()
+        stopped = bool(getattr(self.model, "stop_training", False))
+        if stopped or self.last_epoch >= epochs:
+            self._folder.note_finished(epochs, stopped=stopped)
+        read_history(self.checkpoints_dir, history)  # the same types of numbers as in a later start
+        return history
+
+    def note_progress(self) -> None:
+        """Reads `last_epoch` and `last_checkpoint` from the checkpoints, and writes them to job_meta.json."""
+        self.last_epoch, self.last_checkpoint = self._folder.last_epoch(), self._folder.last_checkpoint()
+        if self.last_checkpoint:
+            self._folder.update_meta(
+                last_epoch=self.last_epoch,
+                last_checkpoint=os.path.relpath(self.last_checkpoint, self.job_dir),
+            )
+
+    def _write_artifacts(self) -> None:
+        """Writes the artifacts, unless an earlier start has written those of the newest checkpoint."""
+        if not self.artifacts_dir:
+            return
+        of = {"folder": os.path.abspath(self.artifacts_dir), "checkpoint": os.path.basename(self.last_checkpoint or "")}
+        there = all(os.path.exists(os.path.join(self.artifacts_dir, name)) for name in (_HISTORY, _MODEL))
+        if there and self._folder.read_meta().get("artifacts") == of:
+            return
+        self.save_history()
+        self.save_model()
+        self._folder.update_meta(artifacts=of)
+
+
+class _Progress(Callback):
+    """Notes the progress of a job when an epoch has ended."""
+
+    def __init__(self, job: Training) -> None:
+        self._job = job
+
+    def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
+        self._job.note_progress()
+
+
+def _check_folders(**folders: str) -> None:
+    """Raises UsageError for a remote folder, and StorageError for one that cannot be written."""
+    for name, folder in folders.items():
+        if files.is_remote(folder):
+            raise UsageError(
+                f"{name}={folder!r} is a remote folder; only local and mounted folders are allowed: mount it (gcsfuse, "
+                "s3fs, ...) and give the path of the mount"
+            )
+        if folder:
+            files.check_writable(folder)  # before the training, not after it
