@@ -20,8 +20,8 @@ _READ_AGAIN = (
 # Their iterators make those of their inputs when they are made; only a shuffle makes it when it is first read.
 _BEGIN_AT_ONCE = {
     "AssertCardinality", "Batch", "Filter", "FlatMap", "IgnoreErrors", "Interleave", "Map", "Options", "PaddedBatch",
-    "ParallelBatch", "ParallelInterleave", "ParallelMap", "Prefetch", "Range", "Rebatch", "Restructured", "Shard",
-    "Skip", "TFRecord", "Take", "Tensor", "TensorSlice", "TextLine", "Unbatch", "Zip",
+    "ParallelBatch", "ParallelInterleave", "ParallelMap", "Prefetch", "Random", "Range", "Rebatch", "Restructured",
+    "Shard", "Skip", "TFRecord", "Take", "Tensor", "TensorSlice", "TextLine", "Unbatch", "Zip",
 }  # fmt: skip
 # The passes that fits of this process have begun over a dataset: its shuffles go on from there.
 _BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from trainer_kit.errors import DataError, UsageError, near_names
 from trainer_kit.files import is_remote
 from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, compression_of
+from trainer_kit.process.error_report import reason
 
 _LISTED = 6  # names in a message
 _READ_AT_ONCE = 16  # files
@@ -49,10 +51,10 @@ class SplitFiles:
         pattern = os.path.join(folder, f"{split}-*.tfrec")
         found = sorted(glob.glob(f"{split}-*.tfrec", root_dir=folder))
         if not found:
-            raise MissingFilesError(f"no file matches {pattern}; {content_of(folder, f'{split}-')}")
+            raise MissingFilesError(f"no file matches {pattern}; {_splits_of(folder, split)}")
         paths = [path for path in (os.path.join(folder, name) for name in found) if os.path.getsize(path)]
         if not paths:
-            raise DataError(f"{pattern}: all {len(found)} files are empty")
+            raise DataError(f"{pattern} has only files without a record: {', '.join(found[:_LISTED])}")
         return cls(pattern, paths, [compression_of(path) for path in paths])
 
     def records(self, *, shuffle_seed: int | None = None) -> tf.data.Dataset:
@@ -96,7 +98,7 @@ def number_of(dataset: tf.data.Dataset, name: str) -> int:
     try:
         return int(dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
     except tf.errors.OpError as error:
-        raise DataError(f"{name} cannot be read: {error.message.splitlines()[0]}") from error
+        raise DataError(f"{name} cannot be read: {reason(error)[0]}") from error
 
 
 def local_folder(dataset_path: Any) -> str:
@@ -118,12 +120,24 @@ def content_of(folder: str, wanted: str) -> str:
         return "there is no such folder"
     names = sorted(os.listdir(folder))
     if not names:
-        return f"{folder} is empty"
+        return "the folder is empty"
     more = f", ... ({len(names)} in all)" if len(names) > _LISTED else ""
-    splits = {name.rpartition("-")[0] for name in names if name.endswith(".tfrec") and "-" in name}
-    near = near_names(wanted.rstrip("-"), splits) if wanted.endswith("-") else near_names(wanted, names)
-    advice = f"; did you mean {' or '.join(near)}?" if near else ""
-    return f"the folder has {', '.join(names[:_LISTED])}{more}{advice}"
+    return f"the folder has {', '.join(names[:_LISTED])}{more}{_advice(wanted, names)}"
+
+
+def _splits_of(folder: str, wanted: str) -> str:
+    """Returns which splits are in a folder; what else is there if there is none."""
+    names = glob.glob("*-*.tfrec", root_dir=folder)
+    splits = Counter(name.partition("-")[0] for name in names)
+    if not splits:
+        return content_of(folder, f"{wanted}-00000.tfrec")
+    listed = ", ".join(f"{split} ({number} files)" for split, number in sorted(splits.items())[:_LISTED])
+    return f"the folder has the splits {listed}{_advice(wanted, splits)}"
+
+
+def _advice(wanted: str, names: Iterable[str]) -> str:
+    near = near_names(wanted, names)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 @tf.autograph.experimental.do_not_convert

@@ -67,9 +67,10 @@ def get_tfrecord_dataset(
     split = _split(split, is_train)
     training, size = split == _TRAIN, _size("global_batch_size", global_batch_size)
     files = SplitFiles.find(dataset_path, split)
-    records, number = _chosen(files, dataset_path, checked_percentage(percentage), _FILES_SEED if training else None)
+    share = checked_percentage(percentage)
+    records, number = _chosen(files, dataset_path, share, _FILES_SEED if training else None)
     if number < (size if training else 1):
-        of_classes = "" if percentage == 100 else f" of the first {percentage:g} % of the classes"
+        of_classes = "" if share == 100 else f" of the first {share:g} % of the classes"
         raise DataError(
             f"{files.pattern} has {number} examples{of_classes}, and a batch {size}; lower global_batch_size, or add "
             "files"

@@ -57,6 +57,7 @@ CHAINS: dict[str, Make] = {
     "random ops": lambda d: d.map(noisy).batch(4),
     "a variable": lambda d: counted(d).batch(4),
     "random numbers": lambda d: zipped_with_random(d).batch(4),
+    "shuffled random numbers": lambda d: shuffled(zipped_with_random(d)).batch(4),
     "concatenate": lambda d: d.concatenate(shuffled(tf.data.Dataset.range(9))).batch(4),
 }
 

@@ -1,0 +1,218 @@
+"""The batches of a split: which examples, in which order, and what comes after a restart."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.engine.compat.pipelines.data_sets import TRAIN, VALID, example, write, write_data_set
+from trainer_kit.compat import keras as tk_keras
+from trainer_kit.compat.pipelines import (
+    TFRECORD_FEATURES,
+    get_labels,
+    get_tfrecord_dataset,
+    get_train_ds,
+    get_valid_ds,
+    preprocess_image,
+)
+from trainer_kit.errors import DataError, UsageError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data_set(tmp_path_factory.mktemp("data"))
+
+
+def read_tfrecord(example: Any, size: int, label_list: list[str]) -> Any:
+    """Returns the image and the label of a record, as the sample of the original does."""
+    parsed = tf.io.parse_single_example(example, TFRECORD_FEATURES)
+    image = preprocess_image(tf.image.decode_image(parsed["image"], channels=3), size)
+    return image, tf.cast(tf.where(label_list == parsed["label"])[0], tf.float32)
+
+
+def number_in(example: Any) -> tf.Tensor:
+    """Returns the number that the pixels of a record have, uint8 []."""
+    return tf.io.decode_png(tf.io.parse_single_example(example, TFRECORD_FEATURES)["image"])[0, 0, 0]
+
+
+def numbers(dataset: tf.data.Dataset) -> list[int]:
+    return [int(number) for batch in dataset.as_numpy_iterator() for number in batch]
+
+
+def training(folder: Path, size: int = 8, **options: Any) -> tf.data.Dataset:
+    return get_tfrecord_dataset(str(folder), number_in, size, "train", **options)
+
+
+# ---- examples and batches
+
+
+def test_images_and_labels_come_in_batches_of_known_shape(folder: Path) -> None:
+    count, labels = get_labels(folder)
+    dataset = get_train_ds(folder, functools.partial(read_tfrecord, size=4, label_list=labels), 8)
+    images, classes = dataset.element_spec
+    assert (images.shape, images.dtype, classes.shape) == ((8, 4, 4, 3), tf.float32, (8, 1))
+    assert {int(one) for _, batch in dataset for one in batch[:, 0]} == set(range(count))
+
+
+def test_a_pass_has_each_example_of_all_files_once(folder: Path) -> None:
+    assert sorted(numbers(training(folder))) == list(range(TRAIN))
+
+
+def test_validation_is_in_the_order_of_the_files(folder: Path) -> None:
+    dataset = get_valid_ds(folder, number_in, 4)
+    assert numbers(dataset) == list(range(100, 100 + VALID))
+    assert [len(batch) for batch in dataset.as_numpy_iterator()] == [4, 4, 2]
+
+
+def test_training_leaves_a_smaller_last_batch_out(folder: Path) -> None:
+    dataset = training(folder, 9)
+    assert (len(dataset), len(numbers(dataset))) == (4, 36)
+
+
+def test_other_splits_are_read_like_validation(tmp_path: Path) -> None:
+    write(tmp_path / "test-00000.tfrec", range(5))
+    assert numbers(get_tfrecord_dataset(tmp_path, number_in, 3, "test")) == list(range(5))
+
+
+def test_is_train_says_the_split(folder: Path) -> None:
+    assert len(numbers(get_tfrecord_dataset(folder, number_in, 4, is_train=True))) == TRAIN
+    assert len(numbers(get_tfrecord_dataset(folder, number_in, 4, is_train=False))) == VALID
+
+
+def test_a_share_of_the_classes_is_read(folder: Path) -> None:
+    count, labels = get_labels(folder, 50)
+    dataset = get_train_ds(folder, functools.partial(read_tfrecord, size=4, label_list=labels), 5, 50)
+    assert (count, len(dataset)) == (2, 4)
+    assert {int(one) for _, batch in dataset for one in batch[:, 0]} == {0, 1}
+    assert numbers(get_valid_ds(folder, number_in, 5, 50)) == [100, 101, 104, 105, 108, 109]
+
+
+def test_augmentation_is_for_training_only(folder: Path) -> None:
+    options: Any = {"data_augmentation": lambda number: number + 100}
+    assert min(numbers(training(folder, **options))) == 100
+    assert numbers(get_tfrecord_dataset(folder, number_in, 5, "valid", **options))[0] == 100
+
+
+# ---- orders
+
+
+def test_each_pass_has_another_order(folder: Path) -> None:
+    dataset = training(folder)
+    first, second = numbers(dataset), numbers(dataset)
+    assert first != second != sorted(second)
+
+
+def test_the_order_follows_from_the_global_seed_alone(folder: Path) -> None:
+    def order(seed: int) -> list[int]:
+        tf.random.set_seed(seed)
+        return numbers(training(folder))
+
+    first, other = order(1), order(2)
+    tf.random.set_seed(1)
+    tf.random.uniform([3])
+    assert numbers(training(folder)) == first != other
+
+
+def test_a_program_without_a_seed_has_the_same_order(folder: Path) -> None:
+    tf.random.set_seed(None)
+    assert numbers(training(folder)) == numbers(training(folder))
+
+
+def fitted(folder: Path, model_dir: Path, **options: Any) -> list[bytes]:
+    """Returns the weights after a fit over data that a user has transformed and augmented."""
+    keras.utils.set_random_seed(3)
+    parse = functools.partial(read_tfrecord, size=4, label_list=get_labels(folder)[1])
+    noisy = lambda image, label: (image + tf.random.uniform([], seed=1), label)  # noqa: E731
+    dataset = get_tfrecord_dataset(folder, parse, 8, "train", noisy)
+    kept = dataset.unbatch().filter(lambda _, label: label[0] < 3).shuffle(6, seed=5).batch(4, drop_remainder=True)
+    model = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(4)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    tk_keras.fit(model, kept.prefetch(2), verbose=0, model_dir=str(model_dir), best=False, **options)
+    return [weight.tobytes() for weight in model.get_weights()]
+
+
+def test_a_restart_goes_on_with_the_same_batches(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = fitted(folder, tmp_path / "whole", epochs=3)
+    stopped = {"checkpoint_interval": 5, "trainer": {"train_steps": 10}}  # inside of the second epoch of 7 steps
+    assert fitted(folder, tmp_path / "parts", epochs=2, **stopped) != whole
+    assert fitted(folder, tmp_path / "parts", epochs=3) == whole
+    assert "data_augmentation <lambda> (test_tfrecords.py:" in caplog.text
+    assert "RandomUniform draws random numbers" in caplog.text
+
+
+# ---- mistakes
+
+
+def test_missing_files_are_told_with_what_is_there(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no file matches .*/tran-\*\.tfrec; .* did you mean train\?"):
+        get_tfrecord_dataset(folder, number_in, 4, "tran")
+    (tmp_path / "train_00001.tfrec").touch()
+    with pytest.raises(DataError, match=r"the folder has train_00001\.tfrec"):
+        get_train_ds(tmp_path, number_in, 4)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        get_train_ds(tmp_path / "none", number_in, 4)
+
+
+def test_files_that_hold_no_records_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train-0.tfrec"
+    path.touch()
+    with pytest.raises(DataError, match=r"only files without a record: train-0\.tfrec"):
+        get_train_ds(tmp_path, number_in, 4)
+    path.write_text("this is no file of records")
+    with pytest.raises(DataError, match=r"train-0\.tfrec: at offset 0 there is no record"):
+        get_train_ds(tmp_path, number_in, 4)
+    write(path, range(5), "GZIP")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"train-0\.tfrec cannot be read: DataLossError"):
+        get_train_ds(tmp_path, number_in, 4)
+
+
+def test_a_batch_beyond_the_data_is_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match=f"has {TRAIN} examples, and a batch 41"):
+        training(folder, 41)
+    assert len(get_valid_ds(folder, number_in, 41)) == 1
+
+
+def test_a_share_needs_labels_in_the_records(tmp_path: Path) -> None:
+    with tf.io.TFRecordWriter(str(tmp_path / "train-0.tfrec")) as writer:
+        writer.write(example(1).replace(b"label", b"lobel"))
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+    with pytest.raises(DataError, match="needs the feature 'label'"):
+        get_train_ds(tmp_path, number_in, 1, 50)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Give split='train' or split='valid'"),
+        ({"split": "train", "is_train": False}, "are two things"),
+        ({"split": "train/*"}, "not the first part of the names"),
+        ({"split": "train", "is_train": "yes"}, "not True or False"),
+        ({"split": "train", "global_batch_size": 0}, "global_batch_size=0"),
+        ({"split": "train", "shuffle_buffer": "all"}, "shuffle_buffer='all'"),
+        ({"split": "train", "percentage": 0.5}, "give 100 for all classes, 50 for half"),
+        ({"split": "train", "dataset_path": "gs://bucket/data"}, "is remote"),
+        ({"split": "train", "dataset_path": None}, "is not a path"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_told(folder: Path, options: dict[str, Any], message: str) -> None:
+    given = {"dataset_path": folder, "preprocessing": number_in, "global_batch_size": 4, **options}
+    with pytest.raises(UsageError, match=message.replace("*", r"\*")):
+        get_tfrecord_dataset(**given)
+
+
+def test_damage_in_a_record_is_no_silent_loss(tmp_path: Path) -> None:
+    write(tmp_path / "valid-0.tfrec", range(5))
+    content = bytearray((tmp_path / "valid-0.tfrec").read_bytes())
+    content[40] ^= 1
+    (tmp_path / "valid-0.tfrec").write_bytes(content)
+    with pytest.raises(tf.errors.DataLossError):
+        np.asarray(numbers(get_valid_ds(tmp_path, number_in, 2)))
