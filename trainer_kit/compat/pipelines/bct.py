@@ -12,6 +12,8 @@ from trainer_kit.compat.pipelines.old_classifier import count_classes, frozen_cl
 from trainer_kit.compat.pipelines.retrieval_accuracy import RetrievalAccuracy
 from trainer_kit.errors import UsageError
 
+_LEAST_PROBABILITY = 1e-37  # about the smallest float32 whose logarithm has a gradient
+
 
 class BCTModel(keras.Model):
     """A functional model of Keras 3 with the outputs [predictions, embedding], for backward-compatible training.
@@ -56,7 +58,7 @@ class BCTModel(keras.Model):
             raise UsageError(f"influence_weight={influence_weight} is negative; give 0 or more")
         self.old_classifier = frozen_classifier(old_classifier)
         count = count_classes(self.old_classifier, size, old_from_logits)
-        self.old_classes = _checked_classes(old_classes, count)
+        self.old_classes = _checked_classes(old_classes, count, self.outputs[0].shape[-1])
         self.influence_weight, self.old_from_logits = influence_weight, old_from_logits
         self.influence_tracker = keras.metrics.Mean(name="influence_loss")
         self.old_accuracy = keras.metrics.CategoricalAccuracy(name="old_accuracy")
@@ -77,7 +79,9 @@ class BCTModel(keras.Model):
         self.influence_tracker.update_state(examples)
         self.old_accuracy.update_state(y_old, outputs, sample_weight=tf.reduce_sum(y_old, axis=1))
         replicas = tf.distribute.get_strategy().num_replicas_in_sync  # Keras adds up the losses of all replicas
-        return loss + self.influence_weight * tf.cast(tf.reduce_mean(examples) / replicas, loss.dtype)
+        count = tf.cast(tf.size(examples) * replicas, examples.dtype)  # 0 on a replica that a small batch leaves empty
+        mean = tf.math.divide_no_nan(tf.reduce_sum(examples), count)
+        return loss + self.influence_weight * tf.cast(mean, loss.dtype)
 
     def influence_loss(self, y_old: Any, outputs: Any) -> Any:
         """Returns the influence loss of each example, float [batch]; override it for a loss with a margin, or others.
@@ -86,11 +90,13 @@ class BCTModel(keras.Model):
           y_old: The targets of the old classifier, float [batch, old classes]; zeros for an example of another class.
           outputs: What the old classifier returns for the new embeddings, float [batch, old classes].
         """
-        # TensorFlow's cross entropy takes each row of targets for a distribution: a row of zeros has a loss of 0, and
-        # the gradient softmax(logits). Such rows have to be masked.
-        share = tf.reduce_sum(y_old, axis=1)
-        targets = tf.math.divide_no_nan(y_old, share[:, None])
-        return share * keras.losses.categorical_crossentropy(targets, outputs, from_logits=self.old_from_logits)
+        # Not by the cross entropy of TensorFlow, whose gradient for a row of zeros is softmax(logits) and not 0, nor by
+        # that of Keras, whose gradient is 0 where a probability is below 1e-7: at first, new embeddings are far off.
+        if self.old_from_logits:
+            logs = tf.nn.log_softmax(outputs)
+        else:
+            logs = tf.math.log(tf.maximum(outputs, _LEAST_PROBABILITY))
+        return -tf.reduce_sum(y_old * logs, axis=1)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         """Updates the metrics of `compile` and the cross-test, and returns all results; see keras.Model."""
@@ -148,11 +154,16 @@ def _embedding_size(model: Any) -> int:
     return int(outputs[1].shape[1])
 
 
-def _checked_classes(given: Sequence[int] | None, count: int) -> tuple[int, ...]:
+def _checked_classes(given: Sequence[int] | None, count: int, new_count: int | None) -> tuple[int, ...]:
     classes = tuple(range(count) if given is None else (int(one) for one in given))
     if len(classes) != count or len(set(classes)) != count:
         raise UsageError(
             f"old_classes: {list(classes)} are not the labels of the {count} classes of the old classifier; give one "
             "label for each of its outputs, in their order"
+        )
+    if new_count is not None and not set(classes) <= set(range(new_count)):
+        raise UsageError(
+            f"old_classes: {list(classes)} are not all labels of the new model, which are 0 to {new_count - 1}; give "
+            "the label in y of each old class, in the order of the outputs of the old classifier"
         )
     return classes

@@ -76,14 +76,15 @@ def test_one_hot_labels_are_those_of_the_new_classes() -> None:
 
 @pytest.mark.parametrize("activation", ["softmax", None])
 def test_an_example_without_an_old_class_has_no_gradient(activation: str | None) -> None:
-    model = bct_model(old_classifier(activation), old_from_logits=activation is None)
-    embedding = tf.Variable([[50.0, -20, 30], [50.0, -20, 30]])  # saturates the old classifier
+    old = old_classifier(activation)
+    old.set_weights([np.float32([[1, -1], [0, 0], [0, 0]]), np.zeros(2, np.float32)])
+    model = bct_model(old, old_from_logits=activation is None)
+    embedding = tf.Variable([[20.0, 0, 0], [20.0, 0, 0]])  # the old classifier is sure: exp(40) to 1
     with tf.GradientTape() as tape:
         outputs = model.old_classifier(embedding)
-        wrong = tf.one_hot(tf.argmin(outputs[0]), 2)
-        loss = tf.reduce_sum(model.influence_loss(tf.stack([tf.zeros(2), wrong]), outputs))
-    gradient = tape.gradient(loss, embedding).numpy()
-    assert np.isfinite(float(loss)) and not gradient[0].any() and np.abs(gradient[1]).max() > 0.1
+        loss = tf.reduce_sum(model.influence_loss(tf.constant([[0.0, 0], [0, 1]]), outputs))
+    assert float(loss) == pytest.approx(40)
+    np.testing.assert_allclose(tape.gradient(loss, embedding), [[0, 0, 0], [2, 0, 0]], atol=1e-5)
 
 
 def test_weights_of_examples_count_in_both_losses() -> None:
@@ -164,6 +165,7 @@ def test_a_keras_file_gives_the_model_back(tmp_path: Path) -> None:
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "classes": ({"old_classes": [1]}, r"\[1\] are not the labels of the 2 classes"),
     "the same class twice": ({"old_classes": [1, 1]}, r"give one label for each of its outputs"),
+    "no new class": ({"old_classes": [4, 5]}, r"\[4, 5\] are not all labels of the new model, which are 0 to 4"),
     "probabilities": ({"old_from_logits": True}, "returns probabilities; set it to False"),
     "weight": ({"influence_weight": -1}, "-1 is negative"),
     "gallery": ({"gallery": (np.zeros((3, 3)), [1])}, r"labels of shape \(1,\) are no gallery"),
