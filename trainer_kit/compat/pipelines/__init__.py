@@ -11,7 +11,9 @@ from typing import Any
 from trainer_kit.process.deferred_imports import orbit_without_keras_2
 
 _HOME = {
+    "BCTModel": "bct",
     "KFPVisualization": "kfp",
+    "RetrievalAccuracy": "retrieval_accuracy",
     "TFRECORD_FEATURES": "images",
     "Training": "training",
     "exit_codes": "job_exits",

@@ -1,0 +1,169 @@
+"""BCTModel: trains embeddings that can be compared with those of an old model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.compat.pipelines.old_classifier import count_classes, frozen_classifier, only_output
+from trainer_kit.compat.pipelines.retrieval_accuracy import RetrievalAccuracy
+from trainer_kit.errors import UsageError
+
+_LEAST_PROBABILITY = 1e-37  # about the smallest float32 whose logarithm has a gradient
+
+
+class BCTModel(keras.Model):
+    """A functional model of Keras 3 with the outputs [predictions, embedding], for backward-compatible training.
+
+    The loss is that of `compile`, of the predictions, plus the influence loss times its weight. The influence loss is
+    the cross entropy of an old model's classifier at the new embeddings (Shen et al. 2020, arXiv 2003.11942). It is the
+    mean over all examples of a batch, and 0 for an example whose class the old classifier lacks. The old classifier is
+    frozen: it is in checkpoints, and in no optimizer.
+
+    Batches are those of Keras, (x, y) or (x, y, sample_weight), and y is the labels as ints or one-hot rows. Labels of
+    the old classifier that y does not tell are given as (x, (y, y_old)) or, as rows, as (x, y, y_old): ints, -1 for no
+    class, or rows [batch, old classes] of zeros for no class. Metrics of `compile` are those of the predictions. Logs
+    also have `influence_loss`, `old_accuracy`, which is the accuracy of the old classifier at the new embeddings of
+    classes that it has, and `cross_retrieval` with a gallery.
+
+    Args:
+      *args, **kwargs: Those of `keras.Model`: inputs, outputs and a name.
+      old_classifier: The old model's classifier of embeddings: a model or layer of Keras 3, or the path of a SavedModel
+        or a `.keras` file.
+      old_classes: The label in y of each class of the old classifier; None: its classes are the first ones.
+      influence_weight: The weight of the influence loss.
+      old_from_logits: Whether the old classifier returns logits. False: it returns probabilities.
+      gallery: Embeddings by the old model and their labels, for the cross-test of each batch; see RetrievalAccuracy.
+
+    Raises:
+      UsageError: when the outputs, the old classifier, its classes or the gallery do not fit.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        old_classifier: Any,
+        old_classes: Sequence[int] | None = None,
+        influence_weight: float = 1.0,
+        old_from_logits: bool = False,
+        gallery: tuple[Any, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        size = _embedding_size(self)
+        if influence_weight < 0:
+            raise UsageError(f"influence_weight={influence_weight} is negative; give 0 or more")
+        self.old_classifier = frozen_classifier(old_classifier)
+        count = count_classes(self.old_classifier, size, old_from_logits)
+        self.old_classes = _checked_classes(old_classes, count, self.outputs[0].shape[-1])
+        self.influence_weight, self.old_from_logits = influence_weight, old_from_logits
+        self.influence_tracker = keras.metrics.Mean(name="influence_loss")
+        self.old_accuracy = keras.metrics.CategoricalAccuracy(name="old_accuracy")
+        self.cross_retrieval = None if gallery is None else RetrievalAccuracy(*gallery)
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        """Returns the loss, and updates the metrics of the old classifier; in graph or eagerly, on a replica."""
+        predictions, embedding = y_pred
+        y, y_old, sample_weight = self._labels(y, sample_weight)
+        loss = super().compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training)
+        outputs = only_output(self.old_classifier(embedding, training=False))
+        outputs = tf.cast(outputs, tf.float32) if outputs.dtype != tf.float32 else outputs
+        examples = self.influence_loss(y_old, outputs)
+        if sample_weight is not None:
+            examples *= tf.cast(tf.reshape(sample_weight, [-1]), examples.dtype)
+        self.influence_tracker.update_state(examples)
+        self.old_accuracy.update_state(y_old, outputs, sample_weight=tf.reduce_sum(y_old, axis=1))
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync  # Keras adds up the losses of all replicas
+        count = tf.cast(tf.size(examples) * replicas, examples.dtype)  # 0 on a replica that a small batch leaves empty
+        mean = tf.math.divide_no_nan(tf.reduce_sum(examples), count)
+        return loss + self.influence_weight * tf.cast(mean, loss.dtype)
+
+    def influence_loss(self, y_old: Any, outputs: Any) -> Any:
+        """Returns the influence loss of each example, float [batch]; override it for a loss with a margin, or others.
+
+        Args:
+          y_old: The targets of the old classifier, float [batch, old classes]; zeros for an example of another class.
+          outputs: What the old classifier returns for the new embeddings, float [batch, old classes].
+        """
+        # Not by the cross entropy of TensorFlow, whose gradient for a row of zeros is softmax(logits) and not 0, nor by
+        # that of Keras, whose gradient is 0 where a probability is below 1e-7: at first, new embeddings are far off.
+        if self.old_from_logits:
+            logs = tf.nn.log_softmax(outputs)
+        else:
+            logs = tf.math.log(tf.maximum(outputs, _LEAST_PROBABILITY))
+        return -tf.reduce_sum(y_old * logs, axis=1)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        """Updates the metrics of `compile` and the cross-test, and returns all results; see keras.Model."""
+        predictions, embedding = y_pred
+        y, _, sample_weight = self._labels(y, sample_weight)
+        if self.cross_retrieval is not None:
+            self.cross_retrieval.update_state(y, embedding)
+        return super().compute_metrics(x, y, predictions, sample_weight)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the config that a `.keras` file holds: all arguments but the gallery."""
+        return {
+            **super().get_config(),
+            "old_classifier": keras.saving.serialize_keras_object(self.old_classifier),
+            "old_classes": list(self.old_classes),
+            "influence_weight": self.influence_weight,
+            "old_from_logits": self.old_from_logits,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Returns the model of a config."""
+        old = keras.saving.deserialize_keras_object(config["old_classifier"], custom_objects=custom_objects)
+        return super().from_config({**config, "old_classifier": old}, custom_objects=custom_objects)
+
+    def _labels(self, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, Any]:
+        """Returns y, the targets of the old classifier, float32 [batch, old classes], and the weights of examples."""
+        count = len(self.old_classes)
+        if isinstance(y, (tuple, list)):
+            y, y_old = y
+            return y, _rows(y_old, range(count)), sample_weight
+        # Such rows are no weights of examples: programs of this method give the old labels as the third part.
+        if sample_weight is not None and sample_weight.shape.rank == 2 and sample_weight.shape[1] == count:
+            return y, _rows(sample_weight, range(count)), None
+        return y, _rows(y, self.old_classes), sample_weight
+
+
+def _rows(labels: Any, classes: Sequence[int]) -> tf.Tensor:
+    """Returns a row of targets for each label, float32 [batch, classes]; zeros where the label is none of `classes`."""
+    labels = tf.convert_to_tensor(labels)
+    if labels.shape.rank == 2 and labels.shape[1] != 1:
+        return tf.gather(tf.cast(labels, tf.float32), list(classes), axis=1)
+    numbers = tf.cast(tf.reshape(labels, [-1, 1]), tf.int64)
+    return tf.cast(tf.equal(numbers, tf.constant(list(classes), tf.int64)), tf.float32)
+
+
+def _embedding_size(model: Any) -> int:
+    outputs = list(getattr(model, "outputs", None) or ())
+    if len(outputs) != 2 or len(outputs[1].shape) != 2 or outputs[1].shape[1] is None:
+        given = ", ".join(str(tuple(one.shape)) for one in outputs) or "none"
+        raise UsageError(
+            f"BCTModel has the outputs [predictions, embedding], [batch, classes] and [batch, size]; {given} were "
+            "given; call BCTModel(inputs=inputs, outputs=[predictions, embedding], old_classifier=...)"
+        )
+    return int(outputs[1].shape[1])
+
+
+def _checked_classes(given: Sequence[int] | None, count: int, new_count: int | None) -> tuple[int, ...]:
+    classes = tuple(range(count) if given is None else (int(one) for one in given))
+    if len(classes) != count or len(set(classes)) != count:
+        raise UsageError(
+            f"old_classes: {list(classes)} are not the labels of the {count} classes of the old classifier; give one "
+            "label for each of its outputs, in their order"
+        )
+    if new_count is not None and not set(classes) <= set(range(new_count)):
+        raise UsageError(
+            f"old_classes: {list(classes)} are not all labels of the new model, which are 0 to {new_count - 1}; give "
+            "the label in y of each old class, in the order of the outputs of the old classifier"
+        )
+    return classes
