@@ -78,7 +78,8 @@ def training_data(
 
     Args:
       orders: The orders of the batches of a PyDataset that is shuffled.
-      seed, keras_2: See ArrayEpochs.
+      seed: See ArrayEpochs.
+      keras_2: Whether the orders are those of tf_keras.
       by_pass: Whether training loops end where passes end, so that each pass may have an iterator of its own.
 
     Raises:
@@ -99,7 +100,7 @@ def training_data(
     if isinstance(x, GeneratorType):
         return TrainingData(dataset, _steps(steps_per_epoch, None, "a generator"), size)
     given = x if isinstance(x, tf.data.Dataset) else dataset
-    return _of_dataset(dataset, given, steps_per_epoch, size, by_pass)
+    return _of_dataset(dataset, given, steps_per_epoch, size, by_pass, keras_2)
 
 
 def validation_dataset(given: Any, batch_size: int | None = None, steps: int | None = None) -> tf.data.Dataset:
@@ -175,7 +176,12 @@ def _of_py_dataset(
 
 
 def _of_dataset(
-    dataset: tf.data.Dataset, given: tf.data.Dataset, steps_per_epoch: int | None, size: int, by_pass: bool
+    dataset: tf.data.Dataset,
+    given: tf.data.Dataset,
+    steps_per_epoch: int | None,
+    size: int,
+    by_pass: bool,
+    keras_2: bool,
 ) -> TrainingData:
     """Returns the passes of `Model.fit` over a dataset that was made of `given`.
 
@@ -196,8 +202,9 @@ def _of_dataset(
     steps = _steps(steps_per_epoch, length)
     if not by_pass or length % steps or not needs_new_iterators(dataset):
         return TrainingData(dataset.repeat(), steps, size)
-    # Keras makes one more iterator at the end of each pass, and in the scope of a strategy one at the begin of a fit.
-    unused = int(tf.distribute.has_strategy()), int(known and not steps_per_epoch)
+    # Keras makes one more iterator at the end of each pass, and in the scope of a strategy one at the begin of a fit;
+    # tf_keras always makes one there, and no other.
+    unused = (1, 0) if keras_2 else (int(tf.distribute.has_strategy()), int(known and not steps_per_epoch))
     passes = DatasetPasses(dataset, length, given=given, unused=unused)
     return TrainingData(passes, steps, size)
 

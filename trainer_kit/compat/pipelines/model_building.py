@@ -147,7 +147,8 @@ def _compile(model: Any, made: Any, parts: ModelParts) -> None:
         return
     if is_compiled(made):
         given |= {name: getattr(made, name) for name in ("optimizer", "loss") if given[name] is None}
-    model.compile(**given)
+    # A class with a `compile` of its own need not know what is not given.
+    model.compile(**{name: value for name, value in given.items() if value is not None})
 
 
 def _first_shape(shapes: Any) -> tuple[int | None, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.engine.compat.keras.keras_programs import CROSSENTROPY, Batches, X, Y, pairs
+from tests.engine.compat.keras.keras_programs import CROSSENTROPY, Batches, X, Y, of_tf_keras, pairs
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.data import training_data, validation_dataset
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses
@@ -25,11 +25,11 @@ def linear() -> Any:
     return model
 
 
-def losses(door: str, x: Any, *, model_dir: Path | str = "", **options: Any) -> list[float]:
+def losses(door: str, x: Any, *, model_dir: Path | str = "", build: Any = linear, **options: Any) -> list[float]:
     """Returns the losses of a fit of Keras or of trainer_kit with the same seed; x may be a function."""
     keras.utils.set_random_seed(3)
     x = x() if callable(x) else x
-    model, options = linear(), {"verbose": 0, **options}
+    model, options = build(), {"verbose": 0, **options}
     fitted = model.fit(x, **options) if door == "keras" else tk_keras.fit(model, x, model_dir=str(model_dir), **options)
     return [float(loss) for loss in fitted.history["loss"]]
 
@@ -72,13 +72,14 @@ def test_a_generator_that_ends_early_ends_the_run(tmp_path: Path) -> None:
 # ---- orders
 
 
-def test_each_pass_begins_random_ops_and_shuffles_as_keras(tmp_path: Path) -> None:
+@pytest.mark.parametrize("build", [linear, of_tf_keras])
+def test_each_pass_begins_random_ops_and_shuffles_as_keras(build: Any, tmp_path: Path) -> None:
     def augmented() -> tf.data.Dataset:
         noisy = pairs().shuffle(100, seed=1).batch(20).map(lambda x, y: (x + tf.random.uniform([8], seed=4), y))
         return noisy.shuffle(3, seed=2)
 
-    ours = losses("ours", augmented, model_dir=tmp_path, epochs=3)
-    np.testing.assert_allclose(ours, losses("keras", augmented, epochs=3), rtol=1e-6)
+    ours = losses("ours", augmented, model_dir=tmp_path, build=build, epochs=3)
+    np.testing.assert_allclose(ours, losses("keras", augmented, build=build, epochs=3), rtol=1e-6)
 
 
 def test_two_fits_read_a_dataset_as_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
