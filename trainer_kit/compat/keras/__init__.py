@@ -11,13 +11,13 @@ from typing import Any
 from trainer_kit.process.deferred_imports import orbit_without_keras_2
 
 _HOME = {
-    "fit": "model_fit",
+    "fit": "fitting.model_fit",
     "evaluate": "inference",
     "load": "inference",
     "predict": "inference",
     "KerasTask": "task",
     "register_keras_experiment": "experiments",
-    "train_loop": "hand_written_loop",
+    "train_loop": "loop.train_loop",
 }
 
 __all__ = list(_HOME)

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.callbacks.keras_callbacks import KerasCallbacks
-from trainer_kit.compat.keras.data import known_length, validation_dataset
-from trainer_kit.compat.keras.fit_callbacks import console_of, divided, parameters
+from trainer_kit.compat.keras.data.training_data import known_length, validation_dataset
+from trainer_kit.compat.keras.fitting.callbacks import console_of, parameters, split_callbacks
 from trainer_kit.compat.keras.task import KerasTask
 from trainer_kit.compat.keras.task_config import KerasTaskConfig
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
@@ -61,7 +61,7 @@ def evaluate(
     Raises:
       UsageError: when there is no such checkpoint, or it does not fit the model.
     """
-    strategy, native, of_keras = model.distribute_strategy, *divided(callbacks)
+    strategy, native, of_keras = model.distribute_strategy, *split_callbacks(callbacks)
     with strategy.scope():
         data = validation_dataset(keras.utils.pack_x_y_sample_weight(x, y, sample_weight), batch_size, steps)
         of_data = DataConfig(input_path=_name_of_data(x, y, sample_weight), drop_remainder=False, is_training=False)
@@ -93,7 +93,7 @@ def predict(
     Raises:
       UsageError: when there is no such checkpoint, or it does not fit the model; for callbacks of trainer_kit.
     """
-    native, of_keras = divided(callbacks)
+    native, of_keras = split_callbacks(callbacks)
     if native:
         names = ", ".join(one.name for one in native)
         raise UsageError(f"callbacks: {names} has no method around predictions; give callbacks of Keras to predict")

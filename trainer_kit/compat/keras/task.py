@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.compat.keras.data import DatasetEpochs, training_data, validation_dataset
-from trainer_kit.compat.keras.fit_callbacks import ExperimentCallbacks, divided
+from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders
+from trainer_kit.compat.keras.data.training_data import DatasetEpochs, training_data, validation_dataset
+from trainer_kit.compat.keras.fitting.callbacks import ExperimentCallbacks, split_callbacks
+from trainer_kit.compat.keras.fitting.program_changes import changes, description
 from trainer_kit.compat.keras.preparation import flattened, optimizers_of, traced_logs
-from trainer_kit.compat.keras.program_changes import changes, description
-from trainer_kit.compat.keras.py_dataset_epochs import BatchOrders
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.distribution.keras_internals import clip_after_sum
 from trainer_kit.errors import UsageError
@@ -67,7 +67,7 @@ class KerasTask(Task):
 
     def build_callbacks(self) -> list[Callback]:
         """Returns the callbacks of the task; those of Keras are together in one callback of trainer_kit."""
-        native, of_keras = divided(self._callbacks())
+        native, of_keras = split_callbacks(self._callbacks())
         return [*([ExperimentCallbacks(of_keras)] if of_keras else []), *native]
 
     def prepare_training(self, model: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.compat.keras.dataset_passes import DatasetPasses
+from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses
+from trainer_kit.compat.keras.data.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.compat.keras.metrics import KerasMetrics
-from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.distribution.replica_values import put_replica_values, replica_values
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs

@@ -13,10 +13,10 @@ import keras
 
 from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.compat.keras.fit_callbacks import recorded_history
-from trainer_kit.compat.keras.history import read_history
+from trainer_kit.compat.keras.fitting.callbacks import recorded_history
+from trainer_kit.compat.keras.fitting.history import read_history
+from trainer_kit.compat.keras.fitting.model_fit import fit
 from trainer_kit.compat.keras.inference import load
-from trainer_kit.compat.keras.model_fit import fit
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
 from trainer_kit.compat.pipelines.job_exits import exit_codes
 from trainer_kit.compat.pipelines.job_folder import JobFolder

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.compat.keras.loop_steps import LoopSteps
+from trainer_kit.compat.keras.loop.steps import LoopSteps
 from trainer_kit.compat.keras.task import KerasTask
 from trainer_kit.compat.keras.task_config import KerasTaskConfig
 from trainer_kit.compat.keras.trainer import KerasTrainer
@@ -95,4 +95,4 @@ class LoopTrainer(KerasTrainer):
         return LoopMetrics("validation_loss", task.steps.val_metrics)
 
 
-register_task(LoopTaskConfig, LoopTask, trainer="trainer_kit.compat.keras.loop_task:LoopTrainer")
+register_task(LoopTaskConfig, LoopTask, trainer="trainer_kit.compat.keras.loop.task:LoopTrainer")

@@ -13,7 +13,7 @@ import keras
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.keras_callbacks import KerasCallbacks
 from trainer_kit.callbacks.keras_hooks import is_stock
-from trainer_kit.compat.keras.history import read_history, write_history
+from trainer_kit.compat.keras.fitting.history import read_history, write_history
 from trainer_kit.distribution.keras_internals import of_keras_2
 from trainer_kit.telemetry.report import SilentWriter, Writer
 
@@ -128,7 +128,7 @@ def schedule(frequency: int | Sequence[int]) -> tuple[Callable[[int], bool], int
     return lambda epoch: epoch + 1 in frequency, math.gcd(*frequency)
 
 
-def divided(callbacks: Any) -> tuple[list[Callback], list[Any]]:
+def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
     """Returns the callbacks of trainer_kit and those of Keras, without those whose work the engine does.
 
     Args:

@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.compat.keras.array_epochs import ArrayEpochs, in_batches
-from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
-from trainer_kit.compat.keras.py_dataset_epochs import BatchOrders, PyDatasetEpochs, as_py_dataset
+from trainer_kit.compat.keras.data.array_epochs import ArrayEpochs, in_batches
+from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses, needs_new_iterators
+from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders, PyDatasetEpochs, as_py_dataset
 from trainer_kit.distribution.keras_internals import data_adapter, is_array_adapter
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_graph import graph_of

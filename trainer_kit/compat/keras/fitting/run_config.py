@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_kit.compat.keras.data import TrainingData
-from trainer_kit.compat.keras.fit_arguments import check_frequency
-from trainer_kit.compat.keras.fit_callbacks import schedule
+from trainer_kit.compat.keras.data.training_data import TrainingData
+from trainer_kit.compat.keras.fitting.arguments import check_frequency
+from trainer_kit.compat.keras.fitting.callbacks import schedule
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError, suggestion

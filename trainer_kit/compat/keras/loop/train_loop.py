@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.compat.keras.data import TrainingData, training_data
-from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
-from trainer_kit.compat.keras.fit_arguments import check_batched, check_options
-from trainer_kit.compat.keras.loop_steps import LoopSteps
-from trainer_kit.compat.keras.loop_task import LoopTask, LoopTaskConfig
-from trainer_kit.compat.keras.run_config import Evaluations, run_config, task_config
-from trainer_kit.compat.keras.trained import trained
+from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses, needs_new_iterators
+from trainer_kit.compat.keras.data.training_data import TrainingData, training_data
+from trainer_kit.compat.keras.fitting.arguments import check_batched, check_options
+from trainer_kit.compat.keras.fitting.run_config import Evaluations, run_config, task_config
+from trainer_kit.compat.keras.fitting.run_fit import run_fit
+from trainer_kit.compat.keras.loop.steps import LoopSteps
+from trainer_kit.compat.keras.loop.task import LoopTask, LoopTaskConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.base import Source
 
@@ -74,7 +74,7 @@ def train_loop(
     config = run_config(model, params, data, epochs, evaluations, options)
     if callbacks and getattr(model, "optimizer", None) is None and not _has_average(optimizer):
         model.optimizer = optimizer  # where callbacks look for the learning rate
-    return trained(
+    return run_fit(
         task, config, model, model_dir, callbacks=callbacks, verbose=verbose,
         evaluates=val_dataset is not None, validates=evaluations.validates, **options,
     )  # fmt: skip

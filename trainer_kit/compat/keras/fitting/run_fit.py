@@ -1,16 +1,16 @@
-"""trained: runs a task of this door with callbacks of Keras and of trainer_kit, and returns the History."""
+"""run_fit: runs a task of this door with callbacks of Keras and of trainer_kit, and returns the History."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from trainer_kit.compat.keras.fit_callbacks import FitCallbacks, console_of, divided, with_history
+from trainer_kit.compat.keras.fitting.callbacks import FitCallbacks, console_of, split_callbacks, with_history
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.run.runner import run_experiment
 
 
-def trained(
+def run_fit(
     task: Any, config: ExperimentConfig, model: Any, model_dir: str,
     *, callbacks: Any, verbose: str | int, evaluates: bool, validates: Callable[[int], bool], **options: Any,
 ) -> Any:  # fmt: skip
@@ -27,7 +27,7 @@ def trained(
       validates: A function that tells of an epoch, counted from 0, whether its logs have an evaluation.
       **options: Further arguments of `run_experiment`.
     """
-    native, of_keras = divided(callbacks)
+    native, of_keras = split_callbacks(callbacks)
     trainer = config.trainer
     steps = trainer.steps_per_epoch
     assert steps is not None  # run_config sets it

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.compat.keras.array_epochs import ArrayEpochs
+from trainer_kit.compat.keras.data.array_epochs import ArrayEpochs
 
 
 def values(batch: Any) -> list[Any]:

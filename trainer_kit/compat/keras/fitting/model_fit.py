@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.compat.keras.data import training_data, validation_dataset
-from trainer_kit.compat.keras.fit_arguments import check_batched, check_options
+from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders
+from trainer_kit.compat.keras.data.training_data import training_data, validation_dataset
+from trainer_kit.compat.keras.fitting.arguments import check_batched, check_options
+from trainer_kit.compat.keras.fitting.run_config import Evaluations, check_epoch_length, run_config, task_config
+from trainer_kit.compat.keras.fitting.run_fit import run_fit
 from trainer_kit.compat.keras.preparation import check_can_train
-from trainer_kit.compat.keras.py_dataset_epochs import BatchOrders
-from trainer_kit.compat.keras.run_config import Evaluations, check_epoch_length, run_config, task_config
 from trainer_kit.compat.keras.task import KerasTask
 from trainer_kit.compat.keras.task_config import KerasTaskConfig
-from trainer_kit.compat.keras.trained import trained
 from trainer_kit.distribution.keras_internals import of_keras_2, train_validation_split
 from trainer_kit.errors import UsageError
 
@@ -84,7 +84,7 @@ def fit(
     evaluations = Evaluations(names, validation_steps, validation_freq, best, best_mode)
     config = run_config(model, params, data, epochs, evaluations, options)
     check_epoch_length(config, model_dir, options.get("allow_config_change", ()))
-    return trained(
+    return run_fit(
         task, config, model, model_dir, callbacks=callbacks, verbose=verbose,
         evaluates=validation is not None, validates=evaluations.validates, **options,
     )  # fmt: skip

@@ -1,0 +1,1 @@
+"""fit: `Model.fit` on the engine."""

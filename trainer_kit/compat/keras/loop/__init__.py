@@ -1,0 +1,1 @@
+"""train_loop: a training loop by hand on the engine."""
