@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.run.runner import run_experiment
 
+_LOG = logging.getLogger(__name__)
 _SETTINGS = ("trainer", "runtime", "checkpoint_interval", "fuse_steps")
 _NOT_OF_A_FIT = {"trainer", "callbacks", "console", "checkpoint", "eval_name"}  # of run_experiment
 
@@ -42,6 +45,18 @@ def check_frequency(frequency: int | Sequence[int]) -> None:
             f"validation_freq={frequency!r}: give the number of epochs from one evaluation to the next, at least 1, or "
             "a list of the epochs to evaluate after, such as [1, 5, 10]"
         )
+
+
+def limited(epochs: int, steps_per_epoch: int | None) -> tuple[int, int | None]:
+    """Returns both numbers, lowered to the limits that `keras.config` has for trials, with a warning."""
+    most_epochs, most_steps = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
+    if most_epochs and most_epochs < epochs:
+        _LOG.warning("epochs is limited to %d by keras.config", most_epochs)
+        epochs = most_epochs
+    if most_steps and (steps_per_epoch is None or most_steps < steps_per_epoch):
+        _LOG.warning("steps_per_epoch is limited to %d by keras.config", most_steps)
+        steps_per_epoch = most_steps
+    return epochs, steps_per_epoch
 
 
 def check_batched(x: Any) -> None:

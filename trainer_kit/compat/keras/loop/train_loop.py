@@ -59,7 +59,6 @@ def train_loop(
     if (test_step is None) != (val_dataset is None):
         missing = "val_dataset" if val_dataset is None else "test_step"
         raise UsageError(f"{missing} is missing: an evaluation needs test_step and val_dataset; give both or none")
-    check_options(train_loop, options)
     strategy = _one_replica(model)
     data = _epochs(train_ds, steps_per_epoch)
     steps = LoopSteps(train_step, test_step, model, optimizer, tuple(metrics or ()), tuple(val_metrics or ()))

@@ -98,6 +98,18 @@ class ReturnsLoss(keras.Sequential):
         return self.compute_loss(y=data[1], y_pred=self(data[0]))
 
 
+def test_limits_of_keras_for_trials_hold(tmp_path: Path) -> None:
+    model = classifier()
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(1)
+    try:
+        history = tk_keras.fit(model, X, Y, epochs=5, verbose=0, model_dir=str(tmp_path))
+    finally:
+        keras.config.set_max_epochs(None)
+        keras.config.set_max_steps_per_epoch(None)
+    assert history.epoch == [0, 1] and model.optimizer.iterations == 2
+
+
 def _not_compiled() -> keras.Model:
     return keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
 

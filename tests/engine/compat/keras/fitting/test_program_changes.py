@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import pytest
 import tf_keras
-from tests.engine.compat.keras.test_model_fit import X, Y
 
+from tests.engine.compat.keras.keras_programs import X, Y
 from trainer_kit.compat import keras as tk_keras
 
 
