@@ -19,6 +19,7 @@ from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.tensorflow_internals import has_global_seed
 from trainer_kit.errors import UsageError
 from trainer_kit.serving.load import check_built
+from trainer_kit.training.task import is_compiled
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,6 @@ def input_size(model: Any) -> Any:
     if not sizes or None in sizes:
         raise UsageError(f"the model {model.name!r} does not tell the size of its inputs; give input_shape a size")
     return sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
-
-
-def is_compiled(model: Any) -> bool:
-    """Whether a model of either Keras is compiled, with an optimizer or for evaluation only."""
-    return bool(getattr(model, "compiled", getattr(model, "_is_compiled", False)))
 
 
 def build_on(model: Any, data: Any) -> bool:
