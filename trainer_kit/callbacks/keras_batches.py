@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.keras_hooks import TEST_BATCHES, TRAIN_BATCHES, acts_on_batches
 from trainer_kit.distribution.keras_internals import of_keras_2, set_batch_counter, steps_per_execution
@@ -95,4 +97,7 @@ class KerasBatches:
     def _call(self, callbacks: Sequence[Any], method: str, batch: int, logs: dict[str, float]) -> None:
         with self._summaries.in_use():
             for one in callbacks:
-                getattr(one, method)(batch, logs)
+                try:
+                    getattr(one, method)(batch, logs)
+                except (StopIteration, tf.errors.OutOfRangeError) as error:  # a loop takes them for the end of its data
+                    raise RuntimeError(f"{type(one).__name__}.{method} raised {error!r}") from error

@@ -228,6 +228,14 @@ def of_keras_2(model: Any) -> bool:
     return keras_2 is not None and isinstance(model, keras_2.Model)
 
 
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Returns the arguments that a model of either Keras was compiled with, as they were given; empty if unknown.
+
+    `get_compile_config` returns them serialized, which loses functions that are not registered.
+    """
+    return dict(getattr(getattr(model, "_compile_config", None), "config", None) or {})
+
+
 def steps_per_execution(model: Any) -> int:
     """Returns the argument of `compile`: the number of batches between two calls of methods around batches.
 

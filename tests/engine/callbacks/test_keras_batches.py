@@ -146,6 +146,13 @@ def test_an_error_between_batches_loses_no_step(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+def test_a_stop_iteration_of_a_callback_is_no_end_of_data(tmp_path: Path) -> None:
+    rates = iter([0.1, 0.2])
+    ends = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: next(rates))
+    with pytest.raises(RuntimeError, match=r"LambdaCallback\.on_train_batch_begin raised StopIteration"):
+        fit(seeded(), tmp_path, [ends])
+
+
 def test_terminate_on_nan_ends_the_run_at_the_batch(tmp_path: Path) -> None:
     weight = np.ones(100, "float32")
     weight[40] = np.nan  # in the second batch

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.compat.keras.preparation import is_overridden
-from trainer_kit.distribution.keras_internals import of_keras_2
+from trainer_kit.distribution.keras_internals import compile_arguments, of_keras_2
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.tensorflow_internals import has_global_seed
 from trainer_kit.errors import UsageError
@@ -137,14 +137,15 @@ def _inputs_and_outputs(model: Any) -> tuple[Any, Any] | None:
 def _compile(model: Any, made: Any, parts: ModelParts) -> None:
     """Compiles the model with the arguments of Training, and where they are missing as build_model_func has done."""
     given = {"optimizer": parts.optimizer, "loss": parts.loss, "metrics": parts.metrics}
-    if all(value is None for value in given.values()):
-        if model is not made and is_compiled(made) and not is_compiled(model):
-            model.compile_from_config(made.get_compile_config())
+    if all(value is None for value in given.values()) and (model is made or is_compiled(model)):
         return
     if is_compiled(made):
-        given |= {name: getattr(made, name) for name in ("optimizer", "loss") if given[name] is None}
-    # A class with a `compile` of its own need not know what is not given.
-    model.compile(**{name: value for name, value in given.items() if value is not None})
+        known = compile_arguments(made)
+        if is_overridden(model, "compile"):  # it need not know the other arguments, nor what is not given
+            known = {name: known.get(name) for name in ("optimizer", "loss")}
+        given |= {name: value for name, value in known.items() if given.get(name) is None}
+    if given := {name: value for name, value in given.items() if value is not None}:
+        model.compile(**given)
 
 
 def _first_shape(shapes: Any) -> tuple[int | None, ...]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from trainer_kit.compat.pipelines.model_building import ModelParts, build_model, build_on, input_size
+from trainer_kit.distribution.keras_internals import steps_per_execution
 from trainer_kit.errors import UsageError
 
 
@@ -128,6 +129,15 @@ def test_a_wrapped_model_is_compiled_as_before(library: ModuleType, kind: type) 
     assert isinstance(model, kind)
     assert (type(model.optimizer).__name__, model.loss) == ("Adam", "mse")
     assert float(model.optimizer.learning_rate) == 0.5
+
+
+@pytest.mark.parametrize(("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"])
+def test_a_wrapped_model_keeps_what_is_not_registered(library: ModuleType, kind: type) -> None:
+    loss = lambda y, predicted: abs(y - predicted)  # noqa: E731
+    compiled = {"optimizer": "sgd", "loss": loss, "steps_per_execution": 2, "run_eagerly": True}
+    for given in ({}, {"optimizer": "adam"}):
+        model = built(lambda: functional(library, **compiled), kind, **given)
+        assert model.loss is loss and model.run_eagerly and steps_per_execution(model) == 2
 
 
 def test_custom_objects_are_found_by_name(tmp_path: Path) -> None:
