@@ -11,9 +11,9 @@ from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.keras_hooks import TEST_BATCHES, TRAIN_BATCHES, acts_on_batches
 from trainer_kit.distribution.keras_internals import of_keras_2, set_batch_counter, steps_per_execution
 from trainer_kit.distribution.tensorflow_internals import SummaryState
-from trainer_kit.training.loops.evaluation_parts import EvaluationParts
+from trainer_kit.training.loops.evaluation_parts import EvaluationHooks
 from trainer_kit.training.loops.intervals import next_multiple
-from trainer_kit.training.loops.split_loop import TrainingParts
+from trainer_kit.training.loops.split_loop import TrainingHooks
 
 Logs = Callable[[Any], dict[str, Any]]
 
@@ -41,7 +41,7 @@ class KerasBatches:
         self._model, self._steps, self._summaries = model, steps_per_execution(model), summaries
         self._ends_full = not of_keras_2(model)
 
-    def training_parts(self, run: Run, logs: Logs) -> TrainingParts | None:
+    def training_hooks(self, run: Run, logs: Logs) -> TrainingHooks | None:
         """Returns the functions to call around the executions of training loops; None if no callback asks for it.
 
         A callback that stops the training ends the run at that step.
@@ -72,9 +72,9 @@ class KerasBatches:
                 run.stop(f"a Keras callback has set model.stop_training at step {step}")
             return not run.requests.stop
 
-        return TrainingParts(next_end, begin, end)
+        return TrainingHooks(next_end, begin, end)
 
-    def evaluation_parts(self, logs: Logs) -> EvaluationParts | None:
+    def evaluation_hooks(self, logs: Logs) -> EvaluationHooks | None:
         """Returns the functions to call around the executions of an evaluation; None if no callback asks for it.
 
         Args:
@@ -88,7 +88,7 @@ class KerasBatches:
             self._call(self.test, "on_test_batch_end", self._last(batch), logs(results))
             return not getattr(self._model, "stop_evaluating", False)
 
-        return EvaluationParts(self._steps, lambda batch: self._call(self.test, "on_test_batch_begin", batch, {}), end)
+        return EvaluationHooks(self._steps, lambda batch: self._call(self.test, "on_test_batch_begin", batch, {}), end)
 
     def _last(self, batch: int) -> int:
         """Returns the number with which an execution ends whose last batch has the number `batch`."""

@@ -16,7 +16,7 @@ from trainer_kit.callbacks.keras_hooks import is_stock
 from trainer_kit.callbacks.keras_state import AttributeState
 from trainer_kit.distribution.tensorflow_internals import SummaryState
 from trainer_kit.telemetry.scalars import as_scalar
-from trainer_kit.training.loops.split_loop import TrainingParts
+from trainer_kit.training.loops.split_loop import TrainingHooks
 
 _LOG = logging.getLogger(__name__)
 _NAMES = {"training_loss": "loss", "validation_loss": "loss"}
@@ -50,7 +50,7 @@ class KerasCallbacks(Callback):
     ) -> None:
         self.callbacks, self.params, self._validates = list(callbacks), dict(params), validates
         self._states: list[AttributeState] = []
-        self._short_loops: TrainingParts | None = None
+        self._short_loops: TrainingHooks | None = None
         self._files, self._summaries = CsvFiles(self.callbacks), SummaryState()
         self._loop_logs: dict[str, Any] = {}  # of the last training loop
         self._eval_logs: dict[str, Any] = {}  # of the evaluation at the same step
@@ -63,13 +63,13 @@ class KerasCallbacks(Callback):
             with self._summaries.in_use():
                 one.set_model(run.model)
         self._run, batches = run, KerasBatches(self.callbacks, run.model, self._summaries)
-        if parts := batches.evaluation_parts(_plain):
-            run.trainer.evaluation_parts = parts
+        if parts := batches.evaluation_hooks(_plain):
+            run.trainer.evaluation_hooks = parts
         if run.trainer.splits_loops:
             logs = lambda results: self._of_training(run.trainer.logs_so_far(results))  # noqa: E731
-            run.trainer.loop_parts.around = batches.training_parts(run, logs)
+            run.trainer.loop_parts.hooks = batches.training_hooks(run, logs)
         else:
-            self._short_loops = batches.training_parts(run, lambda logs: dict(logs))
+            self._short_loops = batches.training_hooks(run, lambda logs: dict(logs))
         if batches.train and run.trainer.trains:
             names = ", ".join(dict.fromkeys(type(one).__name__ for one in batches.train))
             _LOG.info("%s: methods around each batch cost the host about half a millisecond a batch", names)

@@ -109,7 +109,7 @@ class Webhook(Callback):
         sender.join(self._timeout)
         problem = answer[0] if answer else f"there was no answer in {self._timeout:g} s"
         if problem:
-            _LOG.warning("webhook: %s was not told: %s", urllib.parse.urlsplit(url).hostname, problem)
+            _LOG.warning("webhook: the request to %s failed: %s", urllib.parse.urlsplit(url).hostname, problem)
 
 
 def _is_http(url: str) -> bool:

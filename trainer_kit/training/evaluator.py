@@ -22,7 +22,7 @@ from trainer_kit.training.averaging_trainer import AveragingTrainer
 from trainer_kit.training.checks.batch_spec import batch_described
 from trainer_kit.training.configured_metrics import configured_metrics
 from trainer_kit.training.loops import eval_loop
-from trainer_kit.training.loops.evaluation_parts import EvaluationParts
+from trainer_kit.training.loops.evaluation_parts import EvaluationHooks
 from trainer_kit.training.loops.host_variables import batch_counter
 from trainer_kit.training.loops.nested_conditions import check_of
 from trainer_kit.training.loops.read_before_write import writes_after
@@ -57,7 +57,7 @@ class Evaluator(AveragingTrainer):
 
     Attributes:
       best_checkpoint: The class that keeps the best checkpoint of a run.
-      evaluation_parts: Functions to call around the parts of each evaluation; None: an evaluation has no parts. It is
+      evaluation_hooks: Functions to call around the parts of each evaluation; None: an evaluation has no parts. It is
         read when the first evaluation begins.
       validation: The validation sets.
       evaluates: Whether the trainer was created to evaluate, or has received validation sets since.
@@ -66,7 +66,7 @@ class Evaluator(AveragingTrainer):
     """
 
     best_checkpoint: Any = BestCheckpoint
-    evaluation_parts: EvaluationParts | None = None
+    evaluation_hooks: EvaluationHooks | None = None
     stop_flag: StopFlag
 
     def __init__(
@@ -331,8 +331,8 @@ class Evaluator(AveragingTrainer):
             self.validation.results[one.name] = results
 
         if has_state:
-            return eval_loop.with_state(by_step, ended, self.evaluation_parts)
-        if parts := self.evaluation_parts:
+            return eval_loop.with_state(by_step, ended, self.evaluation_hooks)
+        if parts := self.evaluation_hooks:
             loop = eval_loop.in_parts(parts, metrics, step, stop, one.feed.cardinality, compiled=compiled, check=check)
         return eval_loop.without_state(loop, keep, ended)
 

@@ -336,7 +336,7 @@ class Trainer(Evaluator):
         """Called eagerly before each loop, before the iterator is created. Metrics are reset inside the loop."""
 
     def logs_so_far(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Returns the metrics in the results of a part of a loop, NumPy values; see TrainingParts. Eager."""
+        """Returns the metrics in the results of a part of a loop, NumPy values; see TrainingHooks. Eager."""
         return dict(self._train_set.reported({key: results[key] for key in results if "trainer_kit/" not in key}))
 
     def train_loop_end(self) -> dict[str, Any]:
@@ -441,5 +441,5 @@ class Trainer(Evaluator):
         results = {**self._train_set.results(), "learning_rate": current_learning_rate(self._optimizer)}
         results[_REACHED] = tf.cast(self._global_step, tf.float64)  # exact up to 2**53; int64 has a transfer of its own
         if self._guarded:
-            results |= self._finite_weights.result(in_parts=self.loop_parts.around is not None)
+            results |= self._finite_weights.result(in_parts=self.loop_parts.hooks is not None)
         return results

@@ -122,7 +122,7 @@ def test_a_refusal_is_a_warning_without_the_address(
     server.status = status
     Webhook(server.url).run_finished(_run(tmp_path), RECORD)
     (warning,) = caplog.messages
-    assert warning == f"webhook: 127.0.0.1 was not told: HTTP status {status}" and len(server.posted) == 1
+    assert warning == f"webhook: the request to 127.0.0.1 failed: HTTP status {status}" and len(server.posted) == 1
 
 
 def test_a_server_that_does_not_answer_costs_the_time_limit(
@@ -131,7 +131,7 @@ def test_a_server_that_does_not_answer_costs_the_time_limit(
     server.status, begin = None, time.monotonic()
     Webhook(server.url, timeout_seconds=0.3).run_finished(_run(tmp_path), RECORD)
     assert 0.25 < time.monotonic() - begin < 5
-    assert "127.0.0.1 was not told" in caplog.text and SECRET not in caplog.text
+    assert "the request to 127.0.0.1 failed" in caplog.text and SECRET not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_server_that_does_not_answer_costs_the_time_limit(
 )
 def test_an_address_that_cannot_be_used_ends_no_run(url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Webhook(url.format(SECRET)).run_finished(_run(tmp_path), RECORD)
-    assert "was not told" in caplog.text and SECRET not in caplog.text
+    assert "the request to" in caplog.text and SECRET not in caplog.text
 
 
 def test_the_address_may_be_in_the_environment(

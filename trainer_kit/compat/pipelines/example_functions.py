@@ -91,7 +91,7 @@ def _random_states() -> tuple[Any, Any]:
 
 
 def _graph(dataset: tf.data.Dataset) -> list[tuple[str, bytes]]:
-    """Returns the ops of a map's function and the values of constants; names are numbered anew in each trace."""
+    """Returns the ops of a map's function and the values of constants; each trace has other names."""
     return sorted(
         (node.op, node.attr["value"].tensor.SerializeToString() if node.op == "Const" else b"")
         for graph in functions_of(dataset)
@@ -115,7 +115,7 @@ def _not_callable_with_example(function: Any) -> str:
 def _needed_arguments(function: Any) -> int | None:
     """Returns how many positional arguments a function needs; None if it takes any number, or no one can tell.
 
-    Of a Keras layer its method `call` tells.
+    For a Keras layer it counts the arguments of `call`.
 
     Raises:
       UsageError: for what is no function.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -49,5 +50,7 @@ def _preemptible() -> Iterator[None]:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     # An exception could be lost in a library. What was begun outside of a run, the next start does again.
+    with contextlib.suppress(Exception):  # the program may be in the middle of a print
+        sys.stdout.flush()
     os.write(2, b"error: stopped by SIGTERM; there was nothing to save; start the job again\n")
     os._exit(ExitCode.PREEMPTED)

@@ -1,4 +1,4 @@
-"""JobFolder: the files in the folder of a job, and what they tell about the epochs that were trained."""
+"""JobFolder: the files of a job, and how far it has trained."""
 
 from __future__ import annotations
 
@@ -71,6 +71,10 @@ class JobFolder:
         finished = self.read_meta().get("finished") or {}
         there = bool(finished) and finished.get("checkpoint") == self._newest_name()
         return there and (bool(finished.get("stopped")) or finished.get("epochs", 0) >= epochs)
+
+    def was_stopped(self) -> bool:
+        """Whether a callback has ended the finished job before its last epoch."""
+        return bool((self.read_meta().get("finished") or {}).get("stopped"))
 
     def _newest_name(self) -> str:
         return os.path.basename(self.last_checkpoint() or "")

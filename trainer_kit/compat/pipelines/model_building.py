@@ -98,9 +98,20 @@ def build_on(model: Any, data: Any) -> bool:
 
 def _call(build_model_func: Callable[..., Any]) -> Any:
     """Calls the function; an argument `checkpoint` gets no checkpoint, since the engine restores it."""
-    asked = inspect.signature(build_model_func).parameters.get("checkpoint")
+    if not callable(build_model_func):
+        raise UsageError(f"build_model_func is {build_model_func!r:.60}; give a function that returns a model")
+    signature = inspect.signature(build_model_func)
+    asked = signature.parameters.get("checkpoint")
     requires = asked is not None and asked.default is asked.empty and asked.kind is not asked.VAR_KEYWORD
-    return build_model_func(checkpoint=None) if requires else build_model_func()
+    given = {"checkpoint": None} if requires else {}
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        raise UsageError(
+            f"build_model_func: {error}; it is called without arguments: bind them, such as "
+            "functools.partial(build_model, num_classes=10)"
+        ) from None
+    return build_model_func(**given)
 
 
 def _checked(model: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -29,9 +30,13 @@ from trainer_kit.compat.pipelines.model_building import (
     input_size,
 )
 from trainer_kit.distribution.keras_internals import of_keras_2
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import StorageError, UsageError
 
 _LOG = logging.getLogger(__name__)
+_ENDED = "nothing to do: the job in %s has ended after %d epochs; a larger number of epochs goes on with it"
+_STOPPED = (
+    "nothing to do: a callback has ended the job in %s after %d complete epochs; another job_dir begins a new job"
+)
 _HISTORY, _MODEL = "history.csv", "saved_model"  # in artifacts_dir
 
 
@@ -112,7 +117,7 @@ class Training:
     def get_model_input_size(self) -> Any:
         """Returns the height of the images that the model takes; (height, width) if they differ.
 
-        Of vectors it is the number of features.
+        For a model of vectors it is the number of features.
 
         Raises:
           UsageError: when the model takes inputs of any size.
@@ -175,8 +180,10 @@ class Training:
 
     def _trained(self, train_ds: Any, valid_ds: Any, epochs: int, options: dict[str, Any]) -> Any:
         """Returns the History of a finished job, or trains and returns it."""
+        if train_ds is None:
+            raise UsageError("train_ds is None; give the training data")
         if self._folder.is_finished(epochs) and build_on(self.model, train_ds):
-            _LOG.warning("nothing to do: the job in %s has ended after %d epochs", self.job_dir, self.last_epoch)
+            _LOG.warning(_STOPPED if self._folder.was_stopped() else _ENDED, self.job_dir, self.last_epoch)
             load(self.model, self.checkpoints_dir, "latest")
             return recorded_history(self.model, self.checkpoints_dir)
         # A job whose loss is not finite ends with an error. Keras would go on, and the artifact would hold NaN.
@@ -186,8 +193,11 @@ class Training:
                 self.model, train_ds, validation_data=valid_ds, epochs=epochs, model_dir=self.checkpoints_dir,
                 callbacks=[*self.callbacks, _Progress(self)], trainer=trainer, **options,
             )  # fmt: skip
-        finally:
-            self.note_progress()
+        except BaseException:
+            with contextlib.suppress(StorageError):  # the first error tells more, and has the exit code
+                self.note_progress()
+            raise
+        self.note_progress()
         stopped = bool(getattr(self.model, "stop_training", False))
         if stopped or self.last_epoch >= epochs:
             self._folder.note_finished(epochs, stopped=stopped)
@@ -217,12 +227,12 @@ class Training:
 
 
 class _Progress(Callback):
-    """Notes the progress of a job when an epoch has ended."""
+    """Notes the progress of a job when a checkpoint is complete."""
 
     def __init__(self, job: Training) -> None:
         self._job = job
 
-    def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
+    def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
         self._job.note_progress()
 
 

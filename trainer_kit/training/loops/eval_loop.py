@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError
 from trainer_kit.training.loops.eval_reduction import GraphReduction, NotInGraph, Reduce
-from trainer_kit.training.loops.evaluation_parts import EvaluationParts, LoopInParts
+from trainer_kit.training.loops.evaluation_parts import EvaluationHooks, LoopInParts
 from trainer_kit.training.loops.host_variables import as_int32
 from trainer_kit.training.loops.iterators import over_elements
 from trainer_kit.training.loops.loop_results import Readback
@@ -169,7 +169,7 @@ class ResultsByStep:
 
 
 def in_parts(
-    parts: EvaluationParts,
+    parts: EvaluationHooks,
     metrics: Any,
     step: Step,
     stop: tf.Variable,
@@ -196,7 +196,7 @@ def in_parts(
 
 
 def with_state(
-    loop: StatefulEvalLoop, ended: Callable[[int, Any, Any], None], parts: EvaluationParts | None = None
+    loop: StatefulEvalLoop, ended: Callable[[int, Any, Any], None], parts: EvaluationHooks | None = None
 ) -> Callable[..., Any]:
     """Returns `loop_fn(iterator, num_steps, state, reduce_fn) -> state`.
 

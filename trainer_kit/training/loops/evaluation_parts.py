@@ -12,7 +12,7 @@ Part = Callable[[Any, tf.Tensor], tuple[int, Any]]
 
 
 @dataclass(frozen=True)
-class EvaluationParts:
+class EvaluationHooks:
     """Functions to call around the parts of an evaluation; eager, on the host.
 
     Attributes:
@@ -41,7 +41,7 @@ class LoopInParts:
     """
 
     def __init__(
-        self, reset: Callable[[], None], part: Part, parts: EvaluationParts, batches: Callable[[], int | None]
+        self, reset: Callable[[], None], part: Part, parts: EvaluationHooks, batches: Callable[[], int | None]
     ) -> None:
         self._reset, self._part, self._parts, self._batches = reset, part, parts, batches
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
-class TrainingParts:
+class TrainingHooks:
     """Functions to call around the parts of training loops; eager, on the host.
 
     Attributes:
@@ -43,7 +43,7 @@ class LoopParts:
 
     Attributes:
       window: The steps to trace for a profile.
-      around: The functions to call around parts of each loop; None: a loop has no such parts.
+      hooks: The functions to call around parts of each loop; None: a loop has no such parts.
       ready_at: The time.perf_counter() at the end of the first step of the newest loop function; 0 before that.
       waited: The seconds that the last loop waited for batches, without the first step of a new loop function; None if
         the loop function does not measure them.
@@ -53,7 +53,7 @@ class LoopParts:
 
     def __init__(self, step: Callable[[], int], on_ready: Callable[[], None] = lambda: None) -> None:
         self.window, self.ready_at = NO_WINDOW, 0.0
-        self.around: TrainingParts | None = None
+        self.hooks: TrainingHooks | None = None
         self.waited: float | None = None
         self.tracing = 0.0
         self.results: Any = None
@@ -77,7 +77,7 @@ class LoopParts:
           Exception: any error of the loop; the steps before the error have been done.
         """
         self.tracing, self.results = 0.0, None  # and so it stays when the data ends inside the loop
-        if self.window.passed and loop is self._known and self.around is None:
+        if self.window.passed and loop is self._known and self.hooks is None:
             with context():
                 done, self.results = loop(iterator, num_steps, fresh)
             self.waited = getattr(loop, "waited", None)
@@ -86,10 +86,10 @@ class LoopParts:
 
     def _in_parts(self, loop: Loop, iterator: Any, num_steps: int, fresh: bool, context: Context) -> int:
         step, done, waited, results = self._step(), 0, 0.0, None
-        for part in parts(step, num_steps, self._cuts(loop, step, step + num_steps)):
+        for part in self._lengths(loop, step, num_steps):
             self._trace(self.window.before, step + done, step + done + part)
-            if self.around is not None:
-                self.around.begin(step + done)
+            if self.hooks is not None:
+                self.hooks.begin(step + done)
             with context():
                 count, results = loop(iterator, part, fresh and done == 0)
             done += count
@@ -99,19 +99,20 @@ class LoopParts:
                 self._known, self.ready_at = loop, time.perf_counter() - self.tracing
                 self._on_ready()
             self._trace(self.window.after, step + done)
-            if count < part or (self.around is not None and not self.around.end(step + done, results)):
+            if count < part or (self.hooks is not None and not self.hooks.end(step + done, results)):
                 break
         self.waited = None if getattr(loop, "waited", None) is None else waited
         self.results = results
         return done
 
-    def _cuts(self, loop: Loop, step: int, end: int) -> list[int]:
-        """Returns the global steps between `step` and `end` at which a call ends and the next one begins."""
+    def _lengths(self, loop: Loop, step: int, num_steps: int) -> Iterator[int]:
+        """Yields the number of steps of each call of the loop."""
         cuts = [*self.window.cuts(), *([] if loop is self._known else [step + getattr(loop, "fuse_steps", 1)])]
-        while self.around is not None and step < end:
-            step = self.around.next_end(step)
-            cuts.append(step)
-        return cuts
+        for part in parts(step, num_steps, cuts):
+            end = step + part
+            while step < end:
+                begin, step = step, end if self.hooks is None else min(end, self.hooks.next_end(step))
+                yield step - begin
 
     def _trace(self, action: Callable[..., None], *steps: int) -> None:
         begin = time.perf_counter()

@@ -98,6 +98,15 @@ def test_a_custom_class_needs_inputs_and_outputs(build: Any) -> None:
         built(build, Wrapped)
 
 
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(None, r"build_model_func is None; give a function"), (lambda n: n, r"missing a required argument: 'n'; .*bind")],
+)
+def test_a_function_that_cannot_be_called_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_model(ModelParts(function, None, None, None, None, None))
+
+
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(UsageError, match="build_model_func returned a tuple; it has to return a model of Keras"):
         built(lambda: (functional(), 224))

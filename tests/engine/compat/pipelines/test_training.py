@@ -85,6 +85,18 @@ def test_remote_folders_are_refused_in_one_line(name: str, capsys: pytest.Captur
     assert line.startswith(f"error: {name}='gs://bucket/tmp/digits' is a remote folder; ")
 
 
+@pytest.mark.parametrize(
+    ("read", "epochs", "message"),
+    [(lambda: None, 1, "train_ds is None"), (data, "2", "epochs='2' is not a whole number")],
+)
+def test_a_mistake_in_run_train_is_one_line(
+    read: Any, epochs: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        job(tmp_path).run_train(read(), None, epochs)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
 def test_a_loss_that_is_not_finite_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = job(tmp_path)
     made.add_callback(keras.callbacks.TerminateOnNaN())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.loops.evaluation_parts import EvaluationParts, LoopInParts
+from trainer_kit.training.loops.evaluation_parts import EvaluationHooks, LoopInParts
 
 
 class Noting:
@@ -17,7 +17,7 @@ class Noting:
     def __init__(self, known: int | None = None, goes_on: bool = True) -> None:
         self.calls: list[Any] = []
         self._goes_on, self._sum = goes_on, 0
-        parts = EvaluationParts(2, lambda batch: self.calls.append(batch), self.end)
+        parts = EvaluationHooks(2, lambda batch: self.calls.append(batch), self.end)
         self.loop = LoopInParts(lambda: self.calls.append("reset"), self.part, parts, lambda: known)
 
     def end(self, batch: int, results: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -48,7 +49,15 @@ def check_frequency(frequency: int | Sequence[int]) -> None:
 
 
 def limited(epochs: int, steps_per_epoch: int | None) -> tuple[int, int | None]:
-    """Returns both numbers, lowered to the limits that `keras.config` has for trials, with a warning."""
+    """Returns both numbers, lowered to the limits that `keras.config` has for trials, with a warning.
+
+    Raises:
+      UsageError: when epochs is not a whole number.
+    """
+    try:
+        epochs = operator.index(epochs)
+    except TypeError:
+        raise UsageError(f"epochs={epochs!r} is not a whole number; give a number, such as int(epochs)") from None
     most_epochs, most_steps = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
     if most_epochs and most_epochs < epochs:
         _LOG.warning("epochs is limited to %d by keras.config", most_epochs)
