@@ -71,6 +71,8 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
         return ""
     there = complete_checkpoints(model_dir)
     listed = f"there are the steps {', '.join(map(str, there))}" if there else f"{model_dir} holds no checkpoint"
+    if not there and complete_checkpoints(inner := os.path.join(model_dir, "checkpoints")):  # of a Training job
+        raise UsageError(f"{listed}, but {inner} does; give that folder")
     if which == "latest":
         newest = newest_checkpoint(model_dir)
         if newest is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,11 @@ from trainer_kit.run.flags import parse_flags, unsupervised
 
 _TRAIN = ("python", "-m", "trainer_kit.train")
 _PLACED = ("--mode=", "--model_dir=", "--eval_name=", "--checkpoint=")  # flags that a job sets itself
+_LOG = logging.getLogger(__name__)
+_OUTSIDE = (
+    "%s: outside of %s, which becomes the folder of the job; what is read there has to be in the image or on the "
+    "volume, and what is written there is lost with the container"
+)
 _GRACE = 25.0  # seconds, the default of trainer.preemption_grace_seconds
 
 
@@ -100,6 +106,8 @@ def of_run(folder: Path, job_dir: str, model_dir: str, mode: str | None, sidecar
             )
         root = _root(command, os.path.abspath(folder), os.path.abspath(job_dir), os.path.abspath(model_dir))
         moved, run_dir = _moved(command, root, model_dir), _below(os.path.abspath(folder), root, model_dir)
+        if outside := [one for one in moved[1:] if os.path.exists(one.rpartition("=")[2])]:
+            _LOG.warning(_OUTSIDE, ", ".join(outside), root)
         return Commands(("python", *moved), run_dir, grace_seconds=seconds)
     values = parse_flags(command)
     mode = mode or values.mode

@@ -56,10 +56,10 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
     embeddings = np.random.RandomState(0).normal(size=(4, size)).astype(np.float32)
     try:
         outputs = only_output(classifier(embeddings, training=False))
-    except (ValueError, tf.errors.InvalidArgumentError) as error:
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:  # a TFSMLayer raises a TypeError
         raise UsageError(
             f"old_classifier: it does not take the new embeddings, [batch, {size}]; old and new embeddings have the "
-            f"same size, and the classifier is the part of the old model behind them: {_HEAD}. {error}"
+            f"same size, and the classifier is the part of the old model behind them: {_HEAD}. {error!s:.300}"
         ) from error
     values = np.asarray(outputs, np.float64)
     if values.ndim != 2 or values.shape[1] < 2:
