@@ -147,7 +147,12 @@ def examine(dataset: tf.data.Dataset) -> Examination:
 
 
 def resume_method(
-    examination: Examination, *, no_iterator: str = "", deterministic_ops: bool, section: str = "task.train_data"
+    examination: Examination,
+    *,
+    no_iterator: str = "",
+    deterministic_ops: bool,
+    section: str = "task.train_data",
+    made_before: bool = False,
 ) -> Resumption:
     """Returns how to resume, with reasons for the user.
 
@@ -156,14 +161,14 @@ def resume_method(
       no_iterator: why an iterator of any dataset could not be saved here, or would not fit; "" if it can.
       deterministic_ops: whether TensorFlow's op determinism is on, with which tf.data keeps every map in order.
       section: of the config, to begin each line with.
+      made_before: whether the dataset was made before the run, so that no setting of the run changes it.
     """
     seen = replace(examination, any_order=()) if deterministic_ops else examination
-    against_skip = list(_against_skip(seen, deterministic_ops))
+    against_skip = list(_against_skip(seen, deterministic_ops, made_before))
     if against_skip:
-        advice = (
-            "a resumed run may not be the same as one that was never stopped; to make it the same, train on "
-            "a Source, such as ArraySource or TFRecordSource"
-        )
+        advice = "a resumed run may not be the same as one that was never stopped"
+        if not made_before:
+            advice += "; to make it the same, train on a Source, such as ArraySource or TFRecordSource"
         return Resumption("inexact", tuple(f"{section}: {line}" for line in (*against_skip, advice)))
     against_saving = list(_against_saving(seen, no_iterator))
     if against_saving:
@@ -226,12 +231,15 @@ def _of_source(dataset: tf.data.Dataset, deterministic_ops: bool) -> Iterator[tu
                         yield "own_state", text
 
 
-def _against_skip(seen: Examination, deterministic_ops: bool) -> Iterator[str]:
+def _against_skip(seen: Examination, deterministic_ops: bool, made_before: bool) -> Iterator[str]:
     if seen.random_ops and not deterministic_ops:
+        advice = "set runtime.deterministic_ops=true"
+        if made_before:
+            advice = "call tf.config.experimental.enable_op_determinism() before the dataset is made"
         yield (
             f"{_listed(seen.random_ops)} draws random numbers from a state that is not saved; use "
-            "tf.random.stateless_uniform or its like with a seed made from the example's index, or set "
-            "runtime.deterministic_ops=true, with which the data can be read again from its start"
+            "tf.random.stateless_uniform or its like with a seed made from the example's index, or "
+            f"{advice}, with which the data can be read again from its start"
         )
     if seen.python:
         yield f"{_listed(seen.python)} runs Python, whose state is not saved; use TensorFlow's ops instead"

@@ -10,6 +10,7 @@ import tensorflow as tf
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.distribution.datasets import has_plain_iterator, with_threads
 from trainer_kit.distribution.global_batch import tell_uneven_batch
+from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.registered_datasets import inputs_of
@@ -53,7 +54,7 @@ class TaskInputs:
             lambda: int(steps.numpy()),
             given,
             one_iterator=has_plain_iterator(self._strategy),
-            deterministic_ops=getattr(self._config.runtime, "deterministic_ops", False),
+            deterministic_ops=getattr(self._config.runtime, "deterministic_ops", False) or is_op_determinism_enabled(),
             require_exact=getattr(self._config.trainer, "require_exact_resume", False),
         )
 

@@ -99,7 +99,13 @@ class DatasetPasses:
 
     def resumption(self, *, deterministic_ops: bool) -> Resumption:
         """Returns how a resumed run gets back to its position, for the engine's report."""
-        return resume_method(examine(self._dataset), no_iterator=_NEW_ITERATORS, deterministic_ops=deterministic_ops)
+        return resume_method(
+            examine(self._dataset),
+            no_iterator=_NEW_ITERATORS,
+            deterministic_ops=deterministic_ops,
+            section="x",
+            made_before=True,
+        )
 
     def _draw_orders(self) -> None:
         """Draws what a pass draws."""

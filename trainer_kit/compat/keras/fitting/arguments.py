@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.run.runner import run_experiment
 
@@ -68,14 +69,23 @@ def limited(epochs: int, steps_per_epoch: int | None) -> tuple[int, int | None]:
     return epochs, steps_per_epoch
 
 
-def check_batched(x: Any) -> None:
-    """Checks that a dataset has batches.
+def check_dataset(x: Any, options: Mapping[str, Any]) -> None:
+    """Checks that a dataset has batches, and was made with the determinism that the run asks for.
+
+    Args:
+      x: The training data.
+      options: The further arguments of `fit` or `train_loop`.
 
     Raises:
-      UsageError: when it has single numbers, since nothing was batched.
+      UsageError: when it has single numbers, since nothing was batched, or op determinism would come too late.
     """
     if not isinstance(x, tf.data.Dataset):
         return
+    if (options.get("runtime") or {}).get("deterministic_ops") and not is_op_determinism_enabled():
+        raise UsageError(
+            "runtime deterministic_ops comes too late for the dataset, which has been made without it; call "
+            "tf.config.experimental.enable_op_determinism() at the start of the program"
+        )
     parts = [one.shape for one in tf.nest.flatten(x.element_spec) if isinstance(one, tf.TensorSpec)]
     if single := [str(shape) for shape in parts if shape.rank == 0]:
         raise UsageError(

@@ -40,13 +40,15 @@ class FitCallbacks(KerasCallbacks):
         validates: Callable[[int], bool],
     ) -> None:
         super().__init__(callbacks, parameters(epochs, steps, verbose), validates)
+        self._has_trained = False  # in this start
 
-    def train_begin(self, run: Run) -> None:
+    def loop_begin(self, run: Run, steps: int) -> None:
         """Says from which epoch a resumed run goes on; see KerasCallbacks."""
-        epochs, steps = self.params["epochs"], self.params["steps"]
-        if run.step and run.chief and self.params["verbose"]:
-            print(f"the run resumes in epoch {run.step // steps + 1} of {epochs}, at step {run.step}")
-        super().train_begin(run)
+        if not self._has_trained and run.step and run.chief and self.params["verbose"]:
+            epoch = run.step // self.params["steps"] + 1
+            print(f"the run resumes in epoch {epoch} of {self.params['epochs']}, at step {run.step}")
+        self._has_trained = True
+        super().loop_begin(run, steps)
 
     def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
         """Ends the epoch for all callbacks and writes the History; see KerasCallbacks."""
@@ -65,11 +67,14 @@ class FitCallbacks(KerasCallbacks):
         if not self.has_begun:
             history.set_model(model)
             read_history(model_dir, history)
-            if self.params["verbose"]:
-                print(
-                    f"nothing to do: the run in {model_dir} ended after {len(history.epoch)} epochs; give more epochs "
-                    "to go on, or another model_dir to begin anew"
-                )
+        if not self._has_trained and self.params["verbose"]:
+            stopped = self.has_begun and model.stop_training
+            how = "was ended by a callback" if stopped else "ended"
+            advice = "" if stopped else "more epochs to go on, or "
+            print(
+                f"nothing to do: the run in {model_dir} {how} after {len(history.epoch)} epochs; give {advice}another "
+                "model_dir to begin anew"
+            )
         model.history = history
         return history
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders
 from trainer_kit.compat.keras.data.training_data import training_data, validation_dataset
-from trainer_kit.compat.keras.fitting.arguments import check_batched, check_options, limited
+from trainer_kit.compat.keras.fitting.arguments import check_dataset, check_options, limited
 from trainer_kit.compat.keras.fitting.run_config import Evaluations, check_epoch_length, run_config, task_config
 from trainer_kit.compat.keras.fitting.run_fit import run_fit
 from trainer_kit.compat.keras.preparation import check_can_train
@@ -64,7 +64,7 @@ def fit(
         )
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = train_validation_split((x, y, sample_weight), validation_split)
-    check_batched(x)
+    check_dataset(x, options)
     epochs, steps_per_epoch = limited(epochs, steps_per_epoch)
     strategy, validation, names = model.distribute_strategy, None, None
     with strategy.scope():

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses, needs_new_iterators
 from trainer_kit.compat.keras.data.training_data import TrainingData, training_data
-from trainer_kit.compat.keras.fitting.arguments import check_batched, check_options
+from trainer_kit.compat.keras.fitting.arguments import check_dataset, check_options
 from trainer_kit.compat.keras.fitting.run_config import Evaluations, run_config, task_config
 from trainer_kit.compat.keras.fitting.run_fit import run_fit
 from trainer_kit.compat.keras.loop.steps import LoopSteps
@@ -56,6 +56,7 @@ def train_loop(
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
     """
     check_options(train_loop, options)
+    check_dataset(train_ds, options)
     if (test_step is None) != (val_dataset is None):
         missing = "val_dataset" if val_dataset is None else "test_step"
         raise UsageError(f"{missing} is missing: an evaluation needs test_step and val_dataset; give both or none")
@@ -112,7 +113,6 @@ def _epochs(train_ds: Any, steps_per_epoch: int | None) -> TrainingData:
     A loop makes one iterator in each epoch, `Model.fit` two, so that fit reads every second order of a shuffle. A loop
     that leaves an epoch after some steps begins the next one at the start of the data. Data without end goes on.
     """
-    check_batched(train_ds)
     data = training_data(train_ds, steps_per_epoch=steps_per_epoch)
     if not isinstance(train_ds, tf.data.Dataset):
         return data
