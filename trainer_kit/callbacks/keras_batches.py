@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.keras_hooks import TEST_BATCHES, TRAIN_BATCHES, acts_on_batches
 from trainer_kit.distribution.keras_internals import of_keras_2, set_batch_counter, steps_per_execution
@@ -31,6 +33,8 @@ class KerasBatches:
     Attributes:
       train: The callbacks that have methods around training batches.
       test: The callbacks that have methods around evaluation batches.
+      begun: The step of a training execution that was begun and has done nothing yet; None if there is none. A run that
+        SIGTERM stops there resumes without beginning it twice.
     """
 
     def __init__(self, callbacks: Sequence[Any], model: Any, summaries: SummaryState) -> None:
@@ -38,6 +42,7 @@ class KerasBatches:
         self.test = [one for one in callbacks if acts_on_batches(one, TEST_BATCHES)]
         self._model, self._steps, self._summaries = model, steps_per_execution(model), summaries
         self._ends_full = not of_keras_2(model)
+        self.begun: int | None = None
 
     def training_parts(self, run: Run, logs: Logs) -> TrainingParts | None:
         """Returns the functions to call around the executions of training loops; None if no callback asks for it.
@@ -58,11 +63,13 @@ class KerasBatches:
 
         def begin(step: int) -> None:
             batch = step - epochs.end(epochs.ended(step))
-            if batch % self._steps == 0:
+            if batch % self._steps == 0 and self.begun != step:
                 self._call(self.train, "on_train_batch_begin", batch, {})
+                self.begun = step
 
         def end(step: int, results: Any) -> bool:
             _, done = epochs.place(step)
+            self.begun = None
             if done % self._steps == 0 or epochs.is_end(step):
                 set_batch_counter(self._model, step, training=True)
                 self._call(self.train, "on_train_batch_end", self._last(done - 1), logs(results))
@@ -95,4 +102,8 @@ class KerasBatches:
     def _call(self, callbacks: Sequence[Any], method: str, batch: int, logs: dict[str, float]) -> None:
         with self._summaries.in_use():
             for one in callbacks:
-                getattr(one, method)(batch, logs)
+                try:
+                    getattr(one, method)(batch, logs)
+                except (StopIteration, tf.errors.OutOfRangeError) as error:  # which would be the end of the data
+                    name = f"{type(one).__name__}.{method}"
+                    raise RuntimeError(f"{name} raised {type(error).__name__}: {error}") from error
