@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -28,6 +29,18 @@ def check_options(function: Callable[..., Any], options: Iterable[str]) -> None:
         if name not in (*_SETTINGS, *further):
             advice = suggestion(name, [*own, *_SETTINGS, *further], listed=len(own) + len(_SETTINGS) + len(further))
             raise UsageError(f"{function.__name__} has no argument {name!r}; {advice}")
+
+
+def number_of_epochs(epochs: Any) -> int:
+    """Returns `epochs` as an int; it may be one of NumPy.
+
+    Raises:
+      UsageError: when it is no whole number, such as the text of a command line.
+    """
+    try:
+        return operator.index(epochs)
+    except TypeError:
+        raise UsageError(f"epochs={epochs!r} is not a whole number; give one, such as 10") from None
 
 
 def check_frequency(frequency: int | Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.compat.keras.data import training_data, validation_dataset
-from trainer_kit.compat.keras.fit_arguments import check_batched, check_options
+from trainer_kit.compat.keras.fit_arguments import check_batched, check_options, number_of_epochs
 from trainer_kit.compat.keras.preparation import check_can_train
 from trainer_kit.compat.keras.py_dataset_epochs import BatchOrders
 from trainer_kit.compat.keras.run_config import Evaluations, check_epoch_length, run_config, task_config
@@ -82,7 +82,7 @@ def fit(
         if validation is not None:
             names = task.evaluation_names(model)
     evaluations = Evaluations(names, validation_steps, validation_freq, best, best_mode)
-    config = run_config(model, params, data, epochs, evaluations, options)
+    config = run_config(model, params, data, number_of_epochs(epochs), evaluations, options)
     check_epoch_length(config, model_dir, options.get("allow_config_change", ()))
     return trained(
         task, config, model, model_dir, callbacks=callbacks, verbose=verbose,
