@@ -33,6 +33,8 @@ class KerasBatches:
     Attributes:
       train: The callbacks that have methods around training batches.
       test: The callbacks that have methods around evaluation batches.
+      begun: The step of a training execution that was begun and has done nothing yet; None if there is none. A run that
+        SIGTERM stops there resumes without beginning it twice.
     """
 
     def __init__(self, callbacks: Sequence[Any], model: Any, summaries: SummaryState) -> None:
@@ -40,6 +42,7 @@ class KerasBatches:
         self.test = [one for one in callbacks if acts_on_batches(one, TEST_BATCHES)]
         self._model, self._steps, self._summaries = model, steps_per_execution(model), summaries
         self._ends_full = not of_keras_2(model)
+        self.begun: int | None = None
 
     def training_hooks(self, run: Run, logs: Logs) -> TrainingHooks | None:
         """Returns the functions to call around the executions of training loops; None if no callback asks for it.
@@ -60,11 +63,13 @@ class KerasBatches:
 
         def begin(step: int) -> None:
             batch = step - epochs.end(epochs.ended(step))
-            if batch % self._steps == 0:
+            if batch % self._steps == 0 and self.begun != step:
                 self._call(self.train, "on_train_batch_begin", batch, {})
+                self.begun = step
 
         def end(step: int, results: Any) -> bool:
             _, done = epochs.place(step)
+            self.begun = None
             if done % self._steps == 0 or epochs.is_end(step):
                 set_batch_counter(self._model, step, training=True)
                 self._call(self.train, "on_train_batch_end", self._last(done - 1), logs(results))

@@ -62,9 +62,10 @@ class KerasCallbacks(Callback):
             one.set_params(self.params)
             with self._summaries.in_use():
                 one.set_model(run.model)
-        self._run, batches = run, KerasBatches(self.callbacks, run.model, self._summaries)
-        if parts := batches.evaluation_hooks(_plain):
-            run.trainer.evaluation_hooks = parts
+        self._run = run
+        batches = self._batches = KerasBatches(self.callbacks, run.model, self._summaries)
+        if hooks := batches.evaluation_hooks(_plain):
+            run.trainer.evaluation_hooks = hooks
         if run.trainer.splits_loops:
             logs = lambda results: self._of_training(run.trainer.logs_so_far(results))  # noqa: E731
             run.trainer.loop_parts.hooks = batches.training_hooks(run, logs)
@@ -170,6 +171,7 @@ class KerasCallbacks(Callback):
             "ended": self._ended,
             "stopped": self._stopped,
             "stopping": stopping,
+            "begun": self._batches.begun,
             "callbacks": changed,
             "files": self._files.state(),
         }
@@ -177,6 +179,7 @@ class KerasCallbacks(Callback):
     def restore(self, state: Any) -> None:
         """Restores what `state` returned, also when the run goes back to an earlier step."""
         self._loop_logs, self._eval_logs, self._ended = dict(state["loop"]), {}, state["ended"]
+        self._batches.begun = state.get("begun")
         saved = list(state["callbacks"])
         for one in self._states:  # a callback that was added or removed since changes nothing for the others
             name = type(one.owner).__name__

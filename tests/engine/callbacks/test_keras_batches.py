@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import tf_keras
 
 from tests.engine.compat.keras.keras_programs import X, Y, classifier
 from trainer_kit.compat import keras as tk_keras
+from trainer_kit.errors import PreemptedError
 
 Calls = list[tuple[Any, ...]]
 
@@ -126,20 +130,29 @@ def test_a_callback_stops_the_run_at_its_batch(tmp_path: Path) -> None:
     assert len(again.calls) == len(ours.calls)
 
 
-def test_an_error_between_batches_loses_no_step(tmp_path: Path) -> None:
-    class Failing(keras.callbacks.Callback):
-        fails = True
+def test_stops_and_errors_between_batches_lose_no_step(tmp_path: Path) -> None:
+    class Interrupting(keras.callbacks.Callback):
+        stops_at = error_at = -1
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if self.model.optimizer.iterations == self.stops_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.5)  # so that the step does not begin before the signal is known
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if Failing.fails and self.model.optimizer.iterations == 6:
-                raise RuntimeError("a mistake of the callback")
+            if self.model.optimizer.iterations == self.error_at:
+                raise StopIteration("a mistake of the callback")
 
-    whole, ours = Batches(), Batches()
+    whole, ours, interrupting = Batches(), Batches(), Interrupting()
     history = fit(one := seeded(), tmp_path / "whole", [whole])
-    with pytest.raises(RuntimeError, match="a mistake of the callback"):
-        fit(seeded(), tmp_path / "run", [ours, Failing()])
-    Failing.fails = False
-    resumed = fit(other := seeded(), tmp_path / "run", [ours, Failing()])
+    interrupting.stops_at = 3
+    with pytest.raises(PreemptedError, match="at step 3"):
+        fit(seeded(), tmp_path / "run", [ours, interrupting])
+    interrupting.stops_at, interrupting.error_at = -1, 6
+    with pytest.raises(RuntimeError, match="StopIteration: a mistake of the callback"):
+        fit(seeded(), tmp_path / "run", [ours, interrupting])
+    interrupting.error_at = -1
+    resumed = fit(other := seeded(), tmp_path / "run", [ours, interrupting])
     assert resumed.history == history.history
     assert ours.calls == whole.calls
     for found, expected in zip(other.get_weights(), one.get_weights(), strict=True):

@@ -131,7 +131,7 @@ def _splits_of(folder: str, wanted: str) -> str:
     splits = Counter(name.partition("-")[0] for name in names)
     if not splits:
         return content_of(folder, f"{wanted}-00000.tfrec")
-    listed = ", ".join(f"{split} ({number} files)" for split, number in sorted(splits.items())[:_LISTED])
+    listed = ", ".join(f"{split} (files: {number})" for split, number in sorted(splits.items())[:_LISTED])
     return f"the folder has the splits {listed}{_advice(wanted, splits)}"
 
 

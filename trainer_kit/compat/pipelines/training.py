@@ -14,6 +14,7 @@ import keras
 
 from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.compat.keras.fitting.arguments import number_of_epochs
 from trainer_kit.compat.keras.fitting.callbacks import recorded_history
 from trainer_kit.compat.keras.fitting.history import read_history
 from trainer_kit.compat.keras.fitting.model_fit import fit
@@ -148,7 +149,7 @@ class Training:
             weight is not finite, 2 for a mistake of the caller.
         """
         with exit_codes(), custom_objects_known(self.custom_objects):
-            self.history = self._trained(train_ds, valid_ds, epochs, options)
+            self.history = self._trained(train_ds, valid_ds, number_of_epochs(epochs), options)
             self._write_artifacts()
         return self.history
 

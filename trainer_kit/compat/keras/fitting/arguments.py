@@ -35,6 +35,18 @@ def check_options(function: Callable[..., Any], options: Iterable[str]) -> None:
             raise UsageError(f"{function.__name__} has no argument {name!r}; {advice}")
 
 
+def number_of_epochs(epochs: Any) -> int:
+    """Returns `epochs` as an int; it may be one of NumPy.
+
+    Raises:
+      UsageError: when it is no whole number, such as the text of a command line.
+    """
+    try:
+        return operator.index(epochs)
+    except TypeError:
+        raise UsageError(f"epochs={epochs!r} is not a whole number; give one, such as 10") from None
+
+
 def check_frequency(frequency: int | Sequence[int]) -> None:
     """Checks `validation_freq`.
 
@@ -55,10 +67,7 @@ def limited(epochs: int, steps_per_epoch: int | None) -> tuple[int, int | None]:
     Raises:
       UsageError: when epochs is not a whole number.
     """
-    try:
-        epochs = operator.index(epochs)
-    except TypeError:
-        raise UsageError(f"epochs={epochs!r} is not a whole number; give a number, such as int(epochs)") from None
+    epochs = number_of_epochs(epochs)
     most_epochs, most_steps = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
     if most_epochs and most_epochs < epochs:
         _LOG.warning("epochs is limited to %d by keras.config", most_epochs)

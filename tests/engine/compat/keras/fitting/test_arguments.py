@@ -21,6 +21,7 @@ def model() -> Any:
     ("mistake", "message"),
     [
         ({"epoch": 2}, r"fit has no argument 'epoch'; did you mean epochs"),
+        ({"epochs": "2"}, r"epochs='2' is not a whole number"),
         ({"validation_freq": 0}, r"validation_freq=0: .* at least 1"),
         ({"best": "val_acc"}, r"best='val_acc': .*did you mean val_accuracy"),
         ({"best": "accuracy"}, r"best='accuracy': .*did you mean val_accuracy"),
