@@ -283,7 +283,9 @@ class Trainer(Evaluator):
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self._search.is_done:
                     with self._in_loop(iterator):
-                        loop = self.new_loops.traced(loop, iterator, self._search.look_into, self.loop_parts.window)
+                        graph = loop.graph(iterator)
+                    self._search.look_into(graph)
+                    loop = self.new_loops.chosen(loop, graph, iterator.element_spec, self.loop_parts.window)
                 self._run_in_parts(loop, iterator, num_steps)
             else:
                 if self.has_own_loop:
@@ -294,7 +296,7 @@ class Trainer(Evaluator):
         return self.train_loop_end()
 
     def _run_in_parts(self, loop: Any, iterator: Any, num_steps: Any) -> None:
-        self._train_loop, context = loop, lambda: self._in_loop(iterator, loop)
+        self._train_loop, self.between_steps, context = loop, True, lambda: self._in_loop(iterator, loop)
         self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue, context)
         self.input_seconds = self.loop_parts.waited
         self.metrics_continue = 0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()

@@ -93,58 +93,27 @@ class NewLoops:
             last_batch=LastBatch(batch_spec) if self._executor_to_trace_for == _ONE_THREAD else None,
         )
 
-    def traced(
-        self, loop: TrainLoop | FusedLoop, iterator: Any, look_into: Callable[[Any], None], window: ProfileWindow
+    def chosen(
+        self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, batch_spec: Any, window: ProfileWindow
     ) -> TrainLoop | FusedLoop:
-        """Traces a loop of `make`, and returns the loop for the executor that is chosen. Eager.
+        """Chooses the executor if it is auto, and returns the loop to run. Eager, before the first step.
+
+        It warns of what fused steps leave out or cannot use well.
 
         Args:
-          loop: The loop.
-          iterator: The iterator that it will read.
-          look_into: A function that is called with the graph of the loop; None if it is not compiled.
+          loop: A loop of `make`, traced in the context `running`.
+          graph: The graph of the loop; None: it is not compiled.
+          batch_spec: See `make`.
           window: The steps of this run that will be traced for a profile.
 
         Raises:
           UsageError: when the executor is single_threaded, and would wait for ever.
         """
-        with executor(self._executor_to_trace_for):
-            graph = loop.graph(iterator)
-        look_into(graph)
-        self._tell_of_fusing(graph, iterator.element_spec)
-        return self._chosen(loop, graph, iterator.element_spec, profiles=not window.passed)
-
-    @contextlib.contextmanager
-    def running(self, loop: Any) -> Iterator[None]:
-        """A context in which a loop runs on the chosen executor, and errors name their cause. Eager, on the host.
-
-        Args:
-          loop: The loop; None: it is only traced.
-        """
-        with reporting_refusal(self.fuse_steps), reporting_gradients():
-            if loop is None:
-                yield
-                return
-            with self._explained_errors(loop), executor(self.executor):
-                yield
-
-    @property
-    def _executor_to_trace_for(self) -> str:
-        """The executor that a loop is traced for first: TensorFlow gives branches another form for one thread."""
-        if self.executor != "auto":
-            return self.executor
-        return _ONE_THREAD if executor_by_weights(self._weights(), self._batch_size) is None else "default"
-
-    def _tell_of_fusing(self, graph: tf.Graph | None, batch_spec: Any) -> None:
-        """Warns of what fused steps leave out or cannot use well; nothing if steps are not fused."""
         if self.fuse_steps > 1:
             tell_dropped_assertions(graph)
             tell_slow_convolutions(graph)
             tell_of_stacks(batch_spec, self.fuse_steps, self._config.trainer.steps_per_loop)
-
-    def _chosen(
-        self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, batch_spec: Any, profiles: bool
-    ) -> TrainLoop | FusedLoop:
-        """Chooses the executor if it is auto; returns the loop to run."""
+        profiles = not window.passed
         if self.executor != "auto":
             if self.executor == _ONE_THREAD and graph is not None:
                 check_one_thread(graph)
@@ -155,6 +124,28 @@ class NewLoops:
         _LOG.info("runtime.executor=auto: %s, since %s", choice.name, choice.reason)
         self.executor = choice.name
         return loop if choice.name == traced_for else self.make(batch_spec)
+
+    @contextlib.contextmanager
+    def running(self, loop: Any) -> Iterator[None]:
+        """A context in which a loop runs on the chosen executor, and errors name their cause. Eager, on the host.
+
+        Args:
+          loop: The loop; None: a new one is traced, for the executor that is likely to be chosen.
+        """
+        with reporting_refusal(self.fuse_steps), reporting_gradients():
+            if loop is None:
+                with executor(self._executor_to_trace_for):
+                    yield
+                return
+            with self._explained_errors(loop), executor(self.executor):
+                yield
+
+    @property
+    def _executor_to_trace_for(self) -> str:
+        """The executor that a loop is traced for first: TensorFlow gives branches another form for one thread."""
+        if self.executor != "auto":
+            return self.executor
+        return _ONE_THREAD if executor_by_weights(self._weights(), self._batch_size) is None else "default"
 
     def _choice(self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, profiles: bool) -> ExecutorChoice:
         choice = executor_by_weights(self._weights(), self._batch_size) or executor_by_graph(graph, self._batch_size)
