@@ -222,8 +222,14 @@ def check_model_dir(
 
     Raises:
       StorageError: when model_dir cannot be written, or its params.yaml cannot be read.
-      UsageError: when it holds another experiment, or a change is dangerous and not allowed.
+      UsageError: when its path cannot be that of a checkpoint, it holds another experiment, or a change is dangerous
+        and not allowed.
     """
+    if found := [one for one in "*?[" if one in os.path.abspath(directory.path)]:
+        raise UsageError(
+            f"model_dir={directory.path!r}: TensorFlow reads {' and '.join(found)} in the path of a checkpoint as a "
+            "pattern, and would not find the checkpoint again; give a path without *, ? and ["
+        )
     files.check_writable(directory.path)
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):

@@ -190,10 +190,9 @@ def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(tmp_path: Path,
     assert check_model_dir(directory, other, "mine", []) == []
 
 
-def test_a_folder_name_like_a_pattern_is_taken_literally(tmp_path: Path) -> None:
-    directory = _started(tmp_path / "run[1]*")
-    with pytest.raises(ConfigError, match="random_seed"):
-        check_model_dir(directory, _config().replace(runtime={"random_seed": 2}), "mine", [])
+def test_a_folder_name_like_a_pattern_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"reads \* and \[ in the path of a checkpoint as a pattern"):
+        check_model_dir(_directory(tmp_path / "run[1]*"), _config(), "mine", [])
 
 
 def test_an_unwritable_place_is_a_storage_error_with_code_6(tmp_path: Path) -> None:
