@@ -70,6 +70,20 @@ def test_a_run_gives_command_sidecars_and_grace_time(run: Path, capsys: pytest.C
     assert [pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") for pod in pods] == [2, None]
 
 
+def test_paths_that_a_container_loses_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("job", "data"):
+        (tmp_path / name).mkdir()
+    record, inside, outside = tmp_path / "job" / "manifest.json", f"--job_dir={tmp_path}/job", f"--data={tmp_path}/data"
+    for arguments, told in (([inside, outside, "--rate=0.1"], f"{outside}: outside of"), ([], "does not name")):
+        record.write_text(json.dumps({"command": ["train.py", *arguments]}))
+        caplog.clear()
+        _rendered(capsys, "kubernetes", str(tmp_path / "job"))
+        (message,) = caplog.messages
+        assert told in message
+
+
 def test_the_run_of_a_program_keeps_its_own_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "job" / "checkpoints"
     folder.mkdir(parents=True)

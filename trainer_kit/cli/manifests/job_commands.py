@@ -20,6 +20,10 @@ from trainer_kit.run.flags import parse_flags, unsupervised
 _TRAIN = ("python", "-m", "trainer_kit.train")
 _PLACED = ("--mode=", "--model_dir=", "--eval_name=", "--checkpoint=")  # flags that a job sets itself
 _LOG = logging.getLogger(__name__)
+_UNNAMED = (
+    "the command %s does not name the folder of the run, %s: in a container the program would write to its own default "
+    "folder, which is lost with the container; give the folder to the program as an argument, and render that run"
+)
 _OUTSIDE = (
     "%s: outside of %s, which becomes the folder of the job; what is read there has to be in the image or on the "
     "volume, and what is written there is lost with the container"
@@ -106,8 +110,7 @@ def of_run(folder: Path, job_dir: str, model_dir: str, mode: str | None, sidecar
             )
         root = _root(command, os.path.abspath(folder), os.path.abspath(job_dir), os.path.abspath(model_dir))
         moved, run_dir = _moved(command, root, model_dir), _below(os.path.abspath(folder), root, model_dir)
-        if outside := [one for one in moved[1:] if os.path.exists(one.rpartition("=")[2])]:
-            _LOG.warning(_OUTSIDE, ", ".join(outside), root)
+        _warn_of_lost_paths(command, root)
         return Commands(("python", *moved), run_dir, grace_seconds=seconds)
     values = parse_flags(command)
     mode = mode or values.mode
@@ -166,6 +169,21 @@ def _moved(command: Sequence[str], root: str, model_dir: str) -> list[str]:
     for argument in command[1:]:
         flag, equals, value = argument.rpartition("=")
         path = os.path.abspath(value)
-        inside = value and (path == root or path.startswith(root + os.sep))
-        moved.append(f"{flag}{equals}{_below(path, root, model_dir)}" if inside else argument)
+        moved.append(f"{flag}{equals}{_below(path, root, model_dir)}" if _is_in(root, argument) else argument)
     return moved
+
+
+def _is_in(root: str, argument: str) -> bool:
+    """Whether an argument, or its value after "=", is a path in `root`."""
+    value = argument.rpartition("=")[2]
+    path = os.path.abspath(value)
+    return bool(value) and (path == root or path.startswith(root + os.sep))
+
+
+def _warn_of_lost_paths(command: Sequence[str], root: str) -> None:
+    """Warns of what a program's command leaves outside of `root`, the only folder that is moved."""
+    if not any(_is_in(root, one) for one in command[1:]):
+        _LOG.warning(_UNNAMED, " ".join(command), root)
+    outside = [one for one in command[1:] if not _is_in(root, one) and os.path.exists(one.rpartition("=")[2])]
+    if outside:
+        _LOG.warning(_OUTSIDE, ", ".join(outside), root)

@@ -189,10 +189,11 @@ class Training:
             return recorded_history(self.model, self.checkpoints_dir)
         # A job whose loss is not finite ends with an error. Keras would go on, and the artifact would hold NaN.
         trainer = {"recovery_max_trials": 0, **options.pop("trainer", {})}
+        callbacks = [*self.callbacks, *(options.pop("callbacks", None) or ()), _Progress(self)]
         try:
             history = fit(
                 self.model, train_ds, validation_data=valid_ds, epochs=epochs, model_dir=self.checkpoints_dir,
-                callbacks=[*self.callbacks, _Progress(self)], trainer=trainer, **options,
+                callbacks=callbacks, trainer=trainer, **options,
             )  # fmt: skip
         except BaseException:
             with contextlib.suppress(StorageError):  # the first error tells more, and has the exit code
