@@ -149,7 +149,7 @@ def test_stops_and_errors_between_batches_lose_no_step(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError, match="at step 3"):
         fit(seeded(), tmp_path / "run", [ours, interrupting])
     interrupting.stops_at, interrupting.error_at = -1, 6
-    with pytest.raises(RuntimeError, match="StopIteration: a mistake of the callback"):
+    with pytest.raises(RuntimeError, match=r"Interrupting\.on_train_batch_end raised StopIteration"):
         fit(seeded(), tmp_path / "run", [ours, interrupting])
     interrupting.error_at = -1
     resumed = fit(other := seeded(), tmp_path / "run", [ours, interrupting])
@@ -157,13 +157,6 @@ def test_stops_and_errors_between_batches_lose_no_step(tmp_path: Path) -> None:
     assert ours.calls == whole.calls
     for found, expected in zip(other.get_weights(), one.get_weights(), strict=True):
         np.testing.assert_array_equal(found, expected)
-
-
-def test_a_stop_iteration_of_a_callback_is_no_end_of_data(tmp_path: Path) -> None:
-    rates = iter([0.1, 0.2])
-    ends = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: next(rates))
-    with pytest.raises(RuntimeError, match=r"LambdaCallback\.on_train_batch_begin raised StopIteration"):
-        fit(seeded(), tmp_path, [ends])
 
 
 def test_terminate_on_nan_ends_the_run_at_the_batch(tmp_path: Path) -> None:
