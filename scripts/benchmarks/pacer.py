@@ -11,26 +11,27 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 # Seconds. Whatever a process does now and then, a heartbeat or a redraw, is overdue when it has stood still for longer
-# than that lasts: it would all come in each window, which is too short to have earned it.
-SETTLES_WITHIN = 0.15
+# than that lasts: it would all come in each window, which is too short to have earned it. Its caches are cold, too.
+SETTLES_WITHIN = 0.3
 
 
 class Pacer:
     """Runs a process window by window; the process waits in `done` while others have their turn.
 
-    A loop that ends just after the process continued does not count, because it was overdue. A longer loop counts.
+    A loop that begins just after the process continued does not count, however long it is. If its end decided, two
+    processes of almost the same speed would be treated differently.
 
     Args:
       connection: The connection to the measuring process. That sends (seconds, settles_within): the length of the next
-        window, and the time at its beginning in which loops that end do not count. It receives the seconds from the
-        start to the first `done`, then (count, seconds) of each window.
+        window, and the time at its beginning in which loops that begin do not count; 0: all loops count. It receives
+        the seconds from the start to the first `done`, then (count, seconds) of each window.
       clock: Returns monotonic seconds.
     """
 
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.perf_counter) -> None:
         self._connection, self._clock = connection, clock
         self._begin, self._wanted, self._count, self._apart = clock(), 0.0, 0, 0.0
-        self._started, self._went_on, self._settles_within = False, 0.0, 0.0
+        self._started, self._went_on, self._loop_began, self._settles_within = False, 0.0, 0.0, 0.0
 
     def done(self, count: int) -> None:
         """Counts `count` more steps; at the end of a window, waits until the next one begins.
@@ -41,7 +42,8 @@ class Pacer:
         now = self._clock()
         seconds = now - self._begin - self._apart
         self._count += count
-        if self._wanted and now - self._went_on < self._settles_within:
+        began, self._loop_began = self._loop_began, now
+        if self._wanted and began - self._went_on < self._settles_within:
             self._count, self._apart, self._begin = 0, 0.0, now
             return
         if not self._started:
@@ -53,12 +55,13 @@ class Pacer:
             self._connection.send((self._count, seconds))
         self._wanted, self._settles_within = self._connection.recv()
         self._count, self._apart, self._begin = 0, 0.0, self._clock()
-        self._went_on = self._begin
+        self._went_on = self._loop_began = self._begin
 
     def leave_out(self, seconds: float) -> None:
         """Leaves `seconds` out of the current window."""
         self._apart += seconds
         self._went_on += seconds
+        self._loop_began += seconds
 
     def tell(self, seconds: float) -> None:
         """Ends the window with one count that took `seconds`, whatever the window's length; then waits like `done`."""

@@ -83,7 +83,7 @@ class Plan:
       seconds: of a window, at least; it ends with a loop.
       warm_up: seconds of the window that comes first and does not count; none if 0.
       until: count at which a round is over, too, once all contenders have reached it; 0: none.
-      settles_within: seconds after the beginning of a window in which loops that end do not count.
+      settles_within: seconds after the beginning of a window in which loops that begin do not count.
     """
 
     rounds: int

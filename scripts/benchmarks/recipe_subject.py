@@ -36,7 +36,7 @@ def recipes() -> Subject:
         title="several optimizers, micro-batches, averages and a GAN, executor=default, batch 32",
         unit="steps/s",
         contenders=(first, again, *contenders[1:], *_gan()),
-        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
+        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=4, seconds=0.4, warm_up=0.7),
         equals=(first.name, "again"),
         quick_rounds=1,
     )

@@ -111,7 +111,7 @@ def dense() -> Subject:
         title=TITLES["dense"],
         unit="steps/s",
         contenders=tuple(contenders),
-        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
+        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=4, seconds=0.4, warm_up=0.7),
         quick_rounds=2,
     )
 
@@ -138,7 +138,7 @@ def executors() -> Subject:
         title="three dense layers, batch 32, by executor",
         unit="steps/s",
         contenders=tuple(contenders),
-        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
+        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=4, seconds=0.4, warm_up=0.7),
         equals=(f"default_{SIZES[0]}", "again"),
         quick_rounds=0,
     )
@@ -160,7 +160,7 @@ def named_tensors() -> Subject:
         title="named tensors, dense net, executor=default, loops of 1,000",
         unit="steps/s",
         contenders=contenders,
-        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
+        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=4, seconds=0.4, warm_up=0.7),
         equals=("plain", "again"),
         quick_rounds=0,
     )
@@ -175,7 +175,7 @@ def larger(net: str, title: str) -> Subject:
         ours("ours_single_threaded", "ours, executor=single_threaded", net, runtime=SINGLE_THREADED),
         *peers(net, "by_hand"),
     ]
-    plan = Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.6)
+    plan = Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=4, seconds=0.6)
     return Subject(name=net, title=title, unit="steps/s", contenders=tuple(contenders), plan=plan)
 
 

@@ -38,13 +38,20 @@ def _run(pacer: Pacer, own: Connection, clock: _Clock, seconds: float) -> Any:
     return own.recv()
 
 
-def test_loops_that_end_just_after_a_standstill_do_not_count() -> None:
+def test_loops_that_begin_just_after_a_standstill_do_not_count() -> None:
     pacer, own, clock = _started((1.0, 0.5), (1.0, 0.5), (1.0, 0.5))
-    for begin in (2.0, 63.25):
+    for begin in (2.0, 63.5):
         assert _run(pacer, own, clock, 0.25) == (4, 1.0)
-        assert clock.now == begin + 0.25 + 1.0
+        assert clock.now == begin + 0.5 + 1.0
         clock.now += 60.0  # in `done`, while others run
-        pacer._begin = pacer._went_on = clock.now
+        pacer._begin = pacer._went_on = pacer._loop_began = clock.now
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0.625, 4.0])
+def test_the_first_loop_after_a_standstill_never_counts(seconds: float) -> None:
+    pacer, own, clock = _started((0.5, 0.5), (0.5, 0.5))
+    assert _run(pacer, own, clock, seconds) == (1, seconds)
+    assert clock.now == 2.0 + 2 * seconds
 
 
 def test_all_loops_count_where_none_are_to_settle() -> None:
@@ -58,4 +65,4 @@ def test_time_left_out_is_no_part_of_a_window() -> None:
     clock.now += 5.0
     pacer.leave_out(5.0)
     assert _run(pacer, own, clock, 0.25) == (4, 1.0)
-    assert clock.now == pytest.approx(2.0 + 5.0 + 0.25 + 1.0)
+    assert clock.now == pytest.approx(2.0 + 5.0 + 0.5 + 1.0)

@@ -62,7 +62,7 @@ class MicroBatches:
       strategy: The strategy of the trainer.
       step: A function of a part, its share of the replica's batch (a float, or a float32 scalar if it is not known
         before), and whether it is the first part of the batch (a bool, or a bool scalar); runs on a replica. May
-        return a list of tensors, for which the next part waits, as it does for what the part writes.
+        return a list of tensors, for which the next part waits; without them it waits for what the part writes.
       update: A function that runs on a replica after the last part.
       metrics: A function that returns the variables of the metrics that `step` updates.
       options: The options of strategy.run.
