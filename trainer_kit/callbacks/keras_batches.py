@@ -11,8 +11,8 @@ from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.keras_hooks import TEST_BATCHES, TRAIN_BATCHES, acts_on_batches
 from trainer_kit.distribution.keras_internals import of_keras_2, set_batch_counter, steps_per_execution
 from trainer_kit.distribution.tensorflow_internals import SummaryState
-from trainer_kit.training.loops.evaluation_parts import EvaluationHooks
 from trainer_kit.training.loops.intervals import next_multiple
+from trainer_kit.training.loops.split_eval_loop import EvaluationHooks
 from trainer_kit.training.loops.split_loop import TrainingHooks
 
 Logs = Callable[[Any], dict[str, Any]]

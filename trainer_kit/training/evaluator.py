@@ -22,10 +22,10 @@ from trainer_kit.training.averaging_trainer import AveragingTrainer
 from trainer_kit.training.checks.batch_spec import batch_described
 from trainer_kit.training.configured_metrics import configured_metrics
 from trainer_kit.training.loops import eval_loop
-from trainer_kit.training.loops.evaluation_parts import EvaluationHooks
 from trainer_kit.training.loops.host_variables import batch_counter
 from trainer_kit.training.loops.nested_conditions import check_of
 from trainer_kit.training.loops.read_before_write import writes_after
+from trainer_kit.training.loops.split_eval_loop import EvaluationHooks
 from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
 from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
 from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights

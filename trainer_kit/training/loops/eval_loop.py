@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError
 from trainer_kit.training.loops.eval_reduction import GraphReduction, NotInGraph, Reduce
-from trainer_kit.training.loops.evaluation_parts import EvaluationHooks, LoopInParts
 from trainer_kit.training.loops.host_variables import as_int32
 from trainer_kit.training.loops.iterators import over_elements
 from trainer_kit.training.loops.loop_results import Readback
+from trainer_kit.training.loops.split_eval_loop import EvaluationHooks, SplitEvalLoop
 from trainer_kit.training.loops.tracing import LoopFunction, eager, graph_function
 from trainer_kit.training.loops.train_loop import Step
 
@@ -177,7 +177,7 @@ def in_parts(
     *,
     compiled: bool,
     check: Callable[[tf.Graph], None],
-) -> LoopInParts:
+) -> SplitEvalLoop:
     """Returns a loop that calls functions around the parts of an evaluation.
 
     Args:
@@ -190,9 +190,9 @@ def in_parts(
       check: See EvalLoop.
     """
     if not compiled:
-        return LoopInParts(metrics.reset, ResultsByStep(step, metrics.results, stop), parts, batches)
+        return SplitEvalLoop(metrics.reset, ResultsByStep(step, metrics.results, stop), parts, batches)
     part = EvalLoop(lambda: None, step, metrics.results, stop, check)
-    return LoopInParts(graph_function(metrics.reset), part, parts, batches)
+    return SplitEvalLoop(graph_function(metrics.reset), part, parts, batches)
 
 
 def with_state(
@@ -217,7 +217,9 @@ def with_state(
 
 
 def without_state(
-    loop: EvalLoop | StatefulEvalLoop | LoopInParts, keep: Callable[[Any], None], ended: Callable[[int, Any, Any], None]
+    loop: EvalLoop | StatefulEvalLoop | SplitEvalLoop,
+    keep: Callable[[Any], None],
+    ended: Callable[[int, Any, Any], None],
 ) -> Callable[..., None]:
     """Returns `loop_fn(iterator, num_steps)`.
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.loops.evaluation_parts import EvaluationHooks, LoopInParts
+from trainer_kit.training.loops.split_eval_loop import EvaluationHooks, SplitEvalLoop
 
 
 class Noting:
@@ -18,7 +18,7 @@ class Noting:
         self.calls: list[Any] = []
         self._goes_on, self._sum = goes_on, 0
         parts = EvaluationHooks(2, lambda batch: self.calls.append(batch), self.end)
-        self.loop = LoopInParts(lambda: self.calls.append("reset"), self.part, parts, lambda: known)
+        self.loop = SplitEvalLoop(lambda: self.calls.append("reset"), self.part, parts, lambda: known)
 
     def end(self, batch: int, results: Any) -> bool:
         self.calls.append((batch, results))

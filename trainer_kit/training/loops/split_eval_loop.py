@@ -28,7 +28,7 @@ class EvaluationHooks:
     end: Callable[[int, Any], bool]
 
 
-class LoopInParts:
+class SplitEvalLoop:
     """Runs an evaluation loop part by part. Eager, on the host.
 
     Args:
