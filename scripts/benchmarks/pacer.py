@@ -18,8 +18,8 @@ SETTLES_WITHIN = 0.3
 class Pacer:
     """Runs a process window by window; the process waits in `done` while others have their turn.
 
-    A loop that begins just after the process continued does not count, however long it is. If its end decided, two
-    processes of almost the same speed would be treated differently.
+    A loop that begins just after the process continued does not count, however long it is. The time of its end must
+    not decide this: of two processes that are almost equally fast, only the slower one would count its first loop.
 
     Args:
       connection: The connection to the measuring process. That sends (seconds, settles_within): the length of the next

@@ -1,13 +1,12 @@
-"""The section of the table on training recipes, each beside the same by hand."""
+"""The section of the benchmark that compares training recipes with loops by hand that do the same."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from scripts.benchmarks.race import Contender, Plan
-from scripts.benchmarks.results import MOST_ROUNDS, ROUNDS
-from scripts.benchmarks.subject import Subject, at_least
+from scripts.benchmarks.race import Contender
+from scripts.benchmarks.subject import SMALL_STEPS, Subject, at_least
 
 MODULE, LOOP = "scripts.benchmarks.recipes", 1000
 LABELS = {
@@ -36,7 +35,7 @@ def recipes() -> Subject:
         title="several optimizers, micro-batches, averages and a GAN, executor=default, batch 32",
         unit="steps/s",
         contenders=(first, again, *contenders[1:], *_gan()),
-        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=4, seconds=0.4, warm_up=0.7),
+        plan=SMALL_STEPS,
         equals=(first.name, "again"),
         quick_rounds=1,
     )

@@ -12,7 +12,7 @@ from typing import Any
 from scripts.benchmarks import keras_subject, recipe_subject
 from scripts.benchmarks.race import Contender, Plan
 from scripts.benchmarks.results import MOST_ROUNDS, ROUNDS, Goal
-from scripts.benchmarks.subject import BY_HAND, LOOP, OURS, Subject, at_least, by_hand, ours
+from scripts.benchmarks.subject import BY_HAND, LOOP, OURS, SMALL_STEPS, Subject, at_least, by_hand, ours
 
 OTHERS, TORCH, SAVES = "scripts.benchmarks.others", "scripts.benchmarks.torch_lightning", "scripts.benchmarks.saves"
 FUSE = 100  # steps in one program
@@ -111,7 +111,7 @@ def dense() -> Subject:
         title=TITLES["dense"],
         unit="steps/s",
         contenders=tuple(contenders),
-        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=4, seconds=0.4, warm_up=0.7),
+        plan=SMALL_STEPS,
         quick_rounds=2,
     )
 
@@ -138,7 +138,7 @@ def executors() -> Subject:
         title="three dense layers, batch 32, by executor",
         unit="steps/s",
         contenders=tuple(contenders),
-        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=4, seconds=0.4, warm_up=0.7),
+        plan=SMALL_STEPS,
         equals=(f"default_{SIZES[0]}", "again"),
         quick_rounds=0,
     )
@@ -160,7 +160,7 @@ def named_tensors() -> Subject:
         title="named tensors, dense net, executor=default, loops of 1,000",
         unit="steps/s",
         contenders=contenders,
-        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=4, seconds=0.4, warm_up=0.7),
+        plan=SMALL_STEPS,
         equals=("plain", "again"),
         quick_rounds=0,
     )

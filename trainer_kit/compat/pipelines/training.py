@@ -235,6 +235,7 @@ class _Progress(Callback):
         self._job = job
 
     def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
+        """Notes how many epochs the job has trained."""
         self._job.note_progress()
 
 

@@ -15,9 +15,10 @@ _FREE = ("Const", "Placeholder", "ReadVariableOp")
 
 
 class SequentialParts:
-    """The parts of one graph, each of which waits for the results of the part before, or for its writes if it has none.
+    """The parts of one graph. Each waits for the results of the part before, or for its writes if it has no results.
 
-    Metrics, which a part writes too, need little memory. A small step takes 6 % longer if the next part waits for them.
+    A part also writes metrics. No part waits for those, because they need little memory and the wait would cost a small
+    step 6 % of its time.
     """
 
     def __init__(self) -> None:
