@@ -236,7 +236,8 @@ def _first_difference(step: int | None, starts: list[int]) -> str:
     if not starts or step <= starts[0]:
         return (
             f"first different at step {step}, before any resume: the experiment computes other numbers each time it "
-            "runs; set runtime.random_seed, and draw random numbers only from seeded generators"
+            "runs; set runtime.random_seed, draw random numbers only from seeded generators, and on a GPU set "
+            "runtime.deterministic_ops=true"
         )
     resumed = max(start for start in starts if start < step)
     return (

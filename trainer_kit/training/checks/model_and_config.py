@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.op_definitions import op_definition
 from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
@@ -80,8 +81,13 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
       required: Whether to raise an error instead of a warning.
 
     Raises:
-      UsageError: when the loop has such ops and `required` is set.
+      UsageError: when `required` is set, and the loop has such ops or runs on a GPU without op determinism.
     """
+    if required and tf.config.list_logical_devices("GPU") and not is_op_determinism_enabled():
+        raise UsageError(
+            "trainer.require_exact_resume: on a GPU TensorFlow adds numbers in an order that differs from run to run; "
+            "set runtime.deterministic_ops=true"
+        )
     ops = {node.op for node in nodes(graph.as_graph_def()) if not _is_recurrent_without_dropout(node)}
     found = sorted(op for op in ops if unsaved_state(op, op_definition(op)))
     if not found:

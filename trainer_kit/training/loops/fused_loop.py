@@ -18,7 +18,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.stateful_ops import nodes
-from trainer_kit.training.loops.host_variables import as_int32, flags
+from trainer_kit.training.loops.host_variables import as_int32, flags, goes_on
 from trainer_kit.training.loops.iterators import OneElement, WaitingClock, known_waits, no_waits
 from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.tracing import LoopFunction, graph_function
@@ -155,7 +155,7 @@ class FusedLoop:
 
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor, left: Any) -> Any:
             def go_on(done: tf.Tensor, left: Any, waited: tf.Tensor) -> tf.Tensor:
-                return tf.logical_and(done < num_steps, tf.logical_not(stop))
+                return goes_on(done < num_steps, stop)
 
             def one_program(done: tf.Tensor, left: Any, waited: tf.Tensor) -> Any:
                 def more() -> Any:
@@ -242,6 +242,11 @@ def not_compiled(error: tf.errors.OpError, size: int) -> UsageError | None:
 def refusal_of_xla(error: BaseException) -> str | None:
     """Returns in one line why XLA did not compile a program; None for another kind of error."""
     text = getattr(error, "message", "")
+    if found := re.search(r"Trying to access resource (.+?) located in device \S*CPU", text):
+        return (
+            f"it uses the variable {found[1]}, which is on the CPU, since TensorFlow keeps variables of int32 there; "
+            "create it as int64"
+        )
     if not any(mark in text for mark in ("tf2xla conversion failed", "unsupported operations when trying to compile")):
         return None
     first = text.split("tf2xla conversion failed", 1)[0]

@@ -14,6 +14,16 @@ def stop_variable() -> tf.Variable:
         return tf.Variable(False, trainable=False, name="stop")
 
 
+def goes_on(more: tf.Tensor, stop: tf.Variable) -> tf.Tensor:
+    """Returns whether a loop takes another step, a boolean scalar on the host: there is `more`, and no stop; in graph.
+
+    Without a device TensorFlow would compute this on a GPU, so each step would wait until the GPU has done the steps
+    before it and the answer has come back.
+    """
+    with tf.device("CPU:0"):
+        return tf.logical_and(more, tf.logical_not(stop))
+
+
 def flags() -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the tensors False and True, on the host: creating one per loop call takes as long as a small step."""
     with tf.device("CPU:0"), tf.init_scope():

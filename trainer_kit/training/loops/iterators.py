@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
+from trainer_kit.training.loops.host_variables import goes_on
 
 
 def no_waits() -> tf.Tensor:
@@ -54,7 +55,7 @@ class WaitingClock:
         with tf.control_dependencies([begin] if self._exact else []):
             element = self._read(self._iterator)
         parts = [part for part in tf.nest.flatten(element, expand_composites=True) if tf.is_symbolic_tensor(part)]
-        with tf.control_dependencies(list(dict.fromkeys(part.op for part in parts))):
+        with tf.control_dependencies(list(dict.fromkeys(part.op for part in parts))), tf.device("CPU:0"):
             self.waited += tf.timestamp() - begin
         return element
 
@@ -152,7 +153,7 @@ def over_elements(
     """
 
     def go_on(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> tf.Tensor:
-        return tf.logical_and(tf.logical_and(element.has_value(), wanted), tf.logical_not(stop))
+        return goes_on(element.has_value() & wanted, stop)
 
     def one_step(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> Any:
         with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.training.loops.host_variables import as_int32, flags
+from trainer_kit.training.loops.host_variables import as_int32, flags, goes_on
 from trainer_kit.training.loops.iterators import WaitingClock, known_waits, no_waits
 from trainer_kit.training.loops.last_batch import LastBatch
 from trainer_kit.training.loops.loop_results import Readback
@@ -119,7 +119,7 @@ class TrainLoop:
     ) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
             def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
-                return tf.logical_and(done < num_steps, tf.logical_not(stop))
+                return goes_on(done < num_steps, stop)
 
             def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 if last_batch is None:

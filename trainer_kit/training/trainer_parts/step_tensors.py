@@ -61,6 +61,7 @@ class StepTensors:
         self._metrics = tensor_metrics(config)
         self._variables: dict[str, tf.Variable] = {}
         self._ranks: dict[str, int | None] = {}
+        self._dtypes: dict[str, tf.DType] = {}
         self._layers: tuple[Any, LayerOutputs] | None = None
         self._is_traced = False
         self.values: dict[str, Any] = {}
@@ -206,11 +207,12 @@ class StepTensors:
             local = strategy.experimental_local_results
             parts = local(value)
             for variable, part in zip(local(self._variable(name, parts[0])), parts, strict=True):
-                variable.assign(part)
+                variable.assign(tf.cast(part, variable.dtype))
 
     def _variable(self, name: str, value: tf.Tensor) -> tf.Variable:
         """Returns the variable that holds a value for each replica; it is created when the step is traced."""
-        self._ranks[name], known = value.shape.rank, self._variables.get(name)
+        self._ranks[name], self._dtypes[name] = value.shape.rank, value.dtype
+        known = self._variables.get(name)
         shape = value.shape if self._fused else tf.TensorShape(None)
         if self._fused and not shape.is_fully_defined():
             raise UsageError(
@@ -219,9 +221,11 @@ class StepTensors:
             )
         if known is not None and known.shape.is_compatible_with(shape):
             return known
+        # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot reach them.
+        dtype = tf.int64 if self._fused and value.dtype == tf.int32 else value.dtype
         with tf.init_scope(), self._strategy.scope():
             self._variables[name] = tf.Variable(
-                tf.zeros(shape if self._fused else [], value.dtype),
+                tf.zeros(shape if self._fused else [], dtype),
                 trainable=False,
                 shape=shape,
                 name="exposed",
@@ -236,7 +240,8 @@ class StepTensors:
     def _joined(self, name: str) -> tf.Tensor:
         """Returns the value over the replicas of this worker: scalars are averaged, others concatenated."""
         variable = self._variables[name]
-        parts = [part.read_value() for part in self._strategy.experimental_local_results(variable)]
+        local = self._strategy.experimental_local_results(variable)
+        parts = [tf.cast(part.read_value(), self._dtypes[name]) for part in local]
         if self._ranks[name] != 0:
             return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
         scalars = [tf.reshape(part, []) for part in parts]

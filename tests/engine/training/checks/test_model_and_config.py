@@ -115,3 +115,11 @@ def test_fused_convolutions_on_a_cpu_get_a_warning(caplog: pytest.LogCaptureFixt
         step = tf.function(tf.function(layer, jit_compile=True), autograph=False)
         tell_slow_convolutions(step.get_concrete_function(tf.TensorSpec([2, 4, 3])).graph)
         assert ("convolutions" in caplog.text) is told
+
+
+def test_exact_resume_on_a_gpu_needs_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = tf.function(lambda: tf.constant(0)).get_concrete_function().graph
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: ["a device"])
+    check_exact_resume(graph, required=False)
+    with pytest.raises(UsageError, match=r"set runtime\.deterministic_ops=true"):
+        check_exact_resume(graph, required=True)

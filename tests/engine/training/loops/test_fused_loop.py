@@ -105,3 +105,12 @@ def test_what_xla_refuses_is_named_with_its_place() -> None:
     assert "set trainer.fuse_steps to 1" in told
     assert not_compiled(caught.value, 1) is None
     assert refusal_of_xla(ValueError("XLA")) is None
+
+
+def test_a_variable_that_a_program_on_a_gpu_cannot_reach_is_named() -> None:
+    told = (
+        "Trying to access resource seen (defined @ task.py:7) located in device /job:localhost/device:CPU:0 from device"
+    )
+    refusal = not_compiled(tf.errors.InvalidArgumentError(None, None, f"Graph execution error:\n{told} GPU:0"), 4)
+    assert "it uses the variable seen (defined @ task.py:7), which is on the CPU" in str(refusal)
+    assert "create it as int64" in str(refusal)

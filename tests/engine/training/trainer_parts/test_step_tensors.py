@@ -80,6 +80,12 @@ def test_values_are_those_of_the_last_step_in_each_kind_of_loop() -> None:
             np.testing.assert_allclose(other[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=f"{options}: {name}")
 
 
+def test_fused_steps_keep_no_tensor_where_a_gpu_cannot_reach_it() -> None:
+    trainer = _trainer("labels", fuse_steps=4)
+    assert _values(trainer)["labels"].dtype == np.int32
+    assert [variable.dtype for variable in trainer.train_tensors.value_variables] == [tf.int64]  # int32: on the CPU
+
+
 def test_replicas_concatenate_tensors_and_average_scalars() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     plain = _trainer(*NAMES, evaluate=True, metrics=[MEAN])
