@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from scripts.benchmarks.race import Contender
 from scripts.benchmarks.subject import SMALL_STEPS, Subject, at_least
@@ -18,7 +19,7 @@ LABELS = {
 
 def recipes() -> Subject:
     """Returns the step rate of what recipes need beyond one optimizer."""
-    contenders = [one for recipe in LABELS for one in _pair(recipe)]
+    contenders = [one for recipe in LABELS for one in _by_hand_and_ours(recipe)]
     contenders.append(
         Contender(
             name="accumulation_at_once",
@@ -32,7 +33,7 @@ def recipes() -> Subject:
     again = replace(first, name="again", label=f"{first.label}, again", to=first.name)
     return Subject(
         name="recipes",
-        title="several optimizers, micro-batches, averages and a GAN, executor=default, batch 32",
+        title="several optimizers, micro-batches, averages and a GAN, batch 32, loops of 1,000",
         unit="steps/s",
         contenders=(first, again, *contenders[1:], *_gan()),
         plan=SMALL_STEPS,
@@ -41,31 +42,29 @@ def recipes() -> Subject:
     )
 
 
-def _pair(recipe: str) -> Iterator[Contender]:
+def _by_hand_and_ours(recipe: str) -> Iterator[Contender]:
     hand, options = f"{recipe}_by_hand", {"recipe": recipe, "loop": LOOP}
     yield Contender(name=hand, label=f"{LABELS[recipe]}: by hand", run=f"{MODULE}:by_hand", options=options, quick=True)
-    yield Contender(
-        name=recipe,
-        label=f"{LABELS[recipe]}: ours",
-        run=f"{MODULE}:ours",
-        options=options,
-        to=hand,
-        goals=(at_least(0.95, hand),),
-        quick=True,
-    )
+    yield from _ours(recipe, LABELS[recipe], f"{MODULE}:ours", options)
+
+
+def _ours(recipe: str, label: str, run: str, options: dict[str, Any]) -> Iterator[Contender]:
+    hand = f"{recipe}_by_hand"
+    for name, executor, how in ((recipe, "default", "executor=default"), (f"{recipe}_auto", "auto", "as it comes")):
+        yield Contender(
+            name=name,
+            label=f"{label}: ours, {how}",
+            run=run,
+            options={**options, "executor": executor},
+            to=hand,
+            goals=(at_least(0.95, hand),),
+            quick=executor == "default",
+        )
 
 
 def _gan() -> Iterator[Contender]:
-    options = {"loop": LOOP}
+    options, label = {"loop": LOOP}, "a GAN in turns"
     yield Contender(
-        name="gan_by_hand", label="a GAN in turns: by hand", run=f"{MODULE}:gan_by_hand", options=options, quick=True
+        name="gan_by_hand", label=f"{label}: by hand", run=f"{MODULE}:gan_by_hand", options=options, quick=True
     )
-    yield Contender(
-        name="gan",
-        label="a GAN in turns: ours",
-        run=f"{MODULE}:gan",
-        options=options,
-        to="gan_by_hand",
-        goals=(at_least(0.95, "gan_by_hand"),),
-        quick=True,
-    )
+    yield from _ours("gan", label, f"{MODULE}:gan", options)

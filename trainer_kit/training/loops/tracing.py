@@ -46,37 +46,41 @@ class LoopFunction:
     ) -> None:
         self.function = graph_function(function)
         self._name, self._specs, self._check = name, specs, check
-        self._elements: Any = _NONE  # the spec of the elements of the newest graph's iterator
+        self._kind: Any = _NONE  # of the iterator of the newest graph
+        self._elements: Any = _NONE  # the spec of its elements
+        self._concrete: Any = None  # the concrete function of that graph
         self._graphs: list[tf.Graph] = []
         self.newest_graph: tf.Graph | None = None
 
     def __call__(self, iterator: Any, *arguments: Any) -> Any:
-        if _elements_of(iterator) != self._elements:
+        if tf.config.functions_run_eagerly():
+            return self.function(iterator, *arguments)
+        if type(iterator) is not self._kind or _elements_of(iterator) != self._elements:
             self.graph(iterator, *arguments)
-        return self.function(iterator, *arguments)
+        # Finding the concrete function again would take a third of the time of such a call, 0.15 of 0.58 ms.
+        return self._concrete(iterator, *arguments)
 
     def graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
-        """Returns the graph for such an iterator and arguments; None if TensorFlow runs functions eagerly."""
+        """Returns the graph for such an iterator and arguments; None if TensorFlow runs functions eagerly.
+
+        It warns if this graph is not the first one.
+        """
         if tf.config.functions_run_eagerly():
             return None
         like = self._specs(iterator.element_spec) if self._specs else arguments
-        return self.noted(self.function.get_concrete_function(iterator, *like).graph, iterator)
-
-    def noted(self, graph: tf.Graph, iterator: Any) -> tf.Graph:
-        """Records a graph of the function and returns it; warns if it is not the first one."""
-        elements = _elements_of(iterator)
-        if not any(graph is one for one in self._graphs):
+        concrete, elements = self.function.get_concrete_function(iterator, *like), _elements_of(iterator)
+        if not any(concrete.graph is one for one in self._graphs):
             if self._graphs:
                 _LOG.warning(
                     "%s is traced again, which takes as long as the first time: its batches are now %s, and were %s "
                     "before; give all batches the same shape",
                     *(self._name, _described(elements), _described(self._elements)),
                 )
-            self._check(graph)
-            self._graphs.append(graph)
-            self.newest_graph = graph
-        self._elements = elements
-        return graph
+            self._check(concrete.graph)
+            self._graphs.append(concrete.graph)
+            self.newest_graph = concrete.graph
+        self._kind, self._elements, self._concrete = type(iterator), elements, concrete
+        return concrete.graph
 
 
 def _elements_of(iterator: Any) -> Any:

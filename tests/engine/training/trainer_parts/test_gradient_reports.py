@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.distribution.precision import set_precision
+from trainer_kit.distribution.precision import precision
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
@@ -107,11 +107,8 @@ def test_processors_see_float16_gradients_without_the_scale() -> None:
     config = _config(clip, report_gradient_norm=True).replace(
         runtime={"mixed_precision_dtype": "float16", "loss_scale": 1024.0}
     )
-    try:
-        set_precision(config.runtime)
+    with precision(config.runtime):
         trainer = _trainer(config)
-    finally:
-        keras.mixed_precision.set_dtype_policy("float32")
     before = _weights(trainer)
     logs = trainer.train(tf.constant(1))
     assert max(np.abs(old - new).max() for old, new in zip(before, _weights(trainer), strict=True)) <= 0.05e-3 * 1.01
