@@ -7,12 +7,13 @@
     python -m scripts.bench --list             names of sections and rows
     python -m scripts.bench --show=FOLDER      the table and the picture of earlier results in FOLDER
 
-The contenders of a section run in processes of their own, started anew for each round, and take turns of half a second
-or so. A row has the median of its rounds, and ratios, paired within a round, to the row that its last column names.
-Each section opens with a control, equal code in two processes. After nine rounds a difference of 3 % is resolved if the
-control is within 3 % of 1; otherwise up to six rounds follow. What is not resolved decides a goal only if it is farther
-off than equal code was in any round. The table goes to the standard output, the figures to OUT/bench.json (--growth:
-growth.json) and a picture to the .png beside it.
+A contender is a program whose speed is measured. Each contender of a section runs in a process of its own, which is
+started again in each round; the processes take turns of about half a second. A row of the table has the median over
+the rounds, and the ratio to the row that its last column names, taken within each round. The first two rows of a
+section are its control: equal code in two processes. After nine rounds a section resolves a difference of 3 % if its
+control is within 3 % of 1; otherwise up to six rounds follow. A section that does not resolve 3 % decides a goal only
+if the row is farther off than equal code was in any round. The table goes to the standard output, the figures to
+OUT/bench.json (--growth: growth.json) and a picture to the .png beside it.
 
 Exit code: 0; 1 when a row could not be measured; 2 for a mistake in the arguments; 130 for Ctrl-C, after a table of
 the results so far. Missed goals do not change the exit code. For figures worth keeping, the machine should be

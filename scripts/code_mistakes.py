@@ -68,12 +68,12 @@ class CodeMistake:
     """A mistake in a user's module.
 
     Attributes:
-      name: what is wrong.
-      expected: parts of what is printed; `{line: TEXT}` is the place of the line with TEXT, as "FILE:NUMBER".
-      methods: of the task, name -> source, in place of the right ones or beside them.
-      code: the exit code.
-      overrides: of config values.
-      head, tail: of the module, before and after the methods.
+      name: What is wrong.
+      expected: Texts that the output has; `{line: TEXT}` stands for the place of the line with TEXT, as "FILE:NUMBER".
+      methods: The source of each method of the task that is wrong or added, by its name.
+      code: The exit code.
+      overrides: Config values, as --params_override takes them.
+      head, tail: The source of the module before and after the methods.
     """
 
     name: str

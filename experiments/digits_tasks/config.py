@@ -17,7 +17,7 @@ class LabelConfig(trainer_kit.TaskConfig):
     """Classification of images of digits, given as 64 numbers.
 
     Attributes:
-      label: What is told apart: the ten digits, or whether a digit is even or odd.
+      label: The classes: `digit` has the ten digits, `parity` has even and odd ones.
     """
 
     label: Literal["digit", "parity"] = "digit"

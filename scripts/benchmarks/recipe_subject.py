@@ -50,7 +50,11 @@ def _by_hand_and_ours(recipe: str) -> Iterator[Contender]:
 
 def _ours(recipe: str, label: str, run: str, options: dict[str, Any]) -> Iterator[Contender]:
     hand = f"{recipe}_by_hand"
-    for name, executor, how in ((recipe, "default", "executor=default"), (f"{recipe}_auto", "auto", "as it comes")):
+    executors = {recipe: "default", f"{recipe}_auto": "auto"}
+    if recipe == "accumulation":
+        del executors[f"{recipe}_auto"]  # it has a loop, so that auto is default
+    for name, executor in executors.items():
+        how = "as it comes (executor=auto)" if executor == "auto" else f"executor={executor}"
         yield Contender(
             name=name,
             label=f"{label}: ours, {how}",

@@ -165,7 +165,7 @@ class Run:
 
     def read_step(self) -> int:
         """Reads the global step from its variable, sets `step` to it and returns it."""
-        self.step = int(self.trainer.global_step.value().numpy())
+        self.step = int(self.trainer.global_step.numpy())
         return self.step
 
     def stop(self, reason: str) -> None:

@@ -27,8 +27,8 @@ class KerasCallbacks(Callback):
 
     All callbacks get the same dict of logs, and each may add keys to it. If a callback stops the run, the run is
     finished, and another start trains nothing. A callback with a method around batches makes training loops or
-    evaluations run in parts of one step, or of `steps_per_execution` of the model. The loops of a trainer that cannot
-    split them are that short themselves.
+    evaluations run in parts of one step, or of `steps_per_execution` of the model. A trainer that cannot split
+    its loops gets loops of that length.
 
     Args:
       callbacks: The callbacks, in the order in which they are called.

@@ -11,6 +11,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
+from trainer_kit.cli.view.tables import rate
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ExitCode, UsageError
 from trainer_kit.process.gc_freeze import gc_frozen
@@ -83,14 +84,9 @@ def _print_timings(timer: FuseTimer, given: list[int]) -> None:
 
 
 def _line(timing: FuseTiming) -> str:
-    rates = f"{_number(timing.fused_rate)} against {_number(timing.separate_rate)} steps/s"
+    rates = f"{rate(timing.fused_rate)} against {rate(timing.separate_rate)} steps/s"
     return f"{_setting(timing.fuse_steps)}{timing.gain:.2g} times the rate of separate steps ({rates})"
 
 
 def _setting(fuse_steps: int) -> str:
     return f"trainer.fuse_steps={fuse_steps:<6}"
-
-
-def _number(rate: float) -> str:
-    """Returns a rate with three significant digits and commas between thousands."""
-    return f"{float(f'{rate:.3g}'):,.{0 if rate >= 100 else 2}f}"

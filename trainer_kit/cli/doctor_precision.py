@@ -12,6 +12,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
+from trainer_kit.cli.view.tables import rate
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ExitCode, UsageError
 from trainer_kit.process.gc_freeze import gc_frozen
@@ -80,4 +81,4 @@ def _print(found: PrecisionComparison, dtype: str) -> None:
     for path, difference in itertools.islice(found.differences.items(), _VARIABLES):
         print(f"{f'{difference:.1%}' if math.isfinite(difference) else 'not finite':>10}  {path}")
     first, second = found.rates
-    print(f"{first:.3g} steps/s in float32, {second:.3g} in {dtype} ({second / first:.2g} times)")
+    print(f"{rate(first)} steps/s in float32, {rate(second)} in {dtype} ({second / first:.2f} times as many)")

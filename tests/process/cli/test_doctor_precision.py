@@ -31,7 +31,9 @@ def test_losses_differences_and_speeds_are_printed(capsys: pytest.CaptureFixture
     assert re.search(r"^ +1 +1\.\d+ +1\.\d+  [+-]0\.\d\d%$", out, re.MULTILINE), out
     assert re.search(r"^ +\d+\.\d%  [\w/]*kernel$", out, re.MULTILINE), out
     assert keras.config.dtype_policy().name == tf_keras.mixed_precision.global_policy().name == "float32"
-    assert re.search(r"^[\d.e+]+ steps/s in float32, [\d.e+]+ in float16 \([\d.]+ times\)$", out, re.MULTILINE), out
+    assert re.search(
+        r"^[\d.,]+ steps/s in float32, [\d.,]+ in float16 \(\d+\.\d\d times as many\)$", out, re.MULTILINE
+    ), out
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,34 @@ def tell_slow_convolutions(graph: tf.Graph) -> None:
         )
 
 
+def check_kernels(strategy: tf.distribute.Strategy, required: bool) -> None:
+    """Logs that the steps of a strategy give other bits in each run, as they do on a GPU without op determinism.
+
+    Args:
+      strategy: The strategy of the run.
+      required: Whether to raise an error instead.
+
+    Raises:
+      UsageError: when the strategy has a GPU without op determinism, and `required` is set.
+    """
+    if is_op_determinism_enabled() or not any("GPU" in name for name in _devices(strategy)):
+        return
+    text = (
+        "on a GPU TensorFlow adds numbers in an order that differs from run to run, so a resumed run may differ from "
+        "one that was never stopped; set runtime.deterministic_ops=true to prevent that"
+    )
+    if required:
+        raise UsageError(f"trainer.require_exact_resume: {text}")
+    _LOG.info(text)
+
+
+def _devices(strategy: tf.distribute.Strategy) -> list[str]:
+    try:
+        return list(strategy.extended.worker_devices)
+    except RuntimeError:  # the default strategy has none of its own
+        return [device.name for device in tf.config.list_logical_devices()]
+
+
 def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     """Warns of ops in a training loop whose state no checkpoint holds: a resumed run may differ.
 
@@ -81,13 +109,8 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
       required: Whether to raise an error instead of a warning.
 
     Raises:
-      UsageError: when `required` is set, and the loop has such ops or runs on a GPU without op determinism.
+      UsageError: when the loop has such ops and `required` is set.
     """
-    if required and tf.config.list_logical_devices("GPU") and not is_op_determinism_enabled():
-        raise UsageError(
-            "trainer.require_exact_resume: on a GPU TensorFlow adds numbers in an order that differs from run to run; "
-            "set runtime.deterministic_ops=true"
-        )
     ops = {node.op for node in nodes(graph.as_graph_def()) if not _is_recurrent_without_dropout(node)}
     found = sorted(op for op in ops if unsaved_state(op, op_definition(op)))
     if not found:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.stateful_ops import nodes
-from trainer_kit.training.loops.host_variables import as_int32, flags, goes_on
+from trainer_kit.training.loops.host_variables import as_int32, flags, should_continue
 from trainer_kit.training.loops.iterators import OneElement, WaitingClock, known_waits, no_waits
 from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.tracing import LoopFunction, graph_function
@@ -155,7 +155,7 @@ class FusedLoop:
 
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor, left: Any) -> Any:
             def go_on(done: tf.Tensor, left: Any, waited: tf.Tensor) -> tf.Tensor:
-                return goes_on(done < num_steps, stop)
+                return should_continue(stop, done < num_steps)
 
             def one_program(done: tf.Tensor, left: Any, waited: tf.Tensor) -> Any:
                 def more() -> Any:
@@ -244,8 +244,8 @@ def refusal_of_xla(error: BaseException) -> str | None:
     text = getattr(error, "message", "")
     if found := re.search(r"Trying to access resource (.+?) located in device \S*CPU", text):
         return (
-            f"it uses the variable {found[1]}, which is on the CPU, since TensorFlow keeps variables of int32 there; "
-            "create it as int64"
+            f"it uses the variable {found[1]}, which is on the CPU, where TensorFlow keeps variables of int32; create "
+            "it as int64, and not under tf.device('CPU:0')"
         )
     if not any(mark in text for mark in ("tf2xla conversion failed", "unsupported operations when trying to compile")):
         return None

@@ -14,14 +14,21 @@ def stop_variable() -> tf.Variable:
         return tf.Variable(False, trainable=False, name="stop")
 
 
-def goes_on(more: tf.Tensor, stop: tf.Variable) -> tf.Tensor:
-    """Returns whether a loop takes another step, a boolean scalar on the host: there is `more`, and no stop; in graph.
+def should_continue(stop: tf.Variable, *conditions: tf.Tensor) -> tf.Tensor:
+    """Returns whether a loop takes another step: all conditions hold, and no stop is requested; in graph, on the host.
 
-    Without a device TensorFlow would compute this on a GPU, so each step would wait until the GPU has done the steps
+    Without a device TensorFlow would compute this on a GPU. Each step would then wait until the GPU has done the steps
     before it and the answer has come back.
+
+    Args:
+      stop: The flag of stop_variable.
+      *conditions: Boolean scalars.
     """
     with tf.device("CPU:0"):
-        return tf.logical_and(more, tf.logical_not(stop))
+        result = tf.logical_not(stop)
+        for condition in conditions:
+            result = tf.logical_and(condition, result)
+        return result
 
 
 def flags() -> tuple[tf.Tensor, tf.Tensor]:

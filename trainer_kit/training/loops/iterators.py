@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
-from trainer_kit.training.loops.host_variables import goes_on
+from trainer_kit.training.loops.host_variables import should_continue
 
 
 def no_waits() -> tf.Tensor:
@@ -153,7 +153,7 @@ def over_elements(
     """
 
     def go_on(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> tf.Tensor:
-        return goes_on(element.has_value() & wanted, stop)
+        return should_continue(stop, element.has_value(), wanted)
 
     def one_step(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> Any:
         with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.training.loops.host_variables import as_int32, flags, goes_on
+from trainer_kit.training.loops.host_variables import as_int32, flags, should_continue
 from trainer_kit.training.loops.iterators import WaitingClock, known_waits, no_waits
 from trainer_kit.training.loops.last_batch import LastBatch
 from trainer_kit.training.loops.loop_results import Readback
@@ -93,7 +93,7 @@ class TrainLoop:
 
     def graph(self, iterator: Any) -> tf.Graph | None:
         """Returns the graph of the whole loop, or of a step, that the next call will use; None if not compiled."""
-        if self.whole is not None and not tf.config.functions_run_eagerly():
+        if self.whole is not None:
             return self.whole.graph(iterator, as_int32(1), self._flags[True])
         return self._step.graph(iterator) if isinstance(self._step, LoopFunction) else None
 
@@ -117,7 +117,7 @@ class TrainLoop:
     ) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
             def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
-                return goes_on(done < num_steps, stop)
+                return should_continue(stop, done < num_steps)
 
             def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 if last_batch is None:

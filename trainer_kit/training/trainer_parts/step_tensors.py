@@ -219,10 +219,10 @@ class StepTensors:
                 f"{self._asked[name]}: the tensor {name!r} has the shape {shape}, and fused steps need a shape that is "
                 "known before they run; batch with drop_remainder=True, or set trainer.fuse_steps=1"
             )
-        if known is not None and known.shape.is_compatible_with(shape):
-            return known
         # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot reach them.
         dtype = tf.int64 if self._fused and value.dtype == tf.int32 else value.dtype
+        if known is not None and known.dtype == dtype and known.shape.is_compatible_with(shape):
+            return known
         with tf.init_scope(), self._strategy.scope():
             self._variables[name] = tf.Variable(
                 tf.zeros(shape if self._fused else [], dtype),

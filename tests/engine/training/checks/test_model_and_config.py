@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ import tf_keras
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import tiny_experiment
+from trainer_kit.training.checks import model_and_config
 from trainer_kit.training.checks.model_and_config import (
     check_exact_resume,
+    check_kernels,
     check_model,
     check_sections,
     tell_slow_convolutions,
@@ -117,9 +120,16 @@ def test_fused_convolutions_on_a_cpu_get_a_warning(caplog: pytest.LogCaptureFixt
         assert ("convolutions" in caplog.text) is told
 
 
-def test_exact_resume_on_a_gpu_needs_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = tf.function(lambda: tf.constant(0)).get_concrete_function().graph
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: ["a device"])
-    check_exact_resume(graph, required=False)
-    with pytest.raises(UsageError, match=r"set runtime\.deterministic_ops=true"):
-        check_exact_resume(graph, required=True)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_exact_resume_on_a_gpu_needs_deterministic_kernels(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: [SimpleNamespace(name="/device:GPU:0")])
+    monkeypatch.setattr(model_and_config, "is_op_determinism_enabled", lambda: deterministic)
+    refused = contextlib.nullcontext() if deterministic else pytest.raises(UsageError, match="deterministic_ops=true")
+    with caplog.at_level(logging.INFO):
+        check_kernels(tf.distribute.get_strategy(), required=False)
+    assert ("a resumed run may differ" in caplog.text) is not deterministic
+    with refused:
+        check_kernels(tf.distribute.get_strategy(), required=True)
+    check_kernels(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), required=True)

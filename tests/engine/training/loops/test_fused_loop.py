@@ -113,4 +113,4 @@ def test_a_variable_that_a_program_on_a_gpu_cannot_reach_is_named() -> None:
     )
     refusal = not_compiled(tf.errors.InvalidArgumentError(None, None, f"Graph execution error:\n{told} GPU:0"), 4)
     assert "it uses the variable seen (defined @ task.py:7), which is on the CPU" in str(refusal)
-    assert "create it as int64" in str(refusal)
+    assert "create it as int64, and not" in str(refusal)

@@ -46,14 +46,6 @@ def test_the_waits_for_batches_are_measured(keeps: bool) -> None:
     assert train.waited is not None and train.waited > 0.03
 
 
-def test_a_loop_decides_on_the_host_whether_it_goes_on() -> None:
-    counter = Counter()
-    train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop)
-    functions = train.graph(iter(batches())).as_graph_def().library.function
-    own = [node for one in functions for node in one.node_def if node.op in ("LogicalAnd", "LogicalNot", "Sub")]
-    assert len(own) == 3 and all(node.device.endswith("CPU:0") for node in own)
-
-
 def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
     counter = Counter()
 

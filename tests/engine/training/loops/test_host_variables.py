@@ -1,0 +1,30 @@
+"""What loops compute on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.engine.training.loops.counting_step import Counter, batches
+from trainer_kit.inputs.fused_batches import stacked
+from trainer_kit.training.loops.eval_loop import EvalLoop
+from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
+from trainer_kit.training.loops.train_loop import TrainLoop
+
+
+def _fused(*parts: Any) -> FusedLoop:
+    return FusedLoop(*parts, Stack(), 4)
+
+
+@pytest.mark.parametrize("kind", [TrainLoop, _fused, EvalLoop])
+def test_no_loop_waits_for_a_gpu_to_learn_whether_it_goes_on(kind: Any) -> None:
+    counter = Counter()
+    loop = kind(counter.begin, counter.step, counter.results, counter.stop)
+    loop(iter(stacked(batches(), 4) if kind is _fused else batches()), tf.constant(2))
+    graph = loop.newest_graph.as_graph_def()
+    conditions = {node.attr["cond"].func.name for node in graph.node if node.op == "While"}
+    (condition,) = [one for one in graph.library.function if one.signature.name in conditions]
+    decided = [node for node in condition.node_def if node.op.startswith("Logical")]
+    assert decided and all(node.device.endswith("CPU:0") for node in decided)
