@@ -1,10 +1,9 @@
-"""A program with tk_keras.fit: `python -m ... FOLDER [STEP]`; with a step, the process kills itself after that step."""
+"""A program with tk_keras.fit that may kill its process."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 import keras
@@ -57,7 +56,12 @@ def files_of(folder: str) -> list[Any]:
 
 
 def main(folder: str, kill: int = 0) -> None:
-    """Trains five epochs of 10 steps, with a checkpoint every four steps, and prints history, weights and batches."""
+    """Trains five epochs of 10 steps, with a checkpoint every four steps, and prints history, weights and batches.
+
+    Args:
+      folder: The folder of the run and of the files of its callbacks.
+      kill: The step after which the process kills itself; 0: none.
+    """
     keras.utils.set_random_seed(3)
     layers = [keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.3)]
     model = keras.Sequential([*layers, keras.layers.BatchNormalization(), keras.layers.Dense(3)])
@@ -76,7 +80,3 @@ def main(folder: str, kill: int = 0) -> None:
     weights = [one.tobytes().hex() for one in [*model.get_weights(), np.asarray(model.optimizer.learning_rate)]]
     noted = {"batches": warm_up.batches, "losses": warm_up.losses}
     print(json.dumps({"history": history.history, "epoch": history.epoch, "weights": weights, **noted}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))

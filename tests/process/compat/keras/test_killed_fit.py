@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
-PROGRAM = "tests.process.compat.keras.killed_fit"
+from tests.process.compat.keras.killed_fit import main
+from trainer_kit.testing import ForkServer
+from trainer_kit.testing.fork_server import Child
 
 
-def start(folder: Path, *arguments: int) -> subprocess.CompletedProcess[str]:
-    """Runs the program to its end, or to its death."""
-    command = [sys.executable, "-m", PROGRAM, str(folder), *map(str, arguments)]
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
-
-
-def killed_twice(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the program, kills it inside of the third epoch and at the end of the fourth, and runs it to its end."""
-    for step in (26, 40):
-        assert start(folder, step).returncode == -9
-    return start(folder)
+def result(run: Child) -> Any:
+    """Waits for a run to its end, and returns what it has printed last."""
+    end = run.wait()
+    assert end.code == 0, end.text
+    return json.loads(end.text.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path, Path]:
+    """What a run has printed and another that was killed in the third epoch and after the fourth; their folders."""
     whole, killed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("killed")
-    with ThreadPoolExecutor(2) as threads:
-        ended = list(threads.map(lambda call: call[0](call[1]), [(start, whole), (killed_twice, killed)]))
-    assert [one.returncode for one in ended] == [0, 0], "\n".join(one.stderr for one in ended)
-    first, second = (json.loads(one.stdout.splitlines()[-1]) for one in ended)
-    return first, second, whole, killed
+    with ForkServer() as server:
+        beside = server.start(main, str(whole))
+        for step in (26, 40):
+            assert server.run(main, str(killed), step).code == -signal.SIGKILL
+        again = server.start(main, str(killed))
+        return result(beside), result(again), whole, killed
 
 
 def test_a_killed_fit_has_the_same_history(outputs: tuple[Any, Any, Path, Path]) -> None:
