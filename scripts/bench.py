@@ -1,7 +1,7 @@
 """Compares the speed of trainer_kit with a hand-written loop, Keras' fit, Model Garden and PyTorch Lightning.
 
     python -m scripts.bench                    all sections: about an hour and a half on two cores
-    python -m scripts.bench --quick            most rows with a goal: up to 8 minutes
+    python -m scripts.bench --quick            most rows with a goal: up to 9 minutes
     python -m scripts.bench --growth           how cost grows: up to an hour
     python -m scripts.bench --only=conv,dense/ours_fused
     python -m scripts.bench --list             names of sections and rows

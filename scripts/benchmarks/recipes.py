@@ -203,7 +203,7 @@ def gan(pacer: Pacer, folder: str, *, loop: int, executor: str) -> None:
     config = tk.ExperimentConfig(
         task=GanBenchConfig(latent_size=LATENTS, train_data=data),
         trainer=tk.TrainerConfig().replace(optimizers=optimizers, validation_interval=FOR_EVER, **steps),
-        runtime=tk.RuntimeConfig(executor=executor),
+        runtime=tk.RuntimeConfig().replace(executor=executor),
     )
     tk.launch(config, "train", f"{folder}/run", train_actions=[lambda logs: pacer.done(loop)])
 

@@ -93,8 +93,10 @@ class TrainLoop:
 
     def graph(self, iterator: Any) -> tf.Graph | None:
         """Returns the graph of the whole loop, or of a step, that the next call will use; None if not compiled."""
-        if self.whole is not None:
-            return self.whole.graph(iterator, as_int32(1), self._flags[True])
+        if self.whole is not None and not tf.config.functions_run_eagerly():
+            function = self.whole.function
+            graph = function.get_concrete_function(iterator, as_int32(1), self._flags[True]).graph
+            return self.whole.noted(graph, iterator)
         return self._step.graph(iterator) if isinstance(self._step, LoopFunction) else None
 
     @property

@@ -107,7 +107,7 @@ def test_what_xla_refuses_is_named_with_its_place() -> None:
     assert refusal_of_xla(ValueError("XLA")) is None
 
 
-def test_a_variable_that_a_program_on_a_gpu_cannot_reach_is_named() -> None:
+def test_a_variable_out_of_reach_of_a_gpu_program_is_named() -> None:
     told = (
         "Trying to access resource seen (defined @ task.py:7) located in device /job:localhost/device:CPU:0 from device"
     )
