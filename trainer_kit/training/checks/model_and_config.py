@@ -73,8 +73,8 @@ def tell_slow_convolutions(graph: tf.Graph) -> None:
         )
 
 
-def check_kernels(strategy: tf.distribute.Strategy, required: bool) -> None:
-    """Logs that the steps of a strategy give other bits in each run, as they do on a GPU without op determinism.
+def check_deterministic_kernels(strategy: tf.distribute.Strategy, required: bool) -> None:
+    """Logs that a run on a GPU without op determinism has other bits each time.
 
     Args:
       strategy: The strategy of the run.

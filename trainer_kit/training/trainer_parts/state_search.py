@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.training.checks.model_and_config import check_exact_resume, check_kernels
+from trainer_kit.training.checks.model_and_config import check_deterministic_kernels, check_exact_resume
 
 
 class StateSearch:
@@ -72,7 +72,7 @@ class StateSearch:
         if self.is_done:
             return
         self.is_done, self._eagerly = True, graph is None
-        check_kernels(self._strategy, self._required)
+        check_deterministic_kernels(self._strategy, self._required)
         if graph is not None:
             check_exact_resume(graph, self._required)
         with self._strategy.scope():

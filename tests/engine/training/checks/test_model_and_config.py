@@ -17,8 +17,8 @@ from trainer_kit.errors import UsageError
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.checks import model_and_config
 from trainer_kit.training.checks.model_and_config import (
+    check_deterministic_kernels,
     check_exact_resume,
-    check_kernels,
     check_model,
     check_sections,
     tell_slow_convolutions,
@@ -128,8 +128,8 @@ def test_exact_resume_on_a_gpu_needs_deterministic_kernels(
     monkeypatch.setattr(model_and_config, "is_op_determinism_enabled", lambda: deterministic)
     refused = contextlib.nullcontext() if deterministic else pytest.raises(UsageError, match="deterministic_ops=true")
     with caplog.at_level(logging.INFO):
-        check_kernels(tf.distribute.get_strategy(), required=False)
+        check_deterministic_kernels(tf.distribute.get_strategy(), required=False)
     assert ("a resumed run may differ" in caplog.text) is not deterministic
     with refused:
-        check_kernels(tf.distribute.get_strategy(), required=True)
-    check_kernels(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), required=True)
+        check_deterministic_kernels(tf.distribute.get_strategy(), required=True)
+    check_deterministic_kernels(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), required=True)
