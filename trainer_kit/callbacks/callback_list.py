@@ -290,9 +290,9 @@ def _check(member: Callback) -> None:
     for name, event in vars(Callback).items():
         if inspect.isfunction(event) and not name.startswith("_") and _overrides(member, name):
             _check_parameters(member, name, list(inspect.signature(event).parameters)[1:])
-    for name in dir(type(member)):
+    for name in sorted({*dir(type(member))} - {*dir(Callback)}):
         near = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.9)
-        if near and not hasattr(Callback, name):
+        if near:
             _LOG.warning("callback %s: the method %s is never called; did you mean %s?", member.name, name, *near)
 
 
