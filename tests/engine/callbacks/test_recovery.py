@@ -26,6 +26,10 @@ from trainer_kit.telemetry.metrics_jsonl import active_history
 from trainer_kit.testing import TinyTask, tiny_experiment
 
 NAN = float("nan")
+_ADAM = {
+    "optimizer": {"type": "adam"},
+    "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.01}},
+}
 
 
 class _PoisonedSource:
@@ -191,7 +195,7 @@ class _HugeGradient(TinyTask):
 
 def test_a_checkpoint_with_a_bad_optimizer_is_not_restored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "trainer_kit"):
-        _run(tmp_path, _HugeGradient, recovery_max_trials=1)
+        _run(tmp_path, _HugeGradient, recovery_max_trials=1, optimizer_config=_ADAM)
     assert "ckpt-20 holds weights that are not finite; it was moved to diverged/" in caplog.text
     assert "the run returns to step 10 (trial 1 of 1)" in caplog.text
     for prefix in complete_checkpoints(str(tmp_path)).values():

@@ -226,7 +226,7 @@ def test_an_unknown_best_metric_fails_before_the_first_step(tmp_path: Path) -> N
 
 
 def test_another_optimizer_is_refused_until_it_is_allowed(trained: Path) -> None:
-    optimizer = {"optimizer_config": {"optimizer": {"type": "sgd"}}}
+    optimizer = {"optimizer_config": {"optimizer": {"type": "adam"}}}
     with pytest.raises(ConfigError, match=r"--allow_config_change=trainer\.optimizer_config"):
         _run(trained, config=_TRAINED.replace(trainer={"train_steps": 25, **optimizer}))
 

@@ -111,15 +111,15 @@ def _steps(text: str, kind: str) -> list[int]:
 
 
 def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path, server: ForkServer) -> None:
-    (folder / "binding.gin").write_text("outside.tiny.steps = 120\nAdamConfig.beta_1 = 0.8\n")
+    (folder / "binding.gin").write_text("outside.tiny.steps = 120\nSGDConfig.momentum = 0.8\n")
     common = ("--model_dir=run", "--gin_file=binding.gin")
     first = _run(folder, "train_and_eval", *common)
     assert first.returncode == 0, first.stderr
     assert _steps(first.stdout, "train")[-1] == 120
     assert _steps(first.stdout, "validation") == [50, 100, 120]
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", first.stdout)  # a pipe gets lines and no control characters
-    assert "beta_1: 0.8" in (folder / "run/params.yaml").read_text()
-    assert "beta_1" in (folder / "run/operative_config.train_and_eval.gin").read_text()
+    assert "momentum: 0.8" in (folder / "run/params.yaml").read_text()
+    assert "SGDConfig.momentum" in (folder / "run/operative_config.train_and_eval.gin").read_text()
 
     longer = "--params_override=trainer.train_steps=200"
     second = _forked(server, folder, "train_and_eval", *common, longer).wait()

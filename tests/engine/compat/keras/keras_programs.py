@@ -1,4 +1,7 @@
-"""Programs of Keras's guides, small: functions that return a compiled model, and the data that they train on."""
+"""Programs of Keras's guides, small: functions that return a compiled model, and the data that they train on.
+
+Keras would compile them with XLA, which takes longer than the rest of a test; one program asks for it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ def classifier(**options: Any) -> Any:
     """Returns a model with dropout and batch normalization."""
     hidden = [layers.Dense(16, activation="relu"), layers.Dropout(0.3), layers.BatchNormalization()]
     model = keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(3)])
-    model.compile(**{"optimizer": "adam", "loss": CROSSENTROPY, "metrics": ["accuracy"], **options})
+    model.compile(
+        **{"optimizer": "adam", "loss": CROSSENTROPY, "metrics": ["accuracy"], "jit_compile": False, **options}
+    )
     return model
 
 
@@ -40,7 +45,7 @@ class AddedLoss(keras.Model):
 def added_loss() -> Any:
     """Returns a model whose layers are built by its first batch."""
     model = AddedLoss()
-    model.compile("adam", CROSSENTROPY, metrics=["accuracy"])
+    model.compile("adam", CROSSENTROPY, metrics=["accuracy"], jit_compile=False)
     return model
 
 
@@ -64,7 +69,7 @@ def custom_step() -> Any:
     """Returns a functional model with steps of its own."""
     inputs = keras.Input((8,))
     model = CustomStep(inputs, layers.Dense(3)(inputs))
-    model.compile("sgd", CROSSENTROPY)
+    model.compile("sgd", CROSSENTROPY, jit_compile=False)
     return model
 
 
@@ -83,7 +88,7 @@ class Gan(keras.Model):
         return [self.d_loss, self.g_loss]
 
     def compile(self, d_optimizer: Any, g_optimizer: Any, loss: Any) -> None:
-        super().compile()
+        super().compile(jit_compile=False)
         self.d_optimizer, self.g_optimizer, self.loss_function = d_optimizer, g_optimizer, loss
 
     def train_step(self, real: Any) -> dict[str, Any]:
@@ -115,7 +120,7 @@ def gan() -> Any:
 def of_sparse_inputs() -> Any:
     """Returns a model of sparse inputs."""
     model = keras.Sequential([keras.Input((8,), sparse=True), layers.Dense(3)])
-    model.compile("sgd", CROSSENTROPY, metrics=["accuracy"])
+    model.compile("sgd", CROSSENTROPY, metrics=["accuracy"], jit_compile=False)
     return model
 
 
@@ -133,7 +138,7 @@ def two_outputs() -> Any:
     hidden = layers.Dense(8)(layers.concatenate([a, b]))
     model = keras.Model([a, b], {"p": layers.Dense(3, name="p")(hidden), "q": layers.Dense(1, name="q")(hidden)})
     losses = {"p": CROSSENTROPY, "q": "mse"}
-    model.compile("rmsprop", losses, metrics={"p": ["accuracy"], "q": ["mae"]})
+    model.compile("rmsprop", losses, metrics={"p": ["accuracy"], "q": ["mae"]}, jit_compile=False)
     return model
 
 

@@ -155,7 +155,9 @@ def test_a_resumed_fit_keeps_the_orders_of_the_first_process(tmp_path: Path) -> 
 def test_two_replicas_clip_like_one(tmp_path: Path) -> None:
     def linear() -> Any:
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
-        model.compile(keras.optimizers.SGD(0.1, global_clipnorm=0.05), "sparse_categorical_crossentropy")
+        model.compile(
+            keras.optimizers.SGD(0.1, global_clipnorm=0.05), "sparse_categorical_crossentropy", jit_compile=False
+        )
         return model
 
     one = seeded(linear)
@@ -184,7 +186,7 @@ def test_an_unbuilt_model_has_keras_numbers_on_two_replicas(tmp_path: Path) -> N
         with two_cpus().scope():
             keras.utils.set_random_seed(3)
             model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
-            model.compile(keras.optimizers.Adam(use_ema=True), "mse")
+            model.compile(keras.optimizers.Adam(use_ema=True), "mse", jit_compile=False)
         return model
 
     targets, options = np.eye(3)[Y], {"epochs": 2, "shuffle": False, "verbose": 0}

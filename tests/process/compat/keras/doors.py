@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,9 @@ def run_with_keras(output: Path) -> None:
     _run({name: Keras() for name in PROGRAMS}, output)
 
 
-def run_with_trainer_kit(folder: Path, output: Path) -> None:
-    """Runs all programs, or those that were killed to their end, and writes their results to a file."""
-    _run({name: TrainerKit(folder / name) for name in PROGRAMS}, output)
+def run_with_trainer_kit(names: Iterable[str], folder: Path, output: Path) -> None:
+    """Runs programs, those that were killed to their end, and writes their results to a file."""
+    _run({name: TrainerKit(folder / name) for name in names}, output)
 
 
 def run_killed(name: str, folder: Path, step: int) -> None:

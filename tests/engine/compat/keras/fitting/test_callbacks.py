@@ -42,7 +42,9 @@ class ReturnsRate(keras.Model):
 def one_per_class() -> Any:
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, activation="softmax")])
-    model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score(average=None, name="f1")])
+    model.compile(
+        "sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score(average=None, name="f1")], jit_compile=False
+    )
     return model
 
 
@@ -71,7 +73,7 @@ def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFi
     for door in (keras.Model.fit, tk_keras.fit):
         keras.utils.set_random_seed(3)
         model = ReturnsRate()
-        model.compile("adam", CROSSENTROPY)
+        model.compile("adam", CROSSENTROPY, jit_compile=False)
         with caplog.at_level(logging.INFO):
             histories.append(door(model, **options, **({} if len(histories) == 0 else {"model_dir": str(tmp_path)})))
     expected, history = histories

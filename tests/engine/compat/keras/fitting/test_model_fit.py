@@ -23,7 +23,9 @@ def classifier(**options: Any) -> keras.Model:
     layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.3), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((8,)), *layers])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(**{"optimizer": "adam", "loss": loss, "metrics": ["accuracy"], **options})
+    # XLA, which Keras takes by default, would double the time of a test.
+    given = {"optimizer": "adam", "loss": loss, "metrics": ["accuracy"], "jit_compile": False, **options}
+    model.compile(**given)
     return model
 
 
@@ -37,7 +39,7 @@ def assert_same(history: Any, expected: Any) -> None:
 
 def test_arrays_give_the_history_and_weights_of_keras(tmp_path: Path) -> None:
     options = {"epochs": 3, "validation_split": 0.2, "verbose": 0}
-    theirs, ours = classifier(), classifier()
+    theirs, ours = classifier(jit_compile="auto"), classifier(jit_compile="auto")
     expected = theirs.fit(X, Y, **options)
     history = tk_keras.fit(ours, X, Y, **options, model_dir=str(tmp_path))
     assert_same(history, expected)
@@ -83,7 +85,7 @@ class AddsMean(keras.layers.Layer):
 def test_a_model_without_variables_is_fitted(tmp_path: Path) -> None:
     inputs = keras.Input((8,))
     model = keras.Model(inputs, AddsMean()(inputs))
-    model.compile("adam")
+    model.compile("adam", jit_compile=False)
     history = tk_keras.fit(model, X, Y, epochs=2, verbose=0, model_dir=str(tmp_path))
     assert_same(history, model.fit(X, Y, epochs=2, verbose=0))
 

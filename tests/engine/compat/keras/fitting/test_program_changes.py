@@ -16,7 +16,8 @@ from trainer_kit.compat import keras as tk_keras
 def made(of: Any = keras, activation: str = "relu", rate: float = 0.01, from_logits: bool = True) -> Any:
     layers = [of.layers.Dense(4, activation=activation), of.layers.Dropout(0.5), of.layers.Dense(3)]
     model = of.Sequential([of.Input((8,)), *layers])
-    model.compile(of.optimizers.Adam(rate), of.losses.SparseCategoricalCrossentropy(from_logits=from_logits))
+    loss = of.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+    model.compile(of.optimizers.Adam(rate), loss, jit_compile=False)
     return model
 
 
