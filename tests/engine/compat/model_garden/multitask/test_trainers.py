@@ -66,23 +66,26 @@ def test_a_joint_trainer_trains_all_in_each_step(tasks: multitask.MultiTask) -> 
     assert set(trainer.training_metrics) == set(multi_task.TASKS)
 
 
-@pytest.mark.parametrize("options", [(True, False), (False, False)], ids=["steps compiled", "eager"])
-def test_the_options_of_the_trainer_count(options: tuple[bool, bool], tasks: multitask.MultiTask) -> None:
-    compiled = orbit.StandardTrainerOptions(use_tf_function=options[0], use_tf_while_loop=options[1])
+def test_the_options_of_the_trainer_count(tasks: multitask.MultiTask) -> None:
+    compiled, eager = (
+        orbit.StandardTrainerOptions(use_tf_function=function, use_tf_while_loop=False) for function in (True, False)
+    )
     tf.random.set_seed(1)
-    models = [multi_task.model() for _ in range(2)]
-    for one, other in zip(*(model.trainable_variables for model in models), strict=True):
-        other.assign(one)
+    models = [multi_task.model() for _ in range(3)]
+    for variables in zip(*(model.trainable_variables for model in models), strict=True):
+        for other in variables[1:]:
+            other.assign(variables[0])
     trainers = [
         MultiTaskInterleavingTrainer(tasks, model, sgd(), sampler(tasks), given)
-        for model, given in zip(models, (None, compiled), strict=True)
+        for model, given in zip(models, (None, compiled, eager), strict=True)
     ]
     logs = [trainer.train(tf.constant(6)) for trainer in trainers]
     for name in multi_task.TASKS:
-        assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-5)
+        for others in logs[1:]:
+            assert others[name] == pytest.approx(logs[0][name], rel=1e-5)
 
 
-@pytest.mark.parametrize("weights", [(1.0, 2.0), (0.0, 1.0), (3.0, 1.0)])
+@pytest.mark.parametrize("weights", [(0.0, 1.0), (3.0, 1.0)])
 def test_the_tasks_are_drawn_as_theirs_are(weights: tuple[float, float], tasks: multitask.MultiTask) -> None:
     by_name = dict(zip(multi_task.TASKS, weights, strict=True))
     drawing = task_sampler.ProportionalTaskSampler(by_name)
