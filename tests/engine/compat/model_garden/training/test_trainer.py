@@ -184,9 +184,13 @@ gin.external_configurable(MyTrainer, module="tests.door")
 
 
 @pytest.mark.parametrize(
-    "name", ["create_trainer", "train_utils.create_trainer", "official.core.train_utils.create_trainer"]
+    ("name", "made"),
+    [
+        ("create_trainer", "MyTrainer"),
+        ("train_utils.create_trainer", "tests.door.MyTrainer"),
+        ("official.core.train_utils.create_trainer", "MyTrainer"),
+    ],
 )
-@pytest.mark.parametrize("made", ["MyTrainer", "tests.door.MyTrainer"])
 def test_gin_chooses_the_trainer_by_short_or_whole_name(name: str, made: str) -> None:
     gin.parse_config(f"{name}.trainer_cls = @{made}")
     config = small_config()
