@@ -36,13 +36,3 @@ def test_curves_are_read_back(tmp_path: Path) -> None:
     assert list(curves["train"]) == [10, 20, 25, 35, 45, 50]
     assert curves["train"][10]["training_loss"] == pytest.approx(0.955)
     assert curves["validation"][50]["validation_loss"] == pytest.approx(0.5)
-
-
-def test_task_curves_have_the_name_of_their_task(tmp_path: Path) -> None:
-    """Both trainers tell of both tasks; only the joint one of their sum."""
-    totals = []
-    for name in ("multitask_joint", "multitask_interleaving"):
-        curves = run_theirs(name, tmp_path / "data", tmp_path / name, seed=1, steps_per_loop=25)
-        assert {"sum/training_loss", "difference/training_loss"} < set(curves["train"][50])
-        totals.append("total_loss/training_loss" in curves["train"][50])
-    assert totals == [True, False]

@@ -1,4 +1,4 @@
-"""Experiments of a user of Model Garden: a model that is built by its first call, and tasks with a bug."""
+"""Experiments of a user of Model Garden: a model that is built by its first call, tasks with a bug, small ResNets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import tf_keras
 from official.core import base_task, exp_factory, task_factory
 from official.core import config_definitions as cfg
 from official.modeling import optimization
+from official.vision.modeling.backbones import resnet
+
+# ResNets that are made sooner than their smallest, of four blocks: the number of blocks is their model_id.
+ONE_BLOCK, TWO_BLOCKS = 1, 2
+resnet.RESNET_SPECS.update({number: [("residual", 64, 1)] * number for number in (ONE_BLOCK, TWO_BLOCKS)})
 
 
 @dataclasses.dataclass

@@ -47,7 +47,7 @@ def test_the_names_are_those_of_their_registry() -> None:
     assert len(EXPERIMENTS) == 41
 
 
-@pytest.mark.parametrize("name", ["mock", "bert/squad", "retinanet_resnetfpn_coco"])
+@pytest.mark.parametrize("name", ["mock", "bert/squad"])
 def test_a_name_is_known_with_and_without_the_prefix(name: str) -> None:
     for full in (name, PREFIX + name):
         find_experiment(full)

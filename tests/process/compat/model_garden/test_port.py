@@ -33,13 +33,13 @@ def program(path: str, *flags: str) -> None:
 
 
 def test_a_run_of_their_program_is_resumed_by_all_programs(server: ForkServer, folder: Path) -> None:
-    for steps, command in (
-        (200, (program, "before.py")),
-        (400, (program, "after.py")),
-        (600, ("train", "--import_module=rings.py")),
-        (800, (program, "before.py")),
+    for steps, mode, command in (
+        (200, "train_and_eval", (program, "before.py")),
+        (400, "train_and_eval", (program, "after.py")),
+        (600, "train_and_eval", ("train", "--import_module=rings.py")),
+        (800, "train", (program, "before.py")),
     ):
-        flags = ("--experiment=rings", "--mode=train_and_eval", "--model_dir=run", STEPS.format(steps))
+        flags = ("--experiment=rings", f"--mode={mode}", "--model_dir=run", STEPS.format(steps))
         done = server.run(*command, *flags, folder=str(folder))
         assert done.code == 0, done.text
         assert (folder / "run" / f"ckpt-{steps}.index").exists()

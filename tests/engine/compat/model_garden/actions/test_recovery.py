@@ -93,6 +93,8 @@ class _Run:
         self.step.assign(step)
         self.weights.assign(weights)
         assert self.manager.save(checkpoint_number=step)
+        if isinstance(self.manager, CheckpointManager):
+            self.manager.sync()  # else it would still write when pytest has removed the folder
 
     @property
     def now(self) -> tuple[int, list[float]]:

@@ -1,4 +1,4 @@
-"""A ResNet on imagenet, cut to 10 layers of an eighth of the width and images of 32 x 32."""
+"""A ResNet on imagenet, cut to one block of an eighth of the width and images of 32 x 32."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import official.vision.configs.image_classification
 import official.vision.tasks.image_classification  # noqa: F401 -- registers the task
+from official.vision.modeling.backbones import resnet
 
 from tests.engine.compat.model_garden.tiny.records import (
     example,
@@ -21,11 +22,15 @@ from tests.engine.compat.model_garden.tiny.trainer import STEPS_PER_LOOP, cut, d
 
 CLASSES, SIZE, BATCH = 4, 32, 8
 NORM_EPSILON = 0.01
+TINY_ID = 4
 BEST = {
     "best_checkpoint_export_subdir": "best",
     "best_checkpoint_eval_metric": "accuracy",
     "best_checkpoint_metric_comp": "higher",
 }
+
+# Their smallest has four blocks, of 10 layers.
+resnet.RESNET_SPECS[TINY_ID] = [("residual", 64, 1)]
 
 
 def write(folder: Path) -> None:
@@ -55,7 +60,7 @@ def _resnet(folder: Path, steps_per_loop: int, **augmentation: Any) -> Any:
     model = {
         "num_classes": CLASSES,
         "input_size": [SIZE, SIZE, 3],
-        "backbone": {"type": "resnet", "resnet": {"model_id": 10, "depth_multiplier": 0.125}},
+        "backbone": {"type": "resnet", "resnet": {"model_id": TINY_ID, "depth_multiplier": 0.125}},
         "norm_activation": {"norm_epsilon": NORM_EPSILON},
     }
     task = {

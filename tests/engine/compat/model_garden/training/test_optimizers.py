@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,18 @@ from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer, make_whole
 from trainer_kit.errors import ConfigError, UsageError
 
-LEGACY = ["sgd", "adam", "rmsprop", "adagrad", "adamw", "lamb", "lars"]
-NEW = ["sgd_experimental", "adam_experimental", "adamw_experimental", "adafactor_keras"]
 UNRELEASED = ["slide", "adafactor"]  # the public release of Model Garden has their names only
 RELEASED = [
     *("sgd", "sgd_experimental", "adam", "adam_experimental", "adamw", "adamw_experimental"),
     *("lamb", "rmsprop", "lars", "adagrad", "adafactor_keras"),
 ]
+# Each kind once, with the options that give it most to keep.
 CASES: dict[str, dict[str, Any]] = {
-    **{kind: {"optimizer": {"type": kind}} for kind in [*LEGACY, *NEW]},
+    **{kind: {"optimizer": {"type": kind}} for kind in ("adagrad", "lamb", "adafactor_keras")},
+    **{f"{kind}_experimental": {"optimizer": {"type": f"{kind}_experimental"}} for kind in ("sgd", "adam", "adamw")},
     "sgd, momentum": {"optimizer": {"type": "sgd", "sgd": {"momentum": 0.9, "nesterov": True}}},
     "rmsprop, centered": {"optimizer": {"type": "rmsprop", "rmsprop": {"momentum": 0.9, "centered": True}}},
-    "adam, amsgrad": {"optimizer": {"type": "adam", "adam": {"amsgrad": True}}},
-    "adam, averaging": {"optimizer": {"type": "adam"}, "ema": {"average_decay": 0.9}},
+    "adam, averaging": {"optimizer": {"type": "adam", "adam": {"amsgrad": True}}, "ema": {"average_decay": 0.9}},
     "adamw, averaging all": {"optimizer": {"type": "adamw"}, "ema": {"trainable_weights_only": False}},
     "lars, warm-up and cosine": {
         "optimizer": {"type": "lars", "lars": {"weight_decay_rate": 0.01}},
@@ -48,6 +48,15 @@ def _all(trainer: Any, folder: Path) -> dict[str, bytes]:
     return {name: reader.get_tensor(name).tobytes() for name in names}
 
 
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """Runs steps eagerly: to trace one takes a second, and the state that optimizers keep is the same."""
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_that_goes_on_is_one_that_never_stopped(case: str, tmp_path: Path) -> None:
     config = small_config(**CASES[case])
@@ -70,7 +79,7 @@ def test_a_run_that_goes_on_is_one_that_never_stopped(case: str, tmp_path: Path)
 def test_every_optimizer_that_model_garden_has_is_among_them() -> None:
     known = vars(optimization.OptimizationConfig().optimizer)
     names = {name for name, one in known.items() if isinstance(one, optimizer_config.BaseOptimizerConfig)}
-    assert names == {*LEGACY, *NEW, *UNRELEASED}
+    assert names == {*(case["optimizer"]["type"] for case in CASES.values()), *UNRELEASED}
 
 
 @pytest.mark.parametrize("kind", UNRELEASED)
@@ -181,6 +190,7 @@ def test_what_is_no_optimizer_of_keras_2_is_left_alone() -> None:
     assert not others["adam"].built
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("kind", "ema"), [("adam", None), ("adam_experimental", None), ("lamb", {"average_decay": 0.9})], ids=str
 )

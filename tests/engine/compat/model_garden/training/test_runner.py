@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,90 +88,110 @@ def _seen(action: str = "eval_actions") -> tuple[dict[str, Any], list[dict[str, 
     return {action: [lambda logs: seen.append(_numbers(logs))]}, seen
 
 
-@pytest.mark.parametrize(
-    ("mode", "post", "evaluations"),
-    [("train", False, 0), ("train", True, 1), ("train_and_eval", True, 4), ("train_and_post_eval", False, 1)],
-)
-def test_a_mode_that_trains_gives_what_theirs_gives(mode: str, post: bool, evaluations: int, tmp_path: Path) -> None:
-    (ours, seen), (theirs, their_seen) = _seen(), _seen()
-    (training, after_loops), (their_training, after_their_loops) = _seen("train_actions"), _seen("train_actions")
-    model, logs = _ours(mode, tmp_path / "ours", run_post_eval=post, **ours, **training)
-    their_model, their_logs = _theirs(mode, tmp_path / "theirs", run_post_eval=post, **theirs, **their_training)
-    _assert_equal(model, their_model)
-    assert _steps(tmp_path / "ours") == [2, 4, 6] and _steps(tmp_path / "theirs")[-1] == 6
-    assert bool(logs) == bool(their_logs) == (post or mode == "train_and_post_eval")
-    if their_logs:
-        assert _numbers(logs) == pytest.approx(_numbers(their_logs))
-    assert (len(seen), len(after_loops)) == (evaluations, 3)
-    for one, other in zip([*seen, *after_loops], [*their_seen, *after_their_loops], strict=True):
-        assert one == pytest.approx(other)
-    written = [{path.parent.name for path in (tmp_path / name).glob("*/events.*")} for name in ("ours", "theirs")]
-    assert written[0] == written[1] == {"train", *(["validation"] if evaluations else [])}
+@dataclass(frozen=True)
+class Trained:
+    """A finished run of theirs in mode "train": its folder, its model, and the logs of each loop."""
+
+    folder: Path
+    model: Any
+    loops: list[dict[str, float]]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of theirs."""
-    folder = tmp_path_factory.mktemp("theirs")
-    _theirs("train", folder)
-    return folder
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """What evaluations begin with, and what our runs are compared with."""
+    folder, (actions, loops) = tmp_path_factory.mktemp("theirs"), _seen("train_actions")
+    return Trained(folder, _theirs("train", folder, **actions)[0], loops)
 
 
 def _copy(folder: Path, to: Path) -> Path:
     return Path(shutil.copytree(folder, to))
 
 
-@pytest.mark.parametrize("mode", ["eval", "continuous_eval"])
-def test_a_mode_that_evaluates_gives_what_theirs_gives(mode: str, trained: Path, tmp_path: Path) -> None:
-    found = {}
-    for name, run in (("ours", _ours), ("theirs", _theirs)):
-        argument, found[name] = _seen()
-        model, logs = run(mode, _copy(trained, tmp_path / name), **argument)
-        found[f"{name} model"] = model
-        assert logs == {}
-    _assert_equal(found["ours model"], found["theirs model"])
-    assert found["ours"][-1] == pytest.approx(found["theirs"][-1]) and found["theirs"][-1]["counter"] == 3
-    assert len(found["theirs"]) == 1
-    evaluated = [numbers["validation_loss"] for numbers in found["ours"]]
-    assert len(evaluated) == (1 if mode == "eval" else 3)  # every checkpoint that is there, where theirs skips some
+def _written(folder: Path) -> set[str]:
+    return {path.parent.name for path in folder.glob("*/events.*")}
 
 
-def test_a_run_of_theirs_is_gone_on_with(trained: Path, tmp_path: Path) -> None:
-    folder = _copy(trained, tmp_path / "run")
+def test_training_alone_gives_what_theirs_gives(trained: Trained, tmp_path: Path) -> None:
+    actions, loops = _seen("train_actions")
+    model, logs = _ours("train", tmp_path, **actions)
+    _assert_equal(model, trained.model)
+    assert _steps(tmp_path) == [2, 4, 6] and _steps(trained.folder)[-1] == 6
+    assert logs == {} and len(loops) == 3
+    for one, other in zip(loops, trained.loops, strict=True):
+        assert one == pytest.approx(other)
+    assert _written(tmp_path) == _written(trained.folder) == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "post", "evaluations"), [("train_and_eval", True, 4), ("train_and_post_eval", False, 1)]
+)
+def test_training_with_evaluations_gives_what_theirs_gives(
+    mode: str, post: bool, evaluations: int, trained: Trained, tmp_path: Path
+) -> None:
+    (ours, seen), (theirs, their_seen) = _seen(), _seen()
+    # Evaluations at the end need no training of their own of theirs.
+    their_folder = _copy(trained.folder, tmp_path / "theirs") if evaluations == 1 else tmp_path / "theirs"
+    model, logs = _ours(mode, tmp_path / "ours", run_post_eval=post, **ours)
+    their_model, their_logs = _theirs(mode, their_folder, run_post_eval=post, **theirs)
+    _assert_equal(model, their_model)
+    assert logs and _numbers(logs) == pytest.approx(_numbers(their_logs))
+    assert len(seen) == evaluations
+    for one, other in zip(seen, their_seen, strict=True):
+        assert one == pytest.approx(other)
+    assert _written(tmp_path / "ours") == _written(their_folder) == {"train", "validation"}
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, float]]:
+    """The model and the one evaluation of theirs in mode "eval"; in mode "continuous_eval" they are the same."""
+    argument, seen = _seen()
+    model, _ = _theirs("eval", _copy(trained.folder, tmp_path_factory.mktemp("evaluated") / "run"), **argument)
+    assert len(seen) == 1
+    return model, seen[0]
+
+
+@pytest.mark.parametrize(("mode", "evaluations"), [("eval", 1), ("continuous_eval", 3)])
+def test_a_mode_that_evaluates_gives_what_theirs_gives(
+    mode: str, evaluations: int, trained: Trained, evaluated: tuple[Any, dict[str, float]], tmp_path: Path
+) -> None:
+    argument, seen = _seen()
+    model, logs = _ours(mode, _copy(trained.folder, tmp_path / "run"), **argument)
+    assert logs == {}
+    _assert_equal(model, evaluated[0])
+    assert seen[-1] == pytest.approx(evaluated[1]) and evaluated[1]["counter"] == 3
+    assert len(seen) == evaluations  # continuously: every checkpoint that is there, where theirs skips some
+
+
+def test_a_run_of_theirs_is_gone_on_with(trained: Trained, tmp_path: Path) -> None:
+    folder = _copy(trained.folder, tmp_path / "run")
     longer = _config(train_steps=10)
-    model, _ = _ours("train_and_eval", folder, config=longer)
+    model, _ = _ours("train", folder, config=longer)
     straight, _ = _theirs("train", tmp_path / "theirs", config=longer)
     _assert_equal(model, straight)
     assert _steps(folder)[-1] == 10
-
-
-@pytest.mark.parametrize("ours", [False, True])
-def test_the_record_is_the_same_for_either_kind_of_config(ours: bool, tmp_path: Path) -> None:
-    config = _config(train_steps=2)
-    _ours("train", tmp_path, config=convert(config) if ours else config)
-    text = (tmp_path / "params.yaml").read_text()
-    assert from_yaml(text, convert(_config())).as_dict() == convert(config).as_dict()
-    assert (tmp_path / "metrics.jsonl").exists() and (tmp_path / "final.json").exists()
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     config = _config(train_steps=2)
     first, _ = _ours("train", tmp_path, config=config)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("ckpt-*"))
-    again, _ = _ours("train", tmp_path, config=config)
+    record = (tmp_path / "params.yaml").read_text()
+    assert from_yaml(record, convert(_config())).as_dict() == convert(config).as_dict()
+    assert (tmp_path / "metrics.jsonl").exists() and (tmp_path / "final.json").exists()
+    again, _ = _ours("train", tmp_path, config=convert(config))  # either kind of config has the same record
     _assert_equal(again, first)
     assert sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("ckpt-*")) == before
-    other = _config(train_steps=4)
-    other.trainer.optimizer_config.optimizer.type = "adam"
-    with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began and is 'adam' now"):
-        _ours("train", tmp_path, config=other)
+    assert (tmp_path / "params.yaml").read_text() == record
 
 
-def test_options_of_our_engine_are_keywords(trained: Path, tmp_path: Path) -> None:
-    folder = _copy(trained, tmp_path / "run")
-    logs = [_ours("eval", folder, checkpoint=name, run_post_eval=True)[1] for name in ("2", "latest", "6")]
+def test_options_of_our_engine_are_keywords(
+    trained: Trained, evaluated: tuple[Any, dict[str, float]], tmp_path: Path
+) -> None:
+    folder = _copy(trained.folder, tmp_path / "run")
+    logs = [_ours("eval", folder, checkpoint=name, run_post_eval=True)[1] for name in ("2", "latest")]
     found = [_numbers(one)["validation_loss"] for one in logs]
-    assert found[0] > found[1] == found[2]
+    assert found[0] > found[1] == pytest.approx(evaluated[1]["validation_loss"])
     with pytest.raises(UsageError, match="5"):
         _ours("eval", folder, checkpoint="5")
 
@@ -183,11 +204,6 @@ def test_mistakes_are_reported_before_anything_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_summaries_can_be_left_out(tmp_path: Path) -> None:
-    _ours("train_and_eval", tmp_path, config=_config(train_steps=2), save_summary=False)
-    assert list(tmp_path.glob("*/events.*")) == []
-
-
 class _Counting(orbit.Controller):  # type: ignore[misc]
     """A controller of a user's, written against Orbit."""
 
@@ -198,12 +214,13 @@ class _Counting(orbit.Controller):  # type: ignore[misc]
         super().__init__(**arguments)
 
 
-def test_a_controller_of_a_users_drives_the_run(tmp_path: Path) -> None:
+def test_a_controller_of_a_users_drives_a_run_without_summaries(trained: Trained, tmp_path: Path) -> None:
     _Counting.made.clear()
-    model, _ = _ours("train_and_eval", tmp_path / "ours", controller_cls=_Counting)
+    model, _ = _ours("train_and_eval", tmp_path, controller_cls=_Counting, save_summary=False)
     assert len(_Counting.made) == 1
-    _assert_equal(model, _theirs("train_and_eval", tmp_path / "theirs")[0])
-    assert _steps(tmp_path / "ours")[-1] == STEPS
+    _assert_equal(model, trained.model)
+    assert _steps(tmp_path)[-1] == STEPS
+    assert _written(tmp_path) == set()
 
 
 def _their_runner(cls: type[OrbitExperimentRunner], folder: Path, config: Any) -> OrbitExperimentRunner:
@@ -221,34 +238,24 @@ class _OwnKeeper(OrbitExperimentRunner):
 
 
 def test_the_parts_of_a_runner_are_there_when_its_run_has_begun(tmp_path: Path) -> None:
-    made = _their_runner(OrbitExperimentRunner, tmp_path / "run", _config(train_steps=2))
+    config = _config(train_steps=2, best_checkpoint_eval_metric="validation_loss")
+    made = _their_runner(OrbitExperimentRunner, tmp_path / "run", config)
     with pytest.raises(UsageError, match="do not exist before run"):
         _ = made.controller
     model, _ = made.run()
     assert made.trainer.model is model and made.controller.trainer is made.trainer
     assert made.checkpoint_manager.latest_checkpoint == str(tmp_path / "run" / "ckpt-2")
-
-
-def test_the_best_of_a_run_tells_what_theirs_tells(tmp_path: Path) -> None:
-    config = _config(train_steps=2, best_checkpoint_eval_metric="validation_loss")
-    made = _their_runner(OrbitExperimentRunner, tmp_path / "run", config)
-    made.run()
-    best = made.trainer.checkpoint_exporter
+    best = made.trainer.checkpoint_exporter  # which tells what theirs tells
     assert best.best_ckpt_path == tf.train.latest_checkpoint(str(tmp_path / "run" / "best_ckpt")) is not None
     assert best.best_ckpt_logs_path == str(tmp_path / "run" / "best_ckpt" / "info.json")
 
 
-def test_a_trainer_that_is_asked_for_before_is_the_one_that_runs(tmp_path: Path) -> None:
-    made = _their_runner(OrbitExperimentRunner, tmp_path / "run", _config(train_steps=2))
-    trainer = made.trainer
+def test_a_subclass_keeps_the_best_where_it_wants(tmp_path: Path) -> None:
+    made = _their_runner(_OwnKeeper, tmp_path, _config(train_steps=2))
+    trainer = made.trainer  # one that is asked for before is the one that runs
     assert int(trainer.global_step) == 0
     model, _ = made.run()
     assert trainer.model is model and int(trainer.global_step) == 2
-
-
-def test_a_subclass_keeps_the_best_where_it_wants(tmp_path: Path) -> None:
-    made = _their_runner(_OwnKeeper, tmp_path, _config(train_steps=2))
-    made.run()
     assert json.loads((tmp_path / "mine" / "info.json").read_text())["best_ckpt_global_step"] == 2
 
 
@@ -261,8 +268,7 @@ def test_without_a_checkpoint_the_initial_weights_are_evaluated(tmp_path: Path) 
     assert found["ours"][0] == pytest.approx(found["theirs"][0])
 
 
-@pytest.mark.parametrize("cls", [OrbitExperimentRunner, _OwnKeeper])
-def test_another_config_is_refused_before_any_file_is_touched(cls: type[OrbitExperimentRunner], tmp_path: Path) -> None:
+def test_another_config_is_refused_before_any_file_is_touched(tmp_path: Path) -> None:
     _their_runner(OrbitExperimentRunner, tmp_path, _config(train_steps=2)).run()
     for folder in ("best_ckpt", "mine"):  # with what Model Garden has left, which a run would take over
         theirs = train_utils.BestCheckpointExporter(str(tmp_path / folder), "validation_loss", "lower")
@@ -271,6 +277,7 @@ def test_another_config_is_refused_before_any_file_is_touched(cls: type[OrbitExp
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     other = _config(train_steps=2, best_checkpoint_eval_metric="validation_loss")
     other.trainer.optimizer_config.optimizer.type = "adam"
-    with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began"):
-        _their_runner(cls, tmp_path, other).run()
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    for cls in (OrbitExperimentRunner, _OwnKeeper):
+        with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began and is 'adam' now"):
+            _their_runner(cls, tmp_path, other).run()
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,31 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@dataclass(frozen=True)
+class ReadyMade:
+    """A run of ours with a trainer of the caller's: its folder, the model and trainer given, what is returned."""
+
+    folder: Path
+    model: Any
+    trainer: Any
+    result: Any
+
+
 @pytest.fixture(scope="module")
-def pairs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def ready_made(data: Path, tmp_path_factory: pytest.TempPathFactory) -> ReadyMade:
+    """Trains in turns, and keeps the best."""
+    folder, config = tmp_path_factory.mktemp("interleaving") / "ours", best(in_order(CONFIGS["interleaving"](data)))
+    seed_everything(1)
+    return ReadyMade(folder, *with_trainer(config, folder, "train_and_eval"))
+
+
+@pytest.fixture(scope="module")
+def pairs(data: Path, ready_made: ReadyMade, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By kind, a folder with a run of theirs and one of ours that keep the best; to be read, or copied, only."""
-    folders = {kind: tmp_path_factory.mktemp(kind) for kind in CONFIGS}
+    folders = {"joint": tmp_path_factory.mktemp("joint"), "interleaving": ready_made.folder.parent}
     for kind, folder in folders.items():
         run(theirs, best(in_order(CONFIGS[kind](data))), folder / "theirs")
-        run(ours, best(in_order(CONFIGS[kind](data))), folder / "ours")
+    run(ours, best(in_order(CONFIGS["joint"](data))), folders["joint"] / "ours")
     return folders
 
 
@@ -120,6 +139,7 @@ def best_weights(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_curves_of_each_task_are_theirs(kind: str, pairs: dict[str, Path]) -> None:
     assert_alike(pairs[kind] / "theirs", pairs[kind] / "ours")
+    assert {f"{name}/training_loss" for name in multi_task.TASKS} < set(read_curves(pairs[kind] / "ours")["train"][50])
     assert best_step(pairs[kind] / "ours") == 50  # theirs always tells 0: its evaluator makes a counter of its own
     ours_best, theirs_best = (best_weights(pairs[kind] / name) for name in ("ours", "theirs"))
     assert len(theirs_best) == 6
@@ -151,52 +171,49 @@ def test_one_task_is_trained_and_others_evaluated_as_theirs(data: Path, tmp_path
     assert best_step(tmp_path / "ours") == 50
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_a_checkpoint_has_their_root_keys_and_they_can_read_it(
-    kind: str, data: Path, pairs: dict[str, Path], tmp_path: Path
-) -> None:
-    config, folder = CONFIGS[kind](data), Path(shutil.copytree(pairs[kind] / "ours", tmp_path / "ours"))
-    names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(folder / "ckpt-50"))}
-    assert {"model", "optimizer", "global_step"} < names
-    logs = run(theirs, config, folder, mode="eval", run_post_eval=True)[1]
-    again = run(ours, config, folder, mode="eval", run_post_eval=True)[1]
-    for task, metrics in logs.items():
-        assert again[task] == pytest.approx({name: float(value) for name, value in metrics.items()})
+def held(folder: Path) -> dict[str, np.ndarray]:
+    """The last weights, and the state of the optimizer."""
+    reader = tf.train.load_checkpoint(str(folder / "ckpt-50"))
+    names = [name for name in reader.get_variable_to_shape_map() if name.startswith(("model/", "optimizer/"))]
+    return {name: np.asarray(reader.get_tensor(name)) for name in names}
 
 
-def test_with_post_eval_the_logs_come_with_the_model(data: Path, tmp_path: Path) -> None:
-    config = multi_task.config_joint(data)
+def test_a_joint_run_goes_on_to_the_same_bits(data: Path, pairs: dict[str, Path], tmp_path: Path) -> None:
+    made: list[BestCheckpointExporter] = []
+
+    def create(params: Any, model_dir: str) -> BestCheckpointExporter:
+        assert isinstance(params, configs.MultiTaskExperimentConfig)
+        made.append(BestCheckpointExporter(f"{model_dir}/own", "difference|validation_loss", "lower"))
+        return made[0]
+
+    config = in_order(multi_task.config_joint(data))
+    config.trainer.train_steps = 25
     model, logs = run(ours, config, tmp_path, mode="train", run_post_eval=True)
     assert isinstance(model, multi_task.SharedModel)
     assert set(logs) == {"sum", "difference"}
     assert set(logs["sum"]) == {"sum_error", "validation_loss"}
-    assert isinstance(run(ours, config, tmp_path, mode="train"), multi_task.SharedModel)
+    config.trainer.train_steps = 50
+    model = run(ours, config, tmp_path, best_ckpt_exporter_creator=create)
+    assert isinstance(model, multi_task.SharedModel)  # alone, without an evaluation at the end
+    assert made[0].best_ckpt_path == str(tmp_path / "own" / "ckpt-50")
+    found, expected = held(tmp_path), held(pairs["joint"] / "ours")
+    assert found.keys() == expected.keys() and len(found) > 6
+    assert [name for name, value in expected.items() if found[name].tobytes() != value.tobytes()] == []
 
 
-def test_a_ready_made_trainer_is_used_and_keeps_the_best(data: Path, tmp_path: Path) -> None:
-    config = best(multi_task.config_interleaving(data))
+def test_a_ready_made_trainer_is_used_and_keeps_the_best(ready_made: ReadyMade) -> None:
+    trainer = ready_made.trainer
+    assert ready_made.result is ready_made.model
+    assert int(trainer.global_step.numpy()) == 50
+    assert sum(int(trainer.task_step_counter(name).numpy()) for name in multi_task.TASKS) == 50
+    assert best_step(ready_made.folder) == 50
+
+
+def with_trainer(config: Any, model_dir: Path, mode: str, **options: Any) -> tuple[Any, Any, Any]:
+    """Runs several tasks with a ready-made trainer; returns the model, the trainer, and what is returned."""
     task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
     trainer = ours.get_trainer(tf.distribute.get_strategy(), config, task, model)
     result = ours.run_experiment(
-        distribution_strategy=tf.distribute.get_strategy(),
-        task=task,
-        model=model,
-        mode="train_and_eval",
-        params=config,
-        model_dir=str(tmp_path),
-        trainer=trainer,
-    )
-    assert result is model
-    assert int(trainer.global_step.numpy()) == 50
-    assert sum(int(trainer.task_step_counter(name).numpy()) for name in multi_task.TASKS) == 50
-    assert best_step(tmp_path) == 50
-
-
-def with_trainer(config: Any, model_dir: Path, mode: str, **options: Any) -> Any:
-    """Runs several tasks with a ready-made trainer."""
-    task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
-    trainer = ours.get_trainer(tf.distribute.get_strategy(), config, task, model)
-    return ours.run_experiment(
         distribution_strategy=tf.distribute.get_strategy(),
         task=task,
         model=model,
@@ -206,6 +223,7 @@ def with_trainer(config: Any, model_dir: Path, mode: str, **options: Any) -> Any
         trainer=trainer,
         **options,
     )
+    return model, trainer, result
 
 
 def state_of(folder: Path) -> dict[str, int]:
@@ -213,19 +231,32 @@ def state_of(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("mode", ["eval", "continuous_eval"])
-def test_a_ready_made_evaluating_trainer_leaves_the_best(
-    mode: str, data: Path, pairs: dict[str, Path], tmp_path: Path
+def test_a_checkpoint_has_their_root_keys_and_they_can_read_it(
+    data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = best(in_order(multi_task.config_interleaving(data)))
+    folder = Path(shutil.copytree(pairs["interleaving"] / "ours", tmp_path / "ours"))
+    (folder / "best_ckpt" / "info.json").unlink()  # an exporter of this folder would write it again
+    before = state_of(folder / "best_ckpt")
+    names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(folder / "ckpt-50"))}
+    assert {"model", "optimizer", "global_step"} < names
+    found = with_trainer(config, folder, "eval", eval_name="other", run_post_eval=True)[2][1]
+    assert state_of(folder / "best_ckpt") == before and not [*folder.glob("evals/*/best_ckpt/info.json")]
+    logs = run(theirs, config, folder, mode="eval", run_post_eval=True)[1]
+    for task, metrics in logs.items():
+        assert found[task] == pytest.approx({name: float(value) for name, value in metrics.items()})
+
+
+def test_a_ready_made_evaluating_trainer_has_a_best_of_its_own(
+    data: Path, pairs: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(pairs["joint"] / "ours", tmp_path / "run"))
-    (folder / "best_ckpt" / "info.json").unlink()  # an exporter of this folder would write it again
-    before, config = state_of(folder / "best_ckpt"), best(multi_task.config_joint(data))
+    (folder / "best_ckpt" / "info.json").unlink()
+    before, config = state_of(folder / "best_ckpt"), best(in_order(multi_task.config_joint(data)))
     config.trainer.continuous_eval_timeout = 1
-    with_trainer(config, folder, mode, eval_name="other")
+    with_trainer(config, folder, "continuous_eval", eval_name="other")
     assert state_of(folder / "best_ckpt") == before
-    assert sorted(path.parent.parent.name for path in folder.glob("evals/*/best_ckpt/info.json")) == (
-        [] if mode == "eval" else ["other"]
-    )
+    assert [path.parent.parent.name for path in folder.glob("evals/*/best_ckpt/info.json")] == ["other"]
 
 
 def test_another_config_is_refused_before_the_best_is_touched(
@@ -240,26 +271,25 @@ def test_another_config_is_refused_before_the_best_is_touched(
     assert state_of(folder / "best_ckpt") == before
 
 
-def test_the_best_can_be_kept_by_what_the_caller_creates(data: Path, tmp_path: Path) -> None:
-    made: list[BestCheckpointExporter] = []
-
-    def create(params: Any, model_dir: str) -> BestCheckpointExporter:
-        assert isinstance(params, configs.MultiTaskExperimentConfig)
-        made.append(BestCheckpointExporter(f"{model_dir}/own", "difference|validation_loss", "lower"))
-        return made[0]
-
-    run(ours, multi_task.config_joint(data), tmp_path, best_ckpt_exporter_creator=create)
-    assert made[0].best_ckpt_path == str(tmp_path / "own" / "ckpt-50")
+def mirrored() -> tf.distribute.Strategy:
+    """Two replicas. Collectives of a second strategy in one process would wait for each other for ever."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_on_several_replicas_the_curves_are_those_of_one(
-    kind: str, data: Path, pairs: dict[str, Path], tmp_path: Path
-) -> None:
-    # Collectives of a second strategy in one process, as other tests make, would wait for each other for ever.
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-    run(ours, best(in_order(CONFIGS[kind](data))), tmp_path, strategy=strategy)
-    assert_alike(pairs[kind] / "ours", tmp_path)
+def test_on_several_replicas_the_curves_are_those_of_one(data: Path, pairs: dict[str, Path], tmp_path: Path) -> None:
+    run(ours, best(in_order(multi_task.config_joint(data))), tmp_path, strategy=mirrored())
+    assert_alike(pairs["joint"] / "ours", tmp_path)
+
+
+def test_on_several_replicas_tasks_in_turns_train_as_on_one(data: Path, pairs: dict[str, Path], tmp_path: Path) -> None:
+    run(ours, in_order(multi_task.config_interleaving(data)), tmp_path, "train", strategy=mirrored())
+    expected, found = (read_curves(folder)["train"] for folder in (pairs["interleaving"] / "ours", tmp_path))
+    for step in (10, 20):  # the loops before the first evaluation
+        assert {name: found[step].get(name) for name in expected[step]} == pytest.approx(expected[step], abs=1e-5)
+    weights, trained = (held(folder) for folder in (pairs["interleaving"] / "ours", tmp_path))
+    assert weights.keys() == trained.keys() and len(weights) > 6
+    for name, value in weights.items():
+        np.testing.assert_allclose(trained[name], value, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("part", ["train_data", "validation_data"])
