@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import UsageError
 from trainer_kit.files import read_lines
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.testing import TinyTask, tiny_experiment
 
 CONSTANT = {"type": "constant", "constant": {"learning_rate": 0.5}}
 STEPWISE = {"type": "stepwise", "stepwise": {"boundaries": [6], "values": [0.5, 0.125]}}  # the boundary is included
@@ -30,9 +30,9 @@ def _weights(folder: Path, rate: Any, *callbacks: Any, replicas: int = 1, **trai
         [f"CPU:{number}" for number in range(replicas)], tf.distribute.ReductionToOneDevice()
     )
     sgd = {"optimizer": {"type": "sgd"}, "learning_rate": rate}
-    config = tiny_experiment(optimizer_config=sgd, train_steps=15, **trainer)
+    config = linear_experiment(optimizer_config=sgd, train_steps=15, **trainer)
     with strategy.scope():
-        task = TinyTask(config.task)
+        task = LinearTask(config.task)
     model, _ = run_experiment(
         strategy if replicas > 1 else None, task, "train", config, str(folder), callbacks=callbacks
     )
