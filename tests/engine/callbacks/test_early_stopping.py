@@ -386,8 +386,6 @@ def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(tmp_path: Path) 
         _run(tmp_path, config, "train", train_actions=[_stop_at(15, 5)])
         assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"]) == (step, "enough at 15")
         assert _newest(tmp_path) == step
-    _run(tmp_path, config.replace(trainer={"train_steps": 40}), "train")
-    assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path)) == (40, False)
 
 
 def test_only_actions_and_callbacks_may_raise_stop_training(tmp_path: Path) -> None:

@@ -216,11 +216,3 @@ def test_a_loop_by_hand_calls_methods_of_batches(tmp_path: Path) -> None:
     assert [call[2] for call in ends[1::2]] == [
         {name: values[epoch] for name, values in history.history.items()} for epoch in range(2)
     ]
-
-
-def test_predict_calls_methods_of_its_batches(tmp_path: Path) -> None:
-    fit(model := seeded(), tmp_path, [], epochs=1, validation_data=None)
-    noted: list[int] = []
-    callback = keras.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: noted.append(batch))
-    tk_keras.predict(model, X, verbose=0, callbacks=[callback], model_dir=str(tmp_path))
-    assert noted == [0, 1, 2, 3]

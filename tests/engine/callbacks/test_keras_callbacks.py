@@ -135,7 +135,10 @@ def test_a_restart_goes_on_waiting_with_the_programs_patience(tmp_path: Path) ->
     assert history.epoch == [0, 1, 2, 3, 4]  # two epochs were waited before: it would be 7 to wait for all four again
 
 
-def test_a_fit_without_callbacks_saves_its_last_step_once(tmp_path: Path) -> None:
-    saves = Saves()
-    fit(seeded(), tmp_path, [saves], epochs=1)
+def test_a_plain_fit_saves_once_and_predict_has_callbacks(tmp_path: Path) -> None:
+    saves, noted, model = Saves(), [], seeded()
+    fit(model, tmp_path, [saves], epochs=1)
     assert saves.steps == [4]
+    callback = keras.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: noted.append(batch))
+    tk_keras.predict(model, X, verbose=0, callbacks=[callback], model_dir=str(tmp_path))
+    assert noted == [0, 1, 2, 3]
