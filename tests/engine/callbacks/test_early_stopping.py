@@ -56,10 +56,11 @@ class ScriptedTask(LinearTask):
 
 
 def _scripted(scores: Sequence[float], **early: Any) -> ExperimentConfig:
-    """An experiment of 100 steps, evaluated every 10, with these scores."""
+    """An experiment of 100 steps, evaluated every 10 on one batch, with these scores."""
     _SCORES.clear()
     _SCORES.update({10 * number: score for number, score in enumerate(scores, 1)})
-    config = linear_experiment(train_steps=100, early_stopping={"metric": "group|score", "patience": 2, **early})
+    early = {"metric": "group|score", "patience": 2, **early}
+    config = linear_experiment(train_steps=100, validation_steps=1, early_stopping=early)
     return config.replace(task=ScriptedConfig())
 
 
@@ -249,11 +250,8 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     assert "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to continue" in caplog.text
     assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
     assert (run / "params.yaml").stat().st_mtime_ns == params
-    _run(run, _tiny(patience=4))
-    assert (_final(run)["step"], _evaluated(run)) == (50, [10, 20, 30, 40, 50])
-    without = _tiny().replace(trainer={"early_stopping": None, "train_steps": 60})
-    resumed, _ = _run(run, without)
-    assert (_final(run)["step"], "stopped" in _final(run)) == (60, False)
+    resumed, _ = _run(run, _tiny(patience=5))
+    assert (_final(run)["step"], _evaluated(run)) == (60, [10, 20, 30, 40, 50, 60])
     assert _same_weights(resumed, straight[1])
 
 
@@ -262,6 +260,7 @@ def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
 ) -> None:
     run = _copy(stopped[0], tmp_path)
     _run(run, _tiny().replace(trainer={"early_stopping": None, "train_steps": 37}), mode="train")
+    assert (_final(run)["step"], "stopped" in _final(run)) == (37, False)
     _, logs = _run(run, _tiny())
     assert _evaluated(run) == [10, 20, 30, 37]
     assert (_final(run)["step"], _newest(run)) == (37, 37)
