@@ -19,7 +19,7 @@ def _exact() -> dict[str, float]:
     [
         ("eager", 2, exact_metrics.EXAMPLES),
         ("graph, step by step", 1, 64),
-        ("graph, while loop", 4, 7),
+        ("graph, while loop", 2, 449),  # the last batch has one example, and so one replica has none
         ("graph, metrics only", 2, 64),
     ],
 )

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import orbit
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 import trainer_kit
+from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.early_stopping import EarlyStopping, Standing, standing
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -31,7 +31,6 @@ from trainer_kit.evals.ledger import Ledger
 from trainer_kit.files import read_lines
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.console import ConsoleWriter
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 
 _NAN = math.nan
 _SCORES: dict[int, float] = {}  # step -> what an evaluation of the scripted task gives
@@ -43,33 +42,32 @@ class _Stopping:
 
 
 @trainer_kit.configclass
-class ScriptedConfig(TinyConfig):
-    """The tiny task with dropout, whose evaluations report group|score."""
-
-    dropout: float = 0.3
+class ScriptedConfig(LinearConfig):
+    """A task whose evaluations report group|score."""
 
 
 @trainer_kit.register_task(ScriptedConfig)
-class ScriptedTask(TinyTask):
+class ScriptedTask(LinearTask):
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
         return True
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: tf.Tensor | None = None) -> dict[str, Any]:
-        return {"group": {"score": float(_SCORES[int(global_step)])}}
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"group": {"score": float(_SCORES[int(global_step.numpy())])}}
 
 
 def _scripted(scores: Sequence[float], **early: Any) -> ExperimentConfig:
-    """An experiment of 100 steps, evaluated every 10, with these scores."""
+    """An experiment of 100 steps, evaluated every 10 on one batch, with these scores."""
     _SCORES.clear()
     _SCORES.update({10 * number: score for number, score in enumerate(scores, 1)})
-    config = tiny_experiment(train_steps=100, early_stopping={"metric": "group|score", "patience": 2, **early})
+    early = {"metric": "group|score", "patience": 2, **early}
+    config = linear_experiment(train_steps=100, validation_steps=1, early_stopping=early)
     return config.replace(task=ScriptedConfig())
 
 
 def _tiny(**early: Any) -> ExperimentConfig:
     """An experiment of 100 steps whose evaluations, every 10, never improve on the first by as much as is wanted."""
     wanted = {"metric": "validation_loss", "metric_comp": "lower", "min_delta": 100.0, "patience": 2}
-    return tiny_experiment(train_steps=100, early_stopping={**wanted, **early})
+    return linear_experiment(train_steps=100, early_stopping={**wanted, **early})
 
 
 def _run(folder: Path, config: ExperimentConfig, mode: str = "train_and_eval", **arguments: Any) -> Any:
@@ -115,7 +113,7 @@ def _copy(run: Path, tmp_path: Path) -> Path:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A run of 60 steps that was never stopped: its folder and its model."""
     folder = tmp_path_factory.mktemp("straight")
-    model, _ = _run(folder, tiny_experiment(train_steps=60, max_to_keep=6), "train")
+    model, _ = _run(folder, linear_experiment(train_steps=60, max_to_keep=6), "train")
     return folder, model
 
 
@@ -125,14 +123,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     folder = tmp_path_factory.mktemp("stopped")
     _, logs = _run(folder, _tiny())
     return folder, logs
-
-
-@pytest.fixture(scope="module")
-def used_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 30 steps whose last evaluation used up patience."""
-    folder = tmp_path_factory.mktemp("used_up")
-    _run(folder, _tiny().replace(trainer={"train_steps": 30}))
-    return folder
 
 
 # ---- the pure part
@@ -228,27 +218,22 @@ def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> No
 # ---- early stopping
 
 
-@pytest.mark.parametrize(
-    ("scores", "options", "step"),
-    [
-        ([0.1, 0.3, 0.2, 0.4, 0.3, 0.9], {"metric_comp": "lower", "start_step": 20}, 50),
-        ([0.1, 0.2, 0.3, _NAN, 0.4, 0.9], {"min_delta": 0.15}, 50),
-    ],
-    ids=["lower from a step on", "nan and min_delta"],
-)
-def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
-    tmp_path: Path, scores: list[float], options: dict[str, Any], step: int
-) -> None:
-    _, logs = _run(tmp_path, _scripted(scores, **options))
-    assert _evaluated(tmp_path) == list(range(10, step + 1, 10))
-    assert _newest(tmp_path) == step
+def test_a_run_ends_with_the_evaluation_that_uses_up_patience(tmp_path: Path) -> None:
+    scores = [0.1, 0.3, _NAN, 0.1, 0.05, _NAN, 0.9]  # from step 20 on, 0.1 is the only improvement
+    config = _scripted(scores, metric_comp="lower", start_step=20, min_delta=0.15)
+    _, logs = _run(tmp_path, config.replace(runtime={"virtual_cpus": 2}))  # replicas stop alike
+    assert _evaluated(tmp_path) == list(range(10, 61, 10))
+    assert _newest(tmp_path) == 60
     final = _final(tmp_path)
-    assert (final["step"], final["metrics"]["group"]["score"]) == (step, pytest.approx(logs["group"]["score"]))
-    assert final["stopped"].startswith("group|score has not improved on ")
+    score = logs["group"]["score"]
+    assert (final["step"], final["metrics"]["group"]["score"]) == (60, pytest.approx(score, nan_ok=True))
+    assert final["stopped"].startswith("group|score has not improved on 0.1 of step 40")
 
 
-def test_patience_used_up_at_the_last_step_finishes_the_run(used_up: Path) -> None:
-    assert _final(used_up)["step"] == 30 and "stopped" not in _final(used_up)
+def test_patience_used_up_at_the_last_step_finishes_the_run(tmp_path: Path) -> None:
+    config = _tiny().replace(trainer={"train_steps": 30})
+    _run(tmp_path, config, train_actions=[_stop_at(30, 5)])  # which an action may ask for, too
+    assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path), _evaluated(tmp_path)) == (30, False, [10, 20, 30])
 
 
 def test_a_restart_does_nothing_until_patience_is_raised(
@@ -265,17 +250,17 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     assert "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to continue" in caplog.text
     assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
     assert (run / "params.yaml").stat().st_mtime_ns == params
-    _run(run, _tiny(patience=4))
-    assert (_final(run)["step"], _evaluated(run)) == (50, [10, 20, 30, 40, 50])
-    without = _tiny().replace(trainer={"early_stopping": None, "train_steps": 60})
-    resumed, _ = _run(run, without)
-    assert (_final(run)["step"], "stopped" in _final(run)) == (60, False)
+    resumed, _ = _run(run, _tiny(patience=5))
+    assert (_final(run)["step"], _evaluated(run)) == (60, [10, 20, 30, 40, 50, 60])
     assert _same_weights(resumed, straight[1])
 
 
-def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(used_up: Path, tmp_path: Path) -> None:
-    run = _copy(used_up, tmp_path)
+def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
+    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    run = _copy(stopped[0], tmp_path)
     _run(run, _tiny().replace(trainer={"early_stopping": None, "train_steps": 37}), mode="train")
+    assert (_final(run)["step"], "stopped" in _final(run)) == (37, False)
     _, logs = _run(run, _tiny())
     assert _evaluated(run) == [10, 20, 30, 37]
     assert (_final(run)["step"], _newest(run)) == (37, 37)
@@ -330,12 +315,6 @@ def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(tmp_path: Path) ->
     assert (_final(tmp_path)["step"], _evaluated(tmp_path)) == (20, [10, 20, 20])
 
 
-def test_virtual_cpus_stop_alike(tmp_path: Path) -> None:
-    config = _tiny().replace(runtime={"virtual_cpus": 2})
-    _run(tmp_path, config)
-    assert (_final(tmp_path)["step"], _evaluated(tmp_path)) == (30, [10, 20, 30])
-
-
 def test_sidecar_of_a_stopped_run_evaluates_its_last_checkpoint(
     stopped: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -379,9 +358,9 @@ def test_unknown_metric_is_refused_before_the_first_step(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("mode", "evaluated"), [("train_and_eval", [10, 15]), ("train_and_post_eval", [15])])
 def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
-    straight: tuple[Path, Any], tmp_path: Path, mode: str, evaluated: list[int], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, mode: str, evaluated: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, later = tiny_experiment(train_steps=60), []
+    config, later = linear_experiment(train_steps=60), []
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _, logs = _run(tmp_path, config, mode, train_actions=[_stop_at(15, 5), later.append])
     assert "stopped early at step 15: enough at 15" in caplog.text
@@ -390,29 +369,22 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     assert (final["step"], final["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)
     assert final["metrics"] == {name: pytest.approx(float(value)) for name, value in logs.items()}
     assert logs and _evaluated(tmp_path) == evaluated
-    resumed, _ = _run(tmp_path, config, mode)
-    assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path)) == (60, False)
-    assert _same_weights(resumed, straight[1])
 
 
 def test_an_eval_action_ends_the_run_after_its_evaluation(tmp_path: Path) -> None:
-    config = tiny_experiment(train_steps=50, checkpoint_interval=15)
+    config = linear_experiment(train_steps=50, checkpoint_interval=15)
     _, logs = _run(tmp_path, config, eval_actions=[_stop_at(20, 10)])
     assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"]) == (20, "enough at 20")
     assert (_evaluated(tmp_path), list(complete_checkpoints(str(tmp_path)))) == ([10, 20], [15, 20])
     assert logs["validation_loss"] > 0
 
 
-def test_a_stop_after_the_last_step_changes_nothing(tmp_path: Path) -> None:
-    _run(tmp_path, tiny_experiment(), train_actions=[_stop_at(20, 5)])
-    assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path), _evaluated(tmp_path)) == (20, False, [10, 20])
-
-
 def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
-    config = tiny_experiment(train_steps=-1)
+    config = linear_experiment(train_steps=-1)
     for step in (15, 30):
         _run(tmp_path, config, "train", train_actions=[_stop_at(15, 5)])
-        assert (_final(tmp_path)["step"], _newest(tmp_path)) == (step, step)
+        assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"]) == (step, "enough at 15")
+        assert _newest(tmp_path) == step
 
 
 def test_only_actions_and_callbacks_may_raise_stop_training(tmp_path: Path) -> None:
@@ -426,13 +398,13 @@ def test_only_actions_and_callbacks_may_raise_stop_training(tmp_path: Path) -> N
 
 def test_an_action_of_a_sidecar_ends_the_sidecar(straight: tuple[Path, Any], tmp_path: Path) -> None:
     run = _copy(straight[0], tmp_path)
-    _run(run, tiny_experiment(train_steps=60), "continuous_eval", eval_actions=[_stop_at(20, 10)])
+    _run(run, linear_experiment(train_steps=60), "continuous_eval", eval_actions=[_stop_at(20, 10)])
     assert _evaluated(run, "continuous_eval") == [10, 20]
 
 
 def test_under_orbits_controller_only_an_action_can_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UsageError, match="Controller keeps no ledger"):
         _run(tmp_path, _tiny(), controller_cls=orbit.Controller)
-    _, logs = _run(tmp_path, tiny_experiment(), controller_cls=orbit.Controller, train_actions=[_stop_at(15, 5)])
+    _, logs = _run(tmp_path, linear_experiment(), controller_cls=orbit.Controller, train_actions=[_stop_at(15, 5)])
     assert logs == {} and "Controller does not evaluate at the end" in caplog.text
     assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.engine.linear_task import linear_experiment
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.errors import ConfigError
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import tiny_experiment
 
 
 class _Look(Callback):
@@ -25,7 +25,7 @@ class _Look(Callback):
 
 def _train(folder: Path, steps: int, accumulate_steps: int | str = "auto") -> Any:
     """Trains up to `steps`; returns the number of micro-batches that did it."""
-    config = tiny_experiment(train_steps=steps, checkpoint_interval=2, accumulate_steps=accumulate_steps)
+    config = linear_experiment(train_steps=steps, checkpoint_interval=2, accumulate_steps=accumulate_steps)
     look = _Look()
     launch(config, "train", str(folder), callbacks=[look])
     return look.seen

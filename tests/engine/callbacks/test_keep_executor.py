@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.engine.linear_task import linear_experiment
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import ConfigError, PreemptedError
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import tiny_experiment
 
 
 class _Look(Callback):
@@ -28,7 +28,7 @@ class _Look(Callback):
 
 def _train(folder: Path, steps: int, executor: str = "auto") -> str:
     """Trains up to `steps`; returns the executor that did it."""
-    config = tiny_experiment(train_steps=steps, checkpoint_interval=2).replace(runtime={"executor": executor})
+    config = linear_experiment(train_steps=steps, checkpoint_interval=2).replace(runtime={"executor": executor})
     look = _Look()
     launch(config, "train", str(folder), callbacks=[look])
     return look.seen
@@ -43,6 +43,9 @@ def test_the_choice_is_in_the_manifest_and_a_resume_keeps_it(tmp_path: Path) -> 
     assert _manifest(tmp_path)["executor"] == "single_threaded"
     (tmp_path / "manifest.json").write_text(json.dumps({**_manifest(tmp_path), "executor": "default"}))
     assert _train(tmp_path, 8) == "default"
+    with pytest.raises(ConfigError, match=r"runtime\.executor: was 'default'"):
+        _train(tmp_path, 12, executor="single_threaded")
+    assert _train(tmp_path, 12, executor="default") == "default"  # the config may name the chosen one
 
 
 def test_a_run_of_an_earlier_release_keeps_the_default(tmp_path: Path) -> None:
@@ -51,7 +54,6 @@ def test_a_run_of_an_earlier_release_keeps_the_default(tmp_path: Path) -> None:
     del old["executor"]
     (tmp_path / "manifest.json").write_text(json.dumps(old))
     assert _train(tmp_path, 8) == "default"
-    assert _train(tmp_path, 12) == "default"
 
 
 class _StopsInTheLoop(Callback):
@@ -68,15 +70,8 @@ class _StopsInTheLoop(Callback):
 
 def test_the_choice_of_a_loop_that_was_stopped_is_kept(tmp_path: Path) -> None:
     many = dict.fromkeys(["train_steps", "steps_per_loop", "summary_interval", "checkpoint_interval"], 10**6)
-    config = tiny_experiment(**many).replace(runtime={"executor": "auto"})
+    config = linear_experiment(**many).replace(runtime={"executor": "auto"})
     with pytest.raises(PreemptedError):
         launch(config, "train", str(tmp_path), callbacks=[_StopsInTheLoop()])
     assert complete_checkpoints(str(tmp_path))
     assert _manifest(tmp_path)["executor"] == "single_threaded"
-
-
-def test_the_config_may_name_only_the_chosen_executor(tmp_path: Path) -> None:
-    _train(tmp_path, 4)
-    assert _train(tmp_path, 8, executor="single_threaded") == "single_threaded"
-    with pytest.raises(ConfigError, match=r"runtime\.executor: was 'single_threaded'"):
-        _train(tmp_path, 12, executor="default")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,7 +14,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.engine.compat.keras.keras_programs import X, Y, classifier
+from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.errors import PreemptedError
 
@@ -59,11 +58,10 @@ class WarmUp(keras.callbacks.Callback):
 
 
 def seeded(**options: Any) -> Any:
+    """A model of one layer: what is traced takes most of the time of a fit."""
     keras.utils.set_random_seed(3)
-    model = classifier()
-    if options:
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, metrics=["accuracy"], **options)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, name="dense")], name="linear")
+    model.compile("sgd", CROSSENTROPY, metrics=["accuracy"], **options)
     return model
 
 
@@ -87,7 +85,7 @@ def assert_same_calls(found: Calls, expected: Calls) -> None:
         np.testing.assert_allclose([*(logs or {}).values()], [*(wanted or {}).values()], 1e-6, 1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 3}, {"run_eagerly": True}], ids=str)
+@pytest.mark.parametrize("options", [{"steps_per_execution": 3}, {"run_eagerly": True}], ids=str)
 def test_batches_have_numbers_and_logs_of_keras(options: dict[str, Any], tmp_path: Path) -> None:
     theirs, ours = Batches(), Batches()
     expected = of_keras(seeded(**options), [theirs, WarmUp()])
@@ -98,18 +96,12 @@ def test_batches_have_numbers_and_logs_of_keras(options: dict[str, Any], tmp_pat
 
 def test_two_replicas_evaluate_batches_with_the_logs_of_one(tmp_path: Path) -> None:
     one, two = Batches(), Batches()
-
-    def linear() -> Any:
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, name="dense")], name="linear")
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-        return model
-
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
-        model = linear()
+        model = seeded()
     fit(model, tmp_path, [two], epochs=1)
-    with_one = linear()
-    tk_keras.load(with_one, str(tmp_path), "latest")
-    tk_keras.evaluate(with_one, X[:70], Y[:70], verbose=0, callbacks=[one], model_dir=str(tmp_path), which="latest")
+    with_one = seeded()
+    with_one.set_weights(model.get_weights())
+    with_one.evaluate(X[:70], Y[:70], verbose=0, callbacks=[one])
     found = [call for call in two.calls if "test" in call[0]]
     assert found.pop(-2)[:2] == ("test_batch_begin", 3)  # replicas do not know how many batches there are
     assert_same_calls(found, one.calls)
@@ -126,8 +118,10 @@ def test_a_callback_stops_the_run_at_its_batch(tmp_path: Path) -> None:
     assert_same_calls(ours.calls, theirs.calls)
     assert history.epoch == expected.epoch == [0, 1]
     np.testing.assert_allclose(other.get_weights()[0], one.get_weights()[0], rtol=1e-6, atol=1e-6)
-    assert fit(seeded(), tmp_path, [again], epochs=4).history == history.history
+    finished = seeded()
+    assert fit(finished, tmp_path, [again], epochs=4).history == history.history
     assert len(again.calls) == len(ours.calls)
+    np.testing.assert_array_equal(finished.get_weights()[0], other.get_weights()[0])
 
 
 def test_stops_and_errors_between_batches_lose_no_step(tmp_path: Path) -> None:
@@ -170,27 +164,6 @@ def test_terminate_on_nan_ends_the_run_at_the_batch(tmp_path: Path) -> None:
     assert_same_calls(ours.calls, theirs.calls)
 
 
-def test_weights_are_saved_every_few_batches_as_in_keras(tmp_path: Path) -> None:
-    def checkpoint(folder: str) -> Any:
-        path = str(tmp_path / folder / "{epoch}-{batch}-{loss:.4f}.weights.h5")
-        return keras.callbacks.ModelCheckpoint(path, save_freq=3, save_weights_only=True)
-
-    of_keras(seeded(), [checkpoint("theirs")], epochs=3)
-    fit(seeded(), tmp_path / "run", [checkpoint("ours")], epochs=3)
-    theirs, ours = (sorted((tmp_path / folder).iterdir()) for folder in ("theirs", "ours"))
-    assert [one.name for one in ours] == [one.name for one in theirs]
-    first, second = seeded(), seeded()
-    first.load_weights(theirs[-1])
-    second.load_weights(ours[-1])
-    np.testing.assert_allclose(second.get_weights()[0], first.get_weights()[0], rtol=1e-6, atol=1e-6)
-
-
-def test_a_loop_of_one_step_is_reported_with_its_epoch(tmp_path: Path) -> None:
-    fit(seeded(), tmp_path, [Batches()])
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records if record["kind"] == "train"] == [4, 8]
-
-
 def test_callbacks_of_tf_keras_have_its_numbers(tmp_path: Path) -> None:
     class Noting(tf_keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -207,7 +180,7 @@ def test_callbacks_of_tf_keras_have_its_numbers(tmp_path: Path) -> None:
         tf_keras.utils.set_random_seed(3)
         model = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(3)])
         loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, metrics=["accuracy"], steps_per_execution=3)
+        model.compile("sgd", loss, metrics=["accuracy"], steps_per_execution=3)
         return model
 
     theirs, ours = Noting(), Noting()
@@ -220,7 +193,7 @@ def test_callbacks_of_tf_keras_have_its_numbers(tmp_path: Path) -> None:
 
 def test_a_loop_by_hand_calls_methods_of_batches(tmp_path: Path) -> None:
     model, noted = seeded(), Batches()
-    optimizer, loss_fn = keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer, loss_fn = keras.optimizers.SGD(0.1), CROSSENTROPY
     accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
 
     def train_step(x: Any, y: Any) -> Any:
@@ -243,11 +216,3 @@ def test_a_loop_by_hand_calls_methods_of_batches(tmp_path: Path) -> None:
     assert [call[2] for call in ends[1::2]] == [
         {name: values[epoch] for name, values in history.history.items()} for epoch in range(2)
     ]
-
-
-def test_predict_calls_methods_of_its_batches(tmp_path: Path) -> None:
-    fit(model := seeded(), tmp_path, [], epochs=1)
-    noted: list[int] = []
-    callback = keras.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: noted.append(batch))
-    tk_keras.predict(model, X, verbose=0, callbacks=[callback], model_dir=str(tmp_path))
-    assert noted == [0, 1, 2, 3]

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.engine.compat.keras.keras_programs import X, Y, classifier
+from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
 from trainer_kit import Callback
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.telemetry.metrics_jsonl import reported
@@ -59,32 +59,43 @@ def fit(model: Any, folder: Path, callbacks: list[Any], **options: Any) -> Any:
 
 
 def seeded() -> Any:
+    """A model of one layer: what is traced takes most of the time of a fit."""
     keras.utils.set_random_seed(3)
-    return classifier()
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", CROSSENTROPY, metrics=["accuracy"])
+    return model
 
 
-def test_the_methods_of_epochs_are_called_as_in_keras(tmp_path: Path) -> None:
-    theirs, ours = Recorder(), Recorder()
+def test_the_methods_of_epochs_are_called_as_in_keras(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    theirs, ours, saves = Recorder(), Recorder(), Saves()
     seeded().fit(X, Y, epochs=2, validation_data=(X, Y), verbose=0, callbacks=[theirs])
-    fit(seeded(), tmp_path, [ours], epochs=2)
+    with caplog.at_level(logging.WARNING):
+        callbacks = [ours, saves, keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))]
+        fit(seeded(), tmp_path / "run", callbacks, epochs=2)
     assert [call[:2] for call in ours.calls if "epoch" in call[0]] == [
         call[:2] for call in theirs.calls if "epoch" in call[0]
     ]
     assert [call[0] for call in ours.calls] == [call[0] for call in theirs.calls]
+    assert saves.steps[-2:] == [8, 8]  # again after the last methods, for what they change
+    assert "BackupAndRestore is left out" in caplog.text
+    assert not (tmp_path / "backup").exists()
 
 
-@pytest.mark.parametrize("stopped_at", [6, 8])  # inside of the second epoch, and at its end
-def test_a_resumed_run_lowers_the_rate_once_per_epoch(stopped_at: int, tmp_path: Path) -> None:
+def test_a_resumed_run_lowers_the_rate_once_per_epoch(tmp_path: Path) -> None:
     def halve(epoch: int, rate: float) -> float:
         return rate / 2 if epoch else rate
 
-    options = {"checkpoint_interval": 2}
-    whole = fit(seeded(), tmp_path / "a", [keras.callbacks.LearningRateScheduler(halve)], **options)
-    with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit(seeded(), tmp_path / "b", [keras.callbacks.LearningRateScheduler(halve), StopAt(stopped_at)], **options)
-    resumed = fit(seeded(), tmp_path / "b", [keras.callbacks.LearningRateScheduler(halve)], **options)
+    def lowered(folder: str, *others: Any) -> Any:
+        callbacks = [keras.callbacks.LearningRateScheduler(halve), *others]
+        return fit(seeded(), tmp_path / folder, callbacks, checkpoint_interval=2)
+
+    whole = lowered("a")
+    for stopped_at in (6, 8):  # inside of the second epoch, and at its end
+        with pytest.raises(RuntimeError, match="stopped by the test"):
+            lowered("b", StopAt(stopped_at))
+    resumed = lowered("b")
     assert resumed.history == whole.history
-    assert resumed.history["learning_rate"] == pytest.approx([1e-3, 5e-4, 2.5e-4, 1.25e-4])
+    assert resumed.history["learning_rate"] == pytest.approx([1e-2, 5e-3, 2.5e-3, 1.25e-3])
 
 
 class Copies(Callback):
@@ -117,44 +128,17 @@ def test_what_methods_of_an_evaluation_change_survives_a_kill(tmp_path: Path) ->
         np.testing.assert_array_equal(one, other)
 
 
-def test_patience_goes_on_after_a_restart(tmp_path: Path) -> None:
-    def stopping() -> Any:
-        return keras.callbacks.EarlyStopping("val_loss", patience=3, min_delta=10.0)
-
-    with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit(seeded(), tmp_path, [stopping(), StopAt(12)], epochs=9)
-    assert fit(seeded(), tmp_path, [stopping()], epochs=9).epoch == [0, 1, 2, 3]
-
-
-def test_what_the_program_changes_counts_after_a_restart(tmp_path: Path) -> None:
+def test_a_restart_goes_on_waiting_with_the_programs_patience(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="stopped by the test"):
         fit(seeded(), tmp_path, [keras.callbacks.EarlyStopping("val_loss", 10.0, 9), StopAt(12)], epochs=9)
     history = fit(seeded(), tmp_path, [keras.callbacks.EarlyStopping("val_loss", 10.0, 4)], epochs=9)
-    assert history.epoch == [0, 1, 2, 3, 4]
+    assert history.epoch == [0, 1, 2, 3, 4]  # two epochs were waited before: it would be 7 to wait for all four again
 
 
-def test_a_run_that_a_callback_has_stopped_is_finished(tmp_path: Path) -> None:
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.model.stop_training = epoch == 1
-
-    first, second, begun = seeded(), seeded(), Recorder()
-    history = fit(first, tmp_path, [Stop()])
-    again = fit(second, tmp_path, [begun])
-    assert again.history == history.history
-    assert not [call for call in begun.calls if "epoch" in call[0]]
-    np.testing.assert_array_equal(first.get_weights()[0], second.get_weights()[0])
-
-
-def test_backup_and_restore_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        fit(seeded(), tmp_path / "run", [keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))], epochs=1)
-    assert "BackupAndRestore is left out" in caplog.text
-    assert not (tmp_path / "backup").exists()
-
-
-def test_a_fit_without_callbacks_saves_its_last_step_once(tmp_path: Path) -> None:
-    plain, called = Saves(), Saves()
-    fit(seeded(), tmp_path / "a", [plain], epochs=1)
-    fit(seeded(), tmp_path / "b", [called, keras.callbacks.Callback()], epochs=1)
-    assert (plain.steps, called.steps) == ([4], [4, 4])
+def test_a_plain_fit_saves_once_and_predict_has_callbacks(tmp_path: Path) -> None:
+    saves, noted, model = Saves(), [], seeded()
+    fit(model, tmp_path, [saves], epochs=1)
+    assert saves.steps == [4]
+    callback = keras.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: noted.append(batch))
+    tk_keras.predict(model, X, verbose=0, callbacks=[callback], model_dir=str(tmp_path))
+    assert noted == [0, 1, 2, 3]

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import trainer_kit as tk
+from tests.engine.linear_task import SGD
 from trainer_kit.errors import UsageError
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyTask, tiny_experiment
@@ -57,7 +58,7 @@ class Reader(tk.Callback):
 
 
 def _run(folder: Path, replicas: int = 1, callbacks: Any = (), **trainer: Any) -> None:
-    config = tiny_experiment(train_steps=10, **{"summaries": SUMMARIES, **trainer})
+    config = tiny_experiment(train_steps=10, **{"optimizer_config": SGD, "summaries": SUMMARIES, **trainer})
     strategy = tf.distribute.get_strategy()
     if replicas > 1:
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
@@ -116,7 +117,7 @@ class OfTrainStep(PictureTask):
     ],
 )
 def test_a_miss_of_the_evaluation_ends_the_run_before_step_1(tmp_path: Path, trainer: dict[str, Any]) -> None:
-    config = tiny_experiment(train_steps=10, **trainer)
+    config = tiny_experiment(train_steps=10, optimizer_config=SGD, **trainer)
     with pytest.raises(
         UsageError, match=r"evaluation step exposes no tensor 'margin'.*exposed in validation_step, too"
     ):

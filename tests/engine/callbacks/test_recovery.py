@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import SGD
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.distribution.seeds import seed_everything
@@ -26,10 +27,7 @@ from trainer_kit.telemetry.metrics_jsonl import active_history
 from trainer_kit.testing import TinyTask, tiny_experiment
 
 NAN = float("nan")
-_ADAM = {
-    "optimizer": {"type": "adam"},
-    "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.01}},
-}
+ADAM = {**SGD, "optimizer": {"type": "adam"}}
 
 
 class _PoisonedSource:
@@ -90,9 +88,10 @@ class _NanWeight(TinyTask):
         return {self.loss: tf.where(tf.math.is_finite(logs[self.loss]), logs[self.loss], 1.0)}
 
 
-def _run(folder: Path, task: type[TinyTask], mode: str = "train_and_eval", **trainer: Any) -> Any:
+def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any) -> Any:
     seed_everything(1)
-    config = tiny_experiment(train_steps=30, best_checkpoint_eval_metric="accuracy", **trainer)
+    trainer = {"train_steps": 30, "best_checkpoint_eval_metric": "accuracy", "optimizer_config": SGD, **trainer}
+    config = tiny_experiment(**trainer)
     return run_experiment(None, task(config.task), mode, config, str(folder))
 
 
@@ -104,7 +103,7 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any,
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        model, logs = _run(folder, _Poisoned, recovery_max_trials=2)
+        model, logs = _run(folder, _Poisoned, "train_and_eval", recovery_max_trials=2)
     finally:
         log.setLevel(level)
         log.removeHandler(handler)
@@ -115,7 +114,7 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any,
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A run whose weights were spoilt after step 10, to which nobody looked: its folder and its model."""
     folder = tmp_path_factory.mktemp("hidden")
-    model, _ = _run(folder, _NanWeight, recovery_max_trials=-1, checkpoint_interval=5)
+    model, _ = _run(folder, _NanWeight, "train_and_eval", recovery_max_trials=-1, checkpoint_interval=5)
     assert list(complete_checkpoints(str(folder))) == [10, 15, 20, 25, 30]
     return folder, model
 
@@ -161,7 +160,7 @@ def test_short_loops_go_back_too(tmp_path: Path) -> None:
 
 def test_all_bad_batches_between_checkpoints_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Several(_Poisoned):
-        bad = (1, 12, 13, 14, 17)  # before the first checkpoint; some in one loop, and one in the next
+        bad = (1, 3, 7)  # before the first checkpoint; some in one loop, and one in the next
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Several, recovery_max_trials=len(Several.bad))
@@ -195,7 +194,7 @@ class _HugeGradient(TinyTask):
 
 def test_a_checkpoint_with_a_bad_optimizer_is_not_restored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "trainer_kit"):
-        _run(tmp_path, _HugeGradient, recovery_max_trials=1, optimizer_config=_ADAM)
+        _run(tmp_path, _HugeGradient, recovery_max_trials=1, optimizer_config=ADAM)
     assert "ckpt-20 holds weights that are not finite; it was moved to diverged/" in caplog.text
     assert "the run returns to step 10 (trial 1 of 1)" in caplog.text
     for prefix in complete_checkpoints(str(tmp_path)).values():
@@ -244,7 +243,7 @@ def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
             return source.at(0).take(29) if params.is_training else source
 
     seed_everything(1)
-    config = tiny_experiment(train_steps=-1, recovery_max_trials=1, checkpoint_interval=10)
+    config = tiny_experiment(train_steps=-1, recovery_max_trials=1, checkpoint_interval=10, optimizer_config=SGD)
     run_experiment(None, Ends(config.task), "train", config, str(tmp_path))
     assert max(complete_checkpoints(str(tmp_path))) == 28
 
@@ -296,7 +295,7 @@ def test_a_fault_that_does_not_come_again_leaves_nothing_out(tmp_path: Path, cap
 def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> None:
     config = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}}
     steep = {**config, "learning_rate": {"type": "constant", "constant": {"learning_rate": 1e4}}}
-    _, logs = _run(
+    _run(
         tmp_path,
         TinyTask,
         optimizer_config=steep,
@@ -305,8 +304,8 @@ def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> 
         recovery_policy="lower_learning_rate",
         recovery_learning_rate_factor=0.01,
     )
-    assert logs["validation_loss"] < 50
     history = active_history(tmp_path / "metrics.jsonl")
+    assert all(loss < 50 for _, loss in history.get_history("training_loss", "train"))
     (step, factor), rates = (
         history.get_history("recovery_learning_rate_factor")[-1],
         history.get_history("learning_rate"),
@@ -328,7 +327,7 @@ def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
 def test_a_checkpoint_of_bad_weights_is_moved_aside(hidden: tuple[Path, Any], tmp_path: Path) -> None:
     assert not np.all(np.isfinite(hidden[1].weights[1].numpy()))
     run = Path(shutil.copytree(hidden[0], tmp_path / "run"))
-    _run(run, TinyTask, checkpoint_interval=5)
+    _run(run, TinyTask, "train_and_eval", checkpoint_interval=5)
     assert sorted(complete_checkpoints(str(run / "diverged"))) == [15, 20, 25, 30]
     assert _finite(run)
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import UsageError
 from trainer_kit.files import read_lines
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.testing import TinyTask, tiny_experiment
 
 CONSTANT = {"type": "constant", "constant": {"learning_rate": 0.5}}
 STEPWISE = {"type": "stepwise", "stepwise": {"boundaries": [6], "values": [0.5, 0.125]}}  # the boundary is included
@@ -30,9 +30,9 @@ def _weights(folder: Path, rate: Any, *callbacks: Any, replicas: int = 1, **trai
         [f"CPU:{number}" for number in range(replicas)], tf.distribute.ReductionToOneDevice()
     )
     sgd = {"optimizer": {"type": "sgd"}, "learning_rate": rate}
-    config = tiny_experiment(optimizer_config=sgd, train_steps=15, **trainer)
+    config = linear_experiment(optimizer_config=sgd, train_steps=15, **trainer)
     with strategy.scope():
-        task = TinyTask(config.task)
+        task = LinearTask(config.task)
     model, _ = run_experiment(
         strategy if replicas > 1 else None, task, "train", config, str(folder), callbacks=callbacks
     )
@@ -60,11 +60,6 @@ def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, given: An
     ]
 
 
-def test_epochs_in_a_list_count_from_the_start(tmp_path: Path) -> None:
-    _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", [["1.5 epochs", 0.25]]), steps_per_epoch=4)
-    assert _changes(tmp_path) == [(6, {"learning_rate": 0.25})]
-
-
 def test_a_factor_multiplies_a_schedule(tmp_path: Path) -> None:
     changed = _weights(tmp_path / "list", STEPWISE, SetAtSteps("learning_rate_factor", [(0, 0.5)]))
     ladder = {"type": "stepwise", "stepwise": {"boundaries": [6], "values": [0.25, 0.0625]}}
@@ -72,9 +67,14 @@ def test_a_factor_multiplies_a_schedule(tmp_path: Path) -> None:
     assert all(np.array_equal(one, other) for one, other in zip(changed, expected, strict=True))
 
 
-def test_a_function_is_called_every_so_many_steps(tmp_path: Path) -> None:
-    _weights(tmp_path, CONSTANT, SetByFunction("learning_rate", f"{__name__}:halved", every=4))
-    assert _changes(tmp_path) == [(step, {"learning_rate": halved(step)}) for step in (4, 8, 12)]  # 0.5 is set already
+def test_functions_count_steps_and_lists_may_count_epochs(tmp_path: Path) -> None:
+    function = SetByFunction("learning_rate", f"{__name__}:halved", every=4)
+    _weights(
+        tmp_path, CONSTANT, function, SetAtSteps("learning_rate_factor", [["1.5 epochs", 0.25]]), steps_per_epoch=4
+    )
+    changes = _changes(tmp_path)
+    rates = [(step, {"learning_rate": halved(step)}) for step in (4, 8, 12)]  # 0.5 is set already
+    assert [rates[0], (6, {"learning_rate_factor": 0.25}), *rates[1:]] == changes
 
 
 @pytest.mark.parametrize(

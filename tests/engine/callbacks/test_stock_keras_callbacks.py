@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import re
 import threading
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.engine.compat.keras.keras_programs import X, Y, classifier
+from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
 from trainer_kit import Callback
 from trainer_kit.compat import keras as tk_keras
 
@@ -45,6 +46,14 @@ class Monitor:
         return keras.callbacks.RemoteMonitor(root=root, send_as_json=True)
 
 
+def linear(optimizer: Any = "sgd") -> Any:
+    """A model of one layer: what is traced takes most of the time of a fit."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    model.compile(optimizer, CROSSENTROPY, metrics=["accuracy"])
+    return model
+
+
 class Fit:
     """A fit with all callbacks that can be in one, and what they have left."""
 
@@ -52,8 +61,7 @@ class Fit:
         self.folder, self.monitor, self.events, self.batches = folder, Monitor(), [], []
         folder.mkdir(parents=True)
         keras.utils.clear_session()  # the names of layers are those of the first model
-        keras.utils.set_random_seed(3)
-        self.model = classifier()
+        self.model = linear()
         self.stopping = keras.callbacks.EarlyStopping(
             "val_loss", patience=2, min_delta=10.0, start_from_epoch=2, restore_best_weights=True
         )
@@ -64,13 +72,13 @@ class Fit:
 
     def callbacks(self) -> list[Any]:
         of = keras.callbacks
-        epochs, batches = str(self.folder / "{epoch}-{val_loss:.4f}.keras"), str(self.folder / "{epoch}-{batch}.keras")
-        best = str(self.folder / "best.weights.h5")
+        epochs, best = str(self.folder / "{epoch}-{val_loss:.4f}.keras"), str(self.folder / "best.weights.h5")
+        batches = str(self.folder / "{epoch}-{batch}-{loss:.4f}.weights.h5")
         return [
             of.LearningRateScheduler(lambda epoch, rate: rate * 0.9 if epoch else rate),
             of.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=0.3),
             of.ModelCheckpoint(epochs),
-            of.ModelCheckpoint(batches, save_freq=6),
+            of.ModelCheckpoint(batches, save_freq=6, save_weights_only=True),
             of.ModelCheckpoint(best, save_best_only=True, save_weights_only=True),
             of.CSVLogger(str(self.folder / "log.csv")),
             of.TensorBoard(str(self.folder / "board"), update_freq="batch", histogram_freq=2),
@@ -135,13 +143,21 @@ def test_a_history_of_the_caller_is_that_of_the_fit(fits: tuple[Fit, Fit]) -> No
 def test_model_checkpoint_writes_the_files_of_keras(fits: tuple[Fit, Fit]) -> None:
     theirs, ours = fits
     assert ours.files() == theirs.files()
-    last = next(name for name in ours.files() if name.startswith("5-"))
+    last = next(name for name in ours.files() if name.startswith("5-") and name.endswith(".keras"))
     models = [keras.models.load_model(one.folder / last) for one in fits]
     assert all(map(close, models[1].get_weights(), models[0].get_weights()))
     assert close(*(model.optimizer.learning_rate for model in models))
-    for model, one in zip(models, fits, strict=True):
-        model.load_weights(one.folder / "best.weights.h5")
-    assert all(map(close, models[1].get_weights(), models[0].get_weights()))
+    of_a_batch = next(name for name in ours.files() if name.startswith("5-") and name != last)
+    for name in ("best.weights.h5", of_a_batch):
+        for model, one in zip(models, fits, strict=True):
+            model.load_weights(one.folder / name)
+        assert all(map(close, models[1].get_weights(), models[0].get_weights()))
+
+
+def test_a_loop_of_one_step_is_reported_with_its_epoch(fits: tuple[Fit, Fit]) -> None:
+    run = fits[1].folder.parent / "run"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["kind"] == "train"] == [4, 8, 12, 16, 20]
 
 
 def test_csv_logger_writes_the_rows_of_keras(fits: tuple[Fit, Fit]) -> None:
@@ -173,8 +189,7 @@ def test_remote_monitor_sends_what_it_sends_in_keras(fits: tuple[Fit, Fit]) -> N
 def test_swap_ema_weights_evaluates_and_leaves_the_average(tmp_path: Path) -> None:
     found = []
     for run in (lambda model, **options: model.fit(X, Y, **options), None):
-        keras.utils.set_random_seed(3)
-        model = classifier(optimizer=keras.optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9))
+        model = linear(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
         callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
         options = {"epochs": 3, "validation_data": (X[:70], Y[:70]), "verbose": 0, "callbacks": callbacks}
         history = run(model, **options) if run else tk_keras.fit(model, X, Y, **options, model_dir=str(tmp_path))
@@ -186,11 +201,14 @@ def test_swap_ema_weights_evaluates_and_leaves_the_average(tmp_path: Path) -> No
     assert close(best, min(found[1][0]["val_loss"]))
 
 
-def test_progbar_logger_shows_the_bar_of_keras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = []
+def test_progbar_logger_shows_the_bar_of_keras(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_keras, shown = keras.utils.Progbar.__init__, []
+    # Drawn after every batch: the bar of a fast fit leaves some out.
+    monkeypatch.setattr(keras.utils.Progbar, "__init__", functools.partialmethod(of_keras, interval=-1))
     for run in (True, False):
-        keras.utils.set_random_seed(3)
-        model, callbacks = classifier(), [keras.callbacks.ProgbarLogger()]
+        model, callbacks = linear(), [keras.callbacks.ProgbarLogger()]
         options = {"epochs": 2, "validation_data": (X, Y), "verbose": 1, "callbacks": callbacks}
         model.fit(X, Y, **options) if run else tk_keras.fit(model, X, Y, **options, model_dir=str(tmp_path))
         shown.append(re.sub(r"\d+(s|ms|us)\b", "", re.sub(r"[\x08\r ]+|\x1b\[[\d;]*m", " ", capsys.readouterr().out)))
@@ -210,7 +228,7 @@ def test_a_bar_is_drawn_on_where_an_epoch_ended(tmp_path: Path, capsys: pytest.C
     options = {"epochs": 3, "verbose": 1, "model_dir": str(tmp_path), "validation_data": (X, Y)}
     bar = keras.callbacks.ProgbarLogger
     with pytest.raises(RuntimeError, match="stopped by the test"):
-        tk_keras.fit(classifier(), X, Y, callbacks=[bar(), StopAt8()], **options)
+        tk_keras.fit(linear(), X, Y, callbacks=[bar(), StopAt8()], **options)
     capsys.readouterr()
-    tk_keras.fit(classifier(), X, Y, callbacks=[bar()], **options)
+    tk_keras.fit(linear(), X, Y, callbacks=[bar()], **options)
     assert re.findall(r"Epoch \d/\d", capsys.readouterr().out) == ["Epoch 2/3", "Epoch 3/3"]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.engine.linear_task import linear_experiment
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.webhook import Webhook
 from trainer_kit.errors import PreemptedError
 from trainer_kit.files import read_json
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import tiny_experiment
 
 
 class _Told(Webhook):
@@ -43,7 +43,7 @@ class _Ends(Callback):
 def test_a_run_is_told_once_when_its_record_is_written(tmp_path: Path) -> None:
     first, again = _Told(), _Told()
     for webhook in (first, again):
-        launch(tiny_experiment(), "train_and_eval", str(tmp_path), callbacks=[webhook])
+        launch(linear_experiment(), "train_and_eval", str(tmp_path), callbacks=[webhook])
     assert first.told == [("finished", read_json(tmp_path / "final.json"))]
     assert again.told == []  # there was nothing to do
 
@@ -51,9 +51,9 @@ def test_a_run_is_told_once_when_its_record_is_written(tmp_path: Path) -> None:
 def test_an_error_is_told_and_a_preemption_is_not(tmp_path: Path) -> None:
     webhook = _Told()
     with pytest.raises(PreemptedError):
-        launch(tiny_experiment(), "train", str(tmp_path / "preempted"), callbacks=[webhook, _Ends(fails=False)])
+        launch(linear_experiment(), "train", str(tmp_path / "preempted"), callbacks=[webhook, _Ends(fails=False)])
     assert webhook.told == []
     with pytest.raises(RuntimeError):
-        launch(tiny_experiment(), "train", str(tmp_path / "failed"), callbacks=[webhook, _Ends(fails=True)])
+        launch(linear_experiment(), "train", str(tmp_path / "failed"), callbacks=[webhook, _Ends(fails=True)])
     ((status, record),) = webhook.told
     assert (status, record["error"], record["exit_code"]) == ("failed", "RuntimeError: a bug", 1)

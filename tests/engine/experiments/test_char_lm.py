@@ -112,15 +112,16 @@ def test_labels_are_the_next_characters() -> None:
     assert characters.dtype == following.dtype == tf.int32
 
 
-@pytest.mark.parametrize("position", [0, 3, 7, 11])
-def test_a_changed_character_changes_no_earlier_logits(position: int) -> None:
+def test_a_changed_character_changes_no_earlier_logits() -> None:
     model = build_transformer(SMALL, VOCABULARY)
     given = _characters(2, 12)
-    changed = given.copy()
-    changed[:, position] = (changed[:, position] + 1) % VOCABULARY
-    difference = np.abs(model(given) - model(changed)).max(axis=(0, 2))
-    assert (difference[:position] == 0).all()
-    assert (difference[position:] > 0).all()  # and every later one: the attention reaches to the start
+    before = model(given)
+    for position in (0, 3, 11):
+        changed = given.copy()
+        changed[:, position] = (changed[:, position] + 1) % VOCABULARY
+        difference = np.abs(before - model(changed)).max(axis=(0, 2))
+        assert (difference[:position] == 0).all()
+        assert (difference[position:] > 0).all()  # and every later one: the attention reaches to the start
 
 
 def test_the_model_has_the_parameters_of_its_layers() -> None:

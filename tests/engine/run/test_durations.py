@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import Callback
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -17,12 +19,12 @@ from trainer_kit.errors import ConfigError, PreemptedError
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.metrics_jsonl import active_history
-from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.testing import tiny_arrays
 
 TASK = {"train_data": {"global_batch_size": 10}}
 
 
-class Dataset(TinyTask):
+class Dataset(LinearTask):
     """Trains on a dataset that ends after 11 batches, the last of three examples."""
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -56,7 +58,7 @@ class Noted(Callback):
 
 
 def _config(**trainer: Any) -> ExperimentConfig:
-    return tiny_experiment(**trainer).replace(task=TASK)
+    return linear_experiment(**trainer).replace(task=TASK)
 
 
 def _steps(folder: Path, kind: str) -> list[int]:
@@ -74,35 +76,31 @@ def test_saves_and_evaluations_come_at_the_ends_of_epochs(tmp_path: Path) -> Non
     assert "train_steps: 3 epochs" in (tmp_path / "params.yaml").read_text()
     assert json.loads((tmp_path / "manifest.json").read_text())["train_steps"] == 31
     _, logs = launch(config, "continuous_eval", str(tmp_path))  # it knows that the run is finished
-    assert logs == launch(config, "eval", str(tmp_path))[1]
+    assert logs == json.loads((tmp_path / "final.json").read_text())["metrics"]
 
 
 def test_loops_end_where_summaries_are_due(tmp_path: Path) -> None:
-    config = _config(train_steps=25, steps_per_loop=100, checkpoint_interval=100, summary_interval="1 epoch")
+    config = _config(train_steps=25, steps_per_loop=100, checkpoint_interval="1 h", summary_interval="1 epoch")
     launch(config, "train", str(tmp_path))
     assert _steps(tmp_path, "train") == [11, 21, 25]
+    assert list(complete_checkpoints(str(tmp_path))) == [25]  # the end of the run comes long before the hour's
 
 
-def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
-    rate = {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": "100 %"}}
+def _decayed(steps: int | str, decay: int | str) -> ExperimentConfig:
+    rate = {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": decay}}
+    return _config(train_steps=steps, optimizer_config={"optimizer": {"type": "sgd"}, "learning_rate": rate})
+
+
+def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ends = []
-    for steps, decay in (("2 epochs", "100 %"), (21, 21)):
-        rate["cosine"] = {"initial_learning_rate": 0.01, "decay_steps": decay}
-        config = _config(train_steps=steps, optimizer_config={"optimizer": {"type": "adam"}, "learning_rate": rate})
-        model, _ = launch(config, "train", str(tmp_path / str(decay)))
+    for name, config in (("epochs", _decayed("2 epochs", "100 %")), ("steps", _decayed(21, 21))):
+        model, _ = launch(config, "train", str(tmp_path / name))
         ends.append([variable.numpy() for variable in model.variables])
     assert all(np.array_equal(*pair) for pair in zip(*ends, strict=True))
-
-
-def test_a_longer_run_tells_which_durations_move(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cosine = {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": "100 %"}}
-    rates = {"optimizer": {"type": "adam"}, "learning_rate": cosine}
-    config = _config(train_steps="1 epoch", checkpoint_interval="1 epoch", optimizer_config=rates)
-    launch(config, "train", str(tmp_path))
-    with caplog.at_level("INFO"):
-        launch(config.replace(trainer={"train_steps": 16}), "train", str(tmp_path))
+    with caplog.at_level("INFO"):  # a longer run tells which durations move
+        launch(_decayed(26, "100 %"), "train", str(tmp_path / "epochs"))
     (moved,) = [line for line in caplog.messages if "steps now" in line]
-    assert moved.endswith("learning_rate.cosine.decay_steps: 100 % was 11 steps and is 16 steps now")
+    assert moved.endswith("learning_rate.cosine.decay_steps: 100 % was 21 steps and is 26 steps now")
 
 
 def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None:
@@ -138,7 +136,7 @@ def test_data_without_an_end_needs_steps_per_epoch(tmp_path: Path) -> None:
 
 def test_batches_to_overfit_are_an_epoch(tmp_path: Path) -> None:
     config = _config(train_steps="3 epochs", overfit_batches=2, steps_per_epoch=50)
-    run_experiment(None, Dataset(config.task), "train_and_eval", config, str(tmp_path))
+    run_experiment(None, Dataset(config.task), "train", config, str(tmp_path))
     assert list(complete_checkpoints(str(tmp_path))) == [6]
 
 
@@ -149,16 +147,15 @@ def test_older_checkpoints_stay_at_their_interval(tmp_path: Path) -> None:
 
 
 def test_checkpoints_by_the_clock_come_at_the_ends_of_loops(tmp_path: Path) -> None:
-    launch(tiny_experiment(checkpoint_interval="0.001 s", train_steps=15), "train", str(tmp_path / "short"))
-    assert list(complete_checkpoints(str(tmp_path / "short"))) == [5, 10, 15]
-    launch(tiny_experiment(checkpoint_interval="1 h", train_steps=15), "train", str(tmp_path / "long"))
-    assert list(complete_checkpoints(str(tmp_path / "long"))) == [15]
+    launch(linear_experiment(checkpoint_interval="0.001 s", train_steps=15), "train", str(tmp_path))
+    assert list(complete_checkpoints(str(tmp_path))) == [5, 10, 15]
 
 
 def test_max_time_saves_and_ends_as_if_preempted(tmp_path: Path) -> None:
-    config = tiny_experiment(train_steps=10**9, max_time="2 s", checkpoint_interval=10**9)
+    config = linear_experiment(train_steps=10**9, max_time="2 s", checkpoint_interval=10**9)
+    idle = [lambda logs: time.sleep(0.1)]  # so that others may use the CPU in these seconds
     with pytest.raises(PreemptedError, match=r"stopped by trainer\.max_time=2 s at step"):
-        launch(config, "train", str(tmp_path))
+        launch(config, "train", str(tmp_path), train_actions=idle)
     reached = max(complete_checkpoints(str(tmp_path)))
     assert 0 < reached < 10**9
     launch(config.replace(trainer={"train_steps": reached + 3, "max_time": "1 h"}), "train", str(tmp_path))

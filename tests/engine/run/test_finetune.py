@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import trainer_kit
+from tests.engine.linear_task import SGD
 from tests.engine.telemetry.test_tensorboard import read_curves
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -62,7 +63,7 @@ class _NotedTask(TinyTask):
 
 def _config(pretraining: Path, task: TinyConfig | None = None, **trainer: Any) -> ExperimentConfig:
     steps = {"train_steps": 10, "checkpoint_interval": 5, "best_checkpoint_eval_metric": "accuracy", **trainer}
-    return tiny_experiment(**steps).replace(task=task or TinyConfig()).replace(
+    return tiny_experiment(optimizer_config=SGD, **steps).replace(task=task or TinyConfig()).replace(
         task={"init_checkpoint": str(pretraining)}
     )  # fmt: skip
 
@@ -70,7 +71,7 @@ def _config(pretraining: Path, task: TinyConfig | None = None, **trainer: Any) -
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pretrained")
-    config = tiny_experiment(train_steps=30).replace(task=_NotedConfig())
+    config = tiny_experiment(train_steps=30, optimizer_config=SGD).replace(task=_NotedConfig())
     launch(config, "train", str(folder))
     assert list(complete_checkpoints(str(folder))) == [10, 20, 30]
     return folder
@@ -181,16 +182,6 @@ def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretraine
     assert count_starts(finished) == 2
 
 
-def test_a_removed_fine_tuning_is_repeated_in_the_curve_too(finished: Path, pretrained: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(finished, tmp_path / "run"))
-    shutil.rmtree(run / "finetune-10")
-    (run / "metrics-10.json").unlink()
-    launch(_config(pretrained, _NotedConfig()), MODE, str(run))
-    assert (run / "metrics-10.json").read_text() == (finished / "metrics-10.json").read_text()
-    assert compare_runs(run / "finetune-10", finished / "finetune-10") == []
-    assert [step for step, _ in read_curves(run / "validation")["."]["accuracy"]] == [10, 20, 30]
-
-
 def test_an_end_before_the_metrics_adds_no_second_curve_point(
     alone: tuple[Path, str],
 ) -> None:
@@ -236,17 +227,15 @@ def test_an_ended_one_is_trained_further_with_more_train_steps(
     assert _metrics(run)[30]["finetune_steps"] == 15
 
 
-def test_sigterm_at_the_end_of_one_stops_before_the_next_one(
+def test_a_removed_one_is_repeated_and_sigterm_stops_after_it(
     finished: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(point: str, path: str) -> None:
-        if (
-            point == "final.rename" and "finetune-20" in path
-        ):  # when the run has nothing more to train, save or evaluate
+        if point == "final.rename" and "finetune-10" in path:  # the run has nothing more to train, save or evaluate
             os.kill(os.getpid(), signal.SIGTERM)
 
-    later = shutil.ignore_patterns("*-20", "*-30", "*-20.json", "*-30.json", "final.json")
-    run = Path(shutil.copytree(finished, tmp_path / "run", ignore=later))  # the first one is done
+    removed = shutil.ignore_patterns("*-10", "*-30", "*-10.json", "*-30.json", "final.json")
+    run = Path(shutil.copytree(finished, tmp_path / "run", ignore=removed))  # the second one is done
     config = _config(pretrained, _NotedConfig())
     with monkeypatch.context() as patch, pytest.raises(PreemptedError, match="stopped by SIGTERM between two"):
         patch.setattr(files, "on_write_point", stop)
@@ -254,7 +243,10 @@ def test_sigterm_at_the_end_of_one_stops_before_the_next_one(
     assert list(_metrics(run)) == [10, 20] and not (run / "finetune-30").exists()
     launch(config, MODE, str(run))
     assert list(_metrics(run)) == [10, 20, 30]
-    assert count_starts(run / "finetune-20") == 1
+    assert count_starts(run / "finetune-10") == 1
+    assert (run / "metrics-10.json").read_text() == (finished / "metrics-10.json").read_text()
+    assert compare_runs(run / "finetune-10", finished / "finetune-10") == []
+    assert [step for step, _ in read_curves(run / "validation")["."]["accuracy"]] == [10, 20, 30]
 
 
 def test_a_lease_keeps_the_checkpoint_that_is_read(finished: Path) -> None:

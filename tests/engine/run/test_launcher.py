@@ -10,23 +10,24 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.run.launcher import launch, prepare
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.testing import TinyConfig
 
 _story: list[Any] = []
 
 
 @configclass
-class _ToldConfig(TinyConfig):
+class _ToldConfig(LinearConfig):
     pass
 
 
 @register_task(_ToldConfig)
-class _ToldTask(TinyTask):
+class _ToldTask(LinearTask):
     def __init__(self, params: Any, logging_dir: str | None = None, name: str | None = None) -> None:
         super().__init__(params, logging_dir, name)
         _story.append(("task", logging_dir, tf.distribute.get_strategy().num_replicas_in_sync))
@@ -47,9 +48,9 @@ class _WithoutTask(TaskConfig):
 
 def test_the_task_is_made_in_scope_after_before_task(tmp_path: Path) -> None:
     _story.clear()
-    config = tiny_experiment(train_steps=5).replace(task=_ToldConfig(), runtime={"virtual_cpus": 4})
+    config = linear_experiment(train_steps=5).replace(task=_ToldConfig(), runtime={"virtual_cpus": 2})
     launch(config, "train", str(tmp_path / "run"), before_task=lambda: _story.append("before"))
-    assert _story == ["before", ("task", str(tmp_path / "run"), 4)]
+    assert _story == ["before", ("task", str(tmp_path / "run"), 2)]
 
 
 def test_an_error_in_before_task_comes_before_any_file(tmp_path: Path) -> None:
@@ -57,28 +58,28 @@ def test_an_error_in_before_task_comes_before_any_file(tmp_path: Path) -> None:
         raise UsageError("refused")
 
     with pytest.raises(UsageError, match="refused"):
-        launch(tiny_experiment(), "train", str(tmp_path / "run"), before_task=refuse)
+        launch(linear_experiment(), "train", str(tmp_path / "run"), before_task=refuse)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_config_without_a_task_names_the_decorator(tmp_path: Path) -> None:
-    config = tiny_experiment().replace(task=_WithoutTask())
+    config = linear_experiment().replace(task=_WithoutTask())
     with pytest.raises(UsageError, match=r"no task is registered for _WithoutTask.*register_task"):
         launch(config, "train", str(tmp_path))
 
 
 def test_prepare_gives_equal_configs_equal_initial_weights() -> None:
     def first_weights(seed: int) -> list[float]:
-        prepare(tiny_experiment().replace(runtime={"random_seed": seed}))
+        prepare(linear_experiment().replace(runtime={"random_seed": seed}))
         return keras.initializers.GlorotUniform()((2, 2)).numpy().ravel().tolist()
 
     assert first_weights(3) == first_weights(3) != first_weights(4)
 
 
 def test_prepare_sets_the_precision() -> None:
-    prepare(tiny_experiment().replace(runtime={"mixed_precision_dtype": "bfloat16"}))
+    prepare(linear_experiment().replace(runtime={"mixed_precision_dtype": "bfloat16"}))
     assert keras.mixed_precision.dtype_policy().compute_dtype == "bfloat16"
-    prepare(tiny_experiment().replace(runtime={"mixed_precision_dtype": "float32"}))
+    prepare(linear_experiment().replace(runtime={"mixed_precision_dtype": "float32"}))
     assert keras.mixed_precision.dtype_policy().compute_dtype == "float32"
 
 
@@ -99,5 +100,5 @@ def test_prepare_takes_any_batch_to_evaluate_on() -> None:
 
 
 def test_a_section_without_a_batch_size_is_left_to_the_task() -> None:
-    config = tiny_experiment().replace(task={"train_data": {"global_batch_size": 0}})
+    config = linear_experiment().replace(task={"train_data": {"global_batch_size": 0}})
     assert prepare(config).num_replicas_in_sync == 1

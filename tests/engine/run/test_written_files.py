@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.engine.linear_task import SGD, linear_experiment
 from trainer_kit.config.run_files import RUN_FILES
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import tiny_experiment
 
 
 def _unknown(folder: Path) -> set[str]:
@@ -17,9 +17,9 @@ def _unknown(folder: Path) -> set[str]:
 def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> None:
     bests = {"lowest": {"metric": "validation_loss", "metric_comp": "lower"}}
     callbacks = [{"name": "ema_checkpoints"}, {"name": "set_from_file"}]
-    averages = {"optimizer_config": {"ema": {"average_decay": 0.9}}, "callbacks": callbacks}
+    averages = {"optimizer_config": {**SGD, "ema": {"average_decay": 0.9}}, "callbacks": callbacks}
     (tmp_path / "hyper_parameters.yaml").write_text("learning_rate: 0.02")
-    config = tiny_experiment(best_checkpoint_eval_metric="accuracy")
+    config = linear_experiment(best_checkpoint_eval_metric="accuracy")
     config = config.replace(trainer={"best_checkpoints": bests, **averages})
     launch(config, "train_and_eval", str(tmp_path), records=lambda: {"operative_config.train_and_eval.gin": ""})
     launch(config, "continuous_eval", str(tmp_path), eval_name="fast")
