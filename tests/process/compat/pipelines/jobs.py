@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from trainer_kit.compat.pipelines import Training, get_train_ds, get_valid_ds
+from trainer_kit.training.base_trainer import BaseTrainer
 
 STEPS = 9  # in an epoch
 _PARSED = {"pixels": tf.io.FixedLenFeature([64], tf.float32), "label": tf.io.FixedLenFeature([], tf.int64)}
@@ -77,6 +79,13 @@ def _train(
     job: Training, library: Any, data: Path, folder: Path, epochs: int, number: signal.Signals, step: int,
 ) -> None:  # fmt: skip
     """Trains, and writes the result to a file; the process gets a signal after a step if one is given."""
+    heard, request_stop = threading.Event(), BaseTrainer.request_stop
+
+    def noted(trainer: BaseTrainer) -> None:
+        request_stop(trainer)
+        heard.set()
+
+    BaseTrainer.request_stop = noted  # type: ignore[method-assign]
 
     class Signal(library.callbacks.Callback):  # type: ignore[name-defined, misc]
         steps = STEPS * job.last_epoch
@@ -85,6 +94,7 @@ def _train(
             self.steps += 1
             if self.steps == step:
                 os.kill(os.getpid(), number)
+                assert heard.wait(20)  # the epoch could end before the run sees the signal
 
     begun = job.last_epoch
     job.add_callback(Signal())
