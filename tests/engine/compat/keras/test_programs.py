@@ -43,7 +43,6 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
     "an added loss": (added_loss, lambda: {"x": X, "y": Y, "validation_split": 0.2}),
     "steps of its own": (custom_step, lambda: {"x": X, "y": Y, "validation_data": (X, Y)}),
     "two inputs and outputs": (two_outputs, lambda: {"x": [X, -X], "y": {"p": Y, "q": WEIGHTS}}),
-    "a shuffled dataset": (classifier, lambda: {"x": pairs().shuffle(100).batch(32)}),
     "a dataset of unknown length": (
         custom_step,
         lambda: {"x": pairs().filter(lambda x, y: y >= 0).shuffle(100).batch(32)},
@@ -64,15 +63,20 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
         lambda: {"x": OldBatches(), "shuffle": False, "validation_data": OldBatches()},
     ),
     "sparse arrays": (of_sparse_inputs, sparse_data),
-    "a generator": (classifier, lambda: {"x": generated(), "steps_per_epoch": 5}),
-    "shuffled inside of batches": (classifier, lambda: {"x": X, "y": Y, "shuffle": "batch", "batch_size": 7}),
-    "validation in some epochs": (
-        classifier,
-        lambda: {"x": X, "y": Y, "validation_data": (X, Y), "validation_freq": [1, 3]},
-    ),
-    "averaged weights": (
+    "a generator, averaged weights": (
         lambda: classifier(optimizer=keras.optimizers.Adam(use_ema=True)),
-        lambda: {"x": X, "y": Y},
+        lambda: {"x": generated(), "steps_per_epoch": 5},
+    ),
+    "shuffled inside of batches, validation in some epochs": (
+        classifier,
+        lambda: {
+            "x": X,
+            "y": Y,
+            "shuffle": "batch",
+            "batch_size": 7,
+            "validation_data": (X, Y),
+            "validation_freq": [1, 3],
+        },
     ),
     "XLA": (lambda: classifier(jit_compile=True), lambda: {"x": X, "y": Y}),
 }
