@@ -61,7 +61,7 @@ def seeded(**options: Any) -> Any:
     """A model of one layer: what is traced takes most of the time of a fit."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, name="dense")], name="linear")
-    model.compile("sgd", CROSSENTROPY, metrics=["accuracy"], **options)
+    model.compile("sgd", CROSSENTROPY, metrics=["accuracy"], jit_compile=False, **options)
     return model
 
 
@@ -180,7 +180,7 @@ def test_callbacks_of_tf_keras_have_its_numbers(tmp_path: Path) -> None:
         tf_keras.utils.set_random_seed(3)
         model = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(3)])
         loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("sgd", loss, metrics=["accuracy"], steps_per_execution=3)
+        model.compile("sgd", loss, metrics=["accuracy"], steps_per_execution=3, jit_compile=False)
         return model
 
     theirs, ours = Noting(), Noting()

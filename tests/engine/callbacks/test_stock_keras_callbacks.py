@@ -50,7 +50,7 @@ def linear(optimizer: Any = "sgd") -> Any:
     """A model of one layer: what is traced takes most of the time of a fit."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
-    model.compile(optimizer, CROSSENTROPY, metrics=["accuracy"])
+    model.compile(optimizer, CROSSENTROPY, metrics=["accuracy"], jit_compile=False)
     return model
 
 
