@@ -29,5 +29,5 @@ class LinearTask(TinyTask):
 
 
 def linear_experiment(**trainer: Any) -> ExperimentConfig:
-    """Returns the tiny experiment with this task and SGD; `trainer` changes its trainer section."""
-    return tiny_experiment(**{"optimizer_config": SGD, **trainer}).replace(task=LinearConfig())
+    """Returns the tiny experiment with this task; `trainer` changes its trainer section."""
+    return tiny_experiment(**trainer).replace(task=LinearConfig())

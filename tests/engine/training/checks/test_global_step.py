@@ -104,15 +104,18 @@ def test_a_stop_that_user_code_requests_saves_and_resumes(kind: type[Trainer], t
             return super().train_loop_end()
 
     with pytest.raises(PreemptedError, match=r"stopped by trainer\.request_stop\(\) at step 15"):
-        _run(Stops, tmp_path, "train_and_eval")
+        _run(Stops, tmp_path)
     assert list(complete_checkpoints(str(tmp_path))) == [10, 15]
-    _run(kind, tmp_path, "train_and_eval")
+    _run(kind, tmp_path)
     assert _steps(tmp_path) == [5, 10, 15, 20]
 
 
-@pytest.mark.parametrize("mode", ["train", "train_and_eval"])
 @pytest.mark.parametrize(
-    ("kind", "method"), [(_NoCountInStep, "_NoCountInStep.train_step"), (_NoCountInTrain, "_NoCountInTrain.train")]
+    ("kind", "method", "mode"),
+    [
+        (_NoCountInStep, "_NoCountInStep.train_step", "train"),
+        (_NoCountInTrain, "_NoCountInTrain.train", "train_and_eval"),
+    ],
 )
 def test_a_loop_that_does_not_count_is_an_error(kind: type[Trainer], method: str, mode: str, tmp_path: Path) -> None:
     with pytest.raises(TrainerKitError, match=rf"{method} \(test_global_step.py:\d+\) did not add to global_step"):

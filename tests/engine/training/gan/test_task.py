@@ -86,10 +86,12 @@ def _changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
 @pytest.mark.parametrize(
     ("updates", "periods", "replicas"),
     [
-        ("in_turns", (1, 1), 1), ("in_turns", (5, 1), 1), ("in_turns", (5, 1), 2), ("in_turns", (1, 5), 1),
-        ("in_turns", (1, 5), 2), ("joint", (1, 1), 2), ("joint", (5, 1), 2), ("joint", (1, 5), 1),
+        ("in_turns", (5, 1), 1),
+        ("in_turns", (1, 5), 2),
+        ("joint", (5, 1), 2),
+        ("joint", (1, 5), 1),
     ],
-)  # fmt: skip
+)
 def test_each_net_is_updated_in_its_own_period(
     updates: str, periods: tuple[int, int], replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
 ) -> None:
@@ -105,8 +107,7 @@ def test_each_net_is_updated_in_its_own_period(
     assert losses[0] > 0 and losses[1] > 0 and losses[2] == pytest.approx(losses[0] + losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("waiting", ["generator", "discriminator"])
+@pytest.mark.parametrize(("waiting", "replicas"), [("generator", 1), ("discriminator", 2)])
 def test_a_net_that_waits_keeps_weights_and_averages(
     waiting: str, replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
 ) -> None:
@@ -226,11 +227,10 @@ def test_a_penalty_leaves_the_averages_as_they_are() -> None:
     np.testing.assert_allclose(*means, rtol=1e-5)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_both_nets_train_in_float16(replicas: int, strategies: Mapping[int, tf.distribute.Strategy]) -> None:
+def test_both_nets_train_in_float16(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
     set_precision(RuntimeConfig(mixed_precision_dtype="float16"))
     try:
-        trainer = _trainer(strategy=strategies[replicas], runtime={"mixed_precision_dtype": "float16"})
+        trainer = _trainer(strategy=strategies[2], runtime={"mixed_precision_dtype": "float16"})
         before = [_values(net) for net in (trainer.model.generator, trainer.model.discriminator)]
         trainer.train(tf.constant(4))
     finally:
