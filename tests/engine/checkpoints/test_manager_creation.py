@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoints.manager_creation import create_manager
-from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 
 
 def test_the_config_sets_the_save_interval_and_max_to_keep(tmp_path: Path) -> None:
-    config = tiny_experiment(max_to_keep=2, checkpoint_interval=3)
-    trainer = create_trainer(config, TinyTask(config.task))
+    config = linear_experiment(max_to_keep=2, checkpoint_interval=3)
+    trainer = create_trainer(config, LinearTask(config.task))
     manager = create_manager(trainer, config, str(tmp_path), asynchronous=False)
     for step in range(1, 11):
         trainer.global_step.assign(step)

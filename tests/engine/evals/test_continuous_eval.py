@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import linear_experiment
 from tests.engine.telemetry.test_tensorboard import read_curves
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -24,13 +25,12 @@ from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import tiny_experiment
 
-_CONFIG = tiny_experiment(train_steps=40, best_checkpoint_eval_metric="accuracy")
+_CONFIG = linear_experiment(train_steps=40, best_checkpoint_eval_metric="accuracy")
 
 
 def _run(folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any) -> Any:
-    return launch(config or tiny_experiment(), mode, str(folder), **arguments)
+    return launch(config or linear_experiment(), mode, str(folder), **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> Non
 
 
 def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
-    config = tiny_experiment(continuous_eval_timeout=0.2)
+    config = linear_experiment(continuous_eval_timeout=0.2)
     with pytest.raises(NothingToWaitForError, match=r"no new checkpoint .*/empty: the folder is empty; no run"):
         _run(tmp_path / "empty", "continuous_eval", config)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import linear_experiment
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import compare_runs, tiny_experiment
+from trainer_kit.testing import compare_runs
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that keeps its best."""
     folder = tmp_path_factory.mktemp("compared") / "run"
     two = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
-    config = tiny_experiment(best_checkpoint_eval_metric="accuracy", best_checkpoints={"two": two})
+    config = linear_experiment(best_checkpoint_eval_metric="accuracy", best_checkpoints={"two": two})
     launch(config, "train_and_eval", str(folder), save_summary=False)
     return folder
 

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
 
 _BRANCHED: set[str] = set()
@@ -57,7 +57,7 @@ class _Compiled(keras.Model):
         return super().compute_metrics(*args, **kwargs)
 
 
-class _Task(TinyTask):
+class _Task(LinearTask):
     def build_metrics(self, training: bool = True) -> list[Any]:
         return [_Metric(name="mean")]
 
@@ -114,10 +114,10 @@ def _names(cls: type) -> set[str]:
     return {name for name in vars(cls) if not name.startswith("_")}
 
 
-def _run(task_type: type[TinyTask], devices: int = 1, *, xla: bool = False, trainer_type: Any = Trainer) -> set[str]:
+def _run(task_type: type[LinearTask], devices: int = 1, *, xla: bool = False, trainer_type: Any = Trainer) -> set[str]:
     """Returns where branches were traced in training and in an evaluation."""
     _BRANCHED.clear()
-    config = dataclasses.replace(tiny_experiment(eval_tf_while_loop=True), runtime=RuntimeConfig(enable_xla=xla))
+    config = dataclasses.replace(linear_experiment(eval_tf_while_loop=True), runtime=RuntimeConfig(enable_xla=xla))
     strategy = tf.distribute.get_strategy()
     if devices > 1:
         names = [f"CPU:{number}" for number in range(devices)]
@@ -162,7 +162,7 @@ def _compiled(task: Any) -> Any:
     [(_with_module, {"module"}), (_with_tf_keras, {"layer"}), (_compiled, {"compute_loss", "compute_metrics"})],
 )
 def test_models_may_branch_on_tensors(build_model: Any, expected: set[str]) -> None:
-    class OtherModel(TinyTask):
+    class OtherModel(LinearTask):
         pass
 
     OtherModel.build_model = build_model  # type: ignore[method-assign]

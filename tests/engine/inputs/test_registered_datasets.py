@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.dataset import DatasetConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.testing import TinyConfig, tiny_arrays
 from trainer_kit.training.task import Task
 from trainer_kit.training.trainer import Trainer
 
@@ -47,13 +48,13 @@ def registered() -> Iterator[None]:
         del DatasetConfig.registry._entries[name]
 
 
-class _NoInputs(TinyTask):
+class _NoInputs(LinearTask):
     build_inputs = Task.build_inputs
 
 
 def _trainer(train: dict[str, Any], validation: dict[str, Any], strategy: Any = None) -> Trainer:
     data = {"train_data": {"dataset": train}, "validation_data": {"dataset": validation}}
-    config = tiny_experiment().replace(task=data)
+    config = linear_experiment().replace(task=data)
     with (strategy or tf.distribute.get_strategy()).scope():
         return Trainer.create(config, _NoInputs(config.task), train=True, evaluate=True)
 
@@ -74,8 +75,8 @@ def test_a_task_without_build_inputs_reads_what_the_config_names() -> None:
 
 
 def test_it_replaces_the_data_of_the_task() -> None:
-    config = tiny_experiment().replace(task={"validation_data": {"dataset": _FIRST}})
-    trainer = Trainer.create(config, TinyTask(config.task), train=False, evaluate=True)
+    config = linear_experiment().replace(task={"validation_data": {"dataset": _FIRST}})
+    trainer = Trainer.create(config, LinearTask(config.task), train=False, evaluate=True)
     trainer.evaluate(tf.constant(-1))
     assert int(trainer.evaluated_batches.numpy()) == 3  # of 8 examples, of 20
 
@@ -87,7 +88,7 @@ def test_a_dataset_gets_its_place_among_the_replicas() -> None:
 
 
 def test_no_data_at_all_is_an_error_that_says_what_to_do() -> None:
-    config = tiny_experiment()
+    config = linear_experiment()
     trainer = Trainer.create(config, _NoInputs(TinyConfig()), train=True, evaluate=False)
     with pytest.raises(UsageError, match=r"_NoInputs has no build_inputs; define it, or name a registered dataset in"):
         trainer.train(tf.constant(1))

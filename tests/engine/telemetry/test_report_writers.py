@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.engine.linear_task import linear_experiment
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.telemetry.report_writers import ReportWriters
-from trainer_kit.testing import tiny_experiment
 
 
 def _opened(folder: Path, **options: bool) -> ReportWriters:
-    writers = ReportWriters.open(RunDirectory(str(folder), tiny_experiment().trainer), **options)
+    writers = ReportWriters.open(RunDirectory(str(folder), linear_experiment().trainer), **options)
     writers.writer.close()
     return writers
 

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
 
 
@@ -44,8 +44,8 @@ _KERAS = {"type": "keras", "keras": {"metric": "SparseTopKCategoricalAccuracy", 
 
 
 def _trainer(*metrics: Any) -> Trainer:
-    config = tiny_experiment(metrics=metrics)
-    return Trainer.create(config, TinyTask(config.task), train=True, evaluate=True)
+    config = linear_experiment(metrics=metrics)
+    return Trainer.create(config, LinearTask(config.task), train=True, evaluate=True)
 
 
 def test_training_and_evaluation_report_them() -> None:

@@ -13,12 +13,12 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import DataError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.scalars import flat_scalars
-from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSets
 
@@ -56,13 +56,13 @@ class _Watched(Trainer):
 
 def _trainer(
     cls: type[Trainer] = Trainer,
-    task_type: type[TinyTask] = TinyTask,
+    task_type: type[LinearTask] = LinearTask,
     *,
     eval_tf_while_loop: bool = False,
     **arguments: Any,
 ) -> Any:
     """Returns a trainer whose weights are not their moving average, but worse."""
-    config = tiny_experiment(
+    config = linear_experiment(
         best_checkpoint_eval_metric="validation_loss",
         optimizer_config=AVERAGED,
         eval_tf_while_loop=eval_tf_while_loop,
@@ -100,7 +100,7 @@ def test_failed_evaluation_restores_the_weights(moment: str) -> None:
     assert trainer.evaluate(-1) == logs
 
 
-class _Growing(TinyTask):
+class _Growing(LinearTask):
     """Aggregates in graph, no more than so many batches."""
 
     def __init__(self, params: Any) -> None:
@@ -200,7 +200,7 @@ class _Parts(keras.metrics.SparseCategoricalAccuracy):
         return {"recall": {"low": super().result(), "high": super().result()}, "each": tf.constant([1.0, 2.0])}
 
 
-class _PartsTask(TinyTask):
+class _PartsTask(LinearTask):
     def build_metrics(self, training: bool = True) -> list[Any]:
         return [_Parts("parts")]
 
@@ -211,7 +211,7 @@ def test_names_of_scalar_metrics_are_known_before_evaluation() -> None:
     assert sorted(names) == sorted(flat_scalars(trainer.evaluate(-1), "|"))
 
 
-class _ByName(TinyTask):
+class _ByName(LinearTask):
     """One set has a loss of its own."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
@@ -230,8 +230,8 @@ class _CountedByName(_ByName):
         return {"batches": aggregated_logs, "set": {"name_length": len(self.validation_set)}}
 
 
-def _of_sets(task_type: type[TinyTask], *names: str, **trainer: Any) -> Any:
-    config = tiny_experiment(best_checkpoint_eval_metric="dev|validation_loss", best_checkpoint_metric_comp="lower")
+def _of_sets(task_type: type[LinearTask], *names: str, **trainer: Any) -> Any:
+    config = linear_experiment(best_checkpoint_eval_metric="dev|validation_loss", best_checkpoint_metric_comp="lower")
     data = config.task.validation_data
     sets = {name: data.replace(global_batch_size=8 + index) for index, name in enumerate(names)}
     config = config.replace(task={"validation_data": sets}, trainer=trainer)
@@ -241,9 +241,9 @@ def _of_sets(task_type: type[TinyTask], *names: str, **trainer: Any) -> Any:
 
 
 @pytest.mark.parametrize("task_type", [_ByName, _CountedByName])
-def test_each_validation_set_has_its_loss_steps_and_logs(task_type: type[TinyTask]) -> None:
+def test_each_validation_set_has_its_loss_steps_and_logs(task_type: type[LinearTask]) -> None:
     trainer = _of_sets(task_type, "dev", "zero", "part", validation_sets={"part": {"steps": 2}})
-    alone = _of_sets(TinyTask, "dev")
+    alone = _of_sets(LinearTask, "dev")
     logs = trainer.evaluate(tf.constant(-1))
     assert list(logs) == ["dev", "zero", "part"]
     assert logs["dev"]["validation_loss"] == alone.evaluate(tf.constant(-1))["dev"]["validation_loss"]
@@ -258,7 +258,7 @@ def test_each_validation_set_has_its_loss_steps_and_logs(task_type: type[TinyTas
 
 
 def test_best_of_a_set_is_kept_only_when_it_is_evaluated(tmp_path: Path) -> None:
-    trainer = _of_sets(TinyTask, "dev", "test")
+    trainer = _of_sets(LinearTask, "dev", "test")
     trainer._checkpoint_exporter = BestCheckpoint(str(tmp_path), "dev|validation_loss", "lower")
     assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == ["accuracy", "validation_loss"]
     assert not (tmp_path / "info.json").exists()
@@ -268,7 +268,7 @@ def test_best_of_a_set_is_kept_only_when_it_is_evaluated(tmp_path: Path) -> None
     assert trainer.evaluate(tf.constant(-1), sets=["test"]) == {"test": logs["test"]}
 
 
-class _Repeated(TinyTask):
+class _Repeated(LinearTask):
     """Validation data that repeats; of the set "unknown" TensorFlow does not know the length."""
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -305,7 +305,7 @@ def test_evaluating_all_of_an_endless_set_is_refused(replicas: int) -> None:
 
 @pytest.mark.parametrize("mode", ["train_and_eval", "train_and_post_eval", "eval", "continuous_eval"])
 def test_no_mode_begins_with_validation_data_that_never_ends(mode: str, tmp_path: Path) -> None:
-    config = tiny_experiment(train_steps=1, checkpoint_interval=1, steps_per_loop=1)
+    config = linear_experiment(train_steps=1, checkpoint_interval=1, steps_per_loop=1)
     endless = config.replace(task={"validation_data": {"is_training": True}}, trainer={"train_steps": 2})
     if mode in ("eval", "continuous_eval"):
         launch(config, "train", str(tmp_path))
@@ -327,7 +327,7 @@ class _WithOwnMetric(Trainer):
         return {**super().eval_end(aggregated_logs), "seen": float(self.seen.result())}
 
 
-class _CountingTask(TinyTask):
+class _CountingTask(LinearTask):
     """Updates whatever metrics its step is given."""
 
     def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
@@ -337,28 +337,28 @@ class _CountingTask(TinyTask):
 
 
 def test_a_subclass_may_evaluate_with_a_metric_of_its_own() -> None:
-    config = tiny_experiment()
+    config = linear_experiment()
     trainer = _WithOwnMetric(config, task := _CountingTask(config.task), task.build_model(), None, train=False)
     trainer.seen = keras.metrics.Sum()
     assert trainer.evaluate(tf.constant(-1))["seen"] > 0
 
 
 def test_without_validation_sets_an_evaluation_reports_nothing() -> None:
-    config = tiny_experiment()
-    task = TinyTask(config.task)
+    config = linear_experiment()
+    task = LinearTask(config.task)
     trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
     trainer.set_validation_sets(ValidationSets([]))
     assert trainer.evaluate(tf.constant(-1)) == {}
 
 
 def test_without_validation_sets_the_task_has_the_metrics() -> None:
-    config = tiny_experiment()
-    task = TinyTask(config.task)
+    config = linear_experiment()
+    task = LinearTask(config.task)
     trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
     assert (trainer.validation_loss.name, len(trainer.validation_metrics)) == ("validation_loss", 1)
 
 
-class _NamedTask(TinyTask):
+class _NamedTask(LinearTask):
     """Notes which of several tasks evaluates, with which model."""
 
     def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
@@ -368,7 +368,7 @@ class _NamedTask(TinyTask):
 
 
 def test_subclass_evaluates_its_replaced_model_and_task() -> None:
-    config = tiny_experiment()
+    config = linear_experiment()
     first, second = _NamedTask(config.task), _NamedTask(config.task)
     trainer: Any = Trainer(config, first, first.build_model(), None, train=False)
     trainer._model, trainer._task = second.build_model(), second
@@ -391,7 +391,7 @@ class _AsksForMore(Trainer):
 
 
 def test_error_of_a_greedy_subclass_loop_names_the_setting() -> None:
-    config = tiny_experiment()
-    trainer = _AsksForMore(config, task := TinyTask(config.task), task.build_model(), None, train=False)
+    config = linear_experiment()
+    trainer = _AsksForMore(config, task := LinearTask(config.task), task.build_model(), None, train=False)
     with pytest.raises(DataError, match=r"task\.validation_data has no more batches.*validation_steps"):
         trainer.evaluate(tf.constant(-1))

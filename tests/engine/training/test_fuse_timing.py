@@ -10,9 +10,9 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError
-from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training import fuse_timing
 from trainer_kit.training.fuse_timing import CannotFuseError, FuseTimer, largest_stack
 from trainer_kit.training.trainer import Trainer
@@ -28,9 +28,11 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
 
 
 def _creator(
-    task_type: type[TinyTask] = TinyTask, trainer_type: type[Trainer] = Trainer, config: ExperimentConfig | None = None
+    task_type: type[LinearTask] = LinearTask,
+    trainer_type: type[Trainer] = Trainer,
+    config: ExperimentConfig | None = None,
 ) -> Callable[[int], Any]:
-    whole = config or tiny_experiment()
+    whole = config or linear_experiment()
 
     def create(fuse_steps: int) -> Any:
         chosen = whole.replace(trainer={"fuse_steps": fuse_steps})
@@ -62,7 +64,7 @@ def test_both_forms_are_trained_in_turn_and_their_rates_returned() -> None:
     assert min(timing.gain, timing.fused_rate, timing.separate_rate) > 0
 
 
-class _PythonTask(TinyTask):
+class _PythonTask(LinearTask):
     """A task whose step runs Python, which XLA does not."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
@@ -71,7 +73,7 @@ class _PythonTask(TinyTask):
         return loss + 0 * tf.ensure_shape(tf.py_function(lambda: 1.0, [], tf.float32), [])
 
 
-class _SummaryTask(TinyTask):
+class _SummaryTask(LinearTask):
     """A task whose step writes a summary, which XLA does not."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
@@ -104,7 +106,7 @@ def test_a_step_that_xla_refuses_is_told_with_the_reason(create: Callable[[int],
         timer.time(5)
 
 
-class _TextTask(TinyTask):
+class _TextTask(LinearTask):
     """A task whose batches hold text."""
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -115,8 +117,8 @@ class _TextTask(TinyTask):
 @pytest.mark.parametrize(
     ("create", "reason"),
     [
-        (_creator(config=tiny_experiment().replace(runtime={"run_eagerly": True})), r"runtime\.run_eagerly is true"),
-        (_creator(config=tiny_experiment(train_tf_while_loop=False)), r"trainer\.train_tf_while_loop is false"),
+        (_creator(config=linear_experiment().replace(runtime={"run_eagerly": True})), r"runtime\.run_eagerly is true"),
+        (_creator(config=linear_experiment(train_tf_while_loop=False)), r"trainer\.train_tf_while_loop is false"),
         (_creator(_TextTask), "string tensors"),
     ],
 )
@@ -126,12 +128,12 @@ def test_what_is_known_before_a_step_is_told_before_a_step(create: Callable[[int
 
 
 def test_a_large_prime_steps_per_loop_has_no_candidate() -> None:
-    timer = FuseTimer(_creator(config=tiny_experiment(steps_per_loop=101, summary_interval=101)))
+    timer = FuseTimer(_creator(config=linear_experiment(steps_per_loop=101, summary_interval=101)))
     with pytest.raises(CannotFuseError, match=r"no number from 2 to 100 divides trainer\.steps_per_loop=101"):
         timer.candidate()
 
 
-class _ShortTask(TinyTask):
+class _ShortTask(LinearTask):
     """A task with few training batches."""
 
     batches = 7

@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.testing import tiny_arrays
 from trainer_kit.training.metrics import MetricSet
 from trainer_kit.training.task import Task
 from trainer_kit.training.trainer import Trainer
@@ -19,7 +20,7 @@ from trainer_kit.training.trainer import Trainer
 STEPS = 4  # of 8 examples each
 
 
-class _Sums(TinyTask):
+class _Sums(LinearTask):
     """Returns the same metric in training and evaluation: the sum of labels, which no mean of batches is."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -47,7 +48,7 @@ class _Aggregating(_Sums):
 
 def _trainer(task_type: type[Task] = _Sums, strategy: Any = None, **settings: Any) -> Trainer:
     runtime = {"enable_xla": settings.pop("enable_xla", False)}
-    config = tiny_experiment(**settings).replace(task={"train_data": {"is_training": False}}, runtime=runtime)
+    config = linear_experiment(**settings).replace(task={"train_data": {"is_training": False}}, runtime=runtime)
     with (strategy or tf.distribute.get_strategy()).scope():
         return Trainer.create(config, task_type(config.task), train=True, evaluate=True)
 
@@ -94,7 +95,7 @@ def test_a_loop_that_goes_on_keeps_the_state_of_its_metrics() -> None:
 
 def _left(metrics: MetricSet, logs: dict[str, Any], task: Task | None = None) -> Any:
     """Returns what is left of the logs of a step without its metrics."""
-    return metrics.without_metrics(task or TinyTask(None), lambda: logs)()
+    return metrics.without_metrics(task or LinearTask(None), lambda: logs)()
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras])
@@ -126,7 +127,7 @@ def test_a_scalar_with_the_name_of_a_metric_gets_one_warning(caplog: pytest.LogC
     assert told.startswith("the step returns the scalar 'total', and the task or the model holds a metric of this name")
 
 
-class _Tracking(TinyTask):
+class _Tracking(LinearTask):
     """Returns the running mean that its model keeps, as a train_step of Keras does."""
 
     def build_model(self) -> Any:

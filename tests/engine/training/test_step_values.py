@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.testing import tiny_arrays
 from trainer_kit.training.step_values import StepValues
 from trainer_kit.training.trainer import Trainer
 
 
-class _Reports(TinyTask):
+class _Reports(LinearTask):
     """Reports the mean of the labels of each batch, and values that are no reports."""
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def _of(labels: tf.Tensor) -> dict[str, Any]:
 
 
 def _trainer(strategy: Any = None, **settings: Any) -> Trainer:
-    config = tiny_experiment(**settings).replace(task={"train_data": {"drop_remainder": False, "is_training": False}})
+    config = linear_experiment(**settings).replace(task={"train_data": {"drop_remainder": False, "is_training": False}})
     with (strategy or tf.distribute.get_strategy()).scope():
         return Trainer.create(config, _Reports(config.task), train=True, evaluate=True)
 

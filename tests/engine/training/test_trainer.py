@@ -14,24 +14,25 @@ import tensorflow as tf
 import tf_keras
 
 import trainer_kit
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, DataError, UsageError
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.testing import TinyConfig, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
 
 
 def _trainer(
     config: ExperimentConfig | None = None,
-    task_type: type[TinyTask] = TinyTask,
+    task_type: type[LinearTask] = LinearTask,
     cls: type[Trainer] = Trainer,
     strategy: tf.distribute.Strategy | None = None,
     **arguments: Any,
 ) -> Trainer:
-    config = config or tiny_experiment()
+    config = config or linear_experiment()
     keras.utils.set_random_seed(3)
     with (strategy or tf.distribute.get_strategy()).scope():
         task = task_type(config.task)
@@ -82,8 +83,8 @@ def test_the_constructor_takes_model_gardens_arguments() -> None:
 
 
 def test_the_results_of_a_loop_are_one_transfer() -> None:
-    config = tiny_experiment()
-    trainer = create_trainer(config, TinyTask(config.task))
+    config = linear_experiment()
+    trainer = create_trainer(config, LinearTask(config.task))
     trainer.initialize()
     trainer.train(tf.constant(2))
     assert trainer.reached == 2
@@ -103,7 +104,7 @@ def test_a_loop_trains_counts_and_reports() -> None:
 @pytest.mark.parametrize("switches", [{}, {"train_tf_while_loop": False},
                                       {"train_tf_while_loop": False, "train_tf_function": False}])  # fmt: skip
 def test_every_way_of_looping_gives_the_same_weights(switches: dict[str, bool], plain: dict[int, _Reached]) -> None:
-    trainer = _trainer(tiny_experiment(**switches))
+    trainer = _trainer(linear_experiment(**switches))
     trainer.train(tf.constant(6))
     for mine, theirs in zip(_weights(trainer), plain[6].weights, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
@@ -111,7 +112,7 @@ def test_every_way_of_looping_gives_the_same_weights(switches: dict[str, bool], 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None:
-    config = tiny_experiment().replace(runtime={"mixed_precision_dtype": dtype})
+    config = linear_experiment().replace(runtime={"mixed_precision_dtype": dtype})
     set_precision(config.runtime)
     try:
         trainer = _trainer(config)
@@ -127,18 +128,18 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None
 
 
 def test_xla_gives_the_same_loss(plain: dict[int, _Reached]) -> None:
-    compiled = _trainer(tiny_experiment().replace(runtime={"enable_xla": True})).train(tf.constant(5))
+    compiled = _trainer(linear_experiment().replace(runtime={"enable_xla": True})).train(tf.constant(5))
     assert compiled["training_loss"] == pytest.approx(plain[5].training_loss, abs=1e-4)
 
 
-class _RunsPython(TinyTask):
+class _RunsPython(LinearTask):
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
         one = tf.ensure_shape(tf.numpy_function(lambda: np.float32(1), [], tf.float32), [])
         return one * super().build_losses(labels, model_outputs, aux_losses)
 
 
 def test_with_xla_the_whole_step_is_compiled() -> None:
-    config = tiny_experiment().replace(runtime={"enable_xla": True})
+    config = linear_experiment().replace(runtime={"enable_xla": True})
     trainer = Trainer.create(config, _RunsPython(config.task), train=True, evaluate=False)
     with pytest.raises(tf.errors.OpError, match=r"PyFunc|compil"):
         trainer.train(tf.constant(1))
@@ -146,7 +147,7 @@ def test_with_xla_the_whole_step_is_compiled() -> None:
 
 def test_xla_with_replicas_is_refused_with_a_way_out() -> None:
     with pytest.raises(UsageError, match=r"2: XLA cannot.*enable_xla=false"):
-        _trainer(tiny_experiment().replace(runtime={"enable_xla": True}), strategy=_mirrored(2))
+        _trainer(linear_experiment().replace(runtime={"enable_xla": True}), strategy=_mirrored(2))
 
 
 def test_replicas_train_and_evaluate_like_one_device(plain: dict[int, _Reached]) -> None:
@@ -161,7 +162,7 @@ def test_replicas_train_and_evaluate_like_one_device(plain: dict[int, _Reached])
 
 @pytest.mark.parametrize("batch", [7, 8, 103])
 def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> None:
-    config = tiny_experiment()
+    config = linear_experiment()
     config = config.replace(task={"validation_data": {"global_batch_size": batch}})
     trainer = _trainer(config)
     logs = trainer.evaluate(tf.constant(-1))
@@ -174,28 +175,28 @@ def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> 
 
 @pytest.mark.parametrize("batch", [1, 7])
 def test_replicas_share_any_batch_to_evaluate_on(batch: int) -> None:
-    config = tiny_experiment(validation_steps=5).replace(task={"validation_data": {"global_batch_size": batch}})
+    config = linear_experiment(validation_steps=5).replace(task={"validation_data": {"global_batch_size": batch}})
     several, one = _trainer(config, strategy=_mirrored(4)), _trainer(config)
     for steps in (-1, 5):
         mine, theirs = (trainer.evaluate(tf.constant(steps)) for trainer in (several, one))
         assert mine == pytest.approx(theirs, abs=1e-6)
 
 
-class _PipelineTask(TinyTask):
+class _PipelineTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         size = input_context.get_per_replica_batch_size(params.global_batch_size)
         return tf.data.Dataset.from_tensor_slices(tiny_arrays(False)).batch(size)
 
 
 def test_indivisible_batch_error_names_the_nearest_batch_size() -> None:
-    config = tiny_experiment().replace(task={"validation_data": {"global_batch_size": 7}})
+    config = linear_experiment().replace(task={"validation_data": {"global_batch_size": 7}})
     trainer = _trainer(config, _PipelineTask, strategy=_mirrored(2))
     with pytest.raises(ConfigError, match=r"task\.validation_data\.global_batch_size: batch 7 on 2.*: 6 or 8"):
         trainer.evaluate(tf.constant(-1))
 
 
 def test_metrics_do_not_count_past_the_end_of_static_batches() -> None:
-    config = tiny_experiment().replace(task={"validation_data": {"global_batch_size": 103}})
+    config = linear_experiment().replace(task={"validation_data": {"global_batch_size": 103}})
     trainer = _trainer(config, _AggregatingTask)
     assert {trainer.evaluate(tf.constant(-1))["accuracy"] for _ in range(20)} == {_accuracy(trainer)}
 
@@ -211,27 +212,27 @@ def test_too_many_validation_steps_warn_and_use_all_data(caplog: pytest.LogCaptu
     assert logs["validation_loss"] > 0
 
 
-def _documented_task() -> type[TinyTask]:
+def _documented_task() -> type[LinearTask]:
     """Returns a task with the train_step that docs/guides/tasks.md shows."""
     text = (Path(__file__).parents[3] / "docs" / "guides" / "tasks.md").read_text()
     step = text.split("<!-- example: train_step -->")[1].split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {"tf": tf, "tk": trainer_kit}
     exec(f"class Own:\n{step}", names)
-    return type("_DocumentedTask", (names["Own"], TinyTask), {})
+    return type("_DocumentedTask", (names["Own"], LinearTask), {})
 
 
 @pytest.mark.parametrize(("replicas", "dtype"), [(1, "float32"), (2, "float32"), (1, "float16")])
 def test_train_step_of_the_guide_equals_the_default_one(replicas: int, dtype: str, plain: dict[int, _Reached]) -> None:
-    def trained(task_type: type[TinyTask]) -> list[np.ndarray]:
+    def trained(task_type: type[LinearTask]) -> list[np.ndarray]:
         trainer = _trainer(config, task_type, strategy=_mirrored(replicas) if replicas > 1 else None)
         trainer.train(tf.constant(10))
         return _weights(trainer)
 
-    config = tiny_experiment().replace(runtime={"mixed_precision_dtype": dtype})
+    config = linear_experiment().replace(runtime={"mixed_precision_dtype": dtype})
     set_precision(config.runtime)
     try:
         own = trained(_documented_task())
-        default = plain[10].weights if dtype == "float32" else trained(TinyTask)
+        default = plain[10].weights if dtype == "float32" else trained(LinearTask)
     finally:
         set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
     for mine, theirs in zip(own, default, strict=True):
@@ -240,7 +241,7 @@ def test_train_step_of_the_guide_equals_the_default_one(replicas: int, dtype: st
 
 @pytest.mark.parametrize(("fresh", "same"), [(True, True), (False, False)])
 def test_config_decides_whether_evaluations_restart_the_data(fresh: bool, same: bool) -> None:
-    trainer = _trainer(tiny_experiment(eval_recreate_iterator=fresh, validation_steps=2))
+    trainer = _trainer(linear_experiment(eval_recreate_iterator=fresh, validation_steps=2))
     first, second = (trainer.evaluate(tf.constant(2))["validation_loss"] for _ in range(2))
     assert (first == second) == same
 
@@ -251,7 +252,7 @@ class _AddedLoss(keras.layers.Layer):
         return inputs
 
 
-class _TaskWithAddedLoss(TinyTask):
+class _TaskWithAddedLoss(LinearTask):
     def build_model(self) -> keras.Model:
         model = super().build_model()
         return keras.Sequential([keras.Input((8,)), _AddedLoss(), *model.layers])
@@ -265,7 +266,7 @@ def test_losses_that_layers_add_are_counted_exactly_once(plain: dict[int, _Reach
     assert evaluated - plain[5].evaluated["validation_loss"] == pytest.approx(0.5, abs=1e-5)
 
 
-class _KerasTwoTask(TinyTask):
+class _KerasTwoTask(LinearTask):
     def build_model(self) -> Any:
         return tf_keras.Sequential([tf_keras.layers.Dense(16, "relu", input_shape=(8,)), tf_keras.layers.Dense(3)])
 
@@ -283,7 +284,7 @@ class _Module(tf.Module):
         return inputs @ self.kernel + self.bias
 
 
-class _ModuleTask(TinyTask):
+class _ModuleTask(LinearTask):
     def build_model(self) -> Any:
         return _Module()
 
@@ -291,7 +292,7 @@ class _ModuleTask(TinyTask):
 @pytest.mark.parametrize("task_type", [_KerasTwoTask, _ModuleTask])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_models_of_other_kinds_train_evaluate_and_restore(
-    task_type: type[TinyTask], replicas: int, tmp_path: Any
+    task_type: type[LinearTask], replicas: int, tmp_path: Any
 ) -> None:
     strategy = _mirrored(2) if replicas == 2 else None
     trainer = _trainer(task_type=task_type, strategy=strategy)
@@ -305,7 +306,7 @@ def test_models_of_other_kinds_train_evaluate_and_restore(
     assert again.evaluate(tf.constant(-1)) == before
 
 
-class _CompiledTask(TinyTask):
+class _CompiledTask(LinearTask):
     def build_model(self) -> keras.Model:
         model = super().build_model()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -324,7 +325,7 @@ def test_a_compiled_model_brings_its_own_loss_and_metrics(plain: dict[int, _Reac
     assert "compiled_accuracy" in trainer.train(tf.constant(2))
 
 
-class _AggregatingTask(TinyTask):
+class _AggregatingTask(LinearTask):
     def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
         logs = super().validation_step(inputs, model, metrics)
         return {**logs, "labels": inputs[1]}
@@ -377,7 +378,7 @@ def test_next_train_inputs_decides_what_the_model_is_fed() -> None:
     assert trainer.train(tf.constant(1))["training_loss"] == pytest.approx(np.log(3), abs=1e-5)
 
 
-class _BrokenTask(TinyTask):
+class _BrokenTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         raise AssertionError("build_inputs was called")
 
@@ -430,7 +431,7 @@ class _FailingTrainer(Trainer):
 def averaging() -> _FailingTrainer:
     """Has trained for 20 steps, and evaluates the moving average."""
     average = {"ema": {"average_decay": 0.9, "dynamic_decay": False}}
-    config = tiny_experiment().replace(trainer={"optimizer_config": average})
+    config = linear_experiment().replace(trainer={"optimizer_config": average})
     trainer = _trainer(config, cls=_FailingTrainer)
     trainer.train(tf.constant(20))
     return trainer
@@ -461,7 +462,7 @@ class _ModelWithItems(_Module):
         self.checkpoint_items = {"extra": tf.train.Checkpoint(count=tf.Variable(7))}
 
 
-class _ItemsTask(TinyTask):
+class _ItemsTask(LinearTask):
     def build_model(self) -> Any:
         return _ModelWithItems()
 
@@ -498,7 +499,7 @@ def test_a_model_without_variables_that_no_call_makes_is_refused() -> None:
         def __call__(self, features: tf.Tensor, training: bool = False) -> tf.Tensor:
             return features
 
-    class Unbuilt(TinyTask):
+    class Unbuilt(LinearTask):
         def build_model(self) -> Any:
             return Identity()
 
@@ -511,19 +512,19 @@ def test_a_missing_section_is_named(missing: str) -> None:
     class Partial:
         pass
 
-    config = tiny_experiment()
+    config = linear_experiment()
     partial = Partial()
     for name in {"trainer", "task", "runtime"} - {missing}:
         setattr(partial, name, getattr(config, name))
-    task = TinyTask(TinyConfig())
+    task = LinearTask(TinyConfig())
     with pytest.raises(AttributeError, match=missing):
         Trainer(partial, task, task.build_model(), None)
 
 
 @pytest.mark.parametrize("train", [True, False])
 def test_a_trainer_makes_model_and_optimizer_itself(train: bool) -> None:
-    config = tiny_experiment()
-    made = Trainer.create(config, TinyTask(config.task), train=train, evaluate=True)
+    config = linear_experiment()
+    made = Trainer.create(config, LinearTask(config.task), train=train, evaluate=True)
     assert type(made) is Trainer and made.model.built
     assert made.trains == train == (made.optimizer is not None)
 
@@ -540,10 +541,10 @@ def test_the_class_that_is_registered_with_a_task_trains_it() -> None:
             made.made_by = cls
             return made
 
-    register_task(OwnConfig, TinyTask, trainer=Own)
-    config = tiny_experiment().replace(task=OwnConfig())
-    assert type(create_trainer(tiny_experiment(), TinyTask(tiny_experiment().task))) is Trainer
-    own = create_trainer(config, TinyTask(config.task), evaluate=False)
+    register_task(OwnConfig, LinearTask, trainer=Own)
+    config = linear_experiment().replace(task=OwnConfig())
+    assert type(create_trainer(linear_experiment(), LinearTask(linear_experiment().task))) is Trainer
+    own = create_trainer(config, LinearTask(config.task), evaluate=False)
     assert type(own) is own.made_by is Own
     own.train(tf.constant(2))
     assert int(own.global_step.numpy()) == 2

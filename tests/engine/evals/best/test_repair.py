@@ -12,11 +12,12 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import compare_runs, tiny_experiment
+from trainer_kit.testing import compare_runs
 
 BESTS = ("best_ckpt", "best_checkpoints/two", "best_checkpoints/first")
 LOSS = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
@@ -24,7 +25,7 @@ LOSS = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
 
 def _config(**trainer: Any) -> ExperimentConfig:
     average = {"optimizer_config": {"ema": {"average_decay": 0.9}}}
-    return tiny_experiment(
+    return linear_experiment(
         best_checkpoint_eval_metric="validation_loss",
         best_checkpoint_metric_comp="lower",
         best_checkpoints={"two": LOSS, "first": {"metric": "validation_loss"}},
@@ -135,14 +136,14 @@ def test_a_rewound_run_gets_its_earlier_best_weights_back(run: Path) -> None:
 
 
 def test_an_unknown_metric_is_an_error_before_the_first_step(tmp_path: Path) -> None:
-    config = tiny_experiment(best_checkpoints={"x": {"metric": "acuracy"}})
+    config = linear_experiment(best_checkpoints={"x": {"metric": "acuracy"}})
     with pytest.raises(UsageError, match=r"trainer\.best_checkpoints\.x\.metric: 'acuracy' .* did you mean accuracy"):
         _launch(config, "train_and_eval", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_named_best_needs_no_primary_one(tmp_path: Path) -> None:
-    config = tiny_experiment(best_checkpoints={"x": {"metric": "accuracy"}}, train_steps=10)
+    config = linear_experiment(best_checkpoints={"x": {"metric": "accuracy"}}, train_steps=10)
     _, logs = _launch(config, "train_and_eval", tmp_path)
     assert (tmp_path / "best_checkpoints/x/info.json").exists() and not (tmp_path / "best_ckpt").exists()
     assert not [name for name in logs if name.startswith("best_")]

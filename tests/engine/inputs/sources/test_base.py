@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.sources.base import Source, made_inputs, positioned
-from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.testing import tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
 
@@ -36,7 +37,7 @@ class _Recorded:
         return self._source.at(position, input_context)
 
 
-class _RecordingTask(TinyTask):
+class _RecordingTask(LinearTask):
     """Keeps (section, position, replicas) of what the Trainer asks for; its steps take a batch and learn nothing."""
 
     def __init__(self, params: Any) -> None:
@@ -62,7 +63,7 @@ def _mirrored(replicas: int) -> tf.distribute.Strategy:
 
 
 def _trainer(replicas: int = 1) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
-    config = tiny_experiment()
+    config = linear_experiment()
     with (_mirrored(replicas) if replicas > 1 else tf.distribute.get_strategy()).scope():
         task = _RecordingTask(config.task)
         return create_trainer(config, task), task.asked

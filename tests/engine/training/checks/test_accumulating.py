@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import ConfigError, UsageError
-from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.checks import accumulating
 from trainer_kit.training.checks.accumulating import check_accumulating, warn_of_batch_normalization
 from trainer_kit.training.trainer import Trainer
@@ -30,8 +30,8 @@ class _OwnReplicaStep(Trainer):
 
 
 def _made(cls: type[Trainer], steps: int | str = 2, **trainer: Any) -> Trainer:
-    config = tiny_experiment(accumulate_steps=steps, **trainer)
-    task = TinyTask(config.task)
+    config = linear_experiment(accumulate_steps=steps, **trainer)
+    task = LinearTask(config.task)
     return cls(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.testing import TinyConfig
 from trainer_kit.training.checks.batch_spec import batch_described, build_model, is_built
 from trainer_kit.training.trainer import Trainer
 
@@ -45,12 +46,12 @@ def _of_keras_2() -> Any:
     return tf_keras.Sequential([tf_keras.layers.Dense(4), tf_keras.layers.Dense(3)])
 
 
-def _task(make: Any, **methods: Any) -> TinyTask:
-    return type("Unbuilt", (TinyTask,), {"build_model": lambda self: make(), **methods})(TinyConfig())
+def _task(make: Any, **methods: Any) -> LinearTask:
+    return type("Unbuilt", (LinearTask,), {"build_model": lambda self: make(), **methods})(TinyConfig())
 
 
 def _config(**trainer: Any) -> ExperimentConfig:
-    return tiny_experiment(train_steps=2, steps_per_loop=2, summary_interval=2, **trainer)
+    return linear_experiment(train_steps=2, steps_per_loop=2, summary_interval=2, **trainer)
 
 
 @pytest.mark.parametrize("make", [Net, _sequential, _of_keras_2, _Module])
@@ -118,7 +119,7 @@ def test_a_model_that_is_built_is_left_alone() -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("the data are opened")
 
-    class Built(TinyTask):
+    class Built(LinearTask):
         build_inputs = never
 
     Trainer.create(_config(), Built(TinyConfig()), True, False)
@@ -128,7 +129,7 @@ def test_a_model_that_is_built_is_left_alone() -> None:
 def test_without_validation_data_the_training_batch_is_used(validation: Any) -> None:
     sections = types.SimpleNamespace(train_data=TinyConfig().train_data, validation_data=validation)
     model = Net()
-    build_model(sections, TinyTask(TinyConfig()), model, train=False)
+    build_model(sections, LinearTask(TinyConfig()), model, train=False)
     assert is_built(model)
 
 
@@ -165,7 +166,7 @@ def test_what_is_no_model_is_told(made: Any, told: str) -> None:
 
 
 def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:
-    task = TinyTask(TinyConfig())
+    task = LinearTask(TinyConfig())
     spec = (tf.TensorSpec([None, 8]), tf.TensorSpec([None], tf.int32))
     with pytest.raises(KeyError) as caught, batch_described("task.train_data", lambda: spec, task, task.build_model()):
         raise KeyError("lost")
@@ -198,7 +199,7 @@ def test_the_end_of_data_traces_no_model_again(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("error", [tf.errors.UnavailableError(None, None, "gone"), DataError("damaged")])
 def test_an_error_that_is_not_the_models_gets_no_note(error: Exception) -> None:
-    task = TinyTask(TinyConfig())
+    task = LinearTask(TinyConfig())
     with pytest.raises(type(error)), batch_described("task.train_data", pytest.fail, task, task.build_model()):
         raise error
     assert not hasattr(error, "__notes__")

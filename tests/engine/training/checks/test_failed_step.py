@@ -11,13 +11,14 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError, TrainerKitError, UsageError
 from trainer_kit.inputs.sources.base import Source
 from trainer_kit.run import save_after_error
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.testing import TinyTask, compare_runs, tiny_arrays, tiny_experiment
+from trainer_kit.testing import compare_runs, tiny_arrays
 from trainer_kit.training.loops.read_before_write import reads_before_writes
 
 _LOOPS = [{}, {"train_tf_while_loop": False, "train_tf_function": False}]
@@ -45,7 +46,7 @@ def _faulty(batches: tf.data.Dataset, position: int, path: Path) -> tf.data.Data
     return tf.data.Dataset.zip(tf.data.Dataset.range(position, 1000), batches).map(read)
 
 
-class _FaultyTask(TinyTask):
+class _FaultyTask(LinearTask):
     """Fails to read batch 12, or to compute the loss of step 13, until a file is there."""
 
     path, in_step = Path(), False
@@ -84,7 +85,7 @@ def _differences(one: Path, other: Path) -> list[str]:
 
 @pytest.mark.parametrize("loop", _LOOPS, ids=["graph", "eager"])
 def test_a_batch_that_cannot_be_read_loses_no_step(loop: dict[str, bool], tmp_path: Path) -> None:
-    config, path = tiny_experiment(**loop), tmp_path / "there"
+    config, path = linear_experiment(**loop), tmp_path / "there"
     with pytest.raises(DataError, match="cannot be read"):
         _run(tmp_path / "failed", config, path)
     assert list(complete_checkpoints(str(tmp_path / "failed"))) == [10, 12]
@@ -95,7 +96,7 @@ def test_a_batch_that_cannot_be_read_loses_no_step(loop: dict[str, bool], tmp_pa
 
 
 def test_a_step_that_may_have_written_is_not_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config, path = tiny_experiment(), tmp_path / "there"
+    config, path = linear_experiment(), tmp_path / "there"
     with caplog.at_level(logging.WARNING, "trainer_kit"), pytest.raises(tf.errors.OpError, match="injected"):
         _run(tmp_path / "failed", config, path, in_step=True)
     assert list(complete_checkpoints(str(tmp_path / "failed"))) == [10]
@@ -114,7 +115,7 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
         monkeypatch.setattr(
             save_after_error, "worker_count", lambda _: 2
         )  # a save would have to wait for the other one
-    config, steps = tiny_experiment(), iter((5, 10, 15))
+    config, steps = linear_experiment(), iter((5, 10, 15))
 
     def exit_at_step_15(logs: Any) -> None:
         if next(steps) == 15:
@@ -122,7 +123,7 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
 
     def run() -> None:
         run_experiment(
-            None, TinyTask(config.task), "train", config, str(tmp_path / "run"), train_actions=[exit_at_step_15]
+            None, LinearTask(config.task), "train", config, str(tmp_path / "run"), train_actions=[exit_at_step_15]
         )
 
     line = exit_at_step_15.__code__.co_firstlineno + 2
@@ -137,14 +138,14 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
     assert '"ended": "failed"' in (tmp_path / "run" / "heartbeat.json").read_text()
 
 
-class _Annealing(TinyTask):
+class _Annealing(LinearTask):
     """An action changes a plain value of the task."""
 
     rate = 1.0
 
 
 def test_python_state_that_is_refused_loses_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = tiny_experiment(train_steps=20).replace(
+    config = linear_experiment(train_steps=20).replace(
         trainer={"steps_per_loop": 5, "summary_interval": 5, "checkpoint_interval": 20, "require_exact_resume": True}
     )
     task = _Annealing(config.task)
@@ -166,7 +167,7 @@ def test_a_read_that_failed_ahead_of_a_save_is_done_again(tmp_path: Path, caplog
             data = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).repeat().batch(8)
             return _faulty(data, 0, self.path)
 
-    config, path, folder = tiny_experiment(fuse_steps=5), tmp_path / "there", tmp_path / "failed"
+    config, path, folder = linear_experiment(fuse_steps=5), tmp_path / "there", tmp_path / "failed"
     for _ in range(2):  # also when it still cannot be read
         with pytest.raises(DataError, match="cannot be read"):
             _run(folder, config, path, kind=Plain)

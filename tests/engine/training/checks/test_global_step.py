@@ -12,12 +12,13 @@ import orbit
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import DataError, PreemptedError, TrainerKitError, UsageError
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.metrics_jsonl import active_history
-from trainer_kit.testing import TinyTask, compare_runs, tiny_experiment
+from trainer_kit.testing import compare_runs
 from trainer_kit.training.trainer import Trainer
 
 
@@ -58,13 +59,13 @@ class _CountsTwice(Trainer):
         self.global_step.assign_add(1)
 
 
-class _EndingTask(TinyTask):
+class _EndingTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         return super().build_inputs(params, input_context).at(0).take(13)
 
 
-def _run(kind: type[Trainer], folder: Path, mode: str = "train", task: type = TinyTask, **arguments: Any) -> Trainer:
-    config = tiny_experiment()
+def _run(kind: type[Trainer], folder: Path, mode: str = "train", task: type = LinearTask, **arguments: Any) -> Trainer:
+    config = linear_experiment()
     made = task(config.task)
     seed_everything(1)  # before the model is made: a run seeds itself only after that
     trainer = kind.create(config, made, train=True, evaluate=True)
@@ -158,6 +159,6 @@ def test_a_trainer_of_orbit_is_refused_with_a_way_out(tmp_path: Path) -> None:
     class Plain(orbit.AbstractTrainer):
         def train(self, num_steps: Any) -> None: ...
 
-    config = tiny_experiment()
+    config = linear_experiment()
     with pytest.raises(UsageError, match=r"Plain is not a trainer_kit\.Trainer; inherit from trainer_kit\.Trainer"):
-        run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path), trainer=Plain())  # type: ignore[arg-type]
+        run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path), trainer=Plain())  # type: ignore[arg-type]

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.engine.linear_task import linear_experiment
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.checks import model_and_config
 from trainer_kit.training.checks.model_and_config import (
     check_deterministic_kernels,
@@ -39,7 +39,7 @@ def test_data_is_needed_unless_a_dataset_was_given(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"'task\.{name}', or a ready-made dataset"):
         check_sections(config, name == "train_data", name == "validation_data")
     check_sections(config, False, False)
-    check_sections(tiny_experiment(), True, True)
+    check_sections(linear_experiment(), True, True)
 
 
 def test_a_model_without_variables_is_refused_with_what_to_do() -> None:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import trainer_kit as tk
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoints.weight_files.compare import common_names
 from trainer_kit.checkpoints.weight_files.open_file import open_weights
 from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.testing import TinyConfig, tiny_arrays
 from trainer_kit.training.initial_weights.load import load_initial_weights
 
 WIDTH = tiny_arrays(True)[0].shape[1]
@@ -34,7 +35,7 @@ def _stages(first: int) -> keras.Model:
 
 
 @tk.register_task(_StagesConfig)
-class _StagesTask(TinyTask):
+class _StagesTask(LinearTask):
     def build_model(self) -> keras.Model:
         return _stages(self.task_config.first)
 
@@ -43,7 +44,7 @@ class _StagesTask(TinyTask):
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of stage_2 and stage_3."""
     folder = tmp_path_factory.mktemp("stages") / "run"
-    experiment = tiny_experiment(train_steps=10, best_checkpoint_eval_metric="accuracy")
+    experiment = linear_experiment(train_steps=10, best_checkpoint_eval_metric="accuracy")
     launch(experiment.replace(task=_StagesConfig()), "train_and_eval", str(folder))
     return folder
 
@@ -73,7 +74,7 @@ def test_a_number_that_the_run_lacks_is_an_error(run: Path) -> None:
 
 
 def test_runs_are_compared_by_these_numbers(run: Path, tmp_path: Path) -> None:
-    launch(tiny_experiment(train_steps=5).replace(task=_StagesConfig(first=1)), "train", str(tmp_path))
+    launch(linear_experiment(train_steps=5).replace(task=_StagesConfig(first=1)), "train", str(tmp_path))
     ours, theirs = common_names(open_weights(str(run / "ckpt-10")), open_weights(str(tmp_path / "ckpt-5")))
     kernels = {name for name in ours.keys() & theirs.keys() if name.startswith("model/") and name.endswith("kernel")}
     assert kernels == {"model/sequential/stage_2/kernel", "model/sequential/dense/kernel"}

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.profile_window import ProfileSteps, ProfileWindow
-from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.loops.executor_choice import executor_by_graph, executor_by_weights
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
 
 
-class _Images(TinyTask):
+class _Images(LinearTask):
     """A convolution: few weights, and much work."""
 
     def build_model(self) -> Any:
@@ -26,7 +26,7 @@ class _Images(TinyTask):
         return keras.Sequential(layers)
 
 
-class _Branches(TinyTask):
+class _Branches(LinearTask):
     """A branch in the step, whose work is not counted."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
@@ -34,8 +34,8 @@ class _Branches(TinyTask):
         return tf.cond(loss > 100.0, lambda: loss * 0.5, lambda: loss)
 
 
-def _trained(task: type[TinyTask] = TinyTask, **overrides: Any) -> Any:
-    config = tiny_experiment().replace(runtime={"executor": "auto"}).replace(**overrides)
+def _trained(task: type[LinearTask] = LinearTask, **overrides: Any) -> Any:
+    config = linear_experiment().replace(runtime={"executor": "auto"}).replace(**overrides)
     trainer = create_trainer(config, task(config.task), True, False, None)
     trainer.initialize()
     trainer.train(tf.constant(3))
@@ -48,7 +48,7 @@ def test_a_small_step_runs_on_one_thread() -> None:
 
 
 @pytest.mark.parametrize("task", [_Images, _Branches])
-def test_a_large_step_and_one_of_unknown_size_run_by_default(task: type[TinyTask]) -> None:
+def test_a_large_step_and_one_of_unknown_size_run_by_default(task: type[LinearTask]) -> None:
     assert _trained(task).executor == "default"
 
 
@@ -64,8 +64,8 @@ class _ReturnsOurLoop(Trainer):
 
 
 def test_a_trainer_with_a_loop_of_its_own_runs_by_default() -> None:
-    config = tiny_experiment().replace(runtime={"executor": "auto"})
-    trainer = _ReturnsOurLoop.create(config, TinyTask(config.task), True, False)
+    config = linear_experiment().replace(runtime={"executor": "auto"})
+    trainer = _ReturnsOurLoop.create(config, LinearTask(config.task), True, False)
     trainer.initialize()
     trainer.train(tf.constant(3))
     assert trainer.executor == "default"
@@ -73,8 +73,8 @@ def test_a_trainer_with_a_loop_of_its_own_runs_by_default() -> None:
 
 
 def test_a_profile_makes_a_small_step_run_by_default_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    config = tiny_experiment().replace(runtime={"executor": "auto"})
-    trainer = create_trainer(config, TinyTask(config.task), True, False, None)
+    config = linear_experiment().replace(runtime={"executor": "auto"})
+    trainer = create_trainer(config, LinearTask(config.task), True, False, None)
     trainer.initialize()
     trainer.loop_parts.window = ProfileWindow(ProfileSteps(100, 110), lambda: False, lambda: None)
     trainer.train(tf.constant(3))
@@ -127,7 +127,7 @@ class _ResetsOnCondition(keras.metrics.Mean):
         tf.cond(self.count > 0.0, super().reset_state, lambda: None)
 
 
-class _WithSuchAMetric(TinyTask):
+class _WithSuchAMetric(LinearTask):
     def build_metrics(self, training: bool = True) -> Any:
         return [_ResetsOnCondition("conditional")]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import DataError
 from trainer_kit.errors.user_frames import user_frames
-from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.loops.last_batch import UNNAMED
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
@@ -20,7 +20,7 @@ from trainer_kit.training.trainer_creation import create_trainer
 BAD = 20  # the number of the example that cannot be used
 
 
-class _Numbered(TinyTask):
+class _Numbered(LinearTask):
     """Examples that are numbered from 0, in batches of 4."""
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -100,8 +100,8 @@ class _TwoBatches(Trainer):
         return next(iterator)
 
 
-def _trainer(task: type[TinyTask], kind: type[Trainer] = Trainer, executor: str = "auto") -> Any:
-    config = tiny_experiment().replace(runtime={"executor": executor}, task={"train_data": {"global_batch_size": 4}})
+def _trainer(task: type[LinearTask], kind: type[Trainer] = Trainer, executor: str = "auto") -> Any:
+    config = linear_experiment().replace(runtime={"executor": executor}, task={"train_data": {"global_batch_size": 4}})
     made = task(config.task)
     trainer = (
         create_trainer(config, made, True, False, None) if kind is Trainer else kind.create(config, made, True, False)
@@ -111,7 +111,7 @@ def _trainer(task: type[TinyTask], kind: type[Trainer] = Trainer, executor: str 
 
 
 @pytest.mark.parametrize("task", [_GathersTooFar, _Ragged])
-def test_an_error_on_one_thread_names_the_users_line(task: type[TinyTask]) -> None:
+def test_an_error_on_one_thread_names_the_users_line(task: type[LinearTask]) -> None:
     trainer = _trainer(task)
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         trainer.train(tf.constant(10))

@@ -9,8 +9,8 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
 
 CONSTANT = {"type": "constant", "constant": {"learning_rate": 0.5}}
@@ -18,7 +18,7 @@ COSINE = {"type": "cosine", "cosine": {"initial_learning_rate": 0.5, "decay_step
 ADAM = {"optimizer": {"type": "adam"}, "learning_rate": CONSTANT}
 
 
-class Weighted(TinyTask):
+class Weighted(LinearTask):
     """A task with a hyper-parameter of its own."""
 
     def build_model(self) -> keras.Model:
@@ -37,14 +37,14 @@ class Decaying(keras.optimizers.SGD):
         self.decay = keras.Variable(0.1)
 
 
-class OwnOptimizer(TinyTask):
+class OwnOptimizer(LinearTask):
     @classmethod
     def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
         return Decaying()
 
 
-def _trainer(task: type[TinyTask] = TinyTask, **trainer: Any) -> Trainer:
-    config = tiny_experiment(**{"optimizer_config": ADAM, **trainer})
+def _trainer(task: type[LinearTask] = LinearTask, **trainer: Any) -> Trainer:
+    config = linear_experiment(**{"optimizer_config": ADAM, **trainer})
     made: Trainer = Trainer.create(config, task(config.task), train=True, evaluate=True)
     return made
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_changed_is_refused(rate: Mapping[str, Any], name: str, m
 
 
 def test_a_task_has_to_offer_variables() -> None:
-    class Plain(TinyTask):
+    class Plain(LinearTask):
         def hyper_parameters(self) -> Any:
             return {"loss_weight": 0.5}
 

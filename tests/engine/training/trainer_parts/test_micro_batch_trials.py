@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import CLASSES, FEATURES, TinyTask, tiny_experiment
+from trainer_kit.testing import CLASSES, FEATURES
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_parts.micro_batch_trials import candidates
 
 
-class _Limited(TinyTask):
+class _Limited(LinearTask):
     """Runs out of memory in the backward pass of more than `most` examples; draws random numbers and counts steps."""
 
     most = 8
@@ -49,10 +50,10 @@ class _Limited(TinyTask):
 
 
 def _trainer(
-    steps: int | str, task_type: type[TinyTask] = _Limited, strategy: Any = None, batch: int = 32, **trainer: Any
+    steps: int | str, task_type: type[LinearTask] = _Limited, strategy: Any = None, batch: int = 32, **trainer: Any
 ) -> Trainer:
     keras.utils.set_random_seed(3)
-    config = tiny_experiment().replace(task={"train_data": {"global_batch_size": batch}})
+    config = linear_experiment().replace(task={"train_data": {"global_batch_size": batch}})
     config = config.replace(trainer={"accumulate_steps": steps, **trainer})
     with (strategy or tf.distribute.get_strategy()).scope():
         task = task_type(config.task)
@@ -111,7 +112,7 @@ def test_a_batch_that_fits_is_not_split(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_fused_steps_are_tried_as_programs_of_xla() -> None:
-    trainer = _trainer("auto", TinyTask, fuse_steps=5)
+    trainer = _trainer("auto", LinearTask, fuse_steps=5)
     trainer.train(tf.constant(5))
     assert trainer.accumulation.steps == 1 and trainer.global_step.numpy() == 5
 
@@ -129,7 +130,7 @@ def test_an_example_that_does_not_fit_is_an_error_with_advice() -> None:
     assert trainer.task.sizes == [12, 6, 3, 2, 1]
 
 
-class _Failing(TinyTask):
+class _Failing(LinearTask):
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
         raise TypeError("a bug")
 
@@ -139,7 +140,7 @@ def test_other_errors_of_a_step_are_raised_as_they_are() -> None:
         _trainer("auto", _Failing).train(tf.constant(1))
 
 
-class _Unpadded(TinyTask):
+class _Unpadded(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         data = tf.data.Dataset.from_tensors((tf.zeros([8, FEATURES]), tf.zeros([8], tf.int32))).repeat()
         return data.map(lambda x, y: (tf.ensure_shape(tf.py_function(lambda z: z, [x], x.dtype), [None, None]), y))

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.distribution.datasets import distribute_dataset
 from trainer_kit.errors import ConfigError, UsageError
-from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 
 
-class _Task(TinyTask):
+class _Task(LinearTask):
     """Notes the batch size of each section that it opens."""
 
     def __init__(self, params: Any) -> None:
@@ -28,16 +28,16 @@ class _Task(TinyTask):
         return super().build_inputs(params, input_context)
 
 
-class _PipelineTask(TinyTask):
+class _PipelineTask(LinearTask):
     """Its pipeline has one batch size for all replicas."""
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
         return tf.data.Dataset.range(20).batch(input_context.get_per_replica_batch_size(params.global_batch_size))
 
 
-def _inputs(task: type[TinyTask] = _Task, **batch_sizes: int) -> tuple[TaskInputs, Any]:
+def _inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInputs, Any]:
     """Returns inputs of a task, and the task; validation sets of the given names have batches of the given sizes."""
-    config: ExperimentConfig = tiny_experiment().replace(task={"train_data": {"global_batch_size": 6}})
+    config: ExperimentConfig = linear_experiment().replace(task={"train_data": {"global_batch_size": 6}})
     if batch_sizes:
         data = config.task.validation_data
         sets = {name: data.replace(global_batch_size=size) for name, size in batch_sizes.items()}
@@ -131,8 +131,8 @@ def test_a_batch_that_replicas_cannot_share_names_its_set() -> None:
 
 
 def test_overfit_batches_are_trained_on_and_evaluated() -> None:
-    config: ExperimentConfig = tiny_experiment(overfit_batches=2)
-    task, strategy = TinyTask(config.task), tf.distribute.get_strategy()
+    config: ExperimentConfig = linear_experiment(overfit_batches=2)
+    task, strategy = LinearTask(config.task), tf.distribute.get_strategy()
     inputs = TaskInputs(config, task, lambda make: distribute_dataset(strategy, make))
     (feed,) = inputs.validation_feeds(None).values()
     evaluated = [batch[0].numpy() for batch in feed.dataset.take(9)]
@@ -142,8 +142,8 @@ def test_overfit_batches_are_trained_on_and_evaluated() -> None:
 
 
 def test_ready_made_data_cannot_be_cut() -> None:
-    config: ExperimentConfig = tiny_experiment(overfit_batches=2)
-    inputs, given = TaskInputs(config, TinyTask(config.task), lambda make: make()), tf.data.Dataset.range(3)
+    config: ExperimentConfig = linear_experiment(overfit_batches=2)
+    inputs, given = TaskInputs(config, LinearTask(config.task), lambda make: make()), tf.data.Dataset.range(3)
     with pytest.raises(UsageError, match=r"task\.train_data: .*this dataset is ready-made; cut it with take\(2\)"):
         inputs.train_data(tf.Variable(0, dtype=tf.int64), given)
     with pytest.raises(UsageError, match=r"task\.validation_data: "):

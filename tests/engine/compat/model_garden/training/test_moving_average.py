@@ -11,9 +11,9 @@ import tf_keras
 from official.modeling import optimization
 
 from tests.engine.compat.model_garden.garden_task import bits
+from tests.engine.linear_task import linear_experiment
 from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging, check_one_average
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import tiny_experiment
 
 STRATEGIES = pytest.mark.parametrize("devices", [1, 2])
 
@@ -108,6 +108,6 @@ def test_only_an_averaging_optimizer_averages() -> None:
 
 @pytest.mark.parametrize("ema", [{"more_decays": {"fast": 0.5}}, {"evaluate": ("average", "weights")}], ids=str)
 def test_several_averages_are_refused(ema: dict[str, Any]) -> None:
-    check_one_average(tiny_experiment(optimizer_config={"ema": {"average_decay": 0.5}}).trainer)
+    check_one_average(linear_experiment(optimizer_config={"ema": {"average_decay": 0.5}}).trainer)
     with pytest.raises(UsageError, match="keeps one average, which evaluations use; remove more_decays and evaluate"):
-        check_one_average(tiny_experiment(optimizer_config={"ema": ema}).trainer)
+        check_one_average(linear_experiment(optimizer_config={"ema": ema}).trainer)
