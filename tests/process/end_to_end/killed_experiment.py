@@ -66,7 +66,7 @@ class KilledTask(TinyTask):
 
 @trainer_kit.register_experiment("killed")
 def killed() -> Any:
-    """SGD with momentum, dropout, shuffled data; a checkpoint every 5 steps, an evaluation every 15, the best two kept."""
+    """Momentum, dropout, shuffled data; a checkpoint every 5 steps, an evaluation every 15, two bests kept."""
     config = tiny_experiment(
         train_steps=STEPS,
         steps_per_loop=LOOP,

@@ -62,7 +62,7 @@ class StoppedTask(TinyTask):
 
 @trainer_kit.register_experiment("stopped")
 def stopped() -> Any:
-    """SGD with momentum, dropout, shuffled data; evaluations between the checkpoints, the best kept."""
+    """Momentum, dropout, shuffled data; evaluations between the checkpoints, the best kept."""
     config = tiny_experiment(
         train_steps=STEPS,
         steps_per_loop=LOOP,
