@@ -14,8 +14,9 @@ import tensorflow as tf
 import tf_keras
 
 import trainer_kit
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.distribution.seeds import seed_everything
-from trainer_kit.testing.tiny_task import CLASSES, FEATURES, TinyTask, tiny_experiment
+from trainer_kit.testing.tiny_task import CLASSES, FEATURES
 
 STEPS = 8
 SCALE = tf.Module()  # reached through the globals of a method only
@@ -25,7 +26,7 @@ def _dense(outputs: int = CLASSES) -> Any:
     return keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(outputs)])
 
 
-class _Scaled(TinyTask):
+class _Scaled(LinearTask):
     """Multiplies the loss by what a variable has come to."""
 
     scale: Any = None
@@ -75,7 +76,7 @@ class GlobalModule(_Scaled):
         return SCALE.count.assign_add(0.5)
 
 
-class SeedOfLambda(TinyTask):
+class SeedOfLambda(LinearTask):
     """A seed generator that the function of a Lambda layer closes over."""
 
     def build_model(self) -> Any:
@@ -90,7 +91,7 @@ class SeedOfLambda(TinyTask):
         return keras.Sequential([keras.Input((FEATURES,)), *model.layers, keras.layers.Lambda(noise)])
 
 
-class SecondOptimizer(TinyTask):
+class SecondOptimizer(LinearTask):
     """A second optimizer as an attribute of the model, made in the first step."""
 
     second = "second"
@@ -107,7 +108,7 @@ class SecondOptimizer(TinyTask):
         return {self.loss: loss}
 
 
-class TwoModels(TinyTask):
+class TwoModels(LinearTask):
     """A second model of the task, trained by an optimizer of the task."""
 
     def build_model(self) -> Any:
@@ -129,7 +130,7 @@ class TwoModels(TinyTask):
         return {"loss": logs["loss"] + tf.reduce_mean(self.critic(inputs[0]))}
 
 
-class HostWrites(TinyTask):
+class HostWrites(LinearTask):
     """Second models that steps only read: an action writes to two of them, `initialize` to one, nothing to another."""
 
     def build_model(self) -> Any:
@@ -190,7 +191,7 @@ class KerasTwo(_Scaled):
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
         with tf.GradientTape() as tape:
-            loss = TinyTask.build_losses(self, inputs[1], model(inputs[0], training=True))
+            loss = LinearTask.build_losses(self, inputs[1], model(inputs[0], training=True))
         gradients = tape.gradient(loss, model.trainable_variables)
         self.optimizers[0].apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return {self.loss: loss}
@@ -199,7 +200,7 @@ class KerasTwo(_Scaled):
         return 1.0
 
 
-class KerasTwoUnbuilt(TinyTask):
+class KerasTwoUnbuilt(LinearTask):
     """A model of tf_keras that holds a second optimizer, which makes its slots in the first step."""
 
     def build_model(self) -> Any:
@@ -257,7 +258,7 @@ def train(folder: str, kinds: list[str], replicas: int, options: dict[str, Any],
         seed_everything(7)
         loops = dict.fromkeys(("steps_per_loop", "checkpoint_interval", "validation_interval", "summary_interval"), 4)
         best = {"best_checkpoint_eval_metric": "validation_loss", "best_checkpoint_metric_comp": "higher"}
-        config = tiny_experiment(**{**loops, **best, "train_steps": STEPS, **options})
+        config = linear_experiment(**{**loops, **best, "train_steps": STEPS, **options})
         with strategy.scope():
             task = KINDS[kind](config.task)
         place = f"{folder}/{kind}"

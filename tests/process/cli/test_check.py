@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.cli.main import main
 from trainer_kit.config.experiments import register_experiment, register_task
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import ExitCode
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.testing import TinyConfig, tiny_arrays
 
 ROOT = Path(__file__).parents[3]
 _numbers = itertools.count()
@@ -41,7 +42,7 @@ class _FailingConfig(TinyConfig):
 
 
 @register_task(_FailingConfig)
-class _FailingTask(TinyTask):
+class _FailingTask(LinearTask):
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
         raise RuntimeError("a bug in train_step")
 
@@ -52,7 +53,7 @@ class _NotFiniteConfig(TinyConfig):
 
 
 @register_task(_NotFiniteConfig)
-class _NotFiniteTask(TinyTask):
+class _NotFiniteTask(LinearTask):
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
         return tf.math.log(-tf.reduce_sum(tf.square(model_outputs)))
 
@@ -63,7 +64,7 @@ class _EmptyConfig(TinyConfig):
 
 
 @register_task(_EmptyConfig)
-class _EmptyTask(TinyTask):
+class _EmptyTask(LinearTask):
     """Validation data that only reading tells to be empty."""
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
@@ -77,7 +78,7 @@ class _TwoBatchesConfig(TinyConfig):
 
 
 @register_task(_TwoBatchesConfig)
-class _TwoBatchesTask(TinyTask):
+class _TwoBatchesTask(LinearTask):
     """Trains on a dataset that ends after two batches."""
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
@@ -92,7 +93,7 @@ class _NestedConfig(TinyConfig):
 
 
 @register_task(_NestedConfig)
-class _NestedTask(TinyTask):
+class _NestedTask(LinearTask):
     """Metrics that only an evaluation can name."""
 
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
@@ -108,7 +109,7 @@ def check(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 
     def run(*arguments: str, task: TinyConfig | None = None) -> tuple[int, str, str]:
         name = f"checked_{next(_numbers)}"
-        register_experiment(name)(lambda: tiny_experiment().replace(task=task or TinyConfig()))
+        register_experiment(name)(lambda: linear_experiment().replace(task=task or LinearConfig()))
         capfd.readouterr()
         code = main(["check", name, *arguments])
         return code, *capfd.readouterr()
@@ -219,7 +220,7 @@ def test_an_unknown_gin_name_fails_when_the_task_is_imported(check: Check) -> No
 
 def test_an_error_in_the_tasks_own_code_names_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     name = f"checked_{next(_numbers)}"
-    register_experiment(name)(lambda: tiny_experiment().replace(task=_FailingConfig()))
+    register_experiment(name)(lambda: linear_experiment().replace(task=_FailingConfig()))
     assert main(["check", name]) == ExitCode.BUG
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("FAIL  train: 3 steps")

@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 import trainer_kit
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from tests.engine.linear_task import LinearTask, linear_experiment
+from trainer_kit.testing import TinyConfig
 from trainer_kit.testing.tiny_task import tiny_arrays
 
 
@@ -26,7 +27,7 @@ class EpochsConfig(TinyConfig):
 
 
 @trainer_kit.register_task(EpochsConfig)
-class EpochsTask(TinyTask):
+class EpochsTask(LinearTask):
     """Trains on either kind of data."""
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -54,7 +55,7 @@ class NoteEpochs(trainer_kit.Callback):
 @trainer_kit.register_experiment("epochs")
 def epochs() -> Any:
     """Two epochs, an evaluation after each, a checkpoint every 4 steps."""
-    config = tiny_experiment(
+    config = linear_experiment(
         train_steps="2 epochs",
         steps_per_loop=2,
         summary_interval=2,

@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 import trainer_kit
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import files
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.testing import TinyConfig
 from trainer_kit.testing.fork_server import train
 
 STEPS, LOOP = 60, 10
@@ -38,7 +39,7 @@ class StoppedConfig(TinyConfig):
 
 
 @trainer_kit.register_task(StoppedConfig)
-class StoppedTask(TinyTask):
+class StoppedTask(LinearTask):
     """Tells of the moments that it knows of."""
 
     def build_model(self) -> Any:
@@ -63,7 +64,7 @@ class StoppedTask(TinyTask):
 @trainer_kit.register_experiment("stopped")
 def stopped() -> Any:
     """Momentum, dropout, shuffled data; evaluations between the checkpoints, the best kept."""
-    config = tiny_experiment(
+    config = linear_experiment(
         train_steps=STEPS,
         steps_per_loop=LOOP,
         summary_interval=LOOP,

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import pytest
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.startup_scan import archive_later
 from trainer_kit.distribution.seeds import seed_everything
@@ -18,10 +19,10 @@ from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.ledger import active_records
 from trainer_kit.files import read_lines
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.testing import TinyTask, compare_runs, tiny_experiment
+from trainer_kit.testing import compare_runs
 
 
-class _Wider(TinyTask):
+class _Wider(LinearTask):
     """Does not fit the checkpoints of the others."""
 
     def build_model(self) -> Any:
@@ -29,10 +30,10 @@ class _Wider(TinyTask):
         return keras.Sequential([keras.Input(model.input_shape[1:]), *model.layers, keras.layers.Dense(3)])
 
 
-def _run(folder: Path, task: type[TinyTask] = TinyTask, train_steps: int = 30, **arguments: Any) -> None:
+def _run(folder: Path, task: type[LinearTask] = LinearTask, train_steps: int = 30, **arguments: Any) -> None:
     keras.utils.clear_session()  # names of variables, which checkpoints hold too, count anew
     seed_everything(1)
-    config = tiny_experiment(train_steps=train_steps, best_checkpoint_eval_metric="accuracy")
+    config = linear_experiment(train_steps=train_steps, best_checkpoint_eval_metric="accuracy")
     run_experiment(None, task(config.task), "train_and_eval", config, str(folder), **arguments)
 
 
@@ -114,18 +115,18 @@ def test_a_restarted_run_starts_again_only_with_from_step_0(
 def test_a_run_that_lost_its_checkpoints_says_that_it_restarts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = tiny_experiment(train_steps=10)
-    run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path))
+    config = linear_experiment(train_steps=10)
+    run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path))
     (tmp_path / "copied").mkdir()
     for path in tmp_path.glob("ckpt-*"):
         shutil.copy(path, tmp_path / "copied")
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path / "copied"))
+        run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path / "copied"))
     assert "has lost" not in caplog.text  # whoever copies checkpoints alone knows that the rest is not there
     for path in (*tmp_path.glob("ckpt-*"), tmp_path / "checkpoint", tmp_path / "final.json"):
         path.unlink()
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path))
+        run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path))
     assert (
         "metrics.jsonl has reports up to step 10, but there is no checkpoint: the run begins at step 0" in caplog.text
     )

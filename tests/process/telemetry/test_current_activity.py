@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.unit.telemetry.test_console import screen
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
@@ -24,7 +25,7 @@ from trainer_kit.telemetry import console as console_module
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.current_activity import CurrentActivity
 from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.testing import TinyConfig
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ class SlowConfig(TinyConfig):
 
 
 @register_task(SlowConfig)
-class SlowTask(TinyTask):
+class SlowTask(LinearTask):
     """Each batch of validation data takes its time."""
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
@@ -77,7 +78,7 @@ def _with_shapes(batch: Any, spec: Any) -> Any:
 
 def slow_experiment(**task: Any) -> ExperimentConfig:
     """Two evaluations of 13 batches, half a second each."""
-    return tiny_experiment(train_steps=10, validation_interval=5).replace(task=SlowConfig(**task))
+    return linear_experiment(train_steps=10, validation_interval=5).replace(task=SlowConfig(**task))
 
 
 def _lines(tmp_path: Path, config: ExperimentConfig, mode: str = "train_and_eval", after: float = 0.05) -> list[str]:
@@ -187,7 +188,7 @@ def _still() -> float:
     return 0.0
 
 
-class _SlowlyBuiltTask(TinyTask):
+class _SlowlyBuiltTask(LinearTask):
     """Takes its time to build the model, and for each training step."""
 
     def build_model(self) -> Any:
@@ -207,7 +208,7 @@ class _SlowlyBuiltTask(TinyTask):
 
 @pytest.mark.parametrize("interactive", [False, True])
 def test_slow_building_and_steps_are_shown_in_the_first_loop(tmp_path: Path, interactive: bool) -> None:
-    config, stream = tiny_experiment(train_steps=5), io.StringIO()
+    config, stream = linear_experiment(train_steps=5), io.StringIO()
     console = ConsoleWriter(stream, interactive=interactive, activity_after=0.05, activity_every=0.1)
     run_experiment(None, _SlowlyBuiltTask(config.task), "train", config, str(tmp_path), console=console)
     written = stream.getvalue()

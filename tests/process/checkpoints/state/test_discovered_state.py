@@ -15,14 +15,15 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.process.checkpoints.stateful_tasks import KINDS, STEPS, Unreachable, train
 from trainer_kit.checkpoints.state.attribute_paths import reachable
 from trainer_kit.checkpoints.state.discovered_state import saved_section
 from trainer_kit.checkpoints.state.strict_restore import restore
 from trainer_kit.checkpoints.state.traced_writes import described, written
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import ForkServer, tiny_experiment
-from trainer_kit.testing.tiny_task import FEATURES, TinyTask
+from trainer_kit.testing import ForkServer
+from trainer_kit.testing.tiny_task import FEATURES
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_parts.task_attributes import PlainValues
 
@@ -80,7 +81,7 @@ def test_what_is_saved_has_the_path_that_leads_to_it(trained: Path) -> None:
 def test_a_sidecar_evaluates_with_the_tasks_second_model(trained: Path) -> None:
     folder = str(trained / "compiled straight" / "TwoModels")
     _, logs = json.loads((trained / "compiled straight/TwoModels/ends.json").read_text())
-    config = tiny_experiment()
+    config = linear_experiment()
     for path in (f"{folder}/ckpt-{STEPS}", f"{folder}/best_ckpt/ckpt-{STEPS}"):
         keras.utils.set_random_seed(5)
         trainer = Trainer.create(config, KINDS["TwoModels"](config.task), train=False, evaluate=True)
@@ -89,7 +90,7 @@ def test_a_sidecar_evaluates_with_the_tasks_second_model(trained: Path) -> None:
 
 
 def _trainer(kind: Any, **options: Any) -> Trainer:
-    config = tiny_experiment(**options)
+    config = linear_experiment(**options)
     return Trainer.create(config, kind(config.task), train=True, evaluate=True)
 
 
@@ -122,7 +123,7 @@ def test_state_that_this_run_does_not_have_is_named(tmp_path: Path, caplog: pyte
     trainer = _trainer(KINDS["ModuleOfTask"])
     trainer.train(tf.constant(1))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-1"))
-    again = _trainer(TinyTask)
+    again = _trainer(LinearTask)
     again.state.restored(path)
     again.train(tf.constant(1))
     assert "ckpt-1 holds task/parts/modules/a/0/count, which this run does not have" in caplog.text
@@ -155,7 +156,7 @@ class _OwnLoop(Trainer):
 
 
 def test_with_a_loop_of_its_own_all_that_can_be_found_is_saved(tmp_path: Path) -> None:
-    config, kind = tiny_experiment(), KINDS["ModuleOfTask"]
+    config, kind = linear_experiment(), KINDS["ModuleOfTask"]
     trainers = [_OwnLoop.create(config, kind(config.task), True, True) for _ in range(2)]
     for trainer, path in zip(trainers, (None, str(tmp_path / "ckpt-1")), strict=True):
         trainer.after_restore(path)
@@ -164,7 +165,7 @@ def test_with_a_loop_of_its_own_all_that_can_be_found_is_saved(tmp_path: Path) -
     assert float(trainers[1].task.parts.modules["a"][0].count) == 4.0
 
 
-class _Hidden(TinyTask):
+class _Hidden(LinearTask):
     """Its loss has a factor that it only reads, and that no attribute leads to."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
@@ -224,7 +225,7 @@ class _OwnTrain(Trainer):
 
 
 def test_with_a_train_of_its_own_what_changes_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config, kind = tiny_experiment(), KINDS["HostWrites"]
+    config, kind = linear_experiment(), KINDS["HostWrites"]
     trainers = [_OwnTrain.create(config, kind(config.task), True, True) for _ in range(2)]
     trainers[0].initialize()
     trainers[0].train(tf.constant(1))
@@ -244,7 +245,7 @@ def test_with_a_train_of_its_own_what_changes_is_saved(tmp_path: Path, caplog: p
 @pytest.mark.parametrize("aggregation", ["NONE", "SUM"])
 def test_each_replica_gets_its_own_value_back(tmp_path: Path, aggregation: str) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
-    config, trainers = tiny_experiment(), []
+    config, trainers = linear_experiment(), []
     with strategy.scope():
         for _ in range(2):
             task = _OfReplicas(config.task)
@@ -275,7 +276,7 @@ def _values(variable: Any) -> list[Any]:
     return [part.numpy().tolist() for part in variable.values]
 
 
-class _OfReplicas(TinyTask):
+class _OfReplicas(LinearTask):
     """A variable, and the averages of a second model, of which each replica has its own."""
 
     aggregation: Any
@@ -364,7 +365,7 @@ def test_what_a_library_writes_on_replicas_has_no_line_of_python() -> None:
     assert texts and not any("threading.py" in text for text in texts)
 
 
-class _Counting(TinyTask):
+class _Counting(LinearTask):
     """Counts in Python: in attributes, and in an object of a class of its own; fills caches as it goes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -484,7 +485,7 @@ def test_of_long_and_nested_containers_a_part_is_compared() -> None:
     assert values.changed() == ["SimpleNamespace.long", "SimpleNamespace.nested"]
 
 
-class _ChangedByEvaluation(TinyTask):
+class _ChangedByEvaluation(LinearTask):
     """Its validation step changes a variable that its training step reads, and one that is its own."""
 
     def build_model(self) -> Any:
@@ -516,7 +517,7 @@ def test_what_an_evaluation_changes_and_training_uses_is_named(caplog: pytest.Lo
         trainer.evaluate(tf.constant(1))
 
 
-class _Drawing(TinyTask):
+class _Drawing(LinearTask):
     """Draws in validation, and calls what it is given in the middle of it."""
 
     meanwhile: Any = None
