@@ -1,4 +1,4 @@
-"""Programs of Keras's guides have Keras's own history, and the same bits when they are killed in their third epoch."""
+"""Programs of Keras's guides have the history of Keras, and five that are killed in an epoch end with the same bits."""
 
 from __future__ import annotations
 
