@@ -123,14 +123,11 @@ def test_every_form_of_the_loop_splits_batches(form: str, whole: _Trained) -> No
     _assert_equal(_trainer(**{"steps_per_loop": 4, "summary_interval": 4, **FORMS[form]}), whole)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_ragged_last_batch_counts_each_example_once(
-    replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
-) -> None:
+def test_a_ragged_last_batch_counts_each_example_once(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
     data = {"global_batch_size": 32, "drop_remainder": False, "is_training": False}
     task = {"train_data": data, "examples": 105}  # the last batch has 9: 5 and 4 on two replicas, in 8 micro-batches
-    split = _trainer(strategy=strategies[replicas], task=task, accumulate_steps=8)
-    _assert_equal(split, _trained(_trainer(strategy=strategies[replicas], task=task)))
+    split = _trainer(strategy=strategies[2], task=task, accumulate_steps=8)
+    _assert_equal(split, _trained(_trainer(strategy=strategies[2], task=task)))
 
 
 def test_a_ragged_last_batch_of_fused_steps_is_split() -> None:
@@ -163,7 +160,7 @@ class _Apply(_Keras):
     way = "apply"
 
 
-@pytest.mark.parametrize(("replicas", "task_type"), [(1, _Keras), (2, _Keras), (2, _Apply)])
+@pytest.mark.parametrize(("replicas", "task_type"), [(1, _Keras), (2, _Apply)])
 def test_own_train_steps_may_call_the_optimizer(
     task_type: type[TinyTask], replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
 ) -> None:
@@ -240,15 +237,12 @@ def test_metrics_of_a_compiled_model_are_those_of_the_batch() -> None:
     _assert_equal(_trainer(_Compiled, accumulate_steps=4), _trained(_trainer(_Compiled)))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_float16_scales_and_skips_whole_batches(
-    replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
-) -> None:
+def test_float16_scales_and_skips_whole_batches(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
     runtime = {"mixed_precision_dtype": "float16"}
     set_precision(RuntimeConfig(mixed_precision_dtype="float16"))
     try:
         split, whole = (
-            _trainer(_Overflowing, strategies[replicas], runtime=runtime, accumulate_steps=steps) for steps in (4, 1)
+            _trainer(_Overflowing, strategies[2], runtime=runtime, accumulate_steps=steps) for steps in (4, 1)
         )
         split.train(tf.constant(3)), whole.train(tf.constant(3))
     finally:
@@ -279,11 +273,10 @@ class _Normalized(TinyTask):
         return keras.Sequential([keras.Input((FEATURES,)), block, keras.layers.Dense(CLASSES)])
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
 def test_batch_normalization_gets_one_warning(
-    replicas: int, strategies: Mapping[int, tf.distribute.Strategy], caplog: pytest.LogCaptureFixture
+    strategies: Mapping[int, tf.distribute.Strategy], caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = _trainer(_Normalized, strategies[replicas], accumulate_steps=4)
+    trainer = _trainer(_Normalized, strategies[2], accumulate_steps=4)
     logs = [trainer.train(tf.constant(2)), trainer.train(tf.constant(2))]
     assert all(np.isfinite(one["training_loss"]) for one in logs)
     (told,) = [text for text in caplog.messages if "batch normalization" in text]
