@@ -55,11 +55,13 @@ class TinyTask(Task):
         """Returns the training or the validation points."""
         return ArraySource(tiny_arrays(bool(params.is_training), self.task_config.examples), params)
 
+    @tf.autograph.experimental.do_not_convert
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
         """Returns the mean cross-entropy and what layers added."""
         losses = keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True)
         return tf.reduce_mean(losses) + tf.add_n(list(aux_losses or []) or [tf.constant(0.0)])
 
+    @tf.autograph.experimental.do_not_convert
     def build_metrics(self, training: bool = True) -> list[Any]:
         """Returns the accuracy."""
         return [keras.metrics.SparseCategoricalAccuracy("accuracy")]
