@@ -29,7 +29,7 @@ from trainer_kit.process.gc_freeze import gc_frozen
 from trainer_kit.process.standard_streams import CurrentError, outlast_readers
 from trainer_kit.process.startup_signals import ends_with
 from trainer_kit.run.flag_texts import help_text
-from trainer_kit.run.flags import parse_flags, request, unsupervised, until_begun
+from trainer_kit.run.flags import attempt_flags, parse_flags, request, until_begun
 from trainer_kit.run.preflight import check_request
 from trainer_kit.run.supervisor.attempts import supervise
 from trainer_kit.run.supervisor.log_dir import ask_log_dir, log_dir_of, tell
@@ -71,7 +71,7 @@ def tell_log_dir(values: flags.FlagValues) -> Callable[[], Any]:
 def run_supervised(values: flags.FlagValues) -> int:
     """Runs the same flags under a supervisor and returns its exit code; after a mistake in them starts no attempt."""
     values.model_dir = follow_links(values.model_dir)  # once, so that all attempts use the same folder
-    arguments, once = unsupervised(values), until_begun(values)
+    arguments, once = attempt_flags(values), until_begun(values)
     code, log_dir = ask_log_dir([sys.executable, "-c", _ASK, *arguments, *once])
     if code:
         return code

@@ -30,7 +30,9 @@ SEARCH_SECONDS = 60.0  # how long the steps since the last checkpoint are gone t
 def explain_divergence(
     trainer: Any, manager: CheckpointManager, model_dir: str, recovery: Any, error: DivergedError, begun: int, end: int
 ) -> str:
-    """Writes `diverged/step-<n>.json` and returns its path. Eager, called on every worker; the chief writes the file.
+    """Writes `diverged/step-<n>.json` and returns its path.
+
+    Runs eagerly, called on every worker; the chief writes the file.
 
     It restores the last checkpoint, trains step by step until a step diverges, for SEARCH_SECONDS at most, and then
     computes the gradients of that step. The state of the run cannot be used afterwards: the run is about to end.

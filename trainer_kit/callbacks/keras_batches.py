@@ -23,7 +23,7 @@ class KerasBatches:
 
     Batches count from 0 in each epoch and in each evaluation. An execution begins with the number of its first batch
     and ends with that of its last one; in Keras 3 the last execution of an epoch ends as if it were a full one. Only
-    callbacks that have such methods are called. Eager, on the host.
+    callbacks that have such methods are called. Runs eagerly, on the host.
 
     Args:
       callbacks: All callbacks of Keras, with their parameters.

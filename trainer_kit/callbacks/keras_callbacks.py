@@ -163,7 +163,7 @@ class KerasCallbacks(Callback):
             run.save(again=True)
 
     def state(self) -> dict[str, Any]:
-        """Returns the numbers of the last loop, and what callbacks have changed since `on_train_begin`."""
+        """Returns what a checkpoint has to hold: the last logs, and the attributes that callbacks have changed."""
         changed = [[type(one.owner).__name__, one.changed()] for one in self._states]
         stopping = bool(self._run.model.stop_training) if self.has_begun else False
         return {

@@ -93,7 +93,7 @@ class Recovery(Callback):
             _LOG.warning("training resumes from step %d; %s", step, description)
 
     def restore_checkpoint(self, path: str) -> int:
-        """Restores the checkpoint at `path` and returns its step; eager, in scope."""
+        """Restores the checkpoint at `path` and returns its step; runs eagerly, in scope."""
         self._manager.restore(path)
         return self._manager.saved_step
 

@@ -357,7 +357,12 @@ def _ever_saved(directory: str) -> list[str]:
     inside = glob.escape(directory)
     aside = (f"{inside}/{folder}/**/ckpt-*" for folder in (DIVERGED, ARCHIVED))
     if not found and any(glob.glob(pattern, recursive=True) for pattern in aside):
-        _LOG.warning("%s holds no checkpoint any more: all were moved to %s/ or %s/", directory, DIVERGED, ARCHIVED)
+        _LOG.warning(
+            "%s holds no checkpoint, so there is none to resume from: rollbacks moved all of them to %s/ or %s/",
+            directory,
+            DIVERGED,
+            ARCHIVED,
+        )
     return [os.path.join(directory, name) for name in sorted(found, key=step_of)]
 
 

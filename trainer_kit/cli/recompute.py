@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Unseen:
-    """Mixin for a lock that writes no heartbeat, so that no reader takes this command for a trainer or a sidecar."""
+    """Keeps a lock from writing a heartbeat: `trainer-kit watch` would take this command for a trainer."""
 
     def _write(self) -> None:
         pass

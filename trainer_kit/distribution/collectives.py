@@ -66,7 +66,7 @@ def chiefs_text(strategy: tf.distribute.Strategy, text: str) -> str:
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of the workers' values, on every worker; in graph, in cross-replica context."""
+    """Returns the sum of the workers' values, on every worker; runs in graph, in cross-replica context."""
     replicas = strategy.num_replicas_in_sync // worker_count(strategy)
 
     def value_once() -> tf.Tensor:

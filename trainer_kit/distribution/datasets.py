@@ -18,7 +18,7 @@ def distribute_dataset(
     input_options: tf.distribute.InputOptions | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Returns a dataset whose elements are what `strategy.run` takes; eager, on the host.
+    """Returns a dataset whose elements are what `strategy.run` takes; runs eagerly, on the host.
 
     One device, by the default strategy or as the one CPU, gets the plain tf.data.Dataset: it costs nothing, and its
     iterator can be saved.

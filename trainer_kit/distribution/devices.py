@@ -20,7 +20,7 @@ _ARENA_MAX, _ARENAS = -8, 64  # M_ARENA_MAX of glibc's mallopt, and as many as g
 
 
 def configure_devices(runtime: RuntimeConfig, kept_threads: Mapping[str, int] | None = None) -> None:
-    """Sets up devices as `runtime` says; eager, on the host, before TensorFlow is used. May be called again.
+    """Sets up devices as `runtime` says; runs eagerly, on the host, before TensorFlow is used. May be called again.
 
     Args:
       runtime: The config's section runtime.

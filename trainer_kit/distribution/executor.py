@@ -9,7 +9,9 @@ from trainer_kit.distribution.tensorflow_internals import single_threaded_execut
 
 
 def executor(name: str) -> AbstractContextManager[Any]:
-    """Returns a context in which TensorFlow functions called by this thread run on an executor; eager, on the host.
+    """Returns a context in which TensorFlow functions called by this thread run on an executor.
+
+    Runs eagerly, on the host.
 
     On one thread the operations of a small step follow each other without a hand-over between threads: 1.3 to 1.9
     times as fast. Sums of several parts are added up in another order than by the default executor: each executor

@@ -12,7 +12,7 @@ from trainer_kit.distribution.seeds import seed_everything
 
 
 def forget_models(runtime: RuntimeConfig) -> None:
-    """Frees the state that Keras keeps of earlier models, and seeds everything; eager, on the host.
+    """Frees the state that Keras keeps of earlier models, and seeds everything; runs eagerly, on the host.
 
     What is built next has the names, draws the random numbers and has the dtype policy that it would have in a new
     process, whatever was built before.

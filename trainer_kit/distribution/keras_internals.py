@@ -52,7 +52,7 @@ def set_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
 
 
 class LayerNumbers:
-    """Has Keras 3 number the layers of each model of a process as those of the first one; eager, on the host.
+    """Has Keras 3 number the layers of each model of a process as those of the first one; runs eagerly, on the host.
 
     Patterns of a config are searched in the names of layers, and so hold for each run of a process. The public way is
     `keras.utils.clear_session`, which also resets the default graph that the scope of a strategy needs. After it the

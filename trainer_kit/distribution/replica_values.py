@@ -37,7 +37,10 @@ def are_alike(state: list[Any]) -> bool:
 
 
 def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
-    """Returns the values of all replicas in a form that JSON can hold, by worker; eager, called by all workers."""
+    """Returns the values of all replicas in a form that JSON can hold, by worker.
+
+    Runs eagerly, called by all workers.
+    """
     local = [[_encode(part.numpy()) for part in parts] for parts in _parts(variables, strategy)]
     if worker_count(strategy) == 1:
         return [local]
@@ -70,13 +73,19 @@ class ReplicasState:
         self._variables, self._strategy = variables, strategy
 
     def state(self) -> list[Any] | None:
-        """Returns the values of all replicas; None if all replicas have the same. Eager, called by all workers."""
+        """Returns the values of all replicas; None if all replicas have the same.
+
+        Runs eagerly, called by all workers.
+        """
         variables = own_to_each_replica(self._variables(), self._strategy)
         state = replica_values(variables, self._strategy) if variables else []
         return None if are_alike(state) else state
 
     def restore(self, state: list[Any] | None) -> None:
-        """Restores what `state` returned; warns when it was saved on other replicas."""
+        """Gives each replica the values that `state` returned for it; None changes nothing.
+
+        If they were saved on another number of replicas, or on other workers, it changes nothing and warns.
+        """
         variables = own_to_each_replica(self._variables(), self._strategy)
         if variables and state is not None and not put_replica_values(variables, self._strategy, state):
             _LOG.warning(

@@ -10,7 +10,7 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 
 
 def local_tensors(inputs: Any, strategy: tf.distribute.Strategy) -> list[tf.Tensor]:
-    """Returns all tensors of a distributed batch, of every replica of this worker; in graph, cross-replica."""
+    """Returns all tensors of a distributed batch, of every replica of this worker; runs in graph, cross-replica."""
     values = [local for value in tf.nest.flatten(inputs) for local in strategy.experimental_local_results(value)]
     return [tensor for tensor in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(tensor)]
 

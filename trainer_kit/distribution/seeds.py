@@ -17,7 +17,7 @@ SEEDS = 2**32  # NumPy takes no larger one
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy, TensorFlow and Keras, and tf_keras as soon as it is imported; eager, on the host.
+    """Seeds Python, NumPy, TensorFlow and Keras, and tf_keras as soon as it is imported; runs eagerly, on the host.
 
     Called before the model is built, two runs of equal code draw equal initial weights, dropout masks and shuffles.
     It does not start TensorFlow's runtime, so devices can still be configured.

@@ -30,7 +30,7 @@ TPU_ANSWERS_WITHIN = 10.0  # seconds; TensorFlow itself waits for ever
 def create_strategy(
     runtime: RuntimeConfig, hang_timeout_seconds: float | None = HANG_TIMEOUT
 ) -> tf.distribute.Strategy:
-    """Returns the strategy that `runtime` asks for; eager, on the host, after `configure_devices`.
+    """Returns the strategy that `runtime` asks for; runs eagerly, on the host, after `configure_devices`.
 
     One device never pays for mirroring: `auto` and `mirrored` over a single device give TensorFlow's default strategy.
 

@@ -29,7 +29,7 @@ _MISSING = "missing"  # of a setting that a dataset does not have
 
 
 def single_threaded_executor() -> AbstractContextManager[Any]:
-    """Returns a context in which TensorFlow functions run on one thread; eager, on the host.
+    """Returns a context in which TensorFlow functions run on one thread; runs eagerly, on the host.
 
     `tf.function` and `tf.config` choose no executor. Without the name the run does not begin.
 
@@ -51,8 +51,8 @@ def single_threaded_executor() -> AbstractContextManager[Any]:
 def operation_seeds_from_the_start() -> Iterator[None]:
     """Restarts the seeds of operations from the global seed inside, and restores their generator afterwards.
 
-    Eager, on the host. `tf.random.set_seed` does the first, but then later operations draw the seeds of earlier ones
-    again, and all random operations lose their state; what has been drawn cannot be asked for. Without the name
+    Runs eagerly, on the host. `tf.random.set_seed` does the first, but then later operations draw the seeds of earlier
+    ones again, and all random operations lose their state; what has been drawn cannot be asked for. Without the name
     nothing is done, and a warning says so: the seeds then depend on how many random operations were made before.
     """
     try:
@@ -79,7 +79,7 @@ def operation_seeds_from_the_start() -> Iterator[None]:
 
 
 def has_global_seed() -> bool:
-    """Whether `tf.random.set_seed` was called; eager, on the host.
+    """Whether `tf.random.set_seed` was called; runs eagerly, on the host.
 
     TensorFlow has no public way to read the global seed; with a seed of its own, an op gets a constant in its place
     while none is set. In a release with another constant the answer is True.
@@ -90,7 +90,7 @@ def has_global_seed() -> bool:
 def converted_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function, model or layer as AutoGraph makes a graph of it, in code that is itself not converted.
 
-    In graph, in any context. What users have marked `do_not_convert`, and the layers of Keras 3, stay as they are.
+    Runs in graph, in any context. What users have marked `do_not_convert`, and the layers of Keras 3, stay as they are.
     `tf.autograph.to_graph` takes functions and methods with a source only, and converts the marked ones too; without
     the name it is used for those, and all else stays as it is: an `if` over a tensor in a model then fails.
     """

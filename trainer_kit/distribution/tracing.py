@@ -12,7 +12,7 @@ def traced(function: Callable[..., Any], *specs: Any) -> Any:
     """Traces a function on specs, so that the variables that it creates exist afterwards; runs nothing.
 
     A tf.function creates the variables that replicas share with a value for the first replica only, so with several
-    replicas they are created outside of the function that is traced. Eager, on the host, in strategy scope.
+    replicas they are created outside of the function that is traced. Runs eagerly, on the host, in strategy scope.
 
     Args:
       function: The function.

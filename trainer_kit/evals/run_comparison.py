@@ -23,7 +23,7 @@ _NOT_COMPARED = ("save_counter",)  # counts the saves of the process, which are 
 
 
 def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> list[str]:
-    """Returns the differences of two finished runs, one line each; [] when they are equal. Eager, on the host.
+    """Returns the differences of two finished runs, one line each; [] when they are equal. Runs eagerly, on the host.
 
     Compares, bit by bit, the variables of the newest checkpoint and of the best ones; and, without clock times,
     info.json, the evaluations since the last rewind, metrics.jsonl and final.json. Also lists files

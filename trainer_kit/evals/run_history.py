@@ -97,7 +97,10 @@ class RunHistory:
                 last,
             )
         if anew and self._history is not None and self._sidecars_know_another_life():
-            _LOG.warning("%s: sidecars evaluated checkpoints that are gone; the run starts again", self.ledger.path)
+            _LOG.warning(
+                "%s names evaluations of checkpoints that are gone; sidecars forget them, and the run begins at step 0",
+                self.ledger.path,
+            )
             self.ledger.rewind(0)  # a sidecar that still runs reads this
         if not anew:
             self._warn_of_loss(step)

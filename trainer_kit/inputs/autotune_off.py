@@ -21,7 +21,7 @@ _NOTHING_TO_TUNE = {
 
 
 def without_idle_tuner(dataset: Any) -> Any:
-    """Returns `dataset` with the tuner turned off if none of its transformations can be tuned; on the host.
+    """Returns `dataset` with the tuner turned off if none of its transformations can be tuned; runs on the host.
 
     The elements and their order stay the same, and so does what the user has set in options.autotune. Only a pipeline
     that ends in a prefetch is changed: to any other pipeline tf.data adds a prefetch, but only while it may tune.

@@ -10,7 +10,7 @@ _IGNORE_STATE = 1  # of tf.data's ExternalStatePolicy: a function with a state d
 
 
 def graph_of(part: Any) -> Any:
-    """Returns the GraphDef of a dataset and of all its inputs, arrays in memory included. Eager, on the host.
+    """Returns the GraphDef of a dataset and of all its inputs, arrays in memory included. Runs eagerly, on the host.
 
     Raises:
       tf.errors.OpError: when TensorFlow cannot make the graph, such as one of 2 GiB or more.

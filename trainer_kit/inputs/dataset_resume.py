@@ -135,7 +135,10 @@ class Resumption:
 
 
 def examine(dataset: tf.data.Dataset) -> Examination:
-    """Returns what matters for resuming a plain dataset; reads no element, only its objects and graphs. On the host."""
+    """Returns what matters for resuming a plain dataset; reads no element, only its objects and graphs.
+
+    Runs on the host.
+    """
     found: dict[str, list[str]] = {field: [] for field in Examination.__dataclass_fields__}
     if dataset.options().deterministic is False:
         found["any_order"].append("options(): deterministic=False")

@@ -20,7 +20,7 @@ _SET_IT = "set trainer.steps_per_epoch to the number of steps that count as an e
 def epoch_length(
     made: Any, batch_size: int, input_context: tf.distribute.InputContext | None = None, wanted_by: str = "an epoch"
 ) -> Fraction:
-    """Returns the steps of an epoch; a fraction where batches run over the end of an epoch. Eager, on the host.
+    """Returns the steps of an epoch; a fraction where batches run over the end of an epoch. Runs eagerly, on the host.
 
     A dataset whose length TensorFlow does not know is read once from its start to its end to count it.
 

@@ -21,7 +21,7 @@ _LARGE = 2**29  # bytes
 def stacked_at(
     made: Any, position: Position, size: int, input_context: tf.distribute.InputContext | None = None
 ) -> tf.data.Dataset:
-    """Returns the data of one replica from `position` on, with `size` batches in each element. On the host.
+    """Returns the data of one replica from `position` on, with `size` batches in each element. Runs on the host.
 
     A Source may have a method `stacked_at(position, size)` that makes the stack at once, which is faster; it returns
     None where it cannot.

@@ -14,7 +14,7 @@ _LAST_ALPHA = 0.2
 
 
 class TaskSampler:
-    """Draws one of several tasks for each step; the same seed and step always draw the same task. On the host.
+    """Draws one of several tasks for each step; the same seed and step always draw the same task. Runs on the host.
 
     Args:
       config: How tasks are drawn.
@@ -37,7 +37,7 @@ class TaskSampler:
         return drawn.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     def counts(self, position: int) -> list[int]:
-        """Returns how many of the steps before `position` each task has trained; eager.
+        """Returns how many of the steps before `position` each task has trained; runs eagerly.
 
         All of these draws are made again, at about 40 million a second.
         """
@@ -54,7 +54,10 @@ class TaskSampler:
 
     @tf.autograph.experimental.do_not_convert
     def _block(self, block: tf.Tensor) -> tf.Tensor:
-        """Returns the tasks of a block of steps, int64 [BLOCK]: a pure function of the block's number. In graph."""
+        """Returns the tasks of a block of steps, int64 [BLOCK]: a pure function of the block's number.
+
+        Runs in graph.
+        """
         seed = tf.stack([tf.constant(self._seed, tf.int64), block])
         drawn = tf.random.stateless_uniform([BLOCK], seed, dtype=tf.float64, alg="philox")
         shares = tf.cumsum(self._shares(block * BLOCK + tf.range(BLOCK, dtype=tf.int64)), axis=1)
@@ -63,7 +66,10 @@ class TaskSampler:
 
     @tf.autograph.experimental.do_not_convert
     def _shares(self, steps: tf.Tensor) -> tf.Tensor:
-        """Returns what the probabilities of the tasks are proportional to, float64 [steps or 1, tasks]; in graph."""
+        """Returns what the probabilities of the tasks are proportional to, float64 [steps or 1, tasks].
+
+        Runs in graph.
+        """
         weights = tf.constant([self._weights], tf.float64)
         if isinstance(self._config, ProportionalSampleConfig):
             return weights**self._config.alpha

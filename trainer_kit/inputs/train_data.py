@@ -200,7 +200,7 @@ class TrainData:
             self._report(Resumption("skip", (_FAILED_AHEAD,)))
 
     def save_iterator(self, prefix: str, *, at_place: bool = True, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Eager.
+        """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Runs eagerly.
 
         Waits for the elements that the pipeline is making: for stacks of batches that come slowly, many seconds.
 

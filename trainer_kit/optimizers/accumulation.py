@@ -100,7 +100,7 @@ class GradientSums:
         return [one for call in self._calls.values() for one in call.sums if isinstance(one, tf.Tensor)]
 
     def part(self, weight: Any, first: Any) -> GradientAccumulator:
-        """Returns the stand-in for the optimizer in one micro-batch; in graph or eager, on a replica.
+        """Returns the stand-in for the optimizer in one micro-batch; runs in graph or eagerly, on a replica.
 
         Args:
           weight: The micro-batch's share of the batch: a float above 0, or a float32 scalar that may be 0.
@@ -120,7 +120,7 @@ class GradientSums:
         first: Any,
         inside: bool = False,
     ) -> None:
-        """Adds weighted gradients to their sums; on a replica.
+        """Adds weighted gradients to their sums; runs on a replica.
 
         Args:
           key: The key of the call, the same in each micro-batch and on each replica.
@@ -146,12 +146,12 @@ class GradientSums:
         _add_to(pairs, weight, first)
 
     def _kept(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Returns what is added to sums, and the variable of each; in graph, on a replica."""
+        """Returns what is added to sums, and the variable of each; runs in graph, on a replica."""
         return gradients, variables
 
     @tf.autograph.experimental.do_not_convert
     def update(self) -> None:
-        """Applies the sums as the step has applied its gradients; on a replica, after the last micro-batch."""
+        """Applies the sums as the step has applied its gradients; runs on a replica, after the last micro-batch."""
         for call in self._calls.values():
             call.apply(call.values())
 
@@ -228,7 +228,7 @@ class GradientAccumulator:
 
     @tf.autograph.experimental.do_not_convert
     def needs_gradients(self) -> tf.Tensor:
-        """Returns whether the gradients of this step will be used, a bool scalar; on a replica."""
+        """Returns whether the gradients of this step will be used, a bool scalar; runs on a replica."""
         return updates.needs_gradients(self._optimizer)
 
     @tf.autograph.experimental.do_not_convert
@@ -238,7 +238,7 @@ class GradientAccumulator:
 
     @tf.autograph.experimental.do_not_convert
     def add_gradients(self, pairs: Sequence[tuple[Any, Any]]) -> None:
-        """Adds the gradients of `trainer_kit.apply_gradients` to the sums; on a replica."""
+        """Adds the gradients of `trainer_kit.apply_gradients` to the sums; runs on a replica."""
         optimizer, variables = self._optimizer, [variable for _, variable in pairs]
 
         def apply(sums: list[Any]) -> None:
@@ -248,10 +248,12 @@ class GradientAccumulator:
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any) -> Any:
-        """Adds gradients to the sums; on a replica. The update passes the further arguments to the optimizer.
+        """Adds the gradients of a micro-batch to the sums; runs on a replica.
+
+        After the last micro-batch of a batch, the optimizer gets the sums and the further arguments.
 
         Returns:
-          The number of updates so far, as an optimizer does.
+          The number of updates so far: `iterations` of the optimizer, which its own `apply_gradients` returns too.
         """
         pairs, optimizer = list(grads_and_vars), self._optimizer
         variables = [variable for _, variable in pairs]
@@ -264,7 +266,7 @@ class GradientAccumulator:
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Adds gradients to the sums; on a replica.
+        """Adds gradients to the sums; runs on a replica.
 
         Args:
           grads: The gradients.

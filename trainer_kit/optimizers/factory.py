@@ -35,7 +35,7 @@ def create_optimizer(
     loss_scale: str | float | None = None,
     random_seed: int = 0,
 ) -> keras.Optimizer:
-    """Returns the optimizer that `config` describes; eager, in the scope of the strategy.
+    """Returns the optimizer that `config` describes; runs eagerly, in the scope of the strategy.
 
     Its attribute `clipping` tells `gradients.apply_gradients` how to clip gradients; Keras' own clip arguments are not
     used. Build it with all the model's trainable variables before the first step.
@@ -86,7 +86,9 @@ def _registered(kind: str, optimizer: Any) -> keras.Optimizer:
 
 
 def build_optimizers(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Creates the slot variables of a Keras 3 optimizer, or of each in a dict, if it has none yet; eager, in scope.
+    """Creates the slot variables of a Keras 3 optimizer, or of each in a dict, if it has none yet.
+
+    Runs eagerly, in scope.
 
     Args:
       optimizer: An optimizer of any library, a dict of optimizers, or None; only those of Keras 3 need this call.

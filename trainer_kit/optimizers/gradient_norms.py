@@ -60,7 +60,7 @@ class GradientNorms:
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Begins a loop; eager or in graph, in cross-replica context."""
+        """Begins a loop; runs eagerly or in graph, in cross-replica context."""
         for one in self.variables:
             one.assign(tf.zeros_like(one))
 
@@ -79,13 +79,13 @@ class GradientNorms:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Returns the state of the alarm, for a checkpoint; eager. It is the same on all replicas."""
+        """Returns the state of the alarm, for a checkpoint; runs eagerly. It is the same on all replicas."""
         local = tf.distribute.get_strategy().experimental_local_results
         window, seen = (local(one)[0].numpy() for one in self.persistent_variables)
         return {"window": window, "seen": int(seen)}
 
     def restore(self, state: Mapping[str, Any] | None) -> bool:
-        """Restores what `state` returned, or empties the window without it; eager.
+        """Restores what `state` returned, or empties the window without it; runs eagerly.
 
         Returns:
           Whether the state, if any, is of a window as long as this one.
@@ -119,7 +119,7 @@ class GradientNorms:
 
 @tf.autograph.experimental.do_not_convert
 def quantile_of(window: tf.Tensor, count: tf.Tensor, quantile: float) -> tf.Tensor:
-    """Returns the quantile of `count` values, a float32 scalar; eager or in graph.
+    """Returns the quantile of `count` values, a float32 scalar; runs eagerly or in graph.
 
     It is one of the values, without interpolation: that of numpy.quantile with method="higher".
 

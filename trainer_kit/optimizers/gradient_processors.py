@@ -132,7 +132,7 @@ def _with_noise(config: GradientNoiseConfig, seed: str, gradients: list[Gradient
 
 
 def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Returns numbers of the standard normal distribution, float32 (Box-Muller); in graph or eager.
+    """Returns numbers of the standard normal distribution, float32 (Box-Muller); runs in graph or eagerly.
 
     XLA makes other numbers of the same bits in tf.random.stateless_normal and stateless_uniform, whatever their `alg`.
     The bits of Philox are the same, and so these numbers are, up to rounding.

@@ -64,7 +64,7 @@ class Clipping:
 
 
 def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
-    """Returns `gradients` within the bounds of `clipping`; eager or in graph.
+    """Returns `gradients` within the bounds of `clipping`; runs eagerly or in graph.
 
     Norms are summed in float32. Indices of IndexedSlices must not repeat. Gradients that are not finite stay so, except
     under clipvalue, which bounds infinities like any number.
@@ -83,7 +83,9 @@ def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
 
 @tf.autograph.experimental.do_not_convert
 def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
-    """Returns the loss to differentiate: times the loss scale, if `optimizer` has one; eager or in graph, on a replica.
+    """Returns the loss to differentiate: times the loss scale, if `optimizer` has one.
+
+    Runs eagerly or in graph, on a replica.
 
     `apply_gradients` undoes the scaling.
 
@@ -101,7 +103,7 @@ def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
 
 @tf.autograph.experimental.do_not_convert
 def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any, Any]]) -> None:
-    """Updates variables by their gradients; eager or in graph, in a replica.
+    """Updates variables by their gradients; runs eagerly or in graph, in a replica.
 
     Each replica passes the gradient of its share of the loss (its mean loss divided by the number of replicas). The
     gradients are summed over replicas, unscaled, clipped and applied. Variables without a gradient (None) keep their
@@ -140,7 +142,9 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
 
 @tf.autograph.experimental.do_not_convert
 def needs_gradients(optimizer: Any) -> tf.Tensor:
-    """Returns whether an optimizer will use the gradients of this step, a bool scalar; eager or in graph, in a replica.
+    """Returns whether an optimizer will use the gradients of this step, a bool scalar.
+
+    Runs eagerly or in graph, in a replica.
 
     It is false in the steps of a period whose gradients are left out (`trainer.optimizers.<name>.period`), so that a
     training step does not have to compute them.

@@ -64,7 +64,7 @@ _WAITING = ("cosine_restarts", "one_cycle", "inverse_time")  # before `offset` t
 
 
 def create_learning_rate(config: OptimizationConfig) -> float | Schedule:
-    """Returns the learning rate that `config` describes; eager, on the host.
+    """Returns the learning rate that `config` describes; runs eagerly, on the host.
 
     A constant without a warm-up is a float, which can be changed while training; all else is a Keras schedule of the
     optimizer's own iterations.
@@ -78,7 +78,9 @@ def create_learning_rate(config: OptimizationConfig) -> float | Schedule:
 
 @tf.autograph.experimental.do_not_convert
 def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
-    """Returns the learning rate of `optimizer`, a float32 scalar, or a dict of them; eager or in graph, in any context.
+    """Returns the learning rate of `optimizer`, a float32 scalar, or a dict of them.
+
+    Runs eagerly or in graph, in any context.
 
     Args:
       optimizer: An optimizer of Keras, wrapped for loss scaling or not; any object with a `learning_rate`; or a dict.
@@ -127,11 +129,11 @@ class ConfiguredRates:
         self._configured = {name: float(rate.numpy()) for name, rate in self._variables.items()}
 
     def state(self) -> dict[str, float]:
-        """Returns the rates of the config, for the checkpoint; eager, on the host."""
+        """Returns the rates of the config, for the checkpoint; runs eagerly, on the host."""
         return self._configured
 
     def restore(self, before: Mapping[str, float] | None) -> None:
-        """Assigns the rates of the config that differ from `before`; eager, after the variables are restored."""
+        """Assigns the rates of the config that differ from `before`; runs eagerly, after the variables are restored."""
         for name, rate in self._configured.items():
             if before is not None and before.get(name) != rate:
                 self._variables[name].assign(rate)
@@ -151,7 +153,7 @@ class ScaledRate(Schedule):
         self.rate, self.factors = rate, dict[str, tf.Variable]()
 
     def __call__(self, step: Any) -> Any:
-        """Returns the rate at `step`; eager or in graph."""
+        """Returns the rate at `step`; runs eagerly or in graph."""
         rate = self.rate(step) if isinstance(self.rate, Schedule) else tf.convert_to_tensor(self.rate)
         for factor in self.factors.values():
             rate *= tf.cast(tf.convert_to_tensor(factor), rate.dtype)
@@ -175,7 +177,7 @@ def learning_rate_factors(optimizer: Any) -> dict[str, tf.Variable]:
 
 
 def add_learning_rate_factor(optimizer: Any, name: str) -> None:
-    """Gives the learning rate of a Keras 3 optimizer a factor, which is 1 at first; eager, in strategy scope.
+    """Gives the learning rate of a Keras 3 optimizer a factor, which is 1 at first; runs eagerly, in strategy scope.
 
     Takes effect in functions that are traced afterwards. They read the factor in each step.
 

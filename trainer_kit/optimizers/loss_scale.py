@@ -55,7 +55,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         keras.optimizers.Optimizer.build(self, variables)  # past Keras' own, which would make the scale again
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Returns `loss` in float32, times the scale; eager or in graph, on a replica."""
+        """Returns `loss` in float32, times the scale; runs eagerly or in graph, on a replica."""
         return tf.cast(loss, tf.float32) * tf.convert_to_tensor(self.dynamic_scale)
 
     def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Any] | None = None) -> None:

@@ -28,7 +28,7 @@ def averaged_variables(model: Any, config: EMAConfig, trainable: Sequence[Any] =
 
 
 def create_average(model: Any, config: EMAConfig | None, trainable: Sequence[Any] = ()) -> MovingAverage | None:
-    """Returns the moving average of a model's weights; None where the config asks for none. Eager, in scope.
+    """Returns the moving average of a model's weights; None where the config asks for none. Runs eagerly, in scope.
 
     Args:
       model: The built model.
@@ -118,7 +118,7 @@ class MovingAverage:
         return self._swapped
 
     def update(self, step: Any) -> None:
-        """Moves the averages towards the variables; eager or in graph, in a replica or in cross-replica context.
+        """Moves the averages towards the variables; runs eagerly or in graph, in a replica or in cross-replica context.
 
         Args:
           step: The number of steps taken, the one just applied included; an integer, or an integer scalar.
@@ -132,11 +132,11 @@ class MovingAverage:
                 self._move_each(self._strategy, decays)
 
     def begin(self) -> None:
-        """Sets the averages to the weights; called when there was no checkpoint to restore; eager."""
+        """Sets the averages to the weights; called when there was no checkpoint to restore; runs eagerly."""
         self.reset()
 
     def reset(self, names: Collection[str] | None = None, keys: Collection[str] | None = None) -> None:
-        """Makes averages equal to the variables, as after restoring weights alone; eager, on the host.
+        """Makes averages equal to the variables, as after restoring weights alone; runs eagerly, on the host.
 
         Args:
           names: The names of the averages; None: all.
@@ -149,7 +149,9 @@ class MovingAverage:
                 self._copy_each(name, keys)
 
     def swap(self, name: str = AVERAGE) -> None:
-        """Exchanges variables and averages, on every replica, exactly; a second call undoes it; eager, on the host.
+        """Exchanges variables and averages, on every replica, exactly; a second call undoes it.
+
+        Runs eagerly, on the host.
 
         Args:
           name: The name of the average; a variable without such an average keeps its value.
@@ -220,7 +222,10 @@ def _copy(average: tf.Variable, value: Any) -> None:
 
 
 def exchange(strategy: tf.distribute.Strategy, ones: Sequence[tf.Variable], others: Sequence[tf.Variable]) -> None:
-    """Exchanges the values of variables, one by one, on every replica, exactly; in graph, in cross-replica context."""
+    """Exchanges the values of variables, one by one, on every replica, exactly.
+
+    Runs in graph, in cross-replica context.
+    """
     with strategy.scope():
         for one, other in zip(ones, others, strict=True):
             strategy.extended.update(one, _exchange, args=(other,), group=False)

@@ -43,7 +43,7 @@ class NamedOptimizers(Mapping[str, Any]):
         return len(self._optimizers)
 
     def build(self) -> None:
-        """Creates the slots of each optimizer for the variables that it owns; eager, in scope.
+        """Creates the slots of each optimizer for the variables that it owns; runs eagerly, in scope.
 
         Raises:
           UsageError: when an optimizer is none of Keras 3.
@@ -93,7 +93,7 @@ def owned_variables(
     given: Mapping[str, Sequence[Any]],
     model: Any,
 ) -> dict[str, list[Any]]:
-    """Returns the variables that each of several optimizers updates, by its name; eager.
+    """Returns the variables that each of several optimizers updates, by its name; runs eagerly.
 
     A section's patterns choose among the trainable variables that no optimizer before it has. An optimizer without
     patterns has the variables that are given for it.

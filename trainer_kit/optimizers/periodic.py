@@ -80,7 +80,7 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def needs_gradients(self) -> tf.Tensor:
-        """Returns whether this step's gradients will be used, a bool scalar; eager or in graph."""
+        """Returns whether this step's gradients will be used, a bool scalar; runs eagerly or in graph."""
         is_last = (tf.convert_to_tensor(self.steps_done) + 1) % self.period == 0
         return tf.logical_or(self.accumulate, is_last)
 

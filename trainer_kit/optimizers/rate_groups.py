@@ -66,10 +66,11 @@ class RateGroups:
 
 
 def with_rate_groups(optimizer: keras.Optimizer, groups: RateGroups) -> keras.Optimizer:
-    """Gives an optimizer that is not built yet the learning rates of `groups`; without groups, nothing changes.
+    """Gives groups of variables learning rates of their own, in an optimizer that is not built yet.
 
     Returns:
-      The same object. With groups its class is a subclass of its class, with another `build` and `update_step`.
+      The same object. With groups, it gets a new class: a subclass of the one it had, with another `build` and
+      `update_step`.
     """
     if groups.active:
         kind = type(optimizer)

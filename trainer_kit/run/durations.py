@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 def with_durations(plan: RunPlan, task: Any) -> RunPlan:
     """Returns the plan with steps in its config, and with the epochs of the run; unchanged if it does not train.
 
-    Eager, in the scope of the strategy, on every worker.
+    Runs eagerly, in the scope of the strategy, on every worker.
 
     Raises:
       ConfigError: when the data does not tell the length of an epoch, or a share has no run of known length.
@@ -71,7 +71,7 @@ def in_steps(
     """Returns the config with steps in place of epochs and shares, and the epochs; None if nothing names epochs.
 
     Opens the training data once if the length of an epoch is needed and the config does not tell it: by
-    trainer.steps_per_epoch, or by trainer.overfit_batches, which then are the epoch. Eager, in the scope of the
+    trainer.steps_per_epoch, or by trainer.overfit_batches, which then are the epoch. Runs eagerly, in the scope of the
     strategy, on every worker.
 
     Args:

@@ -60,7 +60,9 @@ def finetune_checkpoints(
     records: Callable[[], Mapping[str, str]] = dict,
     **arguments: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Fine-tunes from each checkpoint in the folder `task.init_checkpoint`, until the run there is finished. Eager.
+    """Fine-tunes from each checkpoint in the folder `task.init_checkpoint`, until the run there is finished.
+
+    Runs eagerly.
 
     Args:
       strategy: The strategy of all fine-tunings, with one worker.

@@ -86,10 +86,10 @@ def _reworded(text: str) -> str:
     return text.replace("invalid literal for int() with base 10", "not a whole number")
 
 
-def unsupervised(values: flags.FlagValues) -> list[str]:
+def attempt_flags(values: flags.FlagValues) -> list[str]:
     """Returns the arguments of each attempt under the supervisor: the same flags without --max_restarts.
 
-    They lack --from_step too; see `until_begun`.
+    They lack --from_step too, which would rewind the run at each restart; `until_begun` returns it.
     """
     arguments: list[str] = []
     for name in values:

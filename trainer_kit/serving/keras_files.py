@@ -15,7 +15,7 @@ from trainer_kit.optimizers.per_variable import variable_path
 def load_keras_file(model: Any, path: str) -> tuple[int, int]:
     """Loads the weights in a Keras file into `model`; returns its numbers of variables and parameters.
 
-    Eager, in cross-replica context.
+    Runs eagerly, in cross-replica context.
 
     Raises:
       UsageError: when there is no such file, or it does not fit; with Keras's message. The model is unchanged.

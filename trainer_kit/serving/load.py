@@ -63,7 +63,7 @@ def load_model(
     """Returns the model of a run with the weights that the run evaluates: their moving average, if it keeps one.
 
     The run's own task builds the model from params.yaml and manifest.json. This trains nothing and writes nothing into
-    the folder; the run may continue meanwhile. Eager, outside of a strategy.
+    the folder; the run may continue meanwhile. Runs eagerly, outside of a strategy.
 
     Args:
       run_dir: The folder of the run.
@@ -104,7 +104,7 @@ def load_weights(
 ) -> LoadedWeights:
     """Loads weights of any program into a model; prints a summary and returns it.
 
-    All variables of the model get their values, or, after an error, none. Eager, in cross-replica context.
+    All variables of the model get their values, or, after an error, none. Runs eagerly, in cross-replica context.
 
     Args:
       model: A built Keras 3 model, tf_keras model or tf.Module.

@@ -66,7 +66,7 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
 def count_loop_flops(graph: tf.Graph, batch_size: int) -> FlopsResult:
     """Counts the operations of one pass through the body of a traced loop, such as one training step.
 
-    Counts like `count_flops`. Eager, on the host; never raises: `problem` reports any failure.
+    Counts like `count_flops`. Runs eagerly, on the host; never raises: `problem` reports any failure.
 
     Args:
       graph: The graph of a function with one tf.while_loop that reads an element of an iterator in each pass.

@@ -17,9 +17,9 @@ _NOTES = ("_class", "_output_shapes")  # attributes that name other nodes, or sh
 def with_calls_inlined(graph: Any, batch_size: int | None = None) -> tf.Graph:
     """Returns a graph without function calls, for inspection only; `graph` itself if it has no calls.
 
-    Eager, on the host. Calls come from layers with a tf.function and from loaded SavedModels. Variables become handles
-    with known shapes, so no weight is copied. Control dependencies are left out. A call whose function has no Python
-    graph stays a call.
+    Runs eagerly, on the host. Calls come from layers with a tf.function and from loaded SavedModels. Variables become
+    handles with known shapes, so no weight is copied. Control dependencies are left out. A call whose function has no
+    Python graph stays a call.
 
     Args:
       graph: The graph of a concrete function.

@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def profiled(trainer: Any, profile: str | None, folder: str, writes: bool = True) -> Iterator[None]:
-    """While entered, traces `trainer` during the steps of `profile`. Eager.
+    """While entered, traces `trainer` during the steps of `profile`. Runs eagerly.
 
     The steps compute the same, with one exception: runtime.executor=auto chooses default for a run that begins with a
     profile, and the run keeps it; see docs/guides/speed.md.

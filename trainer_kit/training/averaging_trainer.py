@@ -33,7 +33,7 @@ class AveragingTrainer(BaseTrainer):
         return self._weights.of_metric(metric, [name for name in self.validation_sets if name])[0]
 
     def averaged_weights(self, name: str = "") -> AbstractContextManager[None]:
-        """Replaces the weights by a moving average, if any, and makes late saves wait; eager, on the host.
+        """Replaces the weights by a moving average, if any, and makes late saves wait; runs eagerly, on the host.
 
         Args:
           name: "average", "weights" or one of `ema.more_decays`; "": what evaluations use, the first of `ema.evaluate`.
@@ -49,7 +49,9 @@ class AveragingTrainer(BaseTrainer):
         return self._weights.averages
 
     def write_weights(self, prefix: str, name: str = "") -> None:
-        """Writes a checkpoint of weights alone, as the best checkpoint is one; eager, on the host, on every worker.
+        """Writes a checkpoint of weights alone, as the best checkpoint is one.
+
+        Runs eagerly, on the host, on every worker.
 
         Args:
           prefix: The path of the checkpoint, without suffixes.

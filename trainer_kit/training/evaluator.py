@@ -202,7 +202,10 @@ class Evaluator(AveragingTrainer):
         return None if batches is None else batches * (1 + len(self._weights.others))
 
     def validation_metric_names(self) -> list[str] | None:
-        """Returns the metric names of `eval_end`, nested names joined by `|`; None if not known before it runs."""
+        """Returns the names of the metrics that `eval_end` returns, nested names joined by `|`.
+
+        It returns None if a task aggregates logs by its own functions: those names are known only after an evaluation.
+        """
         of_sets = []
         for one in self.validation:
             names = None if self._aggregates(self._task_of(one)) else self._metrics_of(one).names()
@@ -212,7 +215,7 @@ class Evaluator(AveragingTrainer):
         return metric_names(of_sets, self._weights)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Runs an evaluation and returns what `eval_end` returns. Eager, on the host.
+        """Runs an evaluation and returns what `eval_end` returns. Runs eagerly, on the host.
 
         Several validation sets are evaluated one after the other; `trainer.validation_sets` may give each its number
         of batches. If `ema.evaluate` names several weights, each set is evaluated with all of them, with the first one
@@ -345,7 +348,7 @@ class Evaluator(AveragingTrainer):
 
     @tf.autograph.experimental.do_not_convert
     def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the next batch for the model, and logs that do not go through the model; in graph.
+        """Returns the next batch for the model, and logs that do not go through the model; runs in graph.
 
         These logs stay on the host, and are merged with the logs of validation_step for `aggregate_logs`.
         """
@@ -353,7 +356,10 @@ class Evaluator(AveragingTrainer):
 
     @tf.autograph.experimental.do_not_convert
     def eval_step(self, iterator: Any) -> dict[str, Any]:
-        """Evaluates one element of the iterator on every replica; returns logs as tuples over replicas; in graph."""
+        """Evaluates one element of the iterator on every replica; returns logs as tuples over replicas.
+
+        Runs in graph.
+        """
         inputs, passthrough = converted(self.next_eval_inputs)(iterator)
         # Else, where the size of a batch is known beforehand, metrics may count one more when the data has ended.
         with writes_after(local_tensors(inputs, self._strategy)):
@@ -389,7 +395,7 @@ class Evaluator(AveragingTrainer):
         return converted(self._task_of(self.validation.current).aggregate_logs)(state, step_outputs)
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
-        """Returns the logs of the evaluation; keeps the best checkpoint unless the run does. Eager, on the host.
+        """Returns the logs of the evaluation; keeps the best checkpoint unless the run does. Runs eagerly, on the host.
 
         Args:
           aggregated_logs: The state that `eval_reduce` returned, if any; with several validation sets, a dict by name.
@@ -409,7 +415,7 @@ class Evaluator(AveragingTrainer):
     def keep_best(self, logs: dict[str, Any]) -> None:
         """Exports the evaluated weights if they are among the best, and adds the best metric so far to the logs.
 
-        Eager, on the host, on every worker. A late save, in another thread, waits meanwhile.
+        Runs eagerly, on the host, on every worker. A late save, in another thread, waits meanwhile.
 
         Args:
           logs: The logs of this step's evaluation; with several validation sets, those of the evaluated sets by name.
@@ -429,7 +435,7 @@ class Evaluator(AveragingTrainer):
         return self.validation.names if self.validation.have_names else ()
 
     def add_best(self, logs: dict[str, Any]) -> None:
-        """Adds the best metric so far to the logs of its validation set, if that set was evaluated."""
+        """Adds the best value so far of the metric that chooses the best checkpoint to `logs`, if it was evaluated."""
         if not self._checkpoint_exporter:
             return
         exporter, metric = self._checkpoint_exporter, self.config.trainer.best_checkpoint_eval_metric

@@ -50,7 +50,7 @@ def largest_stack(steps_per_loop: int, batch_bytes: int) -> int:
 
 
 class FuseTimer:
-    """Times one experiment. Eager, on the host, in the scope of the strategy.
+    """Times one experiment. Runs eagerly, on the host, in the scope of the strategy.
 
     Args:
       create: A function of trainer.fuse_steps that returns a new trainer with a new model.

@@ -22,7 +22,7 @@ class _Loss(keras.metrics.Mean):
     reported = False
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Adds values to the mean; in graph, on a replica.
+        """Adds values to the mean; runs in graph, on a replica.
 
         A sum is added to the variable by one operation, and not as Keras adds it: TensorFlow may regroup an addition
         with those that made the loss (total + (a + b)), and not in each process in the same way.
@@ -92,7 +92,7 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
-        """Adds the loss and the other scalars of one training step; in graph, on a replica.
+        """Adds the loss and the other scalars of one training step; runs in graph, on a replica.
 
         Args:
           task: The task of the step.
@@ -110,7 +110,7 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def update_loss(self, loss: tf.Tensor, inputs: Any = None, share: Any = None) -> None:
-        """Adds the loss of one batch; in graph, on a replica.
+        """Adds the loss of one batch; runs in graph, on a replica.
 
         Args:
           loss: The mean loss over the batch.
@@ -135,7 +135,7 @@ class MetricSet:
         self.loss.update_state(loss, sample_weight=examples)
 
     def _update_loss_of_micro_batch(self, loss: tf.Tensor, share: Any) -> None:
-        """Adds the loss of a micro-batch, so that the losses of a batch count as one; in graph, on a replica."""
+        """Adds the loss of a micro-batch, so that the losses of a batch count as one; runs in graph, on a replica."""
         if loss.shape.rank != 0:  # a loss for each example, each of which counts as one
             self.loss.update_state(loss)
         elif isinstance(share, float):
@@ -145,7 +145,7 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def update_step_values(self, task: Any, logs: Mapping[Any, Any], inputs: Any) -> None:
-        """Adds the scalars that a step returned in addition to the loss; in graph, on a replica.
+        """Adds the scalars that a step returned in addition to the loss; runs in graph, on a replica.
 
         Args:
           task: The task of the step. What tasks of Model Garden return is not reported.
@@ -158,7 +158,7 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def without_metrics(self, task: Any, step: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
-        """Returns a step that notes the metrics that `step` returns, and returns the rest; in graph, on a replica.
+        """Returns a step that notes the metrics that `step` returns, and returns the rest; runs in graph, on a replica.
 
         Args:
           task: The task of the step. What tasks of Model Garden return stays as it is.
@@ -174,14 +174,14 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Resets all metrics but those that steps return; eager or in graph, in cross-replica context."""
+        """Resets all metrics but those that steps return; runs eagerly or in graph, in cross-replica context."""
         for metric in [*self.metrics, self.loss]:
             metric.reset_state()
         for part in (self._step_values, *self._parts):
             part.reset()
 
     def reset_returned(self, whole: bool = True) -> None:
-        """Resets the metrics that steps return, after the results have been read; eager, on the host.
+        """Resets the metrics that steps return, after the results have been read; runs eagerly, on the host.
 
         Args:
           whole: Whether the loop has come to its end; one that was stopped in the middle goes on with their state.
@@ -203,7 +203,7 @@ class MetricSet:
         return logs
 
     def reported(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what is reported of the results of a training loop, as NumPy values; on the host, eager."""
+        """Returns what is reported of the results of a training loop, as NumPy values; runs eagerly, on the host."""
         return dict(results)
 
     def variables(self) -> list[Any]:
@@ -213,7 +213,7 @@ class MetricSet:
         return [*of_metrics, *self._step_values.variables, *of_parts]
 
     def names(self) -> list[str] | None:
-        """Returns the names of the scalars in `results`, nested names joined by `|`; eager.
+        """Returns the names of the scalars in `results`, nested names joined by `|`; runs eagerly.
 
         Returns None if they are not known yet: the first batch builds the metrics of a compiled model.
         """

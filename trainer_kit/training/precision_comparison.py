@@ -75,7 +75,7 @@ class _Training:
 
 
 def compare(create: Callable[[str], Any], dtypes: tuple[str, str], steps: int) -> PrecisionComparison:
-    """Trains two models in turn, in loops of a tenth of `steps` steps. Eager, on the host, in strategy scope.
+    """Trains two models in turn, in loops of a tenth of `steps` steps. Runs eagerly, on the host, in strategy scope.
 
     Args:
       create: A function that returns a new trainer with a new model for a runtime.mixed_precision_dtype.

@@ -89,7 +89,7 @@ def range_test_config(config: ExperimentConfig, lowest: float, highest: float, s
 
 
 def measure(trainer: Any, lowest: float, steps: int) -> RateRange:
-    """Trains for up to `steps` steps and returns the measured curve. Eager, on the host, in strategy scope.
+    """Trains for up to `steps` steps and returns the measured curve. Runs eagerly, on the host, in strategy scope.
 
     It stops when the loss is not finite, or its mean over some steps is four times its lowest mean.
 

@@ -35,7 +35,7 @@ class ReturnedMetrics(dict[str, Any]):
 
     @tf.autograph.experimental.do_not_convert
     def noted(self, task: Any, logs: Mapping[Any, Any], model: Any = None) -> dict[Any, Any]:
-        """Adds the metrics of one step, and returns what else it returned; in graph, on a replica.
+        """Adds the metrics of one step, and returns what else it returned; runs in graph, on a replica.
 
         Warns of a scalar that has the name of a metric in an attribute of the task, or of a metric of the model that
         the step uses: it may be the metric's result.
@@ -60,7 +60,7 @@ class ReturnedMetrics(dict[str, Any]):
         return others
 
     def reset(self) -> None:
-        """Resets the metrics; eager, on the host."""
+        """Resets the metrics; runs eagerly, on the host."""
         for metric in self.values():
             metric.reset_state()
 

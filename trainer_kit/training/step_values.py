@@ -40,7 +40,7 @@ class StepValues:
 
     @tf.autograph.experimental.do_not_convert
     def update(self, logs: Mapping[Any, Any], examples: tf.Tensor | float) -> None:
-        """Adds the scalars of one step; in graph, on a replica.
+        """Adds the scalars of one step; runs in graph, on a replica.
 
         Args:
           logs: The values by name. Values that are not single real numbers are left out.
@@ -64,7 +64,7 @@ class StepValues:
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Sets the sums to zero; eager or in graph, in cross-replica context."""
+        """Sets the sums to zero; runs eagerly or in graph, in cross-replica context."""
         self._sums.assign(tf.zeros_like(self._sums))
 
     @tf.autograph.experimental.do_not_convert

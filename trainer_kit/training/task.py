@@ -151,7 +151,7 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def process_metrics(self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any) -> None:
-        """Updates the metrics of `build_metrics` with one batch; in graph, on a replica."""
+        """Updates the metrics of `build_metrics` with one batch; runs in graph, on a replica."""
         del kwargs
         for metric in metrics:
             try:
@@ -165,14 +165,14 @@ class Task(abc.ABC):
     def process_compiled_metrics(
         self, model: Any, features: Any, labels: Any, model_outputs: Any, sample_weight: Any = None
     ) -> None:
-        """Updates the metrics of the model's `compile` with one batch; in graph, on a replica."""
+        """Updates the metrics of the model's `compile` with one batch; runs in graph, on a replica."""
         converted(model.compute_metrics)(x=features, y=labels, y_pred=model_outputs, sample_weight=sample_weight)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Runs one forward and backward pass and updates the weights; in graph, on a replica.
+        """Runs one forward and backward pass and updates the weights; runs in graph, on a replica.
 
         The gradient is that of the mean loss over all replicas, and includes the losses of layers once. An override
         has to divide its loss by the number of replicas, because gradients are summed over replicas. With float16 it
@@ -204,7 +204,7 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Runs one forward pass and updates the metrics; in graph, on a replica.
+        """Runs one forward pass and updates the metrics; runs in graph, on a replica.
 
         Returns:
           Logs; the key `self.loss`, if present, holds the mean loss over the batch. Each metric is reported as its
@@ -219,11 +219,11 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def inference_step(self, inputs: Any, model: Any) -> Any:
-        """Returns the model's outputs for `inputs` (features only) in inference mode; in graph, on a replica."""
+        """Returns the model's outputs for `inputs` (features only) in inference mode; runs in graph, on a replica."""
         return converted(model)(inputs, training=False)
 
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
-        """Returns `state` with the logs of one validation step added; state is None at first; on the host, eager.
+        """Returns `state` with the logs of a validation step added; it is None at first. Runs eagerly, on the host.
 
         Values of `step_logs` are tuples with one entry for each replica. Override this method together with
         `reduce_aggregated_logs` for metrics that a Keras metric cannot compute. The default keeps no state.
@@ -232,7 +232,7 @@ class Task(abc.ABC):
         return None
 
     def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: tf.Tensor | None = None) -> dict[str, Any]:
-        """Returns metrics computed from the aggregated logs at the end of an evaluation; on the host, eager."""
+        """Returns metrics computed from the aggregated logs at the end of an evaluation; runs eagerly, on the host."""
         del aggregated_logs, global_step
         return {}
 
@@ -244,7 +244,7 @@ class Task(abc.ABC):
     def batch_loss(self, model: Any, features: Any, labels: Any, outputs: Any, sample_weight: Any = None) -> tf.Tensor:
         """Returns the loss of one batch, a float32 scalar: build_losses, and that of the model's `compile`.
 
-        In graph, on a replica.
+        Runs in graph, on a replica.
 
         Args:
           model: The model, just called on the batch; what its layers added is part of the loss.
@@ -266,7 +266,9 @@ class Task(abc.ABC):
     def update_metrics(
         self, metrics: Sequence[Any] | None, model: Any, features: Any, labels: Any, outputs: Any, **weights: Any
     ) -> None:
-        """Updates the metrics of build_metrics and of the model's `compile` with one batch; in graph, on a replica.
+        """Updates the metrics of build_metrics and of the model's `compile` with one batch.
+
+        Runs in graph, on a replica.
 
         Args:
           metrics: All metrics, those of the model's `compile` among them.
@@ -317,7 +319,7 @@ def scalar_loss(loss: Any, method: str) -> tf.Tensor:
 
 @tf.autograph.experimental.do_not_convert
 def step_loss(task: Any, logs: Any) -> tf.Tensor:
-    """Returns the loss from the logs of a training step; in graph, on a replica.
+    """Returns the loss from the logs of a training step; runs in graph, on a replica.
 
     A `Task` has to return a scalar. Tasks of Model Garden may return a loss per example, whose mean is reported.
 

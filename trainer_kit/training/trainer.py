@@ -234,13 +234,16 @@ class Trainer(Evaluator):
             self.validation.check(self.config.trainer.validation_steps)
 
     def initialize(self) -> None:
-        """Lets the task load its initial weights; called when there is no checkpoint to restore. Eager, in scope."""
+        """Lets the task load its initial weights; called when there is no checkpoint to restore.
+
+        Runs eagerly, in scope.
+        """
         self._search.watch_variables()
         self.task.initialize(self.model)
         self.after_restore()
 
     def before_save(self, prefix: str) -> None:
-        """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; eager."""
+        """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; runs eagerly."""
         self._search.keep_what_changed()
         if not self.stop_requested:  # a run that is stopped has to save in any case
             self._task_attributes.report()
@@ -265,7 +268,7 @@ class Trainer(Evaluator):
     # ---- training
 
     def train(self, num_steps: Any) -> dict[str, Any]:
-        """Runs `num_steps` training steps and returns what `train_loop_end` returns. Eager, on the host.
+        """Runs `num_steps` training steps and returns what `train_loop_end` returns. Runs eagerly, on the host.
 
         The attribute `loop_steps` is the number of steps done: fewer after a stop request or at the end of the data,
         and None if a subclass has created the loop.
@@ -338,11 +341,11 @@ class Trainer(Evaluator):
         """Called eagerly before each loop, before the iterator is created. Metrics are reset inside the loop."""
 
     def logs_so_far(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Returns the metrics in the results of a part of a loop, NumPy values; see TrainingHooks. Eager."""
+        """Returns the metrics in the results of a part of a loop, NumPy values; see TrainingHooks. Runs eagerly."""
         return dict(self._train_set.reported({key: results[key] for key in results if "trainer_kit/" not in key}))
 
     def train_loop_end(self) -> dict[str, Any]:
-        """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
+        """Returns the logs of the loop: metrics, training_loss, learning_rate. Runs eagerly, on the host."""
         self.join()
         found, self.loop_parts.results = self.loop_parts.results, None
         results = to_numpy(self._train_results()) if found is None else found
@@ -356,12 +359,12 @@ class Trainer(Evaluator):
 
     @tf.autograph.experimental.do_not_convert
     def next_train_inputs(self, iterator: Any) -> Any:
-        """Returns the next batch for the model; in graph, on the host. Override it to change the model's input."""
+        """Returns the next batch for the model; runs in graph, on the host. Override it to change the model's input."""
         return next(iterator)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator: Any) -> None:
-        """Runs one training step on every replica with the next element of the iterator; in graph."""
+        """Runs one training step on every replica with the next element of the iterator; runs in graph."""
         inputs = converted(self.next_train_inputs)(iterator)
         with writes_after(local_tensors(inputs, self._strategy)):
             if self.accumulation.steps == 1:
@@ -384,7 +387,7 @@ class Trainer(Evaluator):
         self._train_set.update_with_step(self.task, logs, inputs, share)
 
     def next_batch(self) -> Any:
-        """Takes the next batch from the training data and returns it; eager, on the host."""
+        """Takes the next batch from the training data and returns it; runs eagerly, on the host."""
         iterator = self.data.iterator()
         return self.new_loops.stack.next_batch(iterator) if self.fuse_steps > 1 else next(iterator)
 

@@ -9,7 +9,7 @@ import pytest
 from trainer_kit.config.resolve import Sources
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import UsageError
-from trainer_kit.run.flags import define_flags, parse_flags, request, sources, unsupervised, until_begun
+from trainer_kit.run.flags import attempt_flags, define_flags, parse_flags, request, sources, until_begun
 from trainer_kit.run.preflight import Request
 
 
@@ -87,7 +87,7 @@ def test_a_supervised_run_gets_the_flags_without_max_restarts(tmp_path: Path) ->
         f"--flagfile={tmp_path}/flags", "--max_restarts=2",
     ])  # fmt: skip
     assert values.max_restarts == 2
-    arguments = unsupervised(values)
+    arguments = attempt_flags(values)
     again = parse_flags(["train", *arguments])
     changed = {name for name in define_flags() if again[name].value != values[name].value}
     assert changed == {"max_restarts"} and again.max_restarts == 0
@@ -102,13 +102,13 @@ def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
     once_or_never = {"max_restarts", "from_step", "h"}  # h is help
     names = set(flags) - once_or_never
     given = [f"--{name}" if flags[name].boolean else f"--{name}=1" for name in names]
-    assert sorted(unsupervised(parse_flags(["train", *given]))) == sorted(given)
+    assert sorted(attempt_flags(parse_flags(["train", *given]))) == sorted(given)
 
 
 @pytest.mark.parametrize(("given", "expected"), [([], []), (["--from_step", "0"], ["--from_step=0"])])
 def test_from_step_is_kept_apart_from_the_other_flags(given: list[str], expected: list[str]) -> None:
     values = parse_flags(["train", "--mode=train", *given])
-    assert (unsupervised(values), until_begun(values)) == (["--mode=train"], expected)
+    assert (attempt_flags(values), until_begun(values)) == (["--mode=train"], expected)
 
 
 @pytest.mark.parametrize(("given", "step"), [("0", 0), ("500", 500), ("ckpt-500", 500)])

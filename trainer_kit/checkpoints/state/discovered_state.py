@@ -269,7 +269,7 @@ def saved_section(path: str, section: str) -> dict[str, tuple[int, ...] | None]:
 
 
 def restore_section(path: str, section: str, items: Mapping[str, Any]) -> None:
-    """Restores items of a section that the checkpoint holds in the same shape; eager, in strategy scope.
+    """Restores items of a section that the checkpoint holds in the same shape; runs eagerly, in strategy scope.
 
     Raises:
       StorageError: when the checkpoint cannot be read.

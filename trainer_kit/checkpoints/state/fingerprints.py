@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 class Fingerprints:
-    """Remembers a checksum of each value instead of the value, which may be large and never change. Eager."""
+    """Remembers a checksum of each value instead of the value, which may be large and never change. Runs eagerly."""
 
     def __init__(self) -> None:
         self._watched: dict[str, tuple[Any, int]] = {}

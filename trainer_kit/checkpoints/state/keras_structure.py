@@ -25,8 +25,8 @@ _LOG = logging.getLogger(__name__)
 def named_and_structured(model: Any) -> Any:
     """Returns the trackable to save for a built `model`: its variables by our names and, for Keras 3, by structure too.
 
-    Eager, in cross-replica context. The structure is a copy made of plain nodes: a Keras 3 object in it would be a
-    second owner of the same variable, and the file would hold each value twice. A warning names the variables that
+    Runs eagerly, in cross-replica context. The structure is a copy made of plain nodes: a Keras 3 object in it would be
+    a second owner of the same variable, and the file would hold each value twice. A warning names the variables that
     `tf.train.Checkpoint(model=model)` cannot load.
 
     Args:

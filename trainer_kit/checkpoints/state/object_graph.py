@@ -20,7 +20,7 @@ _MESSAGE = "tensorflow.TrackableObjectGraph"  # the public name of the format; i
 
 
 class CheckpointGraph:
-    """The nodes, edges and values of a checkpoint. Eager, on the host.
+    """The nodes, edges and values of a checkpoint. Runs eagerly, on the host.
 
     Args:
       prefix: The checkpoint's prefix.
@@ -58,7 +58,7 @@ class CheckpointGraph:
         ]
 
     def children(self, node: int | None) -> dict[str, int]:
-        """Returns attribute -> node for the children of `node`; {} for None."""
+        """Returns the children of `node` by the name of their attribute; an empty dict if `node` is None."""
         return {} if node is None else self._edges[node]
 
     def key(self, node: int | None) -> str | None:
@@ -98,7 +98,7 @@ class CheckpointGraph:
 
 
 def object_graph(serialized: bytes) -> Any:
-    """Parses the object graph of a checkpoint; its `nodes` have children and attributes. On the host.
+    """Parses the object graph of a checkpoint; its `nodes` have children and attributes. Runs on the host.
 
     Raises:
       TrainerKitError: when this TensorFlow does not register the message type, so no checkpoint can be compared.
@@ -107,7 +107,7 @@ def object_graph(serialized: bytes) -> Any:
 
 
 def parse_message(name: str, serialized: bytes) -> Any:
-    """Parses a message of a protocol of TensorFlow, by the public name of its type. On the host.
+    """Parses a message of a protocol of TensorFlow, by the public name of its type. Runs on the host.
 
     Raises:
       TrainerKitError: when this TensorFlow does not register the type.
@@ -123,7 +123,7 @@ def parse_message(name: str, serialized: bytes) -> Any:
 
 
 def missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
-    """Returns path -> owner of saved objects that this run does not have; eager, on the host.
+    """Returns path -> owner of saved objects that this run does not have; runs eagerly, on the host.
 
     Args:
       graph: The graph of the checkpoint.

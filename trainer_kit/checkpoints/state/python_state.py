@@ -51,7 +51,7 @@ class PythonState:
         self._parts[name] = (get, put)
 
     def store(self) -> None:
-        """Writes all parts into the variable; eager, on the host, right before a save.
+        """Writes all parts into the variable; runs eagerly, on the host, right before a save.
 
         Raises:
           UsageError: when a part returns a value that cannot be saved.
@@ -66,7 +66,7 @@ class PythonState:
         self.variable.assign(text)
 
     def load(self) -> None:
-        """Restores all parts from the variable; eager, on the host, after a restore."""
+        """Restores all parts from the variable; runs eagerly, on the host, after a restore."""
         text = self.variable.numpy()
         values = json.loads(text, object_hook=_decoded) if text else {}
         if unknown := sorted(values.keys() - self._parts.keys()):
@@ -78,7 +78,7 @@ class PythonState:
             put(values.get(name))
 
     def load_part(self, path: str, name: str) -> None:
-        """Restores one part, if it exists here, from the checkpoint at `path`; eager.
+        """Restores one part, if it exists here, from the checkpoint at `path`; runs eagerly.
 
         Best weights hold no parts; a warning says so.
 

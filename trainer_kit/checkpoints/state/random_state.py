@@ -23,7 +23,7 @@ _KINDS = (
 
 
 def process_generators(seed: int) -> dict[str, tf.Variable]:
-    """Returns the states of the process's global random generators; eager, in strategy scope.
+    """Returns the states of the process's global random generators; runs eagerly, in strategy scope.
 
     Keras' generator serves keras.random functions without a seed. TensorFlow's is created from `seed` unless the user
     has set one. A generator that an earlier run in this process left on the replicas of its strategy is replaced.

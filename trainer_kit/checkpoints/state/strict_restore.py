@@ -51,7 +51,7 @@ def training_checkpoint(
     trainable: Sequence[Any] = (),
     **others: Any,
 ) -> tf.train.Checkpoint:
-    """Returns the checkpoint of a run. Eager, in strategy scope, after the optimizer was built.
+    """Returns the checkpoint of a run. Runs eagerly, in strategy scope, after the optimizer was built.
 
     Args:
       global_step: The step counter, an int64 scalar.
@@ -94,7 +94,7 @@ def restore(
     loose: Collection[str] = (),
     advice: str = "",
 ) -> None:
-    """Restores `checkpoint` from `path`, strictly. Eager, in strategy scope.
+    """Restores `checkpoint` from `path`, strictly. Runs eagerly, in strategy scope.
 
     Args:
       checkpoint: The result of training_checkpoint.
@@ -171,7 +171,7 @@ def _assert_consumed(status: Any, target: tf.train.Checkpoint, path: str) -> Non
 
 
 def made_in_first_step(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> list[str]:
-    """Returns the paths of saved variables that optimizers inside the model have not created yet; eager.
+    """Returns the paths of saved variables that optimizers inside the model have not created yet; runs eagerly.
 
     A tf_keras optimizer creates its slots in the first step, and TensorFlow restores each as it is created. So
     `restore` allows them to be missing, and `check_made` checks afterwards that they were created.
@@ -189,7 +189,7 @@ def made_in_first_step(checkpoint: tf.train.Checkpoint, path: str, loose: Collec
 
 
 def check_made(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> None:
-    """Raises for paths that `made_in_first_step` still returns after the step was traced; eager, same arguments.
+    """Raises for paths that `made_in_first_step` still returns after the step was traced; runs eagerly, same arguments.
 
     Raises:
       UsageError: when optimizers inside the model lack saved variables.

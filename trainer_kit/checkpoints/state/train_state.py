@@ -125,7 +125,7 @@ class TrainState:
         self.python_state.add("replicas of other variables", others.state, others.restore)
 
     def restored(self, path: str | None) -> None:
-        """Restores the state that is not in variables after a checkpoint was restored; eager, in strategy scope.
+        """Restores the state that is not in variables after a checkpoint was restored; runs eagerly, in strategy scope.
 
         Args:
           path: The checkpoint's prefix; None when there was none. State that it does not hold starts from the
@@ -144,7 +144,7 @@ class TrainState:
             self._begin_absent_averages(path)
 
     def restore_weights(self, path: str) -> None:
-        """Restores the state that an evaluation uses from a checkpoint of a run; eager, in strategy scope.
+        """Restores the state that an evaluation uses from a checkpoint of a run; runs eagerly, in strategy scope.
 
         This is the global step, model, average, and state of the task and the training step, but no optimizer; of the
         run state only the task's part, which best weights lack.
@@ -192,7 +192,9 @@ class TrainState:
         return difference(self._evaluated(), path, whole=False, loose=self.loose) == ""
 
     def keep_written(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
-        """Adds all state that the training step writes to checkpoints; eager, in strategy scope, before the first step.
+        """Adds all state that the training step writes to checkpoints.
+
+        Runs eagerly, in strategy scope, before the first step.
 
         Args:
           graph: The graph of the traced loop or step; None if neither is compiled: then all reachable state is added.
@@ -216,7 +218,9 @@ class TrainState:
         self._check_made()
 
     def watch(self, apart: Iterable[Any], everything: bool = False) -> None:
-        """Remembers the values of state that no checkpoint holds yet, for `keep_changed`; eager, in strategy scope.
+        """Remembers the values of state that no checkpoint holds yet, for `keep_changed`.
+
+        Runs eagerly, in strategy scope.
 
         Args:
           apart: See `keep_written`.
@@ -229,7 +233,7 @@ class TrainState:
             self.discovered.watch(found, self._held(apart))
 
     def keep_changed(self, apart: Iterable[Any] | None, required: bool) -> None:
-        """Adds state that has changed since `watch` to checkpoints; eager, before a save.
+        """Adds state that has changed since `watch` to checkpoints; runs eagerly, before a save.
 
         Args:
           apart: See `keep_written`; None if that was called.
@@ -255,7 +259,10 @@ class TrainState:
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Restores the variables of the task and the training step at the end of this context; eager, on the host."""
+        """Restores the variables of the task and the training step at the end of this context.
+
+        Runs eagerly, on the host.
+        """
         parts = [part for one in self.other_variables for part in (getattr(one, "values", None) or [one])]
         before = [(part, part.read_value()) for part in parts]
         try:
@@ -265,7 +272,7 @@ class TrainState:
                 part.assign(value)
 
     def remember_generators(self) -> None:
-        """Remembers the states of all random generators for `put_generators_back`; eager, on the host.
+        """Remembers the states of all random generators for `put_generators_back`; runs eagerly, on the host.
 
         An evaluation that draws random numbers would change those of later training, and a resumed run does not repeat
         recorded evaluations.
@@ -278,7 +285,10 @@ class TrainState:
         self._before_evaluation = [(part, part.read_value()) for part in self._generators]
 
     def put_generators_back(self) -> None:
-        """Restores the random generators to the states that were remembered last, once; eager, from any thread."""
+        """Restores the random generators to the states that were remembered last, once.
+
+        Runs eagerly, from any thread.
+        """
         before, self._before_evaluation = self._before_evaluation, []
         for part, value in before:
             part.assign(value)
@@ -327,11 +337,11 @@ class TrainState:
         return {self._average.section: self._average.variables, **more}
 
     def weights_are_sound(self) -> bool:
-        """Whether all weights are finite; eager, on the host."""
+        """Whether all weights are finite; runs eagerly, on the host."""
         return bool(self._weights_finite().numpy())
 
     def is_sound(self) -> bool:
-        """Whether the weights, the optimizers' variables and the average are finite; eager, on the host."""
+        """Whether the weights, the optimizers' variables and the average are finite; runs eagerly, on the host."""
         sections = [section for section in self._average_section().values() if isinstance(section, Mapping)]
         others = [*_kept_by(self._optimizer), *(one for one in tf.nest.flatten(sections))]
         if self._others_finite[0] != len(others):  # some optimizers make theirs in the first step
@@ -340,7 +350,7 @@ class TrainState:
 
     @tf.autograph.experimental.do_not_convert
     def finite(self) -> tf.Tensor:
-        """Returns whether all floating-point variables of the model are finite, a bool scalar; in graph.
+        """Returns whether all floating-point variables of the model are finite, a bool scalar; runs in graph.
 
         A sum is finite only if all its terms are, and it reads each value once. (A sum that overflows float32 also
         belongs to a model that has diverged.)

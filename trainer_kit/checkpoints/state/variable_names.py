@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"^(.*?)(?:_(\d+))?$")
 def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
     """Returns the variables of a Keras 3 model by name, seed generators included; any other model unchanged.
 
-    tf_keras models and tf.Module can be tracked directly. Eager, in cross-replica context.
+    tf_keras models and tf.Module can be tracked directly. Runs eagerly, in cross-replica context.
     """
     if not isinstance(model, keras.Layer):
         return model

@@ -21,7 +21,9 @@ from trainer_kit.errors import UsageError
 
 
 def write_average(files: Sequence[WeightFile], output: str) -> int:
-    """Writes a copy of the last file with the mean of each variable of floating point; returns their number. Eager.
+    """Writes a copy of the last file with the mean of each variable of floating point; returns their number.
+
+    Runs eagerly.
 
     The sum is computed in float64. Other values, such as steps, are those of the last file.
 

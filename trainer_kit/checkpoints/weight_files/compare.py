@@ -13,7 +13,9 @@ Difference = tuple[str, str, str]  # name, what differs, how
 
 
 def differences(first: WeightFile, second: WeightFile, values: bool = True) -> Iterator[Difference]:
-    """Yields what differs between two files: variables of one of them only, shapes, dtypes and values. On the host.
+    """Yields what differs between two files: variables of one of them only, shapes, dtypes and values.
+
+    Runs on the host.
 
     Args:
       first: The one file.

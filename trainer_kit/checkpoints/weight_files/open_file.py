@@ -9,7 +9,9 @@ from trainer_kit.errors import UsageError
 
 
 def open_weights(path: str) -> WeightFile:
-    """Returns the variables in a file of Keras or in a checkpoint of TensorFlow. Eager, on the host.
+    """Opens a file of Keras or a checkpoint of TensorFlow, and returns what reads its variables by their paths.
+
+    Runs eagerly, on the host.
 
     Args:
       path: The path of a `.keras`, `.weights.h5` or `.h5` file, or the prefix of a checkpoint.

@@ -14,7 +14,7 @@ from trainer_kit.errors import UsageError
 
 
 def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> None:
-    """Writes a checkpoint of trainer_kit's form with the variables of a file under other names. Eager.
+    """Writes a checkpoint of trainer_kit's form with the variables of a file under other names. Runs eagerly.
 
     The part before the first slash of a name is a section of the checkpoint, such as model or optimizer. Names of a
     file without sections are put into the section model.

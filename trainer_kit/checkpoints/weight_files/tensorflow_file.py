@@ -88,7 +88,7 @@ class TensorFlowFile(WeightFile):
             raise unreadable(self.path, error) from error
 
     def write_copy(self, prefix: str, values: Mapping[str, Any]) -> None:
-        """Writes a copy of the checkpoint with other values of some variables; eager.
+        """Writes a copy of the checkpoint with other values of some variables; runs eagerly.
 
         Args:
           prefix: The prefix of the copy.

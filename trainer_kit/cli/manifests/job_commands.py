@@ -15,7 +15,7 @@ from trainer_kit.config.resolve import Sources
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, UsageError
-from trainer_kit.run.flags import parse_flags, unsupervised
+from trainer_kit.run.flags import attempt_flags, parse_flags
 
 _TRAIN = ("python", "-m", "trainer_kit.train")
 _PLACED = ("--mode=", "--model_dir=", "--eval_name=", "--checkpoint=")  # flags that a job sets itself
@@ -114,7 +114,7 @@ def of_run(folder: Path, job_dir: str, model_dir: str, mode: str | None, sidecar
         return Commands(("python", *moved), run_dir, grace_seconds=seconds)
     values = parse_flags(command)
     mode = mode or values.mode
-    flags = [flag for flag in unsupervised(values) if not flag.startswith(_PLACED)]
+    flags = [flag for flag in attempt_flags(values) if not flag.startswith(_PLACED)]
     names = sidecars or [name for name in read_status(folder).sidecars if name != "eval"]
     best = bool(recorded.get("best_checkpoint_eval_metric")) and "eval" in mode
     placed = _below(os.path.abspath(folder), os.path.abspath(job_dir), model_dir)

@@ -24,7 +24,7 @@ from trainer_kit.serving.load import load_weights
 
 
 def load(model: Any, model_dir: str, which: str | int | None = None) -> Any:
-    """Puts weights of a run into a built model, and returns it. Eager, on the host.
+    """Puts weights of a run into a built model, and returns it. Runs eagerly, on the host.
 
     Args:
       model: A built model, as the run has trained it; it need not be compiled.
@@ -45,7 +45,7 @@ def evaluate(
     sample_weight: Any = None, steps: int | None = None, callbacks: Any = None, return_dict: bool = False,
     *, model_dir: str, which: str | int | None = None,
 ) -> Any:  # fmt: skip
-    """Evaluates a compiled model with weights of a run, as `model.evaluate` does. Eager, on the host.
+    """Evaluates a compiled model with weights of a run, as `model.evaluate` does. Runs eagerly, on the host.
 
     The result is also recorded in `model_dir/evals`, once for each step and data. The model keeps the weights.
 
@@ -82,7 +82,7 @@ def predict(
     model: Any, x: Any, batch_size: int | None = None, verbose: str | int = "auto", steps: int | None = None,
     callbacks: Any = None, *, model_dir: str, which: str | int | None = None,
 ) -> Any:  # fmt: skip
-    """Returns `model.predict(x, ...)` with weights of a run, which the model keeps. Eager, on the host.
+    """Returns `model.predict(x, ...)` with weights of a run, which the model keeps. Runs eagerly, on the host.
 
     Args:
       model: A built model.

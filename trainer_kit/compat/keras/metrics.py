@@ -33,7 +33,7 @@ class KerasMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
-        """Keeps what a training step has returned; in graph, on a replica. Its metrics are updated already."""
+        """Keeps what a training step has returned; runs in graph, on a replica. Its metrics are updated already."""
         self.update_step_values(task, logs, inputs)
 
     @tf.autograph.experimental.do_not_convert
@@ -47,7 +47,7 @@ class KerasMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def update_step_values(self, task: Any, logs: Mapping[str, Any], inputs: Any) -> None:
-        """Keeps what a step has returned; in graph, on a replica."""
+        """Keeps what a step has returned; runs in graph, on a replica."""
         if self._last:
             values = flattened(logs)
             for name, variable in self._last.items():
@@ -55,7 +55,7 @@ class KerasMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Resets all metrics; eager or in graph, in cross-replica context."""
+        """Resets all metrics; runs eagerly or in graph, in cross-replica context."""
         super().reset()
         self._model.reset_metrics()
 
@@ -77,5 +77,5 @@ class KerasMetrics(MetricSet):
         return [*super().variables(), *of_model, *self._last.values()]
 
     def names(self) -> list[str] | None:
-        """Returns the names of the results; eager."""
+        """Returns the names of the results; runs eagerly."""
         return list(self.results())

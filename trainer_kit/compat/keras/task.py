@@ -109,13 +109,13 @@ class KerasTask(Task):
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Runs the model's own training step, with its own optimizers; in graph, on a replica."""
+        """Runs the model's own training step, with its own optimizers; runs in graph, on a replica."""
         del optimizer, metrics
         return dict(model.train_step(inputs))
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Runs the model's own evaluation step; in graph, on a replica."""
+        """Runs the model's own evaluation step; runs in graph, on a replica."""
         del metrics
         return dict(model.test_step(inputs))
 
@@ -148,7 +148,7 @@ def _with_any_batch_size(spec: Any) -> Any:
 
 
 def data_of_experiment(data_fn: Callable[[Any], Any], params: DataConfig) -> tf.data.Dataset | Source:
-    """Returns the data of a registered experiment in global batches. Eager, in scope, on the host.
+    """Returns the data of a registered experiment in global batches. Runs eagerly, in scope, on the host.
 
     Args:
       data_fn: See register_keras_experiment.

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def used_metrics(function: Callable[..., Any]) -> list[Any]:
-    """Returns the metrics, of either Keras, that a function can reach by its names. On the host.
+    """Returns the metrics, of either Keras, that a function can reach by its names. Runs on the host.
 
     These are metrics in variables around the function, in lists and dicts there, in attributes of the object whose
     method it is, and those of functions of the same package that it calls.

@@ -33,7 +33,9 @@ def write_history_csv(path: str, history: Mapping[str, Sequence[Any]]) -> None:
 
 
 def export_saved_model(model: Any, path: str) -> None:
-    """Exports a model for inference, so that `tf.saved_model.load` reads it without trainer_kit. Eager, on the host.
+    """Exports a model for inference, so that `tf.saved_model.load` reads it without trainer_kit.
+
+    Runs eagerly, on the host.
 
     Args:
       model: A built model. One of Keras 3 is exported with an endpoint `serve`; one of tf_keras is saved in its format.

@@ -27,7 +27,7 @@ _TRACED = (
 
 
 def preprocessed(records: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
-    """Returns `records` with `function(example=record)` called for each. Eager; the function runs in graph.
+    """Returns `records` with `function(example=record)` called for each. Runs eagerly; the function runs in graph.
 
     Raises:
       UsageError: when the function cannot be called so.
@@ -42,7 +42,7 @@ def preprocessed(records: tf.data.Dataset, function: Callable[..., Any]) -> tf.d
 
 
 def augmented(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
-    """Returns `examples` with `function` called for the parts of each. Eager; the function runs in graph.
+    """Returns `examples` with `function` called for the parts of each. Runs eagerly; the function runs in graph.
 
     A function that needs one argument of several parts, such as a Keras layer, gets the first one, and the others stay.
 

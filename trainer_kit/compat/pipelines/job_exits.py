@@ -16,7 +16,9 @@ from trainer_kit.process.error_report import print_error
 
 @contextlib.contextmanager
 def exit_codes() -> Iterator[None]:
-    """Ends the program with the exit code of an error that explains itself, and prints its message. Eager, on the host.
+    """Ends the program with the exit code of an error that explains itself, and prints its message.
+
+    Runs eagerly, on the host.
 
     Any other error, such as one of the user's code, goes on as it is: Python prints its traceback and ends with 1.
     SIGTERM outside of a run, which handles it, ends the process at once with 75, as there is nothing to save.

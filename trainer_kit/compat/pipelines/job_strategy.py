@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 def job_strategy(use_tpu: bool) -> tf.distribute.Strategy:
     """Returns a TPUStrategy, or the current strategy, which is TensorFlow's default one outside of a scope.
 
-    Eager, on the host.
+    Runs eagerly, on the host.
 
     Args:
       use_tpu: Whether to look for a TPU.

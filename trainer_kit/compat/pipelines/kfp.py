@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class KFPVisualization:
-    """Collects metrics and tables, and writes the files that Kubeflow Pipelines reads. Eager, on the host.
+    """Collects metrics and tables, and writes the files that Kubeflow Pipelines reads. Runs eagerly, on the host.
 
     The files are /mlpipeline-metrics.json and /mlpipeline-ui-metadata.json, where the manifests of components expect
     them. The environment variable KFP_OUTPUT_FOLDER names another folder, for a run outside of a container.
@@ -153,5 +153,5 @@ def _reachable(storage: str, source: str | os.PathLike[str]) -> tuple[str, str]:
 def _write(path: str | os.PathLike[str] | None, name: str, content: dict[str, Any]) -> None:
     target = os.path.join(os.environ.get(FOLDER_VARIABLE) or "/", name) if path is None else os.fspath(path)
     if files.is_remote(target):
-        raise UsageError(f"{target!r} is a remote file; give a local path, which Kubeflow collects from the container")
+        raise UsageError(f"path: {target!r} is a remote file; give a local path, from which Kubeflow collects it")
     files.write_json(target, content)

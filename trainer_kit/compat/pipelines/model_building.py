@@ -35,7 +35,7 @@ class ModelParts:
 
 
 def build_model(parts: ModelParts) -> Any:
-    """Returns the model of a job, compiled if the arguments say how. Eager, in the scope of the job's strategy.
+    """Returns the model of a job, compiled if the arguments say how. Runs eagerly, in the scope of the job's strategy.
 
     Raises:
       UsageError: when the function returns no model, or a model that the custom class cannot take.
@@ -49,7 +49,7 @@ def build_model(parts: ModelParts) -> Any:
 
 
 def seed_keras() -> None:
-    """Seeds Keras with the seed of `tf.random.set_seed`, if the program has called it. Eager, on the host.
+    """Seeds Keras with the seed of `tf.random.set_seed`, if the program has called it. Runs eagerly, on the host.
 
     Keras 2 took its initial weights from this seed. Keras 3 draws them from Python's random numbers, which go on from
     the seed afterwards; those of NumPy stay as they are.
@@ -88,7 +88,7 @@ def input_size(model: Any) -> Any:
 def build_on(model: Any, data: Any) -> bool:
     """Builds a model on a batch of a dataset if it is not built; returns whether all its layers have weights then.
 
-    Eager, on the host.
+    Runs eagerly, on the host.
     """
     if not _is_built(model) and isinstance(data, tf.data.Dataset) and is_overridden(model, "call"):
         with model.distribute_strategy.scope():

@@ -16,7 +16,7 @@ _HEAD = "keras.Model(old.get_layer(NAME_OF_THE_EMBEDDING).output, old.outputs[0]
 
 
 def frozen_classifier(given: Any) -> keras.Layer:
-    """Returns an old classifier as a layer that is not trained. Eager, in the scope of the strategy.
+    """Returns an old classifier as a layer that is not trained. Runs eagerly, in the scope of the strategy.
 
     Args:
       given: A model or layer of Keras 3, or the path of a `.keras` file or a SavedModel.
@@ -43,7 +43,9 @@ def only_output(outputs: Any) -> Any:
 
 
 def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
-    """Returns the number of classes of an old classifier, which is tried on random embeddings. Eager, on the host.
+    """Returns the number of classes of an old classifier, which is tried on random embeddings.
+
+    Runs eagerly, on the host.
 
     Args:
       classifier: The old classifier.

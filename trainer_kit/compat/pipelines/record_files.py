@@ -58,7 +58,7 @@ class SplitFiles:
         return cls(pattern, paths, [compression_of(path) for path in paths])
 
     def records(self, *, shuffle_seed: int | None = None) -> tf.data.Dataset:
-        """Returns a dataset of the serialized examples, string []. Eager, on the host.
+        """Returns a dataset of the serialized examples, string []. Runs eagerly, on the host.
 
         Args:
           shuffle_seed: For an order of the files that each pass draws anew, of which several are read in turn. None:

@@ -33,7 +33,9 @@ def get_tfrecord_dataset(
     percentage: float = 100,
     shuffle_buffer: int = 2048,
 ) -> tf.data.Dataset:
-    """Returns the batches of `{dataset_path}/{split}-*.tfrec`, a tf.data.Dataset for further transformations. Eager.
+    """Returns the batches of `{dataset_path}/{split}-*.tfrec`, a tf.data.Dataset for further transformations.
+
+    Runs eagerly.
 
     Training data comes in another order in each pass: the files are shuffled, 16 of them are read in turn, and their
     records are shuffled in a buffer. The orders follow from `tf.random.set_seed` alone, so that a run that is started

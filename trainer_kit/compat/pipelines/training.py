@@ -42,7 +42,7 @@ _HISTORY, _MODEL = "history.csv", "saved_model"  # in artifacts_dir
 
 
 class Training:
-    """A training job whose model, data and folders a component of a pipeline gives. Eager, on the host.
+    """A training job whose model, data and folders a component of a pipeline gives. Runs eagerly, on the host.
 
     A job that was stopped or killed goes on when the same program is started again: with the optimizer, the callbacks
     and the epochs that are left. A subclass may replace `__init__` and `run_train`.

@@ -312,7 +312,7 @@ class TrainerConfig(Config):
     require_exact_resume: bool = False
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks intervals against each other, and switches that exclude each other."""
+        """Checks that the intervals of the trainer fit each other, and that no two switches exclude each other."""
         yield from durations.interval_rules(self)
         if self.validation_steps == 0:
             yield "validation_steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"

@@ -126,7 +126,7 @@ def operative_gin() -> str:
 
 
 class _Reading:
-    """The first pass: the bindings for trainer_kit, those of them that were read, and the mistakes."""
+    """Reads the bindings for trainer_kit from gin files, and collects those that were used and the mistakes in them."""
 
     def __init__(self, gin: Any, found: Scan) -> None:
         self._gin, self.found = gin, found

@@ -144,7 +144,7 @@ class BestCheckpoint:
     ) -> bool:
         """Exports `checkpoint` if its evaluation is kept; a value that is not finite is never kept.
 
-        Eager, on every worker.
+        Runs eagerly, on every worker.
 
         Args:
           checkpoint: The checkpoint of the evaluated weights.
@@ -193,7 +193,7 @@ class BestCheckpoint:
         return steps
 
     def put_back(self, checkpoint: tf.train.Checkpoint, step: int) -> None:
-        """Exports the weights of a step that `lost` returned; eager, on every worker.
+        """Exports the weights of a step that `lost` returned; runs eagerly, on every worker.
 
         Args:
           checkpoint: The checkpoint of the weights as they were evaluated.

@@ -24,7 +24,9 @@ _LOG = logging.getLogger(__name__)
 def put_back_lost(
     trainer: Any, model_dir: str, start: str | None, reads: Callable[[int | None], None] = lambda _: None
 ) -> None:
-    """Exports missing best weights from the checkpoints of their steps; eager, in strategy scope, on every worker.
+    """Exports missing best weights from the checkpoints of their steps.
+
+    Runs eagerly, in strategy scope, on every worker.
 
     Only the weights, their average and the global step change meanwhile.
 

@@ -71,7 +71,7 @@ class ArraySource:
             _LOG.warning(warning)
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the dataset from global batch `position` on, in batches for one replica. On the host.
+        """Returns the dataset from global batch `position` on, in batches for one replica. Runs on the host.
 
         A worker with several replicas hands successive batches to them. In training the batch dimension is static.
 
@@ -149,8 +149,8 @@ def _count(arrays: Any) -> int:
     shapes = [np.shape(array) for array in tf.nest.flatten(arrays)]
     if not shapes or () in shapes or not isinstance(arrays, (tuple, Mapping, np.ndarray)):
         raise DataError(
-            f"ArraySource takes arrays whose first dimension is the examples, in tuples or dicts; it got a "
-            f"{type(arrays).__name__} of shapes {shapes[:8]}"
+            f"ArraySource got a {type(arrays).__name__} of shapes {shapes[:8]}; give it an array, or a tuple or "
+            "dict of arrays, whose first dimension counts the examples"
         )
     counts = {shape[0] for shape in shapes}
     if len(counts) > 1:

@@ -40,7 +40,9 @@ class Source(Protocol):
 def made_inputs(
     build_inputs: Callable[..., Any], params: Any, input_context: tf.distribute.InputContext | None = None
 ) -> Any:
-    """Returns what a task's `build_inputs` makes of `params`: a Source, or a tf.data.Dataset. Eager, on the host.
+    """Returns what a task's `build_inputs` makes of `params`: a Source, or a tf.data.Dataset.
+
+    Runs eagerly, on the host.
 
     A method without an argument `input_context` is called without it. Shuffles and random ops without a seed get the
     same one in every process and at every call, derived from TensorFlow's global seed; else they would depend on

@@ -15,7 +15,7 @@ _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # shift
 
 
 def epoch_key(seed: int | None, epoch: tf.Tensor) -> tf.Tensor:
-    """Returns the state of the hash for one epoch, uint64 scalar; eager or in graph, on the host.
+    """Returns the state of the hash for one epoch, uint64 scalar; runs eagerly or in graph, on the host.
 
     Args:
       seed: of the data; None counts as 0, as it does for the order.

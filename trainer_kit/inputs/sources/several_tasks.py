@@ -17,7 +17,7 @@ from trainer_kit.inputs.task_sampler import TaskSampler
 
 
 def joint_data(parts: Mapping[str, Any], input_context: tf.distribute.InputContext | None = None) -> Any:
-    """Returns data whose elements hold a batch of each task: {task: batch}. Eager, on the host.
+    """Returns data whose elements hold a batch of each task: {task: batch}. Runs eagerly, on the host.
 
     Args:
       parts: The data of each task, a Source or a tf.data.Dataset, in batches for one replica.
@@ -31,7 +31,9 @@ def joint_data(parts: Mapping[str, Any], input_context: tf.distribute.InputConte
 def interleaved_data(
     parts: Mapping[str, Any], sampler: TaskSampler, input_context: tf.distribute.InputContext | None = None
 ) -> Any:
-    """Returns data whose elements hold a batch of one task: (number of the task, {task: batch}). Eager, on the host.
+    """Returns data whose elements hold a batch of one task: (number of the task, {task: batch}).
+
+    Runs eagerly, on the host.
 
     The number counts the tasks in the order of `parts`, int64. The batches of the other tasks have no examples.
 

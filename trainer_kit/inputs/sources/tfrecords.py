@@ -86,7 +86,7 @@ class TFRecordSource:
             _LOG.warning(warning)
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the dataset from global batch `position` on, in batches for one replica. On the host.
+        """Returns the dataset from global batch `position` on, in batches for one replica. Runs on the host.
 
         Reading it raises a tf.errors.OpError for a damaged record; `damage_in` finds the file and the offset in it.
 

@@ -37,7 +37,7 @@ def new_model(task: Any) -> Any:
 
 
 def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = None) -> None:
-    """Creates the missing variables of a model; eager, in strategy scope.
+    """Creates the missing variables of a model; runs eagerly, in strategy scope.
 
     The task calls the model on the specs of a batch, in a graph that is thrown away: no data is read, and nothing is
     computed. A model that is already built is not changed. The metrics of its `compile` are built too: a loop that was

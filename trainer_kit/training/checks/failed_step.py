@@ -1,4 +1,4 @@
-"""Finds out whether a failed training step wrote a variable, and what a run loses then. Eager, on the host."""
+"""Finds out whether a failed training step wrote a variable, and what a run loses then. Runs eagerly, on the host."""
 
 from __future__ import annotations
 

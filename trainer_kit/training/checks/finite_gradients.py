@@ -29,7 +29,10 @@ class GradientDivergence(DivergedError):
 
 @contextlib.contextmanager
 def reporting_gradients() -> Iterator[None]:
-    """Raises GradientDivergence in place of the error of a step whose gradients were refused. Eager, on the host."""
+    """Raises GradientDivergence in place of the error of a step whose gradients were refused.
+
+    Runs eagerly, on the host.
+    """
     try:
         yield
     except tf.errors.InvalidArgumentError as error:

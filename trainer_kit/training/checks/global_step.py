@@ -1,4 +1,4 @@
-"""Checks that training loops add to global_step, and names the method that has to. Eager, on the host."""
+"""Checks that training loops add to global_step, and names the method that has to. Runs eagerly, on the host."""
 
 from __future__ import annotations
 

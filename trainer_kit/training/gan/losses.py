@@ -1,6 +1,6 @@
 """The losses of generative adversarial networks, as functions of the discriminator's logits.
 
-Each function returns a float scalar, the mean over the batch; in graph, on a replica.
+Each function returns a float scalar, the mean over the batch; runs in graph, on a replica.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GENERATOR_LOSSES: dict[str, GeneratorLoss] = {
 def squared_gradient(discriminator: Any, examples: tf.Tensor) -> tf.Tensor:
     """Returns the mean of the discriminator's squared gradient norm at `examples`: R1 (arXiv 1801.04406) without 1/2.
 
-    In graph, on a replica. Averages of batch normalization keep their values.
+    Runs in graph, on a replica. Averages of batch normalization keep their values.
 
     Args:
       discriminator: The net, which returns a logit for each example.

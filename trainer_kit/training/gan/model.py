@@ -37,7 +37,9 @@ class Gan(keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def latents(self, count: Any) -> tf.Tensor:
-        """Returns new random numbers, float32 [count, latent_size], different ones on each replica; eager or in graph.
+        """Returns new random numbers, float32 [count, latent_size], different ones on each replica.
+
+        Runs eagerly or in graph.
 
         Args:
           count: The number of examples to generate from them.
@@ -53,7 +55,9 @@ class Gan(keras.Model):
 
 @contextlib.contextmanager
 def unchanged_averages(net: Any) -> Iterator[None]:
-    """Keeps the averages of a net's batch normalization as they are, whatever is computed in this context; in graph.
+    """Keeps the averages of a net's batch normalization as they are, whatever is computed in this context.
+
+    Runs in graph.
 
     Args:
       net: A Keras model. Its variables that are not trained and are of floating point keep their values.

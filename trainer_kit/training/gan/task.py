@@ -75,7 +75,7 @@ class GanTask(Task):
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Updates the discriminator and the generator; in graph, on a replica.
+        """Updates the discriminator and the generator; runs in graph, on a replica.
 
         Args:
           inputs: Real examples, or (real examples, labels).
@@ -97,7 +97,7 @@ class GanTask(Task):
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Generates as many examples as the batch has, and updates the metrics with both; in graph, on a replica.
+        """Generates as many examples as the batch has, and updates the metrics with both; runs in graph, on a replica.
 
         Examples in float16 or bfloat16 are cast to float32 for the metrics.
         """
@@ -228,7 +228,7 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
 
 @tf.autograph.experimental.do_not_convert
 def _scaled_share(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
-    """Returns what a replica differentiates: its share of the loss, times the loss scale."""
+    """Returns what a replica differentiates: the loss divided by the number of replicas, times the loss scale."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     return scale_loss(optimizer, loss / replicas if replicas > 1 else loss)
 

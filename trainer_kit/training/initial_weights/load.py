@@ -68,7 +68,7 @@ class LoadedFile:
 
 
 def load_initial_weights(model: Any, given: str | Sequence[InitCheckpointConfig]) -> list[LoadedFile]:
-    """Loads weights of `model` from one or more files, and logs what it took. Eager, in strategy scope.
+    """Loads weights of `model` from one or more files, and logs what it took. Runs eagerly, in strategy scope.
 
     Args:
       model: A built model of Keras 3 or tf_keras, or a tf.Module.

@@ -35,7 +35,7 @@ class NamesInFile:
 
 
 def weights_by_path(model: Any) -> dict[str, tf.Variable]:
-    """Returns the weights of a built model by path, without the states of random generators. Eager.
+    """Returns the weights of a built model by path, without the states of random generators. Runs eagerly.
 
     The paths are those that Keras gives, in which all patterns of variables are searched. The second and later
     variables of a path get `#1`, `#2`.
@@ -47,7 +47,9 @@ def weights_by_path(model: Any) -> dict[str, tf.Variable]:
 def names_in_file(
     model: Any, chosen: Mapping[str, tf.Variable], file: WeightFile, new_names: Mapping[str, str] | None
 ) -> NamesInFile:
-    """Returns the names in a file of those chosen weights of a model that the file has, in whatever shape. Eager.
+    """Returns the names in a file of those chosen weights of a model that the file has, in whatever shape.
+
+    Runs eagerly.
 
     A checkpoint with a graph of objects is compared by the objects that lead to variables, unless there are
     replacements. All files are compared by names; the first part of the names may differ, if it is the same in all
@@ -110,7 +112,10 @@ def replaced_names(file: WeightFile, rename: Iterable[tuple[str, str]], option: 
 
 
 def _names(model: Any, numbered: bool) -> Iterator[dict[str, str]]:
-    """Yields the sets of names, name -> path, that the weights of a model may have in a file."""
+    """Yields each naming that a file may have for the weights of a model: a dict from name to variable path.
+
+    With `numbered`, names with the numbers that Keras 3 writes into weight files are among them.
+    """
     weights = weights_by_path(model)
     yield {path: path for path in weights}
     if numbered and isinstance(model, keras.Layer):

@@ -81,7 +81,7 @@ class StatefulEvalLoop:
       in_graph: Whether to run the loop and the reduction in graph. If they cannot be traced, which is known before the
         first step runs, one warning says why, and this and later evaluations run step by step. Errors in the reduction
         are then raised unchanged.
-      watched: Objects whose attributes the reduction might change; in graph, such a change would happen only once,
+      watched: Objects whose attributes the reduction might change; runs in graph, such a change would happen only once,
         during tracing.
     """
 
@@ -103,7 +103,7 @@ class StatefulEvalLoop:
         self._graph: GraphReduction | None = None
 
     def __call__(self, iterator: Any, num_steps: Any, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
-        """Returns the number of steps done and the state; eager, on the host.
+        """Returns the number of steps done and the state; runs eagerly, on the host.
 
         Args:
           iterator: An iterator over the data.
@@ -150,7 +150,7 @@ class StatefulEvalLoop:
 
 
 class ResultsByStep:
-    """Runs evaluation steps one by one in Python, resets nothing, and returns the results after them. Eager.
+    """Runs evaluation steps one by one in Python, resets nothing, and returns the results after them. Runs eagerly.
 
     Args:
       step: A function of the iterator.

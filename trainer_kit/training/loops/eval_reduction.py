@@ -98,7 +98,7 @@ class GraphReduction:
         return done, tf.nest.pack_sequence_as(state, flat, expand_composites=True)
 
     def _reduced(self, state: Any, outputs: Any) -> Any:
-        """Reduces the outputs of one step; in graph, on the host, which supports strings and has the memory."""
+        """Reduces the outputs of one step; runs in graph, on the host, which supports strings and has the memory."""
         old = tf.nest.flatten(state)
         state = tf.nest.pack_sequence_as(state, old)  # its own dicts and lists, which it may change
         kept = SideEffects(self._watched)

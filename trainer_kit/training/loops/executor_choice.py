@@ -42,7 +42,7 @@ def executor_by_weights(weights: Sequence[Any], batch_size: int) -> ExecutorChoi
 
 
 def executor_by_graph(graph: tf.Graph | None, batch_size: int) -> ExecutorChoice:
-    """Chooses an executor by the floating-point operations of a traced training step; runs nothing. Eager.
+    """Chooses an executor by the floating-point operations of a traced training step, which is only read.
 
     Args:
       graph: The graph of the training loop; None: the loop is not compiled.

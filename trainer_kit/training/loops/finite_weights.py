@@ -28,7 +28,9 @@ class FiniteWeights:
 
     @tf.autograph.experimental.do_not_convert
     def result(self, in_parts: bool = False) -> dict[str, tf.Tensor]:
-        """Returns an entry for the loop's results: 1 if all weights are finite, 0 if not, -1 if unchecked; in graph.
+        """Returns an entry for the loop's results: 1 if all weights are finite, 0 if not, -1 if unchecked.
+
+        Runs in graph.
 
         Args:
           in_parts: Whether there are results after each few steps of the loop.
@@ -43,6 +45,6 @@ class FiniteWeights:
 
 
 def pop_finite(results: dict[str, Any]) -> bool | None:
-    """Removes the entry from the results of a loop and returns it; None if the loop did not check. Eager."""
+    """Removes the entry from the results of a loop and returns it; None if the loop did not check. Runs eagerly."""
     seen = int(results.pop(_SOUND, _NO_LOOK))
     return None if seen == _NO_LOOK else seen == 1

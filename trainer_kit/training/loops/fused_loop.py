@@ -79,7 +79,7 @@ class Stack:
         return self._known and (self._left is None or int(self._left[1]) >= int(self._left[2]))
 
     def next_batch(self, iterator: Any) -> Any:
-        """Returns the next unused batch, and counts it as used. Eager, on the host."""
+        """Returns the next unused batch, and counts it as used. Runs eagerly, on the host."""
         batches, used, count = self.of(iterator)
         if self.empty:
             count, batches = next(iterator)

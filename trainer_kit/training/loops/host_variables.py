@@ -15,7 +15,9 @@ def stop_variable() -> tf.Variable:
 
 
 def should_continue(stop: tf.Variable, *conditions: tf.Tensor) -> tf.Tensor:
-    """Returns whether a loop takes another step: all conditions hold, and no stop is requested; in graph, on the host.
+    """Returns whether a loop takes another step: all conditions hold, and no stop is requested.
+
+    Runs in graph, on the host.
 
     Without a device TensorFlow would compute this on a GPU. Each step would then wait until the GPU has done the steps
     before it and the answer has come back.

@@ -23,7 +23,7 @@ def known_waits(seconds: float) -> float | None:
 
 
 class WaitingClock:
-    """An iterator that adds up the seconds that the loop waits for its elements; in graph, on the host.
+    """An iterator that adds up the seconds that the loop waits for its elements; runs in graph, on the host.
 
     It costs a few hundredths of a step of 0.1 ms, and nothing measurable of longer ones. An element that is requested
     inside another graph, of a tf.function, a tf.cond or a loop in the step, is not timed: its seconds could not leave
@@ -136,7 +136,7 @@ def over_elements(
     state: Sequence[tf.Tensor] = (),
     done: int | tf.Tensor = 0,
 ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-    """Calls `step(element, state) -> state` until the data ends, enough are done or a stop is requested; in graph.
+    """Calls `step(element, state) -> state` until the data ends, enough are done or a stop is requested; runs in graph.
 
     `get_next_as_optional` ends the loop inside the graph, without an exception, also for ragged batches and replicas.
 

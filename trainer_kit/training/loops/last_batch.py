@@ -68,7 +68,9 @@ class LastBatch:
 
     @tf.autograph.experimental.do_not_convert
     def read(self, iterator: Any) -> Any:
-        """Returns the next element of an iterator; the step's operations wait until it is kept. In graph, on the host.
+        """Returns the next element of an iterator; the step's operations wait until it is kept.
+
+        Runs in graph, on the host.
 
         An element is not kept if no variable can hold one of its parts, or if its structure differs from the spec. Nor
         is one that is read inside another graph, of a tf.function, a tf.cond or a loop in the step.
@@ -96,7 +98,7 @@ class LastBatch:
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
     def explained(self, error: tf.errors.OpError, step: Callable[[Any], Any]) -> tf.errors.OpError:
-        """Returns the error that names the operation which failed, or `error` with a note. Eager, on the host.
+        """Returns the error that names the operation which failed, or `error` with a note. Runs eagerly, on the host.
 
         Args:
           error: An error of the loop.

@@ -196,7 +196,7 @@ def part_of(inputs: Any, start: Size, size: Size) -> Any:
 
 @contextlib.contextmanager
 def kept_where(condition: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]:
-    """A context after which variables have their earlier values if `condition` is true; in graph, on a replica."""
+    """A context after which variables have their earlier values if `condition` is true; runs in graph, on a replica."""
     native = [one.value if isinstance(one, keras.Variable) else one for one in variables]
     before = [tf.identity(one.read_value()) for one in native]
     yield

@@ -13,7 +13,7 @@ _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def has_nested_conditions(graph: tf.Graph) -> bool:
-    """Returns whether a graph has a tf.cond, tf.case or tf.switch_case inside of one; runs nothing. Eager.
+    """Returns whether a graph has a tf.cond, tf.case or tf.switch_case inside of one. The graph is only read.
 
     Loops and calls of functions between the two are followed.
 
@@ -36,7 +36,7 @@ def has_nested_conditions(graph: tf.Graph) -> bool:
 
 
 def check_one_thread(graph: tf.Graph) -> None:
-    """Raises UsageError when the executor on one thread would wait for ever in a graph; runs nothing. Eager."""
+    """Raises UsageError when the executor on one thread would wait for ever in a graph. The graph is only read."""
     if has_nested_conditions(graph):
         raise UsageError(
             "runtime.executor=single_threaded: a step or a metric has a tf.cond, tf.case or tf.switch_case inside of "

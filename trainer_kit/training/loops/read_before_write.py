@@ -22,7 +22,9 @@ _WRITES = re.compile(
 
 @contextlib.contextmanager
 def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Makes operations created in this context write no variable before all `tensors` are ready; eager: no effect.
+    """Makes operations created in this context write no variable before all `tensors` are ready.
+
+    Eagerly it has no effect: operations then run in the order of the code.
 
     tf.control_dependencies would also delay every operation without inputs, such as each read of a weight: one graph
     edge for each, and no work during the wait for a batch. That cost a small step 5 % of its time.
@@ -53,7 +55,9 @@ def writes(op: tf.Operation) -> bool:
 
 
 def reads_before_writes(graph: tf.Graph) -> bool:
-    """Whether the steps of a loop write variables only after they have read all their batches; eager, on the host.
+    """Whether the steps of a loop write variables only after they have read all their batches.
+
+    Runs eagerly, on the host.
 
     If so, an error of the data leaves the state of the last complete step. Operations before the first step, such as
     resetting metrics, do not count.

@@ -26,7 +26,7 @@ class SequentialParts:
 
     @contextlib.contextmanager
     def part(self) -> Iterator[list[tf.Tensor]]:
-        """A context in which the operations of a part are created; eager: no effect.
+        """A context in which the operations of a part are created; has no effect when it runs eagerly.
 
         Yields:
           An empty list, which takes the results of the part.

@@ -13,7 +13,7 @@ Part = Callable[[Any, tf.Tensor], tuple[int, Any]]
 
 @dataclass(frozen=True)
 class EvaluationHooks:
-    """Functions to call around the parts of an evaluation; eager, on the host.
+    """The functions of an evaluation in parts. They run eagerly, on the host.
 
     Attributes:
       steps: The number of batches in a part.
@@ -29,15 +29,14 @@ class EvaluationHooks:
 
 
 class SplitEvalLoop:
-    """Runs an evaluation loop part by part. Eager, on the host.
+    """Runs an evaluation a few batches at a time, so that callbacks run between them. Runs eagerly, on the host.
 
     Args:
       reset: A function that resets the metrics.
-      part: A loop that resets nothing: a function of an iterator and the number of batches, int32. It returns the
-        number of batches that it has evaluated and the results.
-      parts: The functions to call around the parts.
-      batches: Returns an upper bound of the number of batches in the data; None: it is not known.
-
+      part: A function of an iterator and the number of batches, int32, which evaluates that many without resetting the
+        metrics. It returns the number of batches that it has evaluated and the results so far.
+      parts: The functions to call before and after each part.
+      batches: A function that returns an upper bound of the number of batches in the data, or None if it is not known.
     """
 
     def __init__(

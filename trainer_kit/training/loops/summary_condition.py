@@ -25,7 +25,10 @@ class SummaryTimer:
             self._step = tf.Variable(-1, trainable=False, dtype=tf.int64, name="summary_step")
 
     def choose(self, end: int) -> bool:
-        """Chooses the step that leads to the global step `end` if the time is over, and tells whether it did; eager."""
+        """Chooses the step that leads to the global step `end` if the time is over, and tells whether it did.
+
+        Runs eagerly.
+        """
         now = self._clock()
         is_over = now - self._chosen_at >= self._seconds
         if is_over:
@@ -34,14 +37,16 @@ class SummaryTimer:
         return is_over
 
     def is_chosen(self, step: tf.Variable) -> tf.Tensor:
-        """Returns whether the step that begins at the global step `step` is the chosen one; in graph."""
+        """Returns whether the step that begins at the global step `step` is the chosen one; runs in graph."""
         return tf.equal(step, self._step)
 
 
 def summary_condition(
     interval: Interval | SummaryTimer | None, step: tf.Variable, end: int
 ) -> Callable[[], tf.Tensor] | bool:
-    """Returns the condition of a training loop for tf.summary.record_if. Eager; the condition is called in graph.
+    """Returns the condition of a training loop for tf.summary.record_if.
+
+    Runs eagerly; the condition is called in graph.
 
     Args:
       interval: The steps between summaries, a fraction for epochs; or a timer; None: no summaries.
@@ -57,7 +62,7 @@ def summary_condition(
 
 
 def _is_due(step: tf.Variable, interval: Interval) -> tf.Tensor:
-    """Returns whether `step` is the first one at or after a multiple of the interval, a bool scalar; in graph."""
+    """Returns whether `step` is the first one at or after a multiple of the interval, a bool scalar; runs in graph."""
     steps, parts = interval.numerator, interval.denominator
     if parts == 1:
         return tf.equal(step % steps, 0)

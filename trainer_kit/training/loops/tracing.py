@@ -24,7 +24,9 @@ def eager(function: Callable[..., Any]) -> Any:
 
 
 class LoopFunction:
-    """A tf.function of a loop or a step that knows its graphs. Its first argument is an iterator. Eager, on the host.
+    """A tf.function of a loop or a step that knows its graphs. Its first argument is an iterator.
+
+    Runs eagerly, on the host.
 
     Args:
       function: The function of trainer_kit to compile.

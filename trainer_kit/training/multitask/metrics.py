@@ -37,7 +37,7 @@ class MultiTaskMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
-        """Adds the loss and the other scalars of a joint step; in graph, on a replica.
+        """Adds the loss and the other scalars of a joint step; runs in graph, on a replica.
 
         Args:
           task: The MultiTask.
@@ -55,7 +55,7 @@ class MultiTaskMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def update_with_task(self, name: str, task: Any, logs: Any, inputs: Any) -> None:
-        """Adds the loss and the other scalars of a step of one task; in graph, on a replica.
+        """Adds the loss and the other scalars of a step of one task; runs in graph, on a replica.
 
         Args:
           name: The name of the task, one of those in `sets`.
@@ -68,12 +68,12 @@ class MultiTaskMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def count_step(self, name: str) -> None:
-        """Counts a step of the task `name`; in graph, in cross-replica context."""
+        """Counts a step of the task `name`; runs in graph, in cross-replica context."""
         self._steps[name].assign_add(1)
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Resets all metrics; eager or in graph, in cross-replica context."""
+        """Resets all metrics; runs eagerly or in graph, in cross-replica context."""
         super().reset()
         for one in self.sets.values():
             one.reset()
@@ -95,7 +95,7 @@ class MultiTaskMetrics(MetricSet):
         return {**found, **super().results()}
 
     def reported(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the results of a loop without those of tasks that no step trained; on the host, eager."""
+        """Returns the results of a loop without those of tasks that no step trained; runs eagerly, on the host."""
         steps = {name: int(results[name][_STEPS]) for name in self._steps}
         trained = {name: {**results[name], _STEPS: count} for name, count in steps.items() if count}
         return {**trained, **{name: value for name, value in results.items() if name not in steps}}

@@ -33,7 +33,7 @@ class MultiTaskModel(keras.Model):
         return {name: getattr(self, f"{_ATTRIBUTE}{name}") for name in self._names}
 
     def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
-        """Returns {task: outputs} for features that all tasks take; in graph or eager, on a replica."""
+        """Returns {task: outputs} for features that all tasks take; runs in graph or eagerly, on a replica."""
         return {name: model(inputs, training=training) for name, model in self.sub_tasks.items()}
 
 

@@ -105,7 +105,7 @@ class MultiTask(Task):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
-        """Trains all tasks by the weighted sum of their losses; in graph, on a replica. For joint training.
+        """Trains all tasks by the weighted sum of their losses; runs in graph, on a replica. For joint training.
 
         Args:
           inputs: A batch of each task, by name.

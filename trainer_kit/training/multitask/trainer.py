@@ -87,7 +87,7 @@ class MultiTaskTrainer(Trainer):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator: Any) -> None:
-        """Trains all tasks or the next one on every replica, with the next element of the iterator; in graph."""
+        """Trains all tasks or the next one on every replica, with the next element of the iterator; runs in graph."""
         if self.task.is_joint:
             super().train_step(iterator)
             return

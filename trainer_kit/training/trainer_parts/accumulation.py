@@ -53,7 +53,9 @@ class Accumulation:
         return [variable for sums in self._sums.values() for variable in sums.variables]
 
     def prepare(self, iterator: Any) -> None:
-        """Chooses the number of micro-batches if it is auto, and warns of layers that see them. Eager, on the host.
+        """Chooses the number of micro-batches if it is auto, and warns of layers that see them.
+
+        Runs eagerly, on the host.
 
         Args:
           iterator: The iterator over the training data, from which nothing is taken.
@@ -68,7 +70,10 @@ class Accumulation:
             warn_of_batch_normalization(self._trainer.model, int(self.steps))
 
     def check_used(self) -> None:
-        """Raises UsageError when a step was not split: a subclass has a train_step of its own. Eager, on the host."""
+        """Raises UsageError when a step was not split: a subclass has a train_step of its own.
+
+        Runs eagerly, on the host.
+        """
         if self.steps != 1 and not self._is_used:
             name = self._trainer.class_name
             raise UsageError(
@@ -78,7 +83,7 @@ class Accumulation:
 
     @tf.autograph.experimental.do_not_convert
     def train(self, inputs: Any, options: Any) -> None:
-        """Trains on a batch, with one update; in graph, in cross-replica context.
+        """Trains on a batch, with one update; runs in graph, in cross-replica context.
 
         Args:
           inputs: The batch, as strategy.run takes it.

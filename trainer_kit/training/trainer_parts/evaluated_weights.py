@@ -14,7 +14,7 @@ from trainer_kit.errors import UsageError, suggestion
 class EvaluatedWeights:
     """Replaces the weights by a moving average for an evaluation, and restores the state after it.
 
-    Eager, on the host.
+    Runs eagerly, on the host.
 
     Args:
       state: The TrainState of the run.

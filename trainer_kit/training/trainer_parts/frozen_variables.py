@@ -19,7 +19,7 @@ _LISTED = 4  # names in a message
 
 
 def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
-    """Freezes the variables of a built model that a pattern is found in the path of; eager, in strategy scope.
+    """Freezes the variables of a built model that a pattern is found in the path of; runs eagerly, in strategy scope.
 
     They are no longer trainable variables of the model. A layer of Keras all of whose weights are frozen is no longer
     trainable: batch normalization then uses its moving averages and leaves them as they are.

@@ -68,16 +68,16 @@ class GradientReports:
         return [variable for one in self._norms.values() for variable in one.persistent_variables]
 
     def reset(self) -> None:
-        """Begins a loop; eager or in graph, in cross-replica context."""
+        """Begins a loop; runs eagerly or in graph, in cross-replica context."""
         for one in self._norms.values():
             one.reset()
 
     def results(self) -> dict[str, Any]:
-        """Returns an entry for the results of a loop, which `read` takes; in graph, in cross-replica context."""
+        """Returns an entry for the results of a loop, which `read` takes; runs in graph, in cross-replica context."""
         return {_KEY: {name: one.results() for name, one in self._norms.items()}} if self._norms else {}
 
     def read(self, results: dict[str, Any]) -> None:
-        """Replaces the entry in the results of a loop by the values to report, and warns of spikes; eager.
+        """Replaces the entry in the results of a loop by the values to report, and warns of spikes; runs eagerly.
 
         Args:
           results: The results of a loop, NumPy values.

@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class HyperParameters:
-    """Reads and changes hyper-parameters between training loops. Eager, on the host, on every worker.
+    """Reads and changes hyper-parameters between training loops. Runs eagerly, on the host, on every worker.
 
     A single optimizer has the names `learning_rate` and `learning_rate_factor`, and `optimizer.<attribute>` for each
     attribute that is a variable. One of several has `<its name>.learning_rate` and so on. The task's names are those of

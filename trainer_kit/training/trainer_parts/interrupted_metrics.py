@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class InterruptedMetrics:
-    """Saves and restores the metrics of an interrupted loop, which the next start continues. Eager, on the host.
+    """Saves and restores the metrics of an interrupted loop, which the next start continues. Runs eagerly, on the host.
 
     Args:
       trainer: The trainer; its `metrics_continue` says whether a checkpoint holds them, and is set after a restore.

@@ -23,7 +23,7 @@ _PATH = "trainer.accumulate_steps=auto"
 
 
 class MicroBatchTrials:
-    """Tries 1, 2, 4, 8, ... micro-batches on zeros. Eager, on the host, before the first step.
+    """Tries 1, 2, 4, 8, ... micro-batches on zeros. Runs eagerly, on the host, before the first step.
 
     A trial runs the forward and backward pass of one micro-batch on all replicas. It takes no batch of the data, and
     the variables that it has changed get their values back.
@@ -108,7 +108,7 @@ def _one_batch(spec: Any, fused: bool) -> Any:
 
 @contextlib.contextmanager
 def _unchanged(graph: tf.Graph) -> Iterator[None]:
-    """A context after which all variables that a graph writes have their earlier values; eager, on the host."""
+    """A context after which all variables that a graph writes have their earlier values; runs eagerly, on the host."""
     variables = [(variable_of(graph, handle), handle) for handle in written(graph)]
     parts = [
         next(part for part in getattr(variable, "values", None) or [variable] if part.handle is handle)

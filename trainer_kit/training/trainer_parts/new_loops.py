@@ -96,7 +96,7 @@ class NewLoops:
     def chosen(
         self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, batch_spec: Any, window: ProfileWindow
     ) -> TrainLoop | FusedLoop:
-        """Chooses the executor if it is auto, and returns the loop to run. Eager, before the first step.
+        """Chooses the executor if it is auto, and returns the loop to run. Runs eagerly, before the first step.
 
         It warns of what fused steps leave out or cannot use well.
 
@@ -127,7 +127,9 @@ class NewLoops:
 
     @contextlib.contextmanager
     def running(self, loop: Any) -> Iterator[None]:
-        """A context in which a loop runs on the chosen executor, and errors name their cause. Eager, on the host.
+        """A context in which a loop runs on the chosen executor, and errors name their cause.
+
+        Runs eagerly, on the host.
 
         Args:
           loop: The loop; None: a new one is traced, for the executor that is likely to be chosen.

@@ -18,7 +18,7 @@ _KEY = "trainer_kit/tensors"  # of the results of a loop
 def check_evaluation_tensors(trainer: Any) -> None:
     """Traces the evaluation step if tensors of it are asked for by name, so that a miss ends a run before it trains.
 
-    Eager, on the host.
+    Runs eagerly, on the host.
 
     Args:
       trainer: The trainer; one that does not evaluate, or has evaluations of its own, is not checked.
@@ -104,7 +104,7 @@ class StepTensors:
         return [variable for metric, _, _ in self._metrics for variable in metric.variables]
 
     def reset(self) -> None:
-        """Resets the metrics; eager or in graph, in cross-replica context."""
+        """Resets the metrics; runs eagerly or in graph, in cross-replica context."""
         for metric, _, _ in self._metrics:
             metric.reset_state()
 
@@ -122,7 +122,7 @@ class StepTensors:
         return list(self._variables.values())
 
     def read(self, results: dict[str, Any], validation_set: str = "") -> None:
-        """Takes the values out of the results of a loop, NumPy values; eager, on the host.
+        """Takes the values out of the results of a loop, NumPy values; runs eagerly, on the host.
 
         Args:
           results: The results, which lose the entry of `results`.
@@ -174,7 +174,10 @@ class StepTensors:
 
     @tf.autograph.experimental.do_not_convert
     def kept(self, outcome: Any) -> Any:
-        """Updates the metrics, stores the values, and returns the logs of a collected step; in graph, on a replica."""
+        """Updates the metrics, stores the values, and returns the logs of a collected step.
+
+        Runs in graph, on a replica.
+        """
         if not self._wanted:
             return outcome
         logs, tensors = outcome

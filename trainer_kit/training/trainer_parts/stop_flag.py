@@ -59,7 +59,7 @@ class StopFlag:
 
     @tf.autograph.experimental.do_not_convert
     def agree(self, count: tf.Variable) -> None:
-        """Ends the loop on all workers at the same step if one was asked to stop; in graph, after each step.
+        """Ends the loop on all workers at the same step if one was asked to stop; runs in graph, after each step.
 
         Args:
           count: The counter of the steps; the same on all workers.
@@ -76,7 +76,7 @@ class StopFlag:
 
 
 def is_stopping(trainer: Any, asked: Callable[[], bool]) -> bool:
-    """Whether a run has to stop; with several workers, whether they have agreed to stop. Eager, on the host.
+    """Whether a run has to stop; with several workers, whether they have agreed to stop. Runs eagerly, on the host.
 
     Args:
       trainer: The run's trainer, a BaseTrainer.

@@ -102,7 +102,7 @@ class TaskInputs:
         return open_whole(build_inputs, params, input_context)
 
     def opened(self, params: Any, open_data: Callable[..., tf.data.Dataset], build_inputs: Any) -> Any:
-        """Returns data distributed over the replicas; eager.
+        """Returns data distributed over the replicas; runs eagerly.
 
         Args:
           params: The data's section of the config.
@@ -116,7 +116,7 @@ class TaskInputs:
         return self.distributed(dataset_fn)
 
     def distributed(self, dataset_or_fn: Any) -> Any:
-        """Returns a dataset over the replicas; see Trainer.distribute_dataset. Eager.
+        """Returns a dataset over the replicas; see Trainer.distribute_dataset. Runs eagerly.
 
         Args:
           dataset_or_fn: A dataset in global batches, or a function with the argument `input_context`.

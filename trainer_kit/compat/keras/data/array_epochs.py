@@ -53,7 +53,7 @@ class ArrayEpochs:
             self._batches_at_once = max(1, min(_MOST_BATCHES, _GATHERED_BYTES // max(1, of_batch)))
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the dataset without end from batch `position` on, counted over all passes. On the host."""
+        """Returns the dataset without end from batch `position` on, counted over all passes. Runs on the host."""
         del input_context
         first, used = divmod(position, self.batches_per_epoch)
 
@@ -98,7 +98,7 @@ class ArrayEpochs:
 
     @tf.autograph.experimental.do_not_convert
     def _own_order(self, epoch: tf.Tensor) -> tf.Tensor:
-        """Returns the order of a pass that is not Keras's; in graph."""
+        """Returns the order of a pass that is not Keras's; runs in graph."""
         seed = tf.stack([tf.constant(self._seed or 0, tf.int64), epoch])
         if self._shuffle != "batch":
             return tf.random.experimental.stateless_shuffle(tf.range(self.num_examples, dtype=tf.int64), seed)
@@ -116,7 +116,10 @@ class ArrayEpochs:
 
 
 def in_batches(arrays: Any, batch_size: int) -> tf.data.Dataset:
-    """Returns one pass over nested tensors, dense, sparse or ragged, in their order. Eager or in graph, on the host."""
+    """Returns one pass over nested tensors, dense, sparse or ragged, in their order.
+
+    Runs eagerly or in graph, on the host.
+    """
     if _are_dense(arrays):
         # Without a function in it: an evaluation begins with a new iterator, which makes the functions of a dataset.
         return tf.data.Dataset.from_tensors(arrays).rebatch(batch_size)
@@ -128,7 +131,7 @@ def _are_dense(arrays: Any) -> bool:
 
 
 def _rows(array: Any, order: tf.Tensor) -> Any:
-    """Returns the examples of these indices, each of which is there once at most; in graph."""
+    """Returns the examples of these indices, each of which is there once at most; runs in graph."""
     if not isinstance(array, tf.SparseTensor):
         return tf.gather(array, order)
     count = tf.shape(order, tf.int64)[0]

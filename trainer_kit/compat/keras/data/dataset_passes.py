@@ -63,14 +63,14 @@ class DatasetPasses:
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
         """Returns batches from `position` on, counted over all passes, up to the end of the pass if `by_pass`.
 
-        On the host.
+        Runs on the host.
         """
         del input_context
         rest = self._dataset.skip(position % self.batches_per_epoch)
         return rest if self.by_pass else rest.concatenate(self._dataset.repeat())
 
     def begin(self, position: int, *, reads: bool) -> bool:
-        """Prepares the shuffles for the pass of batch `position`. Eager, in scope, on the host.
+        """Prepares the shuffles for the pass of batch `position`. Runs eagerly, in scope, on the host.
 
         After a restart this draws the orders of the passes before, and reads these passes only as far as that needs.
 

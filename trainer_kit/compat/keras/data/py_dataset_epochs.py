@@ -16,7 +16,7 @@ from trainer_kit.distribution.keras_internals import data_adapter
 
 
 def as_py_dataset(data: Any) -> Any:
-    """Returns a Sequence of tf_keras as a PyDataset, and other data as it is. On the host."""
+    """Returns a Sequence of tf_keras as a PyDataset, and other data as it is. Runs on the host."""
     keras_2 = sys.modules.get("tf_keras")
     is_sequence = keras_2 is not None and isinstance(data, keras_2.utils.Sequence)
     return _SequenceOfKeras2(data) if is_sequence else data

@@ -55,7 +55,7 @@ class DatasetEpochs:
         self._dataset, self.batches_per_epoch = dataset, batches_per_epoch
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the dataset from batch `position` on; the batches before it are read. On the host."""
+        """Returns the dataset from batch `position` on; the batches before it are read. Runs on the host."""
         del input_context
         return self._dataset.skip(position)
 
@@ -74,7 +74,9 @@ def training_data(
     keras_2: bool = False,
     by_pass: bool = True,
 ) -> TrainingData:
-    """Returns training data in global batches; the arguments are those of `Model.fit`. Eager, in scope, on the host.
+    """Returns training data in global batches; the arguments are those of `Model.fit`.
+
+    Runs eagerly, in scope, on the host.
 
     Args:
       orders: The orders of the batches of a PyDataset that is shuffled.
@@ -104,7 +106,7 @@ def training_data(
 
 
 def validation_dataset(given: Any, batch_size: int | None = None, steps: int | None = None) -> tf.data.Dataset:
-    """Returns one pass over validation data in global batches. Eager, on the host.
+    """Returns one pass over validation data in global batches. Runs eagerly, on the host.
 
     Batches of a generator are read here and kept, so that each evaluation has the same ones.
 

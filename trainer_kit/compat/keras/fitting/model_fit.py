@@ -28,7 +28,9 @@ def fit(
     validation_freq: int | Sequence[int] = 1,
     *, model_dir: str, best: str | bool | None = None, best_mode: str = "auto", **options: Any,
 ) -> Any:  # fmt: skip
-    """Trains a compiled model as `model.fit` does, in a folder from which a stopped run resumes. Eager, on the host.
+    """Trains a compiled model as `model.fit` does, in a folder from which a stopped run resumes.
+
+    Runs eagerly, on the host.
 
     The arguments before `model_dir` are those of `Model.fit`, and mean the same, but for two: `epochs` is a total, so
     that a program that is started again trains the epochs that are left; and `verbose` shows a line for each epoch.

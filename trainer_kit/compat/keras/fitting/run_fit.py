@@ -14,7 +14,7 @@ def run_fit(
     task: Any, config: ExperimentConfig, model: Any, model_dir: str,
     *, callbacks: Any, verbose: str | int, evaluates: bool, validates: Callable[[int], bool], **options: Any,
 ) -> Any:  # fmt: skip
-    """Trains up to the end of the config's last epoch and returns the History of all epochs. Eager, on the host.
+    """Trains up to the end of the config's last epoch and returns the History of all epochs. Runs eagerly, on the host.
 
     Args:
       task: The task, created in the scope of the model's strategy.

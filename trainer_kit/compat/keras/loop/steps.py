@@ -46,7 +46,9 @@ class LoopSteps:
         return [*loss, *(one.name for one in self.val_metrics)]
 
     def trace(self, train_spec: Any, val_spec: Any = None) -> None:
-        """Traces the functions once, so that model, optimizer and metrics create their variables; runs nothing. Eager.
+        """Traces the functions once, so that model, optimizer and metrics create their variables; runs nothing.
+
+        Runs eagerly.
 
         Warns of a metric that a function updates and that is not listed.
 
@@ -70,7 +72,7 @@ class LoopSteps:
 
     @tf.autograph.experimental.do_not_convert
     def train_loss(self, batch: Any) -> Any:
-        """Runs train_step on a batch and returns the loss, a float scalar; in graph.
+        """Runs train_step on a batch and returns the loss, a float scalar; runs in graph.
 
         Raises:
           UsageError: when train_step returns none.
@@ -82,7 +84,7 @@ class LoopSteps:
 
     @tf.autograph.experimental.do_not_convert
     def val_loss(self, batch: Any) -> Any:
-        """Runs test_step on a batch and returns the loss, a float scalar, or None; in graph."""
+        """Runs test_step on a batch and returns the loss, a float scalar, or None; runs in graph."""
         assert self.test_step is not None
         return self._loss("test_step", self.test_step, batch)
 

@@ -29,8 +29,8 @@ def train_loop(
 ) -> Any:  # fmt: skip
     """Does what `for epoch ...: for batch in train_ds: train_step(*batch)` does, in a folder from which it resumes.
 
-    Eager, on the host. The functions run in graph, decorated with tf.function or not, with the parts of a batch as
-    their arguments. They use model, optimizer, loss and metrics that are around them, which are trained themselves.
+    Runs eagerly, on the host. The functions run in graph, decorated with tf.function or not, with the parts of a batch
+    as their arguments. They use model, optimizer, loss and metrics that are around them, which are trained themselves.
 
     Args:
       train_step: Trains on a batch and returns its loss.

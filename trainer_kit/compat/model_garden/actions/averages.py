@@ -60,7 +60,7 @@ class EMACheckpointing:
         self._own_folder: tempfile.TemporaryDirectory[str] | None = None  # of a worker that is not the chief
 
     def __call__(self, output: Any) -> None:
-        """Saves the averages; eager, in strategy scope, on every worker."""
+        """Saves the averages; runs eagerly, in strategy scope, on every worker."""
         del output
         if self._manager is None:
             if not tf.distribute.get_strategy().extended.should_checkpoint:

@@ -65,7 +65,7 @@ class BestCheckpointExporter(BestCheckpoint):
         *,
         not_evaluated: Collection[str] = (),
     ) -> bool:
-        """Exports `checkpoint` if its evaluation is the best so far; eager, on every worker.
+        """Exports `checkpoint` if its evaluation is the best so far; runs eagerly, on every worker.
 
         Args:
           checkpoint: The checkpoint of the evaluated weights.

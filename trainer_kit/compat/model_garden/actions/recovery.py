@@ -40,7 +40,7 @@ class RecoveryCondition:
         self.global_step = global_step
 
     def __call__(self, outputs: dict[str, Any]) -> bool:
-        """Returns whether the run has to be restored; eager, on the host.
+        """Returns whether the run has to be restored; runs eagerly, on the host.
 
         Args:
           outputs: The logs of the loop, with "training_loss".
@@ -84,7 +84,7 @@ class RecoveryAction:
         self.checkpoint_manager = checkpoint_manager
 
     def __call__(self, _: Any) -> None:
-        """Restores the checkpoint; eager, in strategy scope.
+        """Restores the checkpoint; runs eagerly, in strategy scope.
 
         The manager's init_fn is not used: at best it loads initial weights, and it leaves the optimizer's state, and
         for most models the weights, diverged.

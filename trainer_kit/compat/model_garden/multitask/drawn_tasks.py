@@ -27,7 +27,7 @@ class DrawnTasks(TaskSampler):
 
     @tf.autograph.experimental.do_not_convert
     def _draw(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the number of the task trained after `step` steps, an int64 scalar; in graph.
+        """Returns the number of the task trained after `step` steps, an int64 scalar; runs in graph.
 
         A draw beyond the last bound gives the last task: rounded sums of probabilities may stay below 1.
         """

@@ -97,7 +97,7 @@ class EngineTask:
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
-        """Trains all tasks by `joint_train_step`; in graph, on a replica.
+        """Trains all tasks by `joint_train_step`; runs in graph, on a replica.
 
         Returns:
           Logs: the weighted sum of the losses, and the loss of each task under its name.
@@ -131,7 +131,7 @@ class EngineTask:
 
 
 def build_parts(tasks: dict[str, Any], model: Any, train: bool) -> None:
-    """Creates the variables of the parts of `model` that have none yet; eager, in strategy scope.
+    """Creates the variables of the parts of `model` that have none yet; runs eagerly, in strategy scope.
 
     Args:
       tasks: Model Garden's tasks by name.

@@ -19,7 +19,7 @@ def evaluate_tasks(
     steps: Mapping[str, int | None] | None = None,
     checkpoint_exporter: Any = None,
 ) -> None:
-    """Makes the trainer evaluate `tasks` from now on, in place of its validation sets; eager.
+    """Makes the trainer evaluate `tasks` from now on, in place of its validation sets; runs eagerly.
 
     Args:
       trainer: A Trainer of trainer_kit.compat.model_garden; see `check_ours`.

@@ -32,7 +32,10 @@ class SeparateEvaluation:
         self.checkpoint_exporter = checkpoint_exporter
 
     def begin(self, trainer: Any, config: ExperimentConfig, checkpoint_exporter: Any) -> None:
-        """Makes `trainer` evaluate the tasks, each for the number of batches in the config's eval_tasks; eager."""
+        """Makes `trainer` evaluate the tasks, each for the number of batches in the config's eval_tasks.
+
+        Runs eagerly.
+        """
         steps: dict[str, int | None] = {}
         for routine in original(config).eval_tasks:
             steps.update(dict.fromkeys((routine.task_config.name, routine.task_name), routine.eval_steps))

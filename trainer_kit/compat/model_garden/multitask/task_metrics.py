@@ -33,7 +33,7 @@ class TaskMetrics(MultiTaskMetrics):
 
     @tf.autograph.experimental.do_not_convert
     def count_step(self, name: str) -> None:
-        """Counts a step of the task `name`; in graph, in cross-replica context."""
+        """Counts a step of the task `name`; runs in graph, in cross-replica context."""
         self._task.step_counters[name].assign_add(1)
 
     @tf.autograph.experimental.do_not_convert

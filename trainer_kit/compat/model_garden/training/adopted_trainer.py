@@ -135,7 +135,7 @@ class AdoptedTrainer(BaseTrainer):
 
     @contextlib.contextmanager
     def averaged_weights(self, name: str = "") -> Iterator[None]:
-        """A context with the optimizer's averages, if it has any, in place of the weights; eager, on the host.
+        """A context with the optimizer's averages, if it has any, in place of the weights; runs eagerly, on the host.
 
         Args:
           name: Not used: there is one average.
@@ -149,7 +149,7 @@ class AdoptedTrainer(BaseTrainer):
             self.end_averaging()
 
     def train(self, num_steps: Any) -> Any:
-        """Runs the trainer's own loop from the run's position in the data; eager, on the host.
+        """Runs the trainer's own loop from the run's position in the data; runs eagerly, on the host.
 
         Raises:
           UsageError: when the trainer has no attribute _train_dataset.
@@ -167,7 +167,7 @@ class AdoptedTrainer(BaseTrainer):
         return self._inner.train(num_steps)
 
     def evaluate(self, num_steps: Any) -> Any:
-        """Runs the trainer's own evaluation; eager, on the host."""
+        """Runs the trainer's own evaluation; runs eagerly, on the host."""
         try:
             return self._inner.evaluate(num_steps)
         except BaseException:
@@ -204,14 +204,17 @@ class AdoptedTrainer(BaseTrainer):
         """Returns None: the names are known only after an evaluation."""
 
     def initialize(self) -> None:
-        """Initializes the trainer when there is no checkpoint to restore; eager, in strategy scope."""
+        """Initializes the trainer when there is no checkpoint to restore; runs eagerly, in strategy scope."""
         self._watch_values()
         if hasattr(self._inner, "initialize"):
             self._inner.initialize()
         self.after_restore()
 
     def before_save(self, prefix: str) -> None:
-        """Prepares the state that is not in variables for the checkpoint that will be saved at `prefix`; eager."""
+        """Prepares the state that is not in variables for the checkpoint that will be saved at `prefix`.
+
+        Runs eagerly.
+        """
         unseen, self._searched = not self._searched, True
         with self._strategy.scope():
             self.state.keep_changed(self._metric_variables() if unseen else None, self._required())
@@ -231,7 +234,10 @@ class AdoptedTrainer(BaseTrainer):
         self.sound, self.data_ended = None, False
 
     def _watch_values(self) -> None:
-        """Remembers all values that the trainer's own loops may change: their graphs are unknown; eager, in scope."""
+        """Remembers all values that the trainer's own loops may change: their graphs are unknown.
+
+        Runs eagerly, in scope.
+        """
         if self.trains:
             self.state.watch(self._metric_variables(), everything=True)
 

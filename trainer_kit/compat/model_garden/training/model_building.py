@@ -18,7 +18,7 @@ from trainer_kit.errors import TrainerKitError, UsageError
 
 
 def build_model(task: Any, model: Any, train: bool, dataset: Any = None, sections: Any = None) -> None:
-    """Creates the missing variables of `model`; eager, in strategy scope.
+    """Creates the missing variables of `model`; runs eagerly, in strategy scope.
 
     A model may have some of its variables already, because it shares layers with a model that is built. If such a model
     cannot be called here, the rest is left to the first step.

@@ -107,11 +107,14 @@ class OptimizersAverage:
         """Does nothing: Model Garden's average begins at zero."""
 
     def reset(self) -> None:
-        """Sets the averages to the weights, for example after only weights were restored; eager, on the host."""
+        """Sets the averages to the weights, for example after only weights were restored; runs eagerly, on the host."""
         self._copy_all()
 
     def swap(self, name: str = AVERAGE) -> None:
-        """Exchanges weights and averages exactly on every replica; a second call undoes it; eager, on the host."""
+        """Exchanges weights and averages exactly on every replica; a second call undoes it.
+
+        Runs eagerly, on the host.
+        """
         self._exchange_all()
         self._swapped = "" if self._swapped else name
 

@@ -65,7 +65,9 @@ def create_optimizer(task: Any, params: Any) -> Any:
 
 
 def make_whole(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Creates all variables of a Keras 2 optimizer, which would else come in the first step; eager, in strategy scope.
+    """Creates all variables of a Keras 2 optimizer, which would else come in the first step.
+
+    Runs eagerly, in strategy scope.
 
     A checkpoint is restored strictly into existing variables, before the first step.
 

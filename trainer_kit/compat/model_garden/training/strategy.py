@@ -26,7 +26,7 @@ def get_distribution_strategy(
     tpu_address: str | None = None,
     **kwargs: Any,
 ) -> tf.distribute.Strategy:
-    """Returns a strategy by its name; eager, on the host.
+    """Returns a strategy by its name; runs eagerly, on the host.
 
     Mirroring over one device gives TensorFlow's default strategy. Model Garden creates a MirroredStrategy with one
     replica, which computes the same but takes three times as long for a small step (0.3 ms instead of 0.1 on a CPU).

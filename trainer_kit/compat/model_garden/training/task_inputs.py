@@ -39,6 +39,6 @@ class ModelGardenInputs(TaskInputs):
         return whole_steps(super().open_validation(build_inputs, params, input_context), input_context)
 
     def opened(self, params: Any, open_data: Callable[..., tf.data.Dataset], build_inputs: Any) -> Any:
-        """Returns the data distributed over the replicas; eager."""
+        """Returns the data distributed over the replicas; runs eagerly."""
         with told(part_of(self.sections, params), self.sections):
             return super().opened(params, open_data, build_inputs)

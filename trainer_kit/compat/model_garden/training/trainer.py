@@ -96,11 +96,14 @@ class Trainer(TrainerNames, engine.Trainer):
         return get_eval_actions(params, self, model_dir)
 
     def train_loop_end(self) -> dict[str, Any]:
-        """Returns the loop's logs: metrics, training_loss, learning_rate. Eager, on the host."""
+        """Returns the loop's logs: metrics, training_loss, learning_rate. Runs eagerly, on the host."""
         return with_numpy(super().train_loop_end())
 
     def initialize(self) -> None:
-        """Lets the task load initial weights when there is no checkpoint to restore. Eager, in strategy scope."""
+        """Lets the task load initial weights when there is no checkpoint to restore.
+
+        Runs eagerly, in strategy scope.
+        """
         with told("task.init_checkpoint", self.task.task_config):
             super().initialize()
 
