@@ -34,7 +34,7 @@ def step_of(prefix: str) -> int:
 
 
 def complete_checkpoints(directory: str) -> dict[int, str]:
-    """Returns step -> prefix of the checkpoints in `directory` that have an index file, in the order of steps.
+    """Returns the prefixes of the checkpoints in `directory` that have an index file, by step, in that order.
 
     Args:
       directory: A local folder; a missing one holds no checkpoints.

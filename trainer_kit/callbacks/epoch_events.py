@@ -15,15 +15,17 @@ NAMES = ("epoch_begin", "epoch_end")
 
 
 class EpochEvents:
-    """Adds epoch_begin before the first loop of an epoch, and epoch_end before the end of its last boundary.
+    """Gives callbacks two more events: epoch_begin before the first loop of an epoch, epoch_end after its last loop.
+
+    What happens between two loops, such as evaluations and checkpoints, is done by the time of epoch_end.
 
     Args:
       run: The run; its `epochs` are set before training begins.
       wanted: Whether a callback has one of these events.
 
     Attributes:
-      wanted: The argument.
-      training: Whether a training is under way; other evaluations have boundaries, too.
+      wanted: The argument of this name.
+      training: Whether the run trains at present; an evaluation without training has no epochs.
     """
 
     def __init__(self, run: Run, wanted: bool) -> None:

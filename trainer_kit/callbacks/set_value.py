@@ -115,7 +115,7 @@ def _written(place: int | Duration) -> str:
 
 
 def _values_of(steps: Any) -> dict[int | Duration, float]:
-    """Returns the value at each step or number of epochs."""
+    """Returns the values of `set_at_steps`, pairs of a place and a value, by place: a step or a number of epochs."""
     values: dict[int | Duration, float] = {}
     for pair in steps if isinstance(steps, Sequence) else [steps]:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:

@@ -61,7 +61,7 @@ def _print(sentences: Mapping[str, str]) -> None:
 
 
 def _branches(choice: type[OpenOneOfConfig]) -> dict[str, str]:
-    """Returns a sentence for each branch of a choice: from the registered function or from the config class."""
+    """Returns the first sentence about each branch: of its registered function, else of its config class."""
     found = {}
     for name, config_class in choice.branches().items():
         registered = _opening(choice.registry.lookup(name).build) if name in choice.registry else ""

@@ -267,7 +267,7 @@ def _closed(value: Any, path: str, report: _Report) -> Any:
 
 
 def _build(section: _Section, path: str, report: _Report) -> Any:
-    """Returns the config of a section and reports its broken rules. Refused values keep their earlier value."""
+    """Returns a section of the config and reports broken rules. A field keeps its value if the new one is refused."""
     values = dict(section.values)
     if is_oneof(section.config_class):
         values = _chosen_only(section, path, report)

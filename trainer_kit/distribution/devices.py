@@ -1,4 +1,4 @@
-"""RuntimeConfig -> TensorFlow's devices, threads and execution, set before the strategy is made."""
+"""Applies RuntimeConfig to TensorFlow's devices, threads and execution, set before the strategy is made."""
 
 from __future__ import annotations
 

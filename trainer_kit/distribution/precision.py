@@ -1,4 +1,4 @@
-"""RuntimeConfig -> Keras' dtype policy."""
+"""Applies RuntimeConfig to Keras' dtype policy."""
 
 from __future__ import annotations
 

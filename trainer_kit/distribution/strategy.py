@@ -1,4 +1,4 @@
-"""RuntimeConfig -> tf.distribute.Strategy."""
+"""Makes the tf.distribute.Strategy that RuntimeConfig asks for."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class Ledger:
         ]
 
     def evaluated(self) -> dict[int, dict[str, Any]]:
-        """Returns step -> metrics for the steps at which all validation sets were evaluated with this config."""
+        """Returns the metrics by step, for the steps at which all validation sets were evaluated with this config."""
         found: dict[int, dict[str, Any]] = {}
         of_step: dict[int, set[str]] = {}
         for item in self.active():

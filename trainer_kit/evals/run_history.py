@@ -158,7 +158,7 @@ class RunHistory:
         self._put_back(step)
 
     def recorded_logs(self, step: int) -> dict[str, Any]:
-        """Returns validation set -> metrics of the recorded evaluations of `step`; a single set is called ""."""
+        """Returns the metrics of the recorded evaluations of `step` by validation set; a single set is called ""."""
         sets, metrics = self.recorded_sets(step), self.metrics_at(step)
         return {name: metrics.get(name, {}) if name else metrics for name in sets}
 

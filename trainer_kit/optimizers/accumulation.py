@@ -57,7 +57,7 @@ class GradientSums:
       optimizer: The optimizer that makes the update.
 
     Attributes:
-      optimizer: The argument.
+      optimizer: The argument of this name.
 
     Raises:
       UsageError: for a loss-scaling optimizer of tf_keras: tasks recognise it by its class, and would not scale.

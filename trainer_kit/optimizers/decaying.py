@@ -1,4 +1,4 @@
-"""Keras' optimizers with a rule for which variables decay.
+"""Keras' optimizers with a rule for which variables get weight decay.
 
 Without weight decay each does exactly what Keras' class of the same name does.
 """
@@ -17,17 +17,17 @@ from trainer_kit.optimizers.weight_decay import DecaysByRule
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class AdamW(DecaysByRule, keras.optimizers.AdamW):
-    """Keras' AdamW with a rule for which variables decay."""
+    """Keras' AdamW with a rule for which variables get weight decay."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class Nadam(DecaysByRule, keras.optimizers.Nadam):
-    """Keras' Nadam with a rule for which variables decay."""
+    """Keras' Nadam with a rule for which variables get weight decay."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class Adamax(DecaysByRule, keras.optimizers.Adamax):
-    """Keras' Adamax with a rule for which variables decay."""
+    """Keras' Adamax with a rule for which variables get weight decay."""
 
 
 class _AdadeltaOfAnyGradient(keras.optimizers.Adadelta):
@@ -37,22 +37,22 @@ class _AdadeltaOfAnyGradient(keras.optimizers.Adadelta):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class Adadelta(DecaysByRule, _AdadeltaOfAnyGradient):
-    """Keras' Adadelta with a rule for which variables decay, and for sparse gradients with XLA, where Keras' fails."""
+    """Keras' Adadelta with a rule for which variables get weight decay. With XLA it takes sparse gradients, too."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class Ftrl(DecaysByRule, keras.optimizers.Ftrl):
-    """Keras' FTRL with a rule for which variables decay."""
+    """Keras' FTRL with a rule for which variables get weight decay."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class Lion(DecaysByRule, keras.optimizers.Lion):
-    """Keras' Lion with a rule for which variables decay."""
+    """Keras' Lion with a rule for which variables get weight decay."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class Lamb(DecaysByRule, keras.optimizers.Lamb):
-    """Keras' Lamb with a rule for which variables decay.
+    """Keras' Lamb with a rule for which variables get weight decay.
 
     Keras subtracts the decay before the update; in the paper (arXiv 1904.00962) and in Model Garden it is part of the
     update, and the trust ratio scales it. They are equal without weight decay.
@@ -66,7 +66,7 @@ class _AdafactorOfAnyModel(keras.optimizers.Adafactor):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class Adafactor(DecaysByRule, _AdafactorOfAnyModel):
-    """Keras' Adafactor with a rule for which variables decay, and for variables of tf_keras models too."""
+    """Keras' Adafactor with a rule for which variables get weight decay. It takes variables of tf_keras models, too."""
 
 
 def _flat_name(variable: Any) -> Any:

@@ -60,7 +60,7 @@ class Lars(DecayRates, _Lars):
         self.adaptation_rule = given if isinstance(given, DecayRule) else DecayRule(**given)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the slots for `variables`; in strategy scope."""
+        """Creates the slots for `variables`; called in strategy scope."""
         if not self.built:
             super().build(variables)
             paths = [variable_path(variable) for variable in variables]

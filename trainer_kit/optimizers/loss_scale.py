@@ -48,7 +48,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.dynamic_scale = self.add_variable((), initial, "float32", name="dynamic_scale", **first)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the inner optimizer's variables for `variables`; in strategy scope."""
+        """Creates the inner optimizer's variables for `variables`; called in strategy scope."""
         given = list(variables)
         self._built_with = lambda: given  # a list as an attribute would be tracked, and so be part of checkpoints
         self.inner_optimizer.build(variables)

@@ -42,7 +42,7 @@ class _Muon(keras.optimizers.Optimizer):
             setattr(self, name, value)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the slots for `variables`: the velocity only of those that Adam updates; in strategy scope."""
+        """Creates the slots for `variables`: the velocity only of those that Adam updates; called in strategy scope."""
         if self.built:
             return
         super().build(variables)

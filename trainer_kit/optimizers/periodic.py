@@ -34,7 +34,7 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         self._sums: dict[int, Any] = {}  # by the id of the variable
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the inner optimizer's variables for `variables`, and the sums of their gradients; in scope."""
+        """Creates the inner optimizer's variables for `variables`, and the sums of their gradients; called in scope."""
         if self.built:
             return
         given = list(variables)

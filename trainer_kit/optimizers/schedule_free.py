@@ -34,7 +34,7 @@ class _ScheduleFree(SlotOptimizer):
         self.warmup_steps = warmup_steps
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the slots for `variables`, and starts the fast weights at their values; in strategy scope."""
+        """Creates the slots for `variables`, and starts the fast weights at their values; called in strategy scope."""
         if not self.built:
             super().build(variables)
             for slot, variable in zip(self.slots[0], variables, strict=True):

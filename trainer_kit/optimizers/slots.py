@@ -22,7 +22,7 @@ class SlotOptimizer(keras.optimizers.Optimizer):
     argument_names: ClassVar[tuple[str, ...]] = ()
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the slots for `variables`; in strategy scope."""
+        """Creates the slots for `variables`; called in strategy scope."""
         if self.built:
             return
         super().build(variables)

@@ -79,7 +79,7 @@ class DecayRates:
         self.decay_rule = given if isinstance(given, DecayRule) else DecayRule(**given)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the optimizer's variables for `variables`; in strategy scope."""
+        """Creates the optimizer's variables for `variables`; called in strategy scope."""
         if self.built:  # type: ignore[attr-defined]
             return
         self.exclude_from_weight_decay(var_list=list(variables))  # type: ignore[attr-defined]

@@ -39,7 +39,7 @@ class FinetuneDirectory:
         return self._steps(_METRICS)
 
     def begun(self) -> dict[int, str]:
-        """Returns step -> folder of the runs that have saved a checkpoint and are not done, in the order of steps."""
+        """Returns the folders of the runs that have saved a checkpoint and are not done, by step and in that order."""
         steps = sorted(self._steps(_RUN) - self.done())
         return {step: folder for step in steps if complete_checkpoints(folder := self.run(step))}
 

@@ -82,7 +82,7 @@ class RunDirectory:
         train_steps: int | None = None,
         layer_names: Mapping[str, str] | None = None,
     ) -> None:
-        """Writes params.yaml, manifest.json and the further files `texts`, name -> text; removes an older final.json.
+        """Writes params.yaml, manifest.json and the further files `texts`, by name; removes an older final.json.
 
         A resumed run reuses the thread counts `threads`. Other processes need `train_steps`, the steps of the run, if
         the config counts epochs. `layer_names` are what `read_layer_names` returns. A warning names each difference of
@@ -267,7 +267,7 @@ def _adopted_run_id(model_dir: str) -> str:
 
 
 def read_layer_names(prefix: str) -> dict[str, str] | None:
-    """Returns names of variables in a checkpoint -> names with the user's numbers of layers, from the run's manifest.
+    """Returns, by the names of variables in a checkpoint, those with the user's numbers of layers, from the manifest.
 
     Args:
       prefix: The prefix of a checkpoint or of best weights.

@@ -170,7 +170,10 @@ class StopSignals:
             _LOG.warning("%s: stopping%s", number.name, again)
         elif before != self._received:
             _LOG.warning(
-                "%s arrived while the run was stopping: the exit code will be %d", number.name, exit_code(number)
+                "%s arrived while the run was stopping; it still stops, with the exit code of %s, %d",
+                number.name,
+                number.name,
+                exit_code(number),
             )
 
     def _hear(self, number: signal.Signals) -> None:

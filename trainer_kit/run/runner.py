@@ -98,7 +98,7 @@ def run_experiment(
       from_step: The step to resume from instead of the newest checkpoint; later ones move to archived/. 0: start again.
       allow_partial_restore: Whether to restore the variables that fit from a checkpoint of another model, and to list
         the others.
-      records: Returns further files, name -> text, that are written with params.yaml.
+      records: A function that returns the texts of further files by name, which are written with params.yaml.
       console: The writer that shows progress; None: the standard output.
       profile: The first and last step to trace for TensorBoard, as "10:20"; the trace goes to `model_dir/train`.
 

@@ -66,8 +66,8 @@ def _nodes(graph: Any, prefix: str, given: dict[str, str], known: dict[str, tf.G
     Args:
       graph: The graph of a function.
       prefix: The prefix for the names of its nodes.
-      given: The name of each input of the function -> the tensor that the call passes.
-      known: name -> graph of the functions that are known in the surrounding graphs.
+      given: A dict from the name of each input of the function to the tensor that the call passes.
+      known: A dict from name to graph of the functions that are known in the surrounding graphs.
     """
     known, given = {**known, **functions_called(graph)}, dict(given)
     inputs = set(given)

@@ -62,5 +62,5 @@ class AveragingTrainer(BaseTrainer):
             self.state.weights.write(prefix)
 
     def end_averaging(self) -> None:
-        """Restores the weights and the states of random generators after an evaluation; safe from any thread."""
+        """Restores the weights and the states of random generators after an evaluation; any thread may call it."""
         self._weights.put_back()

@@ -12,7 +12,7 @@ from trainer_kit.training.metrics import check_metric
 
 
 def configured_metrics(config: Any, wanted: bool) -> list[Any]:
-    """Returns new metrics for the entries of `trainer.metrics` that name no tensor; in strategy scope.
+    """Returns new metrics for the entries of `trainer.metrics` that name no tensor; called in strategy scope.
 
     Args:
       config: The experiment's config.
@@ -28,7 +28,7 @@ def configured_metrics(config: Any, wanted: bool) -> list[Any]:
 def tensor_metrics(config: Any) -> list[tuple[Any, str, str]]:
     """Returns (metric, tensor name, field of the config) for the entries of `trainer.metrics` that name a tensor.
 
-    The metrics are new; in strategy scope.
+    The metrics are new; called in strategy scope.
 
     Args:
       config: The experiment's config.

@@ -48,7 +48,7 @@ class MetricSet:
 
     Attributes:
       loss: The mean loss.
-      metrics: The argument.
+      metrics: The argument of this name.
       returned: The metrics that steps return.
 
     Raises:
@@ -191,7 +191,7 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns all results by name, with the loss if a step reported one; in cross-replica context."""
+        """Returns all results by name, with the loss if a step reported one; called in cross-replica context."""
         logs: dict[str, Any] = dict(self._step_values.results())
         for part in self._parts:
             logs.update(part.results())
@@ -224,7 +224,7 @@ class MetricSet:
 
 
 def training_metrics(task: Any, model: Any, *, wanted: bool, configured: Sequence[Any] = ()) -> MetricSet:
-    """Returns the metrics of training: the task's, those of the config, and those of a compiled model; in scope.
+    """Returns the metrics of training: the task's, those of the config, and those of a compiled model; called in scope.
 
     Args:
       task: The task.
@@ -248,7 +248,7 @@ def model_metrics(model: Any) -> list[Any]:
 
 
 def task_metrics(task: Any, training: bool) -> list[Any]:
-    """Returns the metrics that `task.build_metrics` makes; in strategy scope.
+    """Returns the metrics that `task.build_metrics` makes; called in strategy scope.
 
     Raises:
       UsageError: when it does not return a list of metrics.

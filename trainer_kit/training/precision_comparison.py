@@ -54,7 +54,10 @@ class _Training:
         logs = self.trainer.train(tf.constant(steps, tf.int32))
         self._seconds.append((time.perf_counter() - start) / steps)
         if self.trainer.data_ended:
-            raise DataError(f"task.train_data ended before step {int(self.trainer.global_step.numpy()) + 1}; repeat it")
+            raise DataError(
+                f"task.train_data ended before step {int(self.trainer.global_step.numpy()) + 1}; let it repeat, for "
+                "example with dataset.repeat()"
+            )
         return reported_loss(logs)
 
     def rate(self) -> float:

@@ -51,7 +51,7 @@ class ReturnedMetrics(dict[str, Any]):
         for name, metric in logs.items():
             if _is_metric(metric) and str(name) not in self._taken and self.setdefault(str(name), metric) is not metric:
                 raise UsageError(
-                    f"a step returns another metric {str(name)!r} than before; create it once, in the task's __init__ "
+                    f"a step returned a new metric object named {str(name)!r}; create it once, in the task's __init__ "
                     "or in build_model, and return the same object in each step"
                 )
         others = {name: value for name, value in logs.items() if not _is_metric(value)}

@@ -69,7 +69,7 @@ class StepValues:
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, tf.Tensor]:
-        """Returns the means by name, float32 scalars; in cross-replica context."""
+        """Returns the means since the last reset by name, float32 scalars; called in cross-replica context."""
         if not self._names:
             return {}
         sums = tf.convert_to_tensor(self._sums)

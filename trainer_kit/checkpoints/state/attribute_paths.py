@@ -27,7 +27,7 @@ _TABLES = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.Dense
 
 
 def reachable(roots: Mapping[str, Any], apart_from: Iterable[Any] = ()) -> dict[str, Any]:
-    """Returns path -> tf.Variable or mutable hash table, each once, by its shortest path. Runs eagerly.
+    """Returns a dict from path to tf.Variable or mutable hash table, each once, by its shortest path. Runs eagerly.
 
     Searches attributes, lists, tuples, dicts, and the closures, defaults and used module globals of functions. Of
     TensorFlow, Keras and this package it searches only objects that hold variables.

@@ -35,7 +35,7 @@ class DiscoveredState:
       partial: Whether to skip items with another shape in a checkpoint, with a warning.
 
     Attributes:
-      items: path -> variable or table, as a checkpoint holds them.
+      items: A dict from path to variable or table, as a checkpoint holds them.
       section: The section of the checkpoint, which holds the items as attributes named by their paths.
     """
 
@@ -247,7 +247,7 @@ def handles(items: Iterable[Any]) -> set[int]:
 
 
 def saved_section(path: str, section: str) -> dict[str, tuple[int, ...] | None]:
-    """Returns name -> shape for a section of a checkpoint; the shape of a table is None.
+    """Returns a dict from name to shape for a section of a checkpoint; the shape of a table is None.
 
     Args:
       path: The checkpoint's prefix.

@@ -66,7 +66,7 @@ def _copied(item: Any, known: dict[int, tuple[Any, Any]]) -> Any:
 
     Args:
       item: An object that a checkpoint of the model would track.
-      known: id -> (original, its node), for objects that several paths lead to.
+      known: A dict from id to (original, its node), for objects that several paths lead to.
     """
     if isinstance(item, keras.Variable):
         return item.value

@@ -26,7 +26,7 @@ class CheckpointGraph:
       prefix: The checkpoint's prefix.
 
     Attributes:
-      shapes: key -> shape of each value, without TensorFlow's bookkeeping.
+      shapes: A dict from key to shape of each value, without TensorFlow's bookkeeping.
 
     Raises:
       UsageError: when the checkpoint has no graph of objects, like those of TensorFlow 1.
@@ -77,7 +77,7 @@ class CheckpointGraph:
             raise unreadable(self.prefix, error) from error
 
     def nodes(self, depth: int) -> dict[str, int]:
-        """Returns path -> node for nodes with children, up to `depth` attributes below the root, whose path is ""."""
+        """Returns the nodes with children by path, up to `depth` attributes below the root, whose path is ""."""
         found, layer = {"": ROOT}, {"": ROOT}
         for _ in range(depth):
             below = {
@@ -123,14 +123,15 @@ def parse_message(name: str, serialized: bytes) -> Any:
 
 
 def missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
-    """Returns path -> owner of saved objects that this run does not have; runs eagerly, on the host.
+    """Returns the paths of saved objects that this run does not have, with their owners; runs eagerly, on the host.
 
     Args:
       graph: The graph of the checkpoint.
       root: The tf.train.Checkpoint of this run; sections that it lacks entirely are left out.
 
     Returns:
-      By path, the nearest existing owner that is not a list or dict. Slots that TensorFlow saves with their variable,
+      A dict from the path of a missing object to the nearest owner that this run has and that is not a list or dict.
+      Slots that TensorFlow saves with their variable,
       like those of tf_keras.optimizers.legacy, are left out.
     """
     lost: dict[int, tuple[str, Any]] = {}

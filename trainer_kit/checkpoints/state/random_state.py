@@ -63,7 +63,7 @@ def _is_of_another_strategy(variable: Any) -> bool:
 
 
 def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
-    """Returns path -> variable for the state that the section `model` of a checkpoint does not hold.
+    """Returns a dict from path to variable for the state that the section `model` of a checkpoint does not hold.
 
     For a Keras 3 model these are tf.Variables and tf.random.Generators of its layers; for a tf_keras model the
     generators of its layers, which it hides from checkpoints.
@@ -78,7 +78,7 @@ def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
 
 
 def task_state(task: Any, model: Any = None) -> dict[str, tf.Variable]:
-    """Returns path -> variable for the tf.Variables and the random generators of a task.
+    """Returns a dict from path to variable for the tf.Variables and the random generators of a task.
 
     Weights of Keras 3 layers are left out: a task does not train its teacher or its augmentation layers.
 
@@ -90,7 +90,7 @@ def task_state(task: Any, model: Any = None) -> dict[str, tf.Variable]:
 
 
 def _below(root: Any, apart_from: Any = None) -> dict[str, tf.Variable]:
-    """Returns path -> variable, each once by its first path; depth first, attributes of an object sorted by name."""
+    """Returns variables by path, each once by its first path: depth first, attributes of an object sorted by name."""
     found: dict[str, tf.Variable] = {}
     seen, waiting = {id(apart_from)}, [("", root)]
     while waiting:

@@ -205,7 +205,7 @@ def _of_optimizers(missing: Mapping[str, Any]) -> list[str]:
 
 
 def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...]]:
-    """Returns name -> shape of the variables in the checkpoint at `path`, without TensorFlow's bookkeeping.
+    """Returns a dict from name to shape of the variables in the checkpoint at `path`, without TensorFlow's bookkeeping.
 
     Args:
       path: The checkpoint's prefix.
@@ -322,7 +322,7 @@ def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dic
 
 
 def wanted_shapes(items: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Returns name -> shape of the variables that a checkpoint of named variables would save."""
+    """Returns a dict from name to shape of the variables that a checkpoint of named variables would save."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def collect(name: str, child: Any) -> None:

@@ -66,7 +66,7 @@ def _graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 
 def _captured(graph: Any) -> dict[int, list[Any]]:
-    """Returns `id` of a handle -> the tensors that stand for it in a graph and in the functions that it calls."""
+    """Returns, by the `id` of a handle, the tensors that stand for it in a graph and the functions that it calls."""
     found: dict[int, list[Any]] = {}
     for part in _graphs(graph):
         for outer, inner in part.captures:

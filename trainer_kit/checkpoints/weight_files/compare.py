@@ -38,7 +38,7 @@ def differences(first: WeightFile, second: WeightFile, values: bool = True) -> I
 
 
 def common_names(first: WeightFile, second: WeightFile) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns common name -> name in the file, for each of two files.
+    """Returns a dict from common name to name in the file, for each of two files.
 
     Keras numbers layers over the life of a process, so that two files of one model may name a layer dense and dense_1.
     If that makes more names equal, and each name that is equal without it means the same, ranks replace the numbers.

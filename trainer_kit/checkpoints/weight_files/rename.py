@@ -21,7 +21,7 @@ def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> No
 
     Args:
       file: The file of weights.
-      names: New name -> name in the file.
+      names: A dict from new name to name in the file.
       output: The prefix of the new checkpoint.
 
     Raises:

@@ -18,7 +18,7 @@ def is_in_saved_model(prefix: str) -> bool:
 
 
 def variable_names(graph: CheckpointGraph) -> dict[str, str]:
-    """Returns name -> key in the checkpoint of the variables of a SavedModel, without copies of the same name.
+    """Returns, by name, the keys of the variables of a SavedModel in its checkpoint, without copies of the same name.
 
     Args:
       graph: The graph of the SavedModel's checkpoint.

@@ -41,7 +41,7 @@ def with_ranks(names: Mapping[str, str]) -> dict[str, str]:
     """Returns names with ranks in place of the numbers that end their parts; unchanged if two would become equal.
 
     Args:
-      names: Name -> any value, which goes with the name.
+      names: A dict from name to any value, which goes with the name.
     """
     ranked = dict(zip(canonical_paths(list(names)), names.values(), strict=True))
     return ranked if len(ranked) == len(names) else dict(names)

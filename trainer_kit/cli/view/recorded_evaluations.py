@@ -132,7 +132,7 @@ def check_metric(metric: str, evaluations: Iterable[Evaluation], origin: str) ->
 
 
 def ranked(evaluations: Iterable[Evaluation], choice: Choice) -> dict[str, list[Evaluation]]:
-    """Returns dataset -> active evaluations, best first, one per step; ties keep the ledger's order.
+    """Returns a dict from dataset to active evaluations, best first, one per step; ties keep the ledger's order.
 
     Values that are not finite are left out. Values on different datasets are not compared.
     """
@@ -156,7 +156,7 @@ def named_folder(folder: Path, name: str, best: str) -> Path:
 
 
 def kept(evaluations: Iterable[Evaluation], criterion: Criterion) -> dict[str, list[Evaluation]]:
-    """Returns dataset -> the active evaluations that a run keeps by `criterion`, best first."""
+    """Returns a dict from dataset to the active evaluations that a run keeps by `criterion`, best first."""
     found: dict[str, list[Scored]] = {}
     for one in evaluations:
         scored = criterion.score(one.step, one.metrics, one) if one.active else None

@@ -146,7 +146,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Returns the settings in params.yaml; a missing or malformed value has the config's default."""
+    """Returns the settings in params.yaml; a missing or malformed value gets the default of the config."""
     try:
         text = (folder / "params.yaml").read_text(encoding="utf-8")
         values: Any = yaml_loader.parse(text, "params.yaml", own=True).values

@@ -61,7 +61,7 @@ class KerasMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns all results by name; in cross-replica context."""
+        """Returns all results by name; called in cross-replica context."""
         found = {name: tf.convert_to_tensor(one) for name, one in self._last.items()}
         found = found or {
             name: tf.convert_to_tensor(one) for name, one in flattened(self._model.get_metrics_result()).items()

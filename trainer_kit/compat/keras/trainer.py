@@ -19,7 +19,7 @@ class GlobalBatches(TaskInputs):
     """Opens data in global batches, which the strategy splits among the replicas, as `Model.fit` has them."""
 
     def opened(self, params: Any, open_data: Callable[..., tf.data.Dataset], build_inputs: Any) -> Any:
-        """Returns data distributed over the replicas; see TaskInputs."""
+        """Returns data distributed over the replicas; the arguments are those of TaskInputs.opened."""
         return self.distributed(open_data(build_inputs, params, None))
 
 

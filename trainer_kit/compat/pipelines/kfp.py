@@ -50,12 +50,12 @@ class KFPVisualization:
     def produce_metrics(self, name: str, value: Any, f: str = "PERCENTAGE") -> None:
         """Adds a metric; one of the same name is replaced.
 
-        Kubeflow reads no number that is not finite, and then none of the file, so such a metric is left out with a
-        warning.
+        Kubeflow cannot read NaN or infinity, and ignores the whole file because of one. Such a metric is left out,
+        with a warning.
 
         Args:
           name: The name of the metric: letters, digits, hyphens and underscores.
-          value: A number of Python, or a scalar of NumPy or TensorFlow.
+          value: A Python number, or a scalar of NumPy or TensorFlow.
           f: The format in which it is shown: RAW, or PERCENTAGE for a share from 0 to 1.
 
         Raises:

@@ -54,7 +54,9 @@ class SplitFiles:
             raise MissingFilesError(f"no file matches {pattern}; {_splits_of(folder, split)}")
         paths = [path for path in (os.path.join(folder, name) for name in found) if os.path.getsize(path)]
         if not paths:
-            raise DataError(f"{pattern} has only files without a record: {', '.join(found[:_LISTED])}")
+            raise DataError(
+                f"{pattern} matches only empty files, without a record: {', '.join(found[:_LISTED])}; write them again"
+            )
         return cls(pattern, paths, [compression_of(path) for path in paths])
 
     def records(self, *, shuffle_seed: int | None = None) -> tf.data.Dataset:

@@ -71,11 +71,11 @@ def forget(gin: Any) -> None:
 
 
 def _bound_by_others(gin: Any, listed: str) -> list[tuple[tuple[str, str], str, Any]]:
-    """Returns ((scope, complete selector), argument, value) of each binding that is not of this module.
+    """Returns the bindings that this module did not make, each as ((scope, complete selector), argument, value).
 
     Args:
       gin: The gin module.
-      listed: Its config_str. That leaves out values that gin cannot write as text, such as objects, but it has a
+      listed: The text of `gin.config_str()`. It leaves out values that gin cannot write, such as objects, but has a
         heading for each selector and scope with bindings, and a line for each macro.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}

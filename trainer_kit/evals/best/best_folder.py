@@ -51,7 +51,7 @@ class BestFolder:
         return {step for step in self.steps() if step in known or not problem(self.prefix(step))}
 
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
-        """Returns step -> info of whole weights that were kept by `metric`, in the order of steps."""
+        """Returns a dict from step to info of whole weights that were kept by `metric`, in the order of steps."""
         told = self.told()
         found: dict[int, dict[str, Any]] = {}
         for step in self.steps():

@@ -205,7 +205,9 @@ class KeptWeights:
         elif wrong and self.folder.has_info():
             said = "is damaged, as are the weights' records" if wrong == "is damaged" else wrong
             _LOG.warning(
-                "%s %s; unless the ledger has evaluations, only later evaluations count for the best", path, said
+                "%s %s; the best is chosen from the evaluations in the ledger, if it has any, and from later ones",
+                path,
+                said,
             )
 
     def _not_gone(self) -> list[Scored]:

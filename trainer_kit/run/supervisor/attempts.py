@@ -141,9 +141,9 @@ def _over(attempt: _Attempt, stop: signal.Signals | None) -> str:
 
 
 class _RunFolder(contextlib.ExitStack):
-    """Holds a run's folder once the run has begun, so that no attempt starts a second run at the same path.
+    """Keeps the identity of a run's folder once the run has begun, so that no restart begins a second run in its place.
 
-    A run that has not begun may remove its folder, since it leaves nothing behind after a mistake.
+    A run that ends before that, for example because of a mistake in its config, may remove its folder.
     """
 
     def __init__(self, path: str) -> None:

@@ -31,7 +31,7 @@ _NOT_ABOUT_BATCHES = (
 
 
 def new_model(task: Any) -> Any:
-    """Returns the model of a task, whose Keras 3 layers have the numbers of the first model; in strategy scope."""
+    """Returns the model of a task; called in strategy scope. Its Keras 3 layers have the numbers of the first model."""
     with LayerNumbers.of_first_model():
         return task.build_model()
 

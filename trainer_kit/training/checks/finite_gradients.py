@@ -12,14 +12,14 @@ from trainer_kit.optimizers.gradient_processors import refused_gradient
 
 
 class GradientDivergence(DivergedError):
-    """A gradient that is not finite, of a step that has not updated the weights.
+    """Raised when a gradient is not finite. The step has not updated the weights.
 
     Args:
-      variable: The path of the variable.
+      variable: The path of the variable whose gradient it is.
       step: The global step that failed.
 
     Attributes:
-      step: The argument.
+      step: The argument of this name.
     """
 
     def __init__(self, variable: str, step: int) -> None:

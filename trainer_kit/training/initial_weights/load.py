@@ -34,7 +34,7 @@ class LoadedFile:
     Attributes:
       path: The path of the file, or the prefix of the checkpoint.
       kind: The kind of the file.
-      taken: Path of the model's variable -> name in the file; of all that were loaded.
+      taken: A dict from path of the model's variable to name in the file; of all that were loaded.
       by_rank: The paths of those that were found by the rank of a layer's number, and not by the number itself.
       sliced: The paths of those of which a part was loaded.
       skipped: The paths of variables that have another shape in the file, and were left as they were.

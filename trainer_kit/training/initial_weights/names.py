@@ -26,7 +26,7 @@ class NamesInFile:
     """Where a file of weights has the variables of a model.
 
     Attributes:
-      names: Path of the model's variable -> name in the file.
+      names: A dict from path of the model's variable to name in the file.
       by_rank: The paths of those that were found by the rank of a layer's number, and not by the number itself.
     """
 
@@ -61,7 +61,7 @@ def names_in_file(
       model: A built model.
       chosen: The weights to find, by path.
       file: The file of weights.
-      new_names: New name -> name in the file, where names of the file are replaced; None: they are not.
+      new_names: A dict from new name to name in the file, where names of the file are replaced; None: they are not.
     """
 
     def fit(found: Mapping[str, str]) -> tuple[int, int, int]:
@@ -89,7 +89,7 @@ def names_in_file(
 
 
 def replaced_names(file: WeightFile, rename: Iterable[tuple[str, str]], option: str) -> dict[str, str]:
-    """Returns new name -> name in a file, after replacements in order.
+    """Returns a dict from new name to name in a file, after replacements in order.
 
     Args:
       file: The file of weights.
@@ -125,7 +125,7 @@ def _names(model: Any, numbered: bool) -> Iterator[dict[str, str]]:
 
 
 def _with_own_numbers(model: Any) -> dict[str, str]:
-    """Returns name -> path of a model's weights: the user's numbers of layers, and ranks for those of Keras."""
+    """Returns the paths of a model's weights by name: the user's numbers of layers, and ranks for those of Keras."""
     paths = {id(variable): path for path, variable in weights_by_path(model).items()}
     own, named = layer_names(model) or {}, model_variables(model)
     if not isinstance(named, dict):
@@ -141,7 +141,7 @@ def _only(values: Mapping[str, Value], chosen: Collection[str]) -> dict[str, Val
 def _equal_names(
     ours: Sequence[Mapping[str, str]], chosen: Collection[str], theirs: Mapping[str, str], fit: Callable[[Any], Any]
 ) -> dict[str, str]:
-    """Returns path -> name in the file where names are equal; of all forms of the names, by those that fit best.
+    """Returns, by path, the names in the file that are equal; of all forms of the names, by those that fit best.
 
     The names of the whole model are compared, and those that are chosen alone, which may have a common first part.
     """

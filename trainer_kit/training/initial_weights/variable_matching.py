@@ -209,7 +209,7 @@ def _remembering(children_of: Children) -> Children:
 
 
 def _named_averages(graph: CheckpointGraph, name: str) -> Mapping[str, int]:
-    """Returns path -> node of the moving averages of a name."""
+    """Returns a dict from path to node of the moving averages of a name."""
     root = graph.children(ROOT)
     sections = {**({AVERAGE: root[AVERAGE]} if AVERAGE in root else {}), **graph.children(root.get("more_averages"))}
     if name not in sections:
@@ -220,7 +220,7 @@ def _named_averages(graph: CheckpointGraph, name: str) -> Mapping[str, int]:
 
 
 def _with_averages(model: Any, graph: CheckpointGraph, found: Match, saved: Mapping[str, int]) -> Match:
-    """Replaces the weights in a match by moving averages, path -> node; variables without an average keep theirs."""
+    """Replaces the weights in a match by moving averages, nodes by path; variables without an average keep theirs."""
     for trainable_only in (True, False):
         variables = averaged_variables(model, EMAConfig(trainable_weights_only=trainable_only))
         names = average_keys(variables)

@@ -198,7 +198,7 @@ def in_parts(
 def with_state(
     loop: StatefulEvalLoop, ended: Callable[[int, Any, Any], None], parts: EvaluationHooks | None = None
 ) -> Callable[..., Any]:
-    """Returns `loop_fn(iterator, num_steps, state, reduce_fn) -> state`.
+    """Returns a function of (iterator, num_steps, state, reduce_fn) that returns the state.
 
     Args:
       loop: The loop.

@@ -37,7 +37,7 @@ class GraphReduction:
       watched: Objects whose attributes `reduce_fn` must not change.
 
     Attributes:
-      reduce_fn: The argument.
+      reduce_fn: The argument of this name.
     """
 
     def __init__(self, step: Step, stop: tf.Variable, reduce_fn: Reduce, watched: Sequence[Any] = ()) -> None:

@@ -45,6 +45,6 @@ class FiniteWeights:
 
 
 def pop_finite(results: dict[str, Any]) -> bool | None:
-    """Removes the entry from the results of a loop and returns it; None if the loop did not check. Runs eagerly."""
+    """Removes from the results of a loop whether the weights were finite, and returns it; None if it did not check."""
     seen = int(results.pop(_SOUND, _NO_LOOK))
     return None if seen == _NO_LOOK else seen == 1

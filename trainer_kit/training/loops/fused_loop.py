@@ -101,7 +101,7 @@ class FusedLoop:
 
     Attributes:
       waited: The seconds that the last call waited for batches; None with op determinism, which has no clock.
-      fuse_steps: The argument.
+      fuse_steps: The argument of this name.
       last_batch: None, as in a TrainLoop that does not keep its batches.
     """
 

@@ -40,7 +40,7 @@ def check_one_thread(graph: tf.Graph) -> None:
     if has_nested_conditions(graph):
         raise UsageError(
             "runtime.executor=single_threaded: a step or a metric has a tf.cond, tf.case or tf.switch_case inside of "
-            "another one, and TensorFlow's executor on one thread never ends these; set executor=default"
+            "another one, and TensorFlow's executor on one thread waits for ever in these; set executor=default"
         )
 
 

@@ -21,7 +21,7 @@ class MultiTaskMetrics(MetricSet):
       count_steps: Whether to report the steps of a loop that trained a task, and to leave out tasks without any.
 
     Attributes:
-      sets: The argument.
+      sets: The argument of this name.
 
     Raises:
       UsageError: when a metric has the name under which the steps are reported.
@@ -88,7 +88,7 @@ class MultiTaskMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns the results of each task by its name, and those of all; in cross-replica context."""
+        """Returns the results of each task by its name, and those of all; called in cross-replica context."""
         found: dict[str, Any] = {name: dict(one.results()) for name, one in self.sets.items()}
         for name, count in self._steps.items():
             found[name][_STEPS] = tf.cast(count, tf.float64)  # int64 has a transfer of its own

@@ -124,7 +124,7 @@ class MultiTaskTrainer(Trainer):
         self._train_set.update_with_task(name, task, step(batch), batch)
 
     def _build_models(self, task: Any, model: Any, train: bool, evaluate: bool) -> None:
-        """Checks the methods of each task, and creates the missing variables of its model; in scope."""
+        """Checks the methods of each task, and creates the missing variables of its model; called in scope."""
         for name, one in task.tasks.items():
             check_methods(one, train, evaluate)
             build_model(one.task_config, one, model_of_task(model, name), train)
@@ -139,7 +139,7 @@ class MultiTaskTrainer(Trainer):
         return MultiTaskMetrics({name: of_task(name) for name in task.tasks}, count_steps=not task.is_joint)
 
     def _of_task(self, one: ValidationSet) -> ValidationSet:
-        """Returns a validation set with the task, the model and new metrics that evaluate it; in scope."""
+        """Returns a validation set with the task, the model and new metrics that evaluate it; called in scope."""
         task, model = self.task.tasks[one.name], model_of_task(self.model, one.name)
         metrics = validation_metrics(task, model, wanted=True, configured=configured_metrics(self.config, True))
         return dataclasses.replace(one, task=task, model=model, metrics=metrics)

@@ -138,7 +138,7 @@ class HyperParameters:
         variable.assign(tf.cast(value, variable.dtype))
 
     def take_changes(self) -> dict[str, tuple[float, str]]:
-        """Returns and clears the changes that are not reported yet, name -> (new value, reason)."""
+        """Returns the changes that are not reported yet, (new value, reason) by name, and forgets them."""
         taken, self._unreported = self._unreported, {}
         return taken
 

@@ -15,7 +15,7 @@ from trainer_kit.optimizers.periodic import PeriodicOptimizer
 
 
 def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
-    """Returns the task's optimizer, or a dict of those that `trainer.optimizers` names; in strategy scope.
+    """Returns the task's optimizer, or a dict of those that `trainer.optimizers` names; called in strategy scope.
 
     Args:
       task: The task, whose create_optimizer makes each optimizer.
@@ -41,7 +41,7 @@ def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
 
 
 def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any:
-    """Creates the slots of an optimizer, or of several, each for its own variables; in strategy scope.
+    """Creates the slots of an optimizer, or of several, each for its own variables; called in strategy scope.
 
     Several get variables of their own if the config or the task's `optimizer_variables` says which. Otherwise each
     has slots for all trainable variables, and the task's step decides.
@@ -75,7 +75,7 @@ def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any
 
 
 def moving_average(options: Any, task: Any, model: Any, trainable: Sequence[Any] = ()) -> MovingAverage | None:
-    """Returns the moving average of the weights, or of the variables of each of several optimizers; in strategy scope.
+    """Returns the moving average of the weights, or of each of several optimizers' variables; called in strategy scope.
 
     Args:
       options: The section trainer of the config.

@@ -52,7 +52,7 @@ class NewLoops:
 
     Attributes:
       executor: The executor of the loops; auto until it is chosen.
-      fuse_steps: The argument.
+      fuse_steps: The argument of this name.
       stack: The batches of fused steps that a loop has not used, for the next loop.
     """
 

@@ -73,7 +73,7 @@ class StepTensors:
                 raise UsageError(f"{where}: another metric is called {metric.name!r} too; give each args.name its own")
 
     def ask(self, name: str, where: str) -> None:
-        """Asks for the value of a tensor in the last step of each loop; before the step is traced.
+        """Asks for the value of a tensor in the last step of each loop; called before the step is traced.
 
         Args:
           name: The name that a step or a model exposes, or the name of a layer.
@@ -110,7 +110,7 @@ class StepTensors:
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns the results of the metrics, and an entry that `read` takes; in cross-replica context."""
+        """Returns the results of the metrics, and an entry that `read` takes; called in cross-replica context."""
         found: dict[str, Any] = {metric.name: metric.result() for metric, _, _ in self._metrics}
         return {**found, _KEY: self._values()} if self._variables else found
 

@@ -164,7 +164,7 @@ def test_missing_files_are_told_with_what_is_there(folder: Path, tmp_path: Path)
 def test_files_that_hold_no_records_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "train-0.tfrec"
     path.touch()
-    with pytest.raises(DataError, match=r"only files without a record: train-0\.tfrec"):
+    with pytest.raises(DataError, match=r"matches only empty files, without a record: train-0\.tfrec"):
         get_train_ds(tmp_path, number_in, 4)
     path.write_text("this is no file of records")
     with pytest.raises(DataError, match=r"train-0\.tfrec: at offset 0 there is no record"):

@@ -73,7 +73,7 @@ class LoopMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns all results by name; in cross-replica context."""
+        """Returns all results by name; called in cross-replica context."""
         found = super().results()
         return {**found, self.loss.name: found.pop("loss")} if "loss" in found else found
 

@@ -124,7 +124,7 @@ class BestCheckpointExporter(BestCheckpoint):
         return None if found is None else str(found)
 
     def _forget_if_better(self, logs: Mapping[str, Any], step: int) -> None:
-        """Forgets a step's earlier, worse result, so that the step is exported again, as in Model Garden."""
+        """Forgets the earlier result of `step` if this one is better: it is exported again, as in Model Garden."""
         value = flat_scalars(logs, "|").get(self.metric_name, math.nan)
         sign = 1.0 if self.metric_comp == "higher" else -1.0
         self._so_far = [one for one in self._so_far if one.step != step or not sign * (value - one.value) > 0]

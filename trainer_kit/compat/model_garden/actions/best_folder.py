@@ -85,7 +85,7 @@ class GardenBestFolder(BestFolder):
             raise not_written(f"second names of {named} cannot be removed", self.path, error) from error
 
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
-        """Returns step -> noted info of the complete weights; for workers, with those that the chief will take over."""
+        """Returns the noted info of whole weights by step; on workers, also of those that the chief will take over."""
         found = super().infos(metric)
         info = None if self.writes else self._of_model_garden(metric)
         return found if info is None else dict(sorted({info["step"]: info, **found}.items()))

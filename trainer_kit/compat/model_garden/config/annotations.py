@@ -16,7 +16,7 @@ _SCALARS = (int, float, bool, str, type(None))
 
 @functools.cache
 def hints_of(section_class: type[TheirConfig]) -> dict[str, Any]:
-    """Returns field -> annotation of a Model Garden config class; cached, because finding them is costly."""
+    """Returns the annotations of a Model Garden config class by field; cached, because finding them is costly."""
     return get_type_hints(section_class)
 
 

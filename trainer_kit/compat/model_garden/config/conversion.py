@@ -115,7 +115,7 @@ def _chosen_runtime(runtime: TheirConfig) -> dict[str, Any]:
 
 
 def _together(**sections: Callable[[], Config]) -> dict[str, Config]:
-    """Returns name -> section; raises one ConfigError with the mistakes of all sections, by their full paths."""
+    """Returns the sections by name; raises one ConfigError with the mistakes of all sections, by their full paths."""
     made: dict[str, Config] = {}
     mistakes: list[Mistake] = []
     for name, make in sections.items():

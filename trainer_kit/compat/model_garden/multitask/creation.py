@@ -36,7 +36,7 @@ class MultiTaskTrainers:
     def create(
         cls, config: ExperimentConfig, task: EngineTask, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
-        """Returns a trainer of the kind in trainer.trainer_type, or an evaluator if not `train`; in strategy scope."""
+        """Returns a trainer of the kind in trainer.trainer_type, or, if not `train`, an evaluator; called in scope."""
         check_values(task.multi_task, config)
         model, exporter = task.build_model(), task.checkpoint_exporter or checkpoint_exporter
         tasks, steps = task.tasks.values(), task.multi_task.task_eval_steps
@@ -53,7 +53,7 @@ class MultiTaskTrainers:
 
 
 def create_trainer(config: ExperimentConfig, multi_task: Any, model: Any) -> Any:
-    """Returns a trainer of the kind in trainer.trainer_type, with its optimizer; in strategy scope.
+    """Returns a trainer of the kind in trainer.trainer_type, with its optimizer; called in strategy scope.
 
     Raises:
       UsageError: for an unknown trainer type.
@@ -74,7 +74,7 @@ def create_trainer(config: ExperimentConfig, multi_task: Any, model: Any) -> Any
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
-    """Returns an EngineTask around the MultiTask of a section that `convert` has created; in strategy scope.
+    """Returns an EngineTask around the MultiTask of a section from `convert`; called in strategy scope.
 
     The MultiTask has the class that is registered with task_factory for the class of its config, if there is one.
     `logging_dir` exists during the call, because some tasks write to it when they are created.

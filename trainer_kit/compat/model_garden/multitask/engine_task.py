@@ -30,7 +30,7 @@ class EngineTask:
 
     Attributes:
       sampler: Draws the task of each step; None: each step trains all tasks.
-      step_counters: Task -> int64 scalar variable that counts the task's steps; empty if each step trains all tasks.
+      step_counters: The int64 scalar variables that count the steps of each task; empty if each step trains all tasks.
         The run finds the variables here and saves them.
     """
 
@@ -58,7 +58,7 @@ class EngineTask:
         return self.sampler is None
 
     def build_model(self) -> Any:
-        """Returns the model of all tasks; in strategy scope.
+        """Returns the model of all tasks; called in strategy scope.
 
         Raises:
           UsageError: when no model was given and the MultiTask cannot build one.
@@ -84,7 +84,7 @@ class EngineTask:
         """Returns the training data of all tasks as one stream; see trainer_kit.MultiTask.
 
         Args:
-          params: Task name -> the section of its training data.
+          params: A dict from task name to the section of its training data.
           input_context: The worker's place among the others.
         """
         parts = {}

@@ -24,7 +24,7 @@ def evaluate_tasks(
     Args:
       trainer: A Trainer of trainer_kit.compat.model_garden; see `check_ours`.
       tasks: Model Garden's tasks; each evaluates the model's part with its name on its own validation_data.
-      steps: Task name -> batches per evaluation; for other tasks the argument of `evaluate` counts.
+      steps: A dict from task name to batches per evaluation; for other tasks the argument of `evaluate` counts.
       checkpoint_exporter: An exporter of the best checkpoint, by metrics such as `task|metric`.
 
     Raises:

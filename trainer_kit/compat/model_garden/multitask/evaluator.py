@@ -19,7 +19,7 @@ class MultiTaskEvaluator(Trainer):
       eval_tasks: Model Garden's tasks.
       model: A MultiTaskBaseModel, or one model for all tasks.
       global_step: An int64 scalar variable; None: a new one.
-      eval_steps: Task name -> batches per evaluation; for other tasks the argument of `evaluate` counts.
+      eval_steps: A dict from task name to batches per evaluation; for other tasks the argument of `evaluate` counts.
       checkpoint_exporter: An exporter of the best checkpoint.
       config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
       optimizer: The optimizer; if it averages the weights, its averages are evaluated.

@@ -52,7 +52,7 @@ class SeparateTrainers:
     def create(
         cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
-        """Returns a trainer that trains one task and evaluates the others; in strategy scope.
+        """Returns a trainer that trains one task and evaluates the others; called in strategy scope.
 
         Args:
           config: The experiment's config.

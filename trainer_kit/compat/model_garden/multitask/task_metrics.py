@@ -38,7 +38,7 @@ class TaskMetrics(MultiTaskMetrics):
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns task name -> results; in cross-replica context."""
+        """Returns a dict from task name to results; called in cross-replica context."""
         found = super().results()
         own = {name: found.pop(name) for name in list(found) if name not in self.sets}
         return {TOTAL: own, **found} if self._task.is_joint else found

@@ -49,7 +49,7 @@ def check_values(task: Any, params: Any) -> None:
 
 
 def create_optimizer(task: Any, params: Any) -> Any:
-    """Returns the optimizer that `task` creates from `params`, a config of either framework; in strategy scope.
+    """Returns the optimizer that `task` creates from `params`, a config of either framework; called in strategy scope.
 
     Raises:
       UsageError: when the optimizer cannot be created from the config.

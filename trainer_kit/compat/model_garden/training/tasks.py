@@ -21,7 +21,7 @@ from trainer_kit.files import is_remote
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> Any:
-    """Returns the Model Garden task for a task's section that `convert` has created; in strategy scope.
+    """Returns the Model Garden task for a task's section that `convert` has created; called in strategy scope.
 
     `logging_dir` exists during the call, because some tasks write to it when they are created.
 

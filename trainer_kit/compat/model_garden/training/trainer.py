@@ -79,7 +79,7 @@ class Trainer(TrainerNames, engine.Trainer):
     def create(
         cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
-        """Returns a trainer of this class with the task's model and optimizer; in strategy scope.
+        """Returns a trainer of this class with the task's model and optimizer; called in strategy scope.
 
         The optimizer keeps the moving average. For Trainer itself, gin can bind another class of either framework.
         """
@@ -126,7 +126,7 @@ class Trainer(TrainerNames, engine.Trainer):
 
 
 def _check_sections(config: Any, train_data: bool, validation_data: bool) -> None:
-    """Raises AttributeError, in Model Garden's words, when `config` lacks a required section."""
+    """Raises AttributeError, in Model Garden's words, when `config` lacks a section that is needed."""
     wanted = {"train_data": train_data, "validation_data": validation_data}
     data = [f"task.{name}" for name, needed in wanted.items() if needed]
     for path in ("trainer", "task", *data):
@@ -150,7 +150,7 @@ def create_trainer(
     checkpoint_exporter: Any = None,
     trainer_cls: Any = Trainer,
 ) -> Any:
-    """Returns a trainer with the task's model and optimizer; in strategy scope.
+    """Returns a trainer with the task's model and optimizer; called in strategy scope.
 
     gin can bind `trainer_cls`, and the arguments of Model Garden's Trainer that are not passed here.
 
