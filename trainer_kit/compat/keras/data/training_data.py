@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.data.array_epochs import ArrayEpochs, in_batches
 from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses, needs_new_iterators
-from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders, PyDatasetEpochs, as_py_dataset
+from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders, PyDatasetEpochs, as_py_dataset, with_own_memory
 from trainer_kit.distribution.keras_internals import data_adapter, is_array_adapter
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_graph import graph_of
@@ -91,6 +91,8 @@ def training_data(
     x = as_py_dataset(x)
     if isinstance(x, keras.utils.PyDataset):
         return _of_py_dataset(x, (orders or BatchOrders()) if shuffle else None, class_weight, steps_per_epoch, by_pass)
+    if isinstance(x, GeneratorType):
+        x = (with_own_memory(batch) for batch in x)
     options = {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch, "class_weight": class_weight}
     adapter = data_adapter(x, y, sample_weight, shuffle=False, **options)
     if is_array_adapter(adapter):
