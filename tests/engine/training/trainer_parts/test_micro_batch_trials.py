@@ -28,7 +28,7 @@ class _Limited(LinearTask):
         self.steps, self.sizes = tf.Variable(0, trainable=False), []
 
     def build_model(self) -> Any:
-        layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3, seed=1)]
+        layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3, seed=1)]
         return keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
@@ -84,11 +84,11 @@ def test_auto_finds_the_smallest_number_that_fits(caplog: pytest.LogCaptureFixtu
 
 
 def test_trials_change_no_state_and_take_no_batch() -> None:
-    trainer = _trainer("auto")
+    trainer = _trainer("auto", batch=16)
     before = _state(trainer)
     trainer.accumulation.prepare(trainer.data.iterator())
-    assert trainer.accumulation.steps == 4 and _alike(before, _state(trainer))
-    given = _trainer(4)
+    assert trainer.accumulation.steps == 2 and _alike(before, _state(trainer))
+    given = _trainer(2, batch=16)
     trainer.train(tf.constant(6)), given.train(tf.constant(6))
     assert _alike(_state(trainer), _state(given))
 
@@ -105,7 +105,7 @@ def test_two_replicas_choose_one_number() -> None:
 def test_a_batch_that_fits_is_not_split(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     trainer = _trainer("auto", batch=8)
-    trainer.train(tf.constant(1))
+    trainer.accumulation.prepare(trainer.data.iterator())
     assert trainer.accumulation.steps == 1 and not trainer.accumulation.variables
     assert any("=auto: 1, so a replica trains on 8 examples at a time; they fit" in text for text in caplog.messages)
     assert not any("batch normalization" in text for text in caplog.messages)
@@ -122,12 +122,12 @@ class _None(_Limited):
 
 
 def test_an_example_that_does_not_fit_is_an_error_with_advice() -> None:
-    trainer = _trainer("auto", _None, batch=12)
+    trainer = _trainer("auto", _None, batch=6)
     with pytest.raises(UsageError, match="even the forward and backward pass of a single example does not fit") as told:
         trainer.train(tf.constant(1))
     assert "use a device with more memory, a smaller model" in str(told.value) and told.value.exit_code == 2
     assert isinstance(told.value.__cause__, tf.errors.ResourceExhaustedError)
-    assert trainer.task.sizes == [12, 6, 3, 2, 1]
+    assert trainer.task.sizes == [6, 3, 2, 1]
 
 
 class _Failing(LinearTask):
