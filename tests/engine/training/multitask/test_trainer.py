@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,6 @@ from trainer_kit.training.multitask.trainer import MultiTaskTrainer
 from trainer_kit.training.trainer_creation import create_trainer
 
 SGD = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}}}
-JOINT, INTERLEAVING = {"training": "joint"}, {"training": "interleaving"}
 
 
 def _trainer(config: tk.ExperimentConfig, strategy: tf.distribute.Strategy | None = None) -> MultiTaskTrainer:
@@ -37,8 +39,43 @@ def _weights(model: Any) -> list[np.ndarray]:
     return [variable.numpy() for variable in model.trainable_variables]
 
 
-def test_a_joint_step_follows_the_weighted_sum_of_losses() -> None:
-    trainer = _trainer(two_tasks(JOINT, optimizer_config=SGD))
+@dataclass(frozen=True)
+class _Trained:
+    """What one replica has made of two tasks without fused steps.
+
+    Attributes:
+      first_logs: The logs of the first step.
+      first: The weights of each task after the first step.
+      last_logs: The logs of the last 10 of 20 steps.
+      last: The weights of the model after them.
+    """
+
+    first_logs: dict[str, Any]
+    first: dict[str, list[np.ndarray]]
+    last_logs: dict[str, Any]
+    last: list[np.ndarray]
+
+
+def _train(training: str) -> _Trained:
+    trainer = _trainer(_config(training))
+    first_logs = trainer.train(tf.constant(1))
+    first = {name: _weights(part) for name, part in trainer.model.sub_tasks.items()}
+    trainer.train(tf.constant(9))
+    return _Trained(first_logs, first, trainer.train(tf.constant(10)), _weights(trainer.model))
+
+
+def _config(training: str, **trainer: Any) -> tk.ExperimentConfig:
+    return two_tasks({"training": training}, optimizer_config=SGD, **trainer)  # Adam would hide a factor
+
+
+@pytest.fixture(scope="module")
+def trained() -> Callable[[str], _Trained]:
+    """A function of the kind of training, which trains each kind once."""
+    return functools.cache(_train)
+
+
+def test_a_joint_step_follows_the_weighted_sum_of_losses(trained: Callable[[str], _Trained]) -> None:
+    trainer = _trainer(_config("joint"))
     batches, tasks, model = next(iter(trainer.task.build_inputs(None).at(0))), trainer.task.tasks, trainer.model
     with tf.GradientTape() as tape:
         losses = {
@@ -46,49 +83,42 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses() -> None:
             for name, task in tasks.items()
         }
         total = 2.0 * losses["large"] + losses["small"]
-    expected = [
-        variable.numpy() - 0.1 * gradient.numpy()
-        for variable, gradient in zip(
-            model.trainable_variables, tape.gradient(total, model.trainable_variables), strict=True
-        )
-    ]
-    logs = trainer.train(tf.constant(1))
-    for weight, value in zip(_weights(model), expected, strict=True):
-        np.testing.assert_allclose(weight, value, atol=1e-6)
+    gradients = tape.gradient(total, model.trainable_variables)
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+        variable.assign_sub(0.1 * gradient)
+    logs, weights = trained("joint").first_logs, trained("joint").first
+    for name, part in model.sub_tasks.items():
+        for weight, value in zip(weights[name], _weights(part), strict=True):
+            np.testing.assert_allclose(weight, value, atol=1e-6)
     assert float(logs["training_loss"]) == pytest.approx(float(total), rel=1e-5)
     for name, loss in losses.items():
         assert float(logs[name]["training_loss"]) == pytest.approx(float(loss), rel=1e-5)
         assert {*logs[name]} == {"training_loss", "accuracy"}
 
 
-def test_an_interleaved_step_changes_only_the_drawn_task() -> None:
-    trainer = _trainer(two_tasks())
-    before = {name: _weights(part) for name, part in trainer.model.sub_tasks.items()}
+def test_an_interleaved_step_changes_only_the_drawn_task(trained: Callable[[str], _Trained]) -> None:
+    trainer = _trainer(_config("interleaving"))
     drawn = [*trainer.task.tasks][int(next(iter(trainer.task.build_inputs(None).at(0)))[0])]
-    logs = trainer.train(tf.constant(1))
-    other = "small" if drawn == "large" else "large"
-    shared, head = _weights(model_of_task(trainer.model, other))[:2], _weights(model_of_task(trainer.model, other))[2:]
-    assert all((one == old).all() for one, old in zip(head, before[other][2:], strict=True))
-    assert any((one != old).any() for one, old in zip(shared, before[other][:2], strict=True))
+    logs, other = trained("interleaving").first_logs, "small" if drawn == "large" else "large"
+    before, after = _weights(model_of_task(trainer.model, other)), trained("interleaving").first[other]
+    assert all((one == old).all() for one, old in zip(after[2:], before[2:], strict=True))
+    assert any((one != old).any() for one, old in zip(after[:2], before[:2], strict=True))
     assert logs[drawn]["steps"] == 1 and other not in logs
     assert float(logs["training_loss"]) == pytest.approx(float(logs[drawn]["training_loss"]))
 
 
-@pytest.mark.parametrize("training", [JOINT, INTERLEAVING], ids=["joint", "interleaving"])
-def test_two_replicas_and_fused_steps_train_alike(training: dict[str, Any]) -> None:
+@pytest.mark.parametrize("training", ["joint", "interleaving"])
+def test_two_replicas_and_fused_steps_train_alike(training: str, trained: Callable[[str], _Trained]) -> None:
     mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-    sgd = {"optimizer_config": SGD}  # Adam would hide a factor
-    plain = _trainer(two_tasks(training, **sgd))
-    others = [_trainer(two_tasks(training, **sgd), mirrored), _trainer(two_tasks(training, fuse_steps=5, **sgd))]
-    expected = [plain.train(tf.constant(10)) for _ in range(2)][-1]
-    for other in others:
+    expected = trained(training)
+    for other in (_trainer(_config(training), mirrored), _trainer(_config(training, fuse_steps=5))):
         logs = [other.train(tf.constant(10)) for _ in range(2)][-1]
         for name in ("large", "small"):
-            values = {metric: float(value) for metric, value in expected[name].items()}
+            values = {metric: float(value) for metric, value in expected.last_logs[name].items()}
             assert logs[name] == pytest.approx(values, rel=1e-4)
-        for one, two in zip(_weights(plain.model), _weights(other.model), strict=True):
+        for one, two in zip(expected.last, _weights(other.model), strict=True):
             np.testing.assert_allclose(one, two, atol=1e-5)
-        if training is INTERLEAVING:
+        if training == "interleaving":
             assert sum(logs[name]["steps"] for name in ("large", "small")) == 10
 
 
@@ -118,18 +148,22 @@ def test_a_sidecar_evaluates_the_tasks_that_it_is_asked_for() -> None:
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     bests = {"small": {"metric": "small|accuracy"}}
     config = two_tasks(best_checkpoint_eval_metric="large|accuracy", best_checkpoints=bests)
-    whole, _ = launch(config, "train_and_eval", str(tmp_path / "whole"))
-    launch(config.replace(trainer={"train_steps": 10}), "train_and_eval", str(tmp_path / "resumed"))
-    resumed, logs = launch(config, "train_and_eval", str(tmp_path / "resumed"))
-    for one, other in zip(_weights(whole), _weights(resumed), strict=True):
+    whole, resumed = (_trained(config, tmp_path, from_step) for from_step in (None, 10))
+    for one, other in zip(whole[0], resumed[0], strict=True):
         np.testing.assert_array_equal(one, other)
+    assert whole[1:] == resumed[1:] and (tmp_path / "best_checkpoints" / "small" / "info.json").is_file()
+    logs = resumed[1]
     assert {*logs} == {"large", "small"} and "best_accuracy" in logs["large"]
-    info = [json.loads((tmp_path / run / "best_ckpt" / "info.json").read_text()) for run in ("whole", "resumed")]
-    assert info[0] == info[1] and (tmp_path / "whole" / "best_checkpoints" / "small" / "info.json").is_file()
+
+
+def _trained(config: tk.ExperimentConfig, folder: Path, from_step: int | None) -> tuple[Any, Any, Any]:
+    """Trains to the end, and returns the weights, the logs of the last evaluation and what is known of the best."""
+    model, logs = launch(config, "train_and_eval", str(folder), from_step=from_step)
+    return _weights(model), logs, json.loads((folder / "best_ckpt" / "info.json").read_text())
 
 
 class OwnStep(TinyTask):
-    """A task that trains in its own way."""
+    """A task that trains in its own way, as Counting does, which an interleaving run trains."""
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
         return super().train_step(inputs, model, optimizer, metrics)
@@ -164,10 +198,10 @@ class CountingConfig(TinyConfig):
 tk.register_task(CountingConfig, Counting)
 
 
-@pytest.mark.parametrize("runtime", [{}, {"enable_xla": True}])
-def test_a_metric_that_the_step_of_a_task_returns_is_reported(runtime: dict[str, Any]) -> None:
-    routines = {"large": tk.TaskRoutine(task_config=CountingConfig()), "none": tk.TaskRoutine(task_config=TinyConfig())}
-    trainer = _trainer(two_tasks({"task_routines": routines}).replace(runtime=runtime))
+def test_a_metric_that_the_step_of_a_task_returns_is_reported() -> None:
+    """XLA compiles the step, which cannot return a metric then."""
+    routines = {"large": tk.TaskRoutine(task_config=CountingConfig())}
+    trainer = _trainer(two_tasks({"task_routines": routines}).replace(runtime={"enable_xla": True}))
     for _ in range(2):  # it is reset between the loops
         logs = trainer.train(tf.constant(6))["large"]
         assert logs["examples"] == 8 * logs["steps"]
@@ -179,7 +213,7 @@ def test_names_that_the_run_reports_itself_are_refused() -> None:
             super().__init__(*args, **kwargs)
             self.tasks["small"].build_metrics = lambda training=True: [keras.metrics.Mean("steps")]
 
-    config = two_tasks(INTERLEAVING)
+    config = two_tasks({"training": "interleaving"})
     with pytest.raises(UsageError, match="a metric is called steps, which trainer_kit reports itself"):
         create_trainer(config, Steps(config.task))
     with pytest.raises(UsageError, match="'training_loss' cannot name a task"):
@@ -189,8 +223,7 @@ def test_names_that_the_run_reports_itself_are_refused() -> None:
 def test_joint_training_refuses_a_step_that_it_would_not_call() -> None:
     routines = {"small": tk.TaskRoutine(task_config=OwnStepConfig())}
     with pytest.raises(UsageError, match=r"the task 'small' \(OwnStep\) has a train_step of its own"):
-        _trainer(two_tasks({**JOINT, "task_routines": routines}))
-    _trainer(two_tasks({"task_routines": routines})).train(tf.constant(2))
+        _trainer(two_tasks({"training": "joint", "task_routines": routines}))
 
 
 def test_every_task_needs_a_model() -> None:
