@@ -79,35 +79,41 @@ def _steps(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("kind", [_OwnLoop, _OwnTrain])
 def test_a_loop_of_a_subclass_reports_saves_and_resumes(kind: type[Trainer], tmp_path: Path) -> None:
-    _run(kind, tmp_path / "whole", "train_and_eval")
+    """User code stops the one, and a signal the other."""
+    _run(kind, tmp_path / "whole")
     assert _steps(tmp_path / "whole") == [5, 10, 15, 20]
     assert list(complete_checkpoints(str(tmp_path / "whole"))) == [10, 20]
-    asked: list[int] = []
-
-    def stop_once(logs: Any) -> None:
-        asked.append(1)
-        if len(asked) == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(PreemptedError):
-        _run(kind, tmp_path / "stopped", "train_and_eval", train_actions=[stop_once])
-    _run(kind, tmp_path / "stopped", "train_and_eval")
+    with pytest.raises(PreemptedError, match=r"stopped by (trainer\.request_stop\(\)|SIGTERM) at step"):
+        if kind is _OwnLoop:
+            _run(_stopping(kind, 5), tmp_path / "stopped")
+        else:
+            _run(kind, tmp_path / "stopped", train_actions=[_signal])
+    _run(kind, tmp_path / "stopped")
     found = compare_runs(str(tmp_path / "whole"), str(tmp_path / "stopped"))
     assert not [one for one in found if "differ" in one and "_OBJECT_GRAPH" not in one], found
 
 
-@pytest.mark.parametrize("kind", [Trainer, _OwnLoop])
-def test_a_stop_that_user_code_requests_saves_and_resumes(kind: type[Trainer], tmp_path: Path) -> None:
+def _signal(logs: Any) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stopping(kind: type[Trainer], step: int) -> type[Trainer]:
+    """Returns a trainer that asks for a stop at a step."""
+
     class Stops(kind):  # type: ignore[misc, valid-type]
         def train_loop_end(self) -> dict[str, Any]:
-            if int(self.global_step.numpy()) == 15:
+            if int(self.global_step.numpy()) == step:
                 self.request_stop()
             return super().train_loop_end()
 
+    return Stops
+
+
+def test_a_stop_that_user_code_requests_saves_and_resumes(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError, match=r"stopped by trainer\.request_stop\(\) at step 15"):
-        _run(Stops, tmp_path)
+        _run(_stopping(Trainer, 15), tmp_path)
     assert list(complete_checkpoints(str(tmp_path))) == [10, 15]
-    _run(kind, tmp_path)
+    _run(Trainer, tmp_path)
     assert _steps(tmp_path) == [5, 10, 15, 20]
 
 
@@ -135,9 +141,8 @@ def test_orbits_controller_ends_uncounted_or_stopped_runs(tmp_path: Path) -> Non
         _run(_NoCountInStep, tmp_path / "uncounted", controller_cls=orbit.Controller)
     with pytest.raises(DataError, match="ended at step 13"):
         _run(Trainer, tmp_path / "ended", task=_EndingTask, controller_cls=orbit.Controller)
-    stop = lambda logs: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     with pytest.raises(PreemptedError, match="stopped by SIGTERM at step") as stopped:
-        _run(Trainer, tmp_path / "stopped", controller_cls=orbit.Controller, train_actions=[stop])
+        _run(Trainer, tmp_path / "stopped", controller_cls=orbit.Controller, train_actions=[_signal])
     assert f"at step {max(complete_checkpoints(str(tmp_path / 'stopped')))};" in str(stopped.value)
 
 
