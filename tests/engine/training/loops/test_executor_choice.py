@@ -90,10 +90,6 @@ def test_steps_that_are_not_compiled_run_by_default() -> None:
         tf.config.run_functions_eagerly(False)
 
 
-def test_an_executor_that_is_named_is_not_chosen() -> None:
-    assert _trained(runtime={"executor": "default"}).executor == "default"
-
-
 def test_many_weights_tell_without_a_graph() -> None:
     assert executor_by_weights([np.zeros([100, 100]), np.zeros([10**9])], batch_size=10) is None
     choice = executor_by_weights([np.zeros([1000, 1000])], batch_size=10)
