@@ -190,7 +190,7 @@ class _Apply(_Keras):
 def test_own_train_steps_may_call_the_optimizer(
     task_type: type[TinyTask], replicas: int, whole: _Trained, strategies: Mapping[int, tf.distribute.Strategy]
 ) -> None:
-    _assert_equal(_trainer(task_type, strategies[replicas], accumulate_steps=4), whole)
+    _assert_equal(_trainer(task_type, strategies[replicas], accumulate_steps=2), whole)
 
 
 class _TwoOptimizers(LinearTask):
@@ -213,7 +213,7 @@ class _TwoOptimizers(LinearTask):
 
 
 def test_each_of_several_optimizers_has_its_sums() -> None:
-    _assert_equal(_trainer(_TwoOptimizers, accumulate_steps=4), _trained(_trainer(_TwoOptimizers)))
+    _assert_equal(_trainer(_TwoOptimizers, accumulate_steps=2), _trained(_trainer(_TwoOptimizers)))
 
 
 class _Regularized(LinearTask):
@@ -241,7 +241,7 @@ class _Regularized(LinearTask):
 
 
 def test_losses_of_layers_and_nested_features_count_once() -> None:
-    _assert_equal(_trainer(_Regularized, accumulate_steps=4), _trained(_trainer(_Regularized)))
+    _assert_equal(_trainer(_Regularized, accumulate_steps=2), _trained(_trainer(_Regularized)))
 
 
 class _Compiled(LinearTask):
@@ -258,14 +258,14 @@ class _Compiled(LinearTask):
 
 
 def test_metrics_of_a_compiled_model_are_those_of_the_batch() -> None:
-    _assert_equal(_trainer(_Compiled, accumulate_steps=4), _trained(_trainer(_Compiled)))
+    _assert_equal(_trainer(_Compiled, accumulate_steps=2), _trained(_trainer(_Compiled)))
 
 
 def test_float16_scales_and_skips_whole_batches(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
     runtime = {"mixed_precision_dtype": "float16"}
     set_precision(RuntimeConfig(mixed_precision_dtype="float16"))
     try:
-        split = _trainer(_Overflowing, strategies[2], runtime=runtime, accumulate_steps=4)
+        split = _trainer(_Overflowing, strategies[2], runtime=runtime, accumulate_steps=2)
         whole = _trainer(_Overflowing, runtime=runtime)
         split.train(tf.constant(3)), whole.train(tf.constant(3))
     finally:
@@ -299,11 +299,11 @@ class _Normalized(LinearTask):
 def test_batch_normalization_gets_one_warning(
     strategies: Mapping[int, tf.distribute.Strategy], caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = _trainer(_Normalized, strategies[2], accumulate_steps=4)
+    trainer = _trainer(_Normalized, strategies[2], accumulate_steps=2)
     logs = [trainer.train(tf.constant(2)), trainer.train(tf.constant(2))]
     assert all(np.isfinite(one["training_loss"]) for one in logs)
     (told,) = [text for text in caplog.messages if "batch normalization" in text]
-    assert told.startswith("trainer.accumulate_steps=4: batch normalization (norm) takes mean and variance of micro")
+    assert told.startswith("trainer.accumulate_steps=2: batch normalization (norm) takes mean and variance of micro")
 
 
 class _Alive(LinearTask):
@@ -347,7 +347,7 @@ def test_sums_of_an_interrupted_step_do_not_count(whole: _Trained) -> None:
 
 
 def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
-    split, whole = gradient_norms(_trainer(accumulate_steps=4)), gradient_norms(_trainer())
+    split, whole = gradient_norms(_trainer(accumulate_steps=2)), gradient_norms(_trainer())
     assert split == pytest.approx(whole, abs=1e-6) and len(split) == 2
 
 
@@ -379,9 +379,9 @@ class _WrappedStep(Trainer):
 
 
 def test_a_trainers_own_step_has_to_call_ours() -> None:
-    _trainer(cls=_WrappedStep, accumulate_steps=4).train(tf.constant(1))
+    _trainer(cls=_WrappedStep, accumulate_steps=2).train(tf.constant(1))
     with pytest.raises(UsageError, match=r"_OwnStep\.train_step does not call super\(\)\.train_step"):
-        _trainer(cls=_OwnStep, accumulate_steps=4).train(tf.constant(1))
+        _trainer(cls=_OwnStep, accumulate_steps=2).train(tf.constant(1))
 
 
 class _OwnOptimizer(LinearTask):
@@ -397,11 +397,11 @@ class _OwnOptimizer(LinearTask):
 
 def test_a_step_that_applies_no_gradients_is_refused() -> None:
     with pytest.raises(UsageError, match=r"_OwnOptimizer\.train_step applied no gradients through the optimizer"):
-        _trainer(_OwnOptimizer, accumulate_steps=4).train(tf.constant(1))
+        _trainer(_OwnOptimizer, accumulate_steps=2).train(tf.constant(1))
 
 
 def test_a_replaced_optimizer_is_the_one_that_updates() -> None:
-    trainer = _trainer(accumulate_steps=4)
+    trainer = _trainer(accumulate_steps=2)
     trainer.train(tf.constant(1))
     trainer._optimizer = optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(trainer.model.trainable_variables)
