@@ -102,15 +102,19 @@ def test_a_period_of_5_updates_twice_in_10_steps(strategies: Mapping[int, tf.dis
 
 
 def test_gradients_of_a_period_are_averaged_if_asked(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
-    """With weights that change only at the end of a period, that is SGD on the four batches together."""
+    """With weights that change only at the end of a period, that is SGD on the four batches together.
+
+    Gradients of one optimizer are clipped, which hides a factor; those of the other are not.
+    """
     clip = {"optimizer": {"type": "sgd", "sgd": {"global_clipnorm": 0.1}}, "learning_rate": RATE}
+    sections, period = {"head": {**SGD, **HEAD}, "rest": {**clip, **REST}}, {"period": 4, "accumulate": True}
     batches = [(np.float32(x), y) for x, y in _points(4)]
     together = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
-    whole = _trainer({"all": {**clip, **REST}})
+    whole = _trainer(sections)
     whole.train_dataset = _dataset([together], strategies[1])
     whole.train(tf.constant(1))
     for strategy in strategies.values():
-        trainer = _trainer({"all": {**clip, **REST, "period": 4, "accumulate": True}}, strategy=strategy)
+        trainer = _trainer({name: {**one, **period} for name, one in sections.items()}, strategy=strategy)
         trainer.train_dataset = _dataset(batches, strategy)
         trainer.train(tf.constant(4))
         for weight, expected in zip(_weights(trainer), _weights(whole), strict=True):
