@@ -106,9 +106,16 @@ def test_each_net_is_updated_in_its_own_period(
     assert losses[0] > 0 and losses[1] > 0 and losses[2] == pytest.approx(losses[0] + losses[1], rel=1e-5)
 
 
-def test_a_step_in_turns_is_two_steps_by_hand() -> None:
-    trainer, hand = _trainer(), _trainer()
+@pytest.fixture(scope="module")
+def one_step() -> Trainer:
+    """A trainer after a step in turns."""
+    trainer = _trainer()
     trainer.train(tf.constant(1))
+    return trainer
+
+
+def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
+    hand = _trainer()
     real, model = next(iter(hand.data.iterator())), hand.model
     optimizers = {name: keras.optimizers.SGD(0.1) for name in ("generator", "discriminator")}
     latents, new_latents = tf.split(model.latents(32), 2)
@@ -130,7 +137,7 @@ def test_a_step_in_turns_is_two_steps_by_hand() -> None:
     for variable, value in zip(model.discriminator.non_trainable_variables, kept, strict=True):
         variable.assign(value)
     for net in ("generator", "discriminator"):
-        for value, expected in zip(_values(getattr(trainer.model, net)), _values(getattr(model, net)), strict=True):
+        for value, expected in zip(_values(getattr(one_step.model, net)), _values(getattr(model, net)), strict=True):
             np.testing.assert_allclose(value, expected, atol=1e-6)
 
 
@@ -219,11 +226,10 @@ def test_a_grid_shows_images_row_by_row() -> None:
     assert (grid[31, 39, 0], grid[0, 42, 0], grid[34, 0, 0], grid[32, 0, 0]) == (0, 128, 255, 0)
 
 
-def test_a_penalty_leaves_the_averages_as_they_are() -> None:
-    plain, penalised = (_trainer({"r1_penalty": weight}) for weight in (0.0, 1e-9))
-    for trainer in (plain, penalised):
-        trainer.train(tf.constant(1))
-    means = [trainer.model.discriminator.layers[0].moving_mean.numpy() for trainer in (plain, penalised)]
+def test_a_penalty_leaves_the_averages_as_they_are(one_step: Trainer) -> None:
+    penalised = _trainer({"r1_penalty": 1e-9})
+    penalised.train(tf.constant(1))
+    means = [trainer.model.discriminator.layers[0].moving_mean.numpy() for trainer in (one_step, penalised)]
     np.testing.assert_allclose(*means, rtol=1e-5)
 
 
