@@ -70,11 +70,10 @@ class _Net(Net):
     """Keras names it "__net", which TensorFlow refuses at the root of a graph."""
 
 
-_FORMS: tuple[dict[str, Any], ...] = (
+_FORMS: tuple[dict[str, Any], ...] = (  # of graphs: eager steps have no root that could refuse a name
     {},
     {"fuse_steps": 2},
     {"train_tf_while_loop": False, "eval_tf_while_loop": False},
-    {"train_tf_function": False, "train_tf_while_loop": False, "eval_tf_function": False},
 )
 
 
