@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ class Keras:
     """Keras itself, and a loop by hand."""
 
     def fit(self, model: Any, *arguments: Any, **options: Any) -> Any:
-        model.jit_compile = False  # XLA would take half of the time; test_model_fit.py has it
+        model.jit_compile = False  # XLA would take half of the time; programs of the engine's tests have it
         return model.fit(*arguments, **options)
 
     def train_loop(
@@ -88,19 +87,16 @@ def _of_optimizers(model: Any) -> list[Any]:
     return [variable for one in found for variable in one.variables]
 
 
-def run_with_keras(output: Path) -> None:
-    """Runs all programs with Keras and writes their results to a file."""
-    _run({name: Keras() for name in PROGRAMS}, output)
-
-
-def run_with_trainer_kit(names: Iterable[str], folder: Path, output: Path) -> None:
-    """Runs programs, those that were killed to their end, and writes their results to a file."""
-    _run({name: TrainerKit(folder / name) for name in names}, output)
+def run_to_the_end(folder: Path) -> None:
+    """Runs the killed programs to their end, all programs whole, and all with Keras; writes the results to files."""
+    for kind in ("again", "whole"):
+        _run({name: TrainerKit(folder / kind / name) for name in PROGRAMS}, folder / f"{kind}.json")
+    _run({name: Keras() for name in PROGRAMS}, folder / "keras.json")
 
 
 def run_killed(name: str, folder: Path, step: int) -> None:
     """Runs a program that kills its process."""
-    PROGRAMS[name](TrainerKit(folder / name, step))
+    PROGRAMS[name](TrainerKit(folder / "again" / name, step))
 
 
 def _run(doors: dict[str, Door], output: Path) -> None:

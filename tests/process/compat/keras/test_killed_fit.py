@@ -10,16 +10,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.process.compat.keras.killed_fit import main
+from tests.process.compat.keras.killed_fit import run_killed, run_to_the_end
 from trainer_kit.testing import ForkServer
-from trainer_kit.testing.fork_server import Child
-
-
-def result(run: Child) -> Any:
-    """Waits for a run to its end, and returns what it has printed last."""
-    end = run.wait()
-    assert end.code == 0, end.text
-    return json.loads(end.text.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +19,12 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path, P
     """What a run has printed and another that was killed in the third epoch and after the fourth; their folders."""
     whole, killed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("killed")
     with ForkServer() as server:
-        beside = server.start(main, str(whole))
         for step in (26, 40):
-            assert server.run(main, str(killed), step).code == -signal.SIGKILL
-        again = server.start(main, str(killed))
-        return result(beside), result(again), whole, killed
+            assert server.run(run_killed, str(killed), step).code == -signal.SIGKILL
+        end = server.run(run_to_the_end, str(killed), str(whole))  # the killed one first, in a new process
+    assert end.code == 0, end.text
+    of_killed, of_whole = json.loads(end.text.splitlines()[-1])
+    return of_whole, of_killed, whole, killed
 
 
 def test_a_killed_fit_has_the_same_history(outputs: tuple[Any, Any, Path, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Programs of Keras's guides have the history of Keras, and five that are killed in an epoch end with the same bits."""
+"""Programs of Keras's guides have the history of Keras, and end with the same bits if an epoch of them is killed."""
 
 from __future__ import annotations
 
@@ -9,34 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.process.compat.keras.doors import run_killed, run_with_keras, run_with_trainer_kit
-from tests.process.compat.keras.programs import KILLED, PROGRAMS, STEPS
+from tests.process.compat.keras.doors import run_killed, run_to_the_end
+from tests.process.compat.keras.programs import PROGRAMS, STEPS
 from trainer_kit.testing import ForkServer
 
 THIRD_EPOCH = 2 * STEPS + 6
 SECONDS = 200.0
 
 
-def ended(server: ForkServer, *run: Any) -> Any:
-    """Runs programs to their end, and returns their results."""
-    end = server.run(*run, timeout=SECONDS)
-    assert end.code == 0, end.text
-    return json.loads(run[-1].read_text())
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results of all programs: of Keras, of trainer_kit, and, of some, of trainer_kit with a kill."""
+    """The results of all programs: of Keras, of trainer_kit, and of trainer_kit with a kill."""
     folder = tmp_path_factory.mktemp("programs")
     with ForkServer() as server:
-        whole = server.start(run_with_trainer_kit, [*PROGRAMS], folder / "whole", folder / "whole.json")
-        of_keras = ended(server, run_with_keras, folder / "keras.json")
-        for name in KILLED:
-            assert server.run(run_killed, name, folder / "again", THIRD_EPOCH).code == -signal.SIGKILL
-        again = ended(server, run_with_trainer_kit, KILLED, folder / "again", folder / "again.json")
-        end = whole.wait(SECONDS)
+        for name in PROGRAMS:
+            assert server.run(run_killed, name, folder, THIRD_EPOCH).code == -signal.SIGKILL
+        end = server.run(run_to_the_end, folder, timeout=SECONDS)  # the killed ones first, in a new process
         assert end.code == 0, end.text
-    return {"keras": of_keras, "whole": json.loads((folder / "whole.json").read_text()), "again": again}
+    return {kind: json.loads((folder / f"{kind}.json").read_text()) for kind in ("keras", "whole", "again")}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -48,6 +38,6 @@ def test_a_program_has_the_history_of_keras(results: dict[str, Any], name: str) 
         np.testing.assert_allclose(found["history"][log], values, rtol=1e-6, atol=1e-6, err_msg=log)
 
 
-@pytest.mark.parametrize("name", KILLED)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_that_was_killed_ends_with_the_same_bits(results: dict[str, Any], name: str) -> None:
     assert results["again"][name] == results["whole"][name]
