@@ -20,14 +20,19 @@ WEIGHTS = _RANDOM.rand(100).astype("float32")
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def classifier(**options: Any) -> Any:
-    """Returns a model with dropout and batch normalization."""
-    hidden = [layers.Dense(16, activation="relu"), layers.Dropout(0.3), layers.BatchNormalization()]
-    model = keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(3)])
+def classifier(*hidden: Any, **options: Any) -> Any:
+    """Returns a model of one layer behind `hidden`, by default dropout: what is traced takes most of a fit's time."""
+    model = keras.Sequential([keras.Input((8,)), *(hidden or [layers.Dropout(0.3)]), layers.Dense(3)])
     model.compile(
-        **{"optimizer": "adam", "loss": CROSSENTROPY, "metrics": ["accuracy"], "jit_compile": False, **options}
+        **{"optimizer": "sgd", "loss": CROSSENTROPY, "metrics": ["accuracy"], "jit_compile": False, **options}
     )
     return model
+
+
+def deep_classifier(**options: Any) -> Any:
+    """Returns a model with dropout, batch normalization and an optimizer with slots."""
+    hidden = [layers.Dense(16, activation="relu"), layers.Dropout(0.3), layers.BatchNormalization()]
+    return classifier(*hidden, **{"optimizer": "adam", **options})
 
 
 class AddedLoss(keras.Model):
@@ -35,15 +40,15 @@ class AddedLoss(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.outputs_layer = layers.Dense(8, activation="relu"), layers.Dense(3)
+        self.outputs_layer = layers.Dense(3)
 
     def call(self, inputs: Any) -> Any:
         self.add_loss(0.01 * tf.reduce_mean(inputs**2))
-        return self.outputs_layer(self.hidden(inputs))
+        return self.outputs_layer(inputs)
 
 
 def added_loss() -> Any:
-    """Returns a model whose layers are built by its first batch."""
+    """Returns a model whose layer is built by its first batch."""
     model = AddedLoss()
     model.compile("adam", CROSSENTROPY, metrics=["accuracy"], jit_compile=False)
     return model
@@ -79,7 +84,7 @@ class Gan(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.generator = keras.Sequential([keras.Input((4,)), layers.Dense(8)])
-        self.discriminator = keras.Sequential([keras.Input((8,)), layers.Dense(8, "relu"), layers.Dense(1)])
+        self.discriminator = keras.Sequential([keras.Input((8,)), layers.Dense(1)])
         self.d_loss, self.g_loss = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
         self.seeds = keras.random.SeedGenerator(1)
 
@@ -113,7 +118,7 @@ def gan() -> Any:
     """Returns a GAN."""
     model = Gan()
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(3e-4), keras.optimizers.Adam(3e-4), loss)
+    model.compile(keras.optimizers.SGD(3e-4), keras.optimizers.SGD(3e-4), loss)
     return model
 
 
@@ -135,10 +140,11 @@ def of_tf_keras() -> Any:
 def two_outputs() -> Any:
     """Returns a functional model with two inputs and two outputs."""
     a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")
-    hidden = layers.Dense(8)(layers.concatenate([a, b]))
-    model = keras.Model([a, b], {"p": layers.Dense(3, name="p")(hidden), "q": layers.Dense(1, name="q")(hidden)})
-    losses = {"p": CROSSENTROPY, "q": "mse"}
-    model.compile("rmsprop", losses, metrics={"p": ["accuracy"], "q": ["mae"]}, jit_compile=False)
+    both = layers.concatenate([a, b])
+    model = keras.Model([a, b], {"p": layers.Dense(3, name="p")(both), "q": layers.Dense(1, name="q")(both)})
+    losses, weights = {"p": CROSSENTROPY, "q": "mse"}, {"p": 1.0, "q": 0.2}
+    metrics = {"p": ["accuracy"], "q": ["mae"]}
+    model.compile("sgd", losses, loss_weights=weights, metrics=metrics, jit_compile=False)
     return model
 
 
@@ -153,9 +159,9 @@ class Batches(keras.utils.PyDataset):
 
 
 class Changing(Batches):
-    """Batches whose features grow with the epochs."""
+    """Batches whose features grow with the epochs, and with a level that callbacks set."""
 
-    begun = ended = 0
+    begun = ended = level = 0
 
     def on_epoch_begin(self) -> None:
         self.begun += 1
@@ -165,7 +171,7 @@ class Changing(Batches):
 
     def __getitem__(self, number: int) -> Any:
         features, labels = super().__getitem__(number)
-        return features * (self.begun + 3 * self.ended), labels
+        return features * (self.begun + 3 * self.ended + 9 * self.level), labels
 
 
 class OldBatches(tf_keras.utils.Sequence):

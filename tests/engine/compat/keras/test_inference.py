@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.engine.compat.keras.keras_programs import WEIGHTS, X, Y, classifier, gan, pairs
+from tests.engine.compat.keras.keras_programs import WEIGHTS, X, Y, classifier, pairs
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.errors import UsageError
 
@@ -17,8 +17,8 @@ from trainer_kit.errors import UsageError
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, keras.Model]:
     """The folder of a run whose most accurate weights are not its last, and the model that it trained."""
-    keras.utils.set_random_seed(3)
-    folder, model = tmp_path_factory.mktemp("run"), classifier()
+    keras.utils.set_random_seed(4)
+    folder, model = tmp_path_factory.mktemp("run"), classifier(optimizer=keras.optimizers.SGD(3.0))
     options = {"epochs": 3, "validation_data": (X, Y), "verbose": 0, "best": "val_accuracy"}
     history = tk_keras.fit(model, X, Y, **options, model_dir=str(folder))
     assert np.argmax(history.history["val_accuracy"]) < 2
@@ -62,17 +62,10 @@ def test_predict_gives_what_keras_gives(run: tuple[Path, keras.Model]) -> None:
 
 def test_the_best_weights_are_the_default(run: tuple[Path, keras.Model]) -> None:
     folder, trained = run
-    accuracy = tk_keras.evaluate(classifier(), X, Y, verbose=0, model_dir=str(folder))[1]
+    loss, accuracy = tk_keras.evaluate(classifier(), X, Y, verbose=0, model_dir=str(folder))
     assert accuracy == max(trained.history.history["val_accuracy"])
-
-
-def test_the_best_weights_load_into_a_compiled_model(run: tuple[Path, keras.Model]) -> None:
-    folder, _ = run
-    loaded = tk_keras.load(classifier(), str(folder))
-    found = loaded.evaluate(X, Y, verbose=0)
-    np.testing.assert_allclose(
-        found, tk_keras.evaluate(classifier(), X, Y, verbose=0, model_dir=str(folder)), rtol=1e-6
-    )
+    loaded = tk_keras.load(classifier(), str(folder))  # it is compiled
+    np.testing.assert_allclose(loaded.evaluate(X, Y, verbose=0), [loss, accuracy], rtol=1e-6)
 
 
 def test_load_takes_a_step(run: tuple[Path, keras.Model]) -> None:
@@ -84,10 +77,3 @@ def test_load_takes_a_step(run: tuple[Path, keras.Model]) -> None:
 def test_load_names_the_steps_that_there_are(run: tuple[Path, keras.Model]) -> None:
     with pytest.raises(UsageError, match=r"there are the steps 4, 8, 12"):
         tk_keras.load(classifier(), str(run[0]), which="5")
-
-
-def test_a_model_without_call_is_loaded(tmp_path: Path) -> None:
-    trained = gan()
-    tk_keras.fit(trained, X, epochs=1, verbose=0, model_dir=str(tmp_path))
-    loaded = tk_keras.load(gan(), str(tmp_path))
-    np.testing.assert_array_equal(loaded.generator.get_weights()[0], trained.generator.get_weights()[0])

@@ -82,24 +82,32 @@ def test_each_pass_begins_random_ops_and_shuffles_as_keras(build: Any, tmp_path:
     np.testing.assert_allclose(ours, losses("keras", augmented, build=build, epochs=3), rtol=1e-6)
 
 
-def test_two_fits_read_a_dataset_as_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+WEIGHTED = {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
+
+
+def shuffled() -> tf.data.Dataset:
+    """Returns ten batches, which are shuffled twice."""
+    return pairs().shuffle(50, seed=1).batch(10).shuffle(2, seed=2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of a fit of three epochs that nothing interrupts."""
+    return losses("ours", shuffled, epochs=3, model_dir=tmp_path_factory.mktemp("whole"), **WEIGHTED)
+
+
+def test_two_fits_read_a_dataset_as_one(whole: list[float], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keras.utils.set_random_seed(3)
-    shuffled, options = pairs().shuffle(100, seed=1).batch(20), {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
-    other = pairs().shuffle(100, seed=1).batch(20)
-    whole = losses("ours", other, epochs=3, model_dir=tmp_path / "whole", **options)
-    losses("ours", shuffled, epochs=1, model_dir=tmp_path / "parts", **options)
-    assert losses("ours", shuffled, epochs=3, model_dir=tmp_path / "parts", **options) == whole
+    dataset = shuffled()
+    losses("ours", dataset, epochs=1, model_dir=tmp_path, **WEIGHTED)
+    assert losses("ours", dataset, epochs=3, model_dir=tmp_path, **WEIGHTED) == whole
     assert "is read again from the middle" not in caplog.text
 
 
-def test_a_new_process_draws_the_orders_of_the_first(tmp_path: Path) -> None:
-    def shuffled() -> tf.data.Dataset:
-        return pairs().shuffle(50, seed=1).batch(10).shuffle(2, seed=2)
-
-    whole = losses("ours", shuffled, epochs=3, model_dir=tmp_path / "whole")
+def test_a_new_process_draws_the_orders_of_the_first(whole: list[float], tmp_path: Path) -> None:
     interval = {"checkpoint_interval": 3, "trainer": {"train_steps": 16}}  # ends inside of the second epoch
-    losses("ours", shuffled, epochs=2, model_dir=tmp_path / "parts", **interval)
-    assert losses("ours", shuffled, epochs=3, model_dir=tmp_path / "parts") == whole
+    losses("ours", shuffled, epochs=2, model_dir=tmp_path, **interval, **WEIGHTED)
+    assert losses("ours", shuffled, epochs=3, model_dir=tmp_path, **WEIGHTED) == whole
 
 
 def test_a_shuffled_dataset_is_read_once_an_epoch(tmp_path: Path) -> None:
@@ -126,12 +134,6 @@ def test_only_without_passes_is_a_dataset_read_past_its_end() -> None:
     assert len(list(passes.at(8).take(9))) == 9
 
 
-def test_sparse_arrays_are_shuffled_as_in_keras(tmp_path: Path) -> None:
-    sparse = tf.sparse.from_dense(X * (X > 0))
-    ours = losses("ours", sparse, y=Y, epochs=2, model_dir=tmp_path)
-    np.testing.assert_allclose(ours, losses("keras", sparse, y=Y, epochs=2), rtol=1e-6)
-
-
 def test_a_model_of_tf_keras_reads_the_orders_of_tf_keras(tmp_path: Path) -> None:
     tf_keras = pytest.importorskip("tf_keras")
 
@@ -145,33 +147,6 @@ def test_a_model_of_tf_keras_reads_the_orders_of_tf_keras(tmp_path: Path) -> Non
     tk_keras.fit(seeded(), X, Y, epochs=1, verbose=0, model_dir=str(tmp_path))
     resumed = tk_keras.fit(seeded(), X, Y, epochs=3, verbose=0, model_dir=str(tmp_path))
     np.testing.assert_allclose(resumed.history["loss"], expected, rtol=1e-6)
-
-
-class Level(keras.callbacks.Callback):
-    """Makes the features of a PyDataset larger in each epoch."""
-
-    def __init__(self, batches: Any) -> None:
-        super().__init__()
-        self.batches = batches
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.batches.level = epoch
-
-
-class Levelled(Batches):
-    level = 0
-
-    def __getitem__(self, number: int) -> Any:
-        features, labels = super().__getitem__(number)
-        return features * (1 + self.level), labels
-
-
-def test_callbacks_change_a_py_dataset_before_its_epoch(tmp_path: Path) -> None:
-    found = []
-    for door in ("keras", "ours"):
-        batches = Levelled()
-        found.append(losses(door, batches, epochs=3, callbacks=[Level(batches)], model_dir=tmp_path))
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
 
 
 # ---- evaluation

@@ -57,14 +57,42 @@ def assert_same(history: Any, expected: Any) -> None:
             np.testing.assert_allclose(history.history[name], values, rtol=1e-5, err_msg=name)
 
 
-def test_vectors_and_added_logs_are_in_the_history(tmp_path: Path) -> None:
+Fits = tuple[Any, list[Any], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory: pytest.TempPathFactory) -> Fits:
+    """The History of Keras's fit of two epochs; models and Histories of ours: of one epoch, of two and of two again."""
     given = {"x": X, "y": keras.utils.to_categorical(Y), "validation_data": (X, keras.utils.to_categorical(Y))}
-    options = {**given, "verbose": 0, "callbacks": [Adds()]}
-    expected = one_per_class().fit(**options, epochs=2)
+    options, folder = {**given, "verbose": 0, "callbacks": [Adds()]}, str(tmp_path_factory.mktemp("run"))
+    expected, models, found = one_per_class().fit(**options, epochs=2), [], []
+    for epochs in (1, 2, 2):
+        models.append(one_per_class())
+        found.append(tk_keras.fit(models[-1], **options, epochs=epochs, model_dir=folder))
+    return expected, models, found
+
+
+def test_vectors_and_added_logs_are_in_the_history(fits: Fits) -> None:
+    expected, _, (_, resumed, finished) = fits
     assert np.shape(expected.history["f1"]) == (2, 3)
-    tk_keras.fit(one_per_class(), **options, epochs=1, model_dir=str(tmp_path))
-    for _ in ("resumed", "finished"):
-        assert_same(tk_keras.fit(one_per_class(), **options, epochs=2, model_dir=str(tmp_path)), expected)
+    assert_same(resumed, expected)
+    assert_same(finished, expected)
+
+
+def test_epochs_is_a_total(fits: Fits) -> None:
+    expected, models, (first, longer, _) = fits
+    assert (first.epoch, longer.epoch) == ([0], [0, 1])
+    for one, other in zip(models[1].get_weights(), expected.model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_finished_fit_returns_history_and_trained_weights(fits: Fits) -> None:
+    _, models, (_, before, again) = fits
+    np.testing.assert_equal(again.history, before.history)
+    assert again.epoch == before.epoch
+    assert again.model is models[2]
+    for one, other in zip(models[2].get_weights(), models[1].get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -73,7 +101,7 @@ def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFi
     for door in (keras.Model.fit, tk_keras.fit):
         keras.utils.set_random_seed(3)
         model = ReturnsRate()
-        model.compile("adam", CROSSENTROPY, jit_compile=False)
+        model.compile("sgd", CROSSENTROPY, jit_compile=False)
         with caplog.at_level(logging.INFO):
             histories.append(door(model, **options, **({} if len(histories) == 0 else {"model_dir": str(tmp_path)})))
     expected, history = histories

@@ -14,10 +14,9 @@ from trainer_kit.compat import keras as tk_keras
 
 
 def made(of: Any = keras, activation: str = "relu", rate: float = 0.01, from_logits: bool = True) -> Any:
-    layers = [of.layers.Dense(4, activation=activation), of.layers.Dropout(0.5), of.layers.Dense(3)]
-    model = of.Sequential([of.Input((8,)), *layers])
+    model = of.Sequential([of.Input((8,)), of.layers.Dense(3, activation=activation)])
     loss = of.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
-    model.compile(of.optimizers.Adam(rate), loss, jit_compile=False)
+    model.compile(of.optimizers.SGD(rate), loss, jit_compile=False)
     return model
 
 
@@ -40,7 +39,7 @@ def test_what_callbacks_changed_is_no_change_of_the_program(tmp_path: Path, capl
         lower = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
         tk_keras.fit(model, X, Y, epochs=epochs, callbacks=[lower], verbose=0, model_dir=str(tmp_path))
 
-    fit(model := made(), 2)
-    fit(model, 3)
-    fit(made(), 4)
+    fit(model := made(), 1)
+    fit(model, 2)
+    fit(made(), 3)
     assert "the program has changed" not in caplog.text
