@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import keras
 import numpy as np
 import pytest
 
-from tests.engine.compat.keras.keras_programs import WEIGHTS, X, Y, classifier, pairs
+from tests.engine.compat.keras import keras_programs
+from tests.engine.compat.keras.keras_programs import WEIGHTS, X, Y, pairs
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.errors import UsageError
+
+classifier = functools.partial(keras_programs.classifier, metrics=["accuracy"])
 
 
 @pytest.fixture(scope="module")

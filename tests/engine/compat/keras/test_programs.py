@@ -90,7 +90,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
         lambda: {"x": generated(), "steps_per_epoch": 5},
     ),
     "shuffled inside of batches, weights, validation in some epochs": (
-        lambda: classifier(weighted_metrics=["accuracy"]),
+        lambda: classifier(metrics=["accuracy"], weighted_metrics=["accuracy"]),
         weighted_data,
     ),
 }
@@ -164,7 +164,7 @@ def two_cpus() -> tf.distribute.Strategy:
 
 def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
     def normalized() -> Any:
-        return classifier(keras.layers.Dropout(0.3), keras.layers.BatchNormalization())
+        return classifier(keras.layers.Dropout(0.3), keras.layers.BatchNormalization(), metrics=["accuracy"])
 
     with two_cpus().scope():
         theirs = seeded(normalized)
@@ -182,7 +182,7 @@ def test_two_replicas_build_a_model_from_a_py_dataset(tmp_path: Path) -> None:
         with two_cpus().scope():
             keras.utils.set_random_seed(3)
             model = keras.Sequential([keras.layers.Dropout(0.3), keras.layers.Dense(3)])
-            model.compile(keras.optimizers.Adam(use_ema=True), CROSSENTROPY, metrics=["accuracy"], jit_compile=False)
+            model.compile(keras.optimizers.Adam(use_ema=True), CROSSENTROPY, jit_compile=False)
         return model
 
     theirs = unbuilt()

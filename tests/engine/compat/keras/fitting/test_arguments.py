@@ -14,7 +14,7 @@ from trainer_kit.errors import UsageError
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return classifier()
+    return classifier(metrics=["accuracy"])
 
 
 @pytest.mark.parametrize(
