@@ -34,7 +34,9 @@ def bct_model(old: Any = None, **options: Any) -> Any:
     predictions = keras.layers.Dense(5, activation="softmax", name="head")(embedding)
     old = old_classifier() if old is None else old
     model = BCTModel(inputs=inputs, outputs=[predictions, embedding], old_classifier=old, **options)
-    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    options = {"metrics": ["accuracy"], "jit_compile": False}  # docs/guides/bct.md trains with XLA
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, "sparse_categorical_crossentropy", **options)
     return model
 
 
@@ -129,7 +131,7 @@ def test_the_old_classifier_is_in_no_optimizer(whole: dict[str, Any]) -> None:
     assert [one.path for one in model.trainable_variables] == [
         "embedding/kernel", "embedding/bias", "head/kernel", "head/bias"
     ]  # fmt: skip
-    assert len(model.optimizer.variables) == 2 + 2 * 4
+    assert len(model.optimizer.variables) == 2 + 4
     np.testing.assert_equal(whole["old"].get_weights(), whole["before"])
 
 

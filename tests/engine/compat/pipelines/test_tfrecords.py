@@ -6,13 +6,12 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.engine.compat.pipelines.data_sets import TRAIN, VALID, example, write, write_data_set
-from trainer_kit.compat import keras as tk_keras
+from trainer_kit.compat.keras.data.training_data import training_data
 from trainer_kit.compat.pipelines import (
     TFRECORD_FEATURES,
     get_labels,
@@ -124,28 +123,31 @@ def test_a_program_without_a_seed_has_the_same_order(folder: Path) -> None:
     assert numbers(training(folder)) == numbers(training(folder))
 
 
-def fitted(folder: Path, model_dir: Path, **options: Any) -> list[bytes]:
-    """Returns the weights after a fit over data that a user has transformed and augmented."""
-    keras.utils.set_random_seed(3)
+def epochs_of_a_fit(folder: Path) -> Any:
+    """Returns what a new process trains on: data that a user has transformed and augmented."""
+    tf.random.set_seed(3)
     parse = functools.partial(read_tfrecord, size=4, label_list=get_labels(folder)[1])
     noisy = lambda image, label: (image + tf.random.uniform([], seed=1), label)  # noqa: E731
     dataset = get_tfrecord_dataset(folder, parse, 8, "train", noisy)
     kept = dataset.unbatch().filter(lambda _, label: label[0] < 3).shuffle(6, seed=5).batch(4, drop_remainder=True)
-    model = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(4)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
-    tk_keras.fit(model, kept.prefetch(2), verbose=0, model_dir=str(model_dir), best=False, **options)
-    return [weight.tobytes() for weight in model.get_weights()]
+    return training_data(kept.prefetch(2)).batches
 
 
-def test_a_restart_goes_on_with_the_same_batches(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole = fitted(folder, tmp_path / "whole", epochs=3)
-    stopped = {"checkpoint_interval": 5, "trainer": {"train_steps": 10}}  # inside of the second epoch of 7 steps
-    assert fitted(folder, tmp_path / "parts", epochs=2, **stopped) != whole
-    assert fitted(folder, tmp_path / "parts", epochs=3) == whole
-    assert "data_augmentation <lambda> (test_tfrecords.py:" in caplog.text
-    assert "RandomUniform draws random numbers" in caplog.text
+def batches_from(epochs: Any, position: int) -> list[bytes]:
+    """Returns the batches of a pass from a position on."""
+    epochs.begin(position, reads=False)
+    return [image.tobytes() + label.tobytes() for image, label in epochs.at(position).as_numpy_iterator()]
+
+
+def test_a_restart_goes_on_with_the_same_batches(folder: Path) -> None:
+    whole, restarted = epochs_of_a_fit(folder), epochs_of_a_fit(folder)
+    first, second, third = (batches_from(whole, position) for position in (0, 7, 14))
+    assert first != second != third
+    assert batches_from(restarted, 10) == second[3:]  # from the middle of the second pass
+    assert batches_from(restarted, 14) == third
+    reasons = "".join(whole.resumption(deterministic_ops=False).reasons)
+    assert "data_augmentation <lambda> (test_tfrecords.py:" in reasons
+    assert "RandomUniform draws random numbers" in reasons
 
 
 # ---- mistakes

@@ -1,37 +1,64 @@
-"""Two jobs on digits in TFRecords, one in the form of each generation of the class; they run in processes."""
+"""Two jobs on records of examples, one in the form of each generation of the class; they run in processes."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 from trainer_kit.compat.pipelines import Training, get_train_ds, get_valid_ds
 from trainer_kit.training.base_trainer import BaseTrainer
 
 STEPS = 9  # in an epoch
+INPUTS = np.linspace(0, 1, 128, dtype="float32").reshape(2, 64)
 _PARSED = {"pixels": tf.io.FixedLenFeature([64], tf.float32), "label": tf.io.FixedLenFeature([], tf.int64)}
 
 
 def write_records(folder: Path) -> None:
-    """Writes 300 digits for training, in two files, and 100 for evaluations."""
-    digits = load_digits()
-    parts = {"train-0": slice(0, 150), "train-1": slice(150, 300), "valid-0": slice(300, 400)}
-    for name, part in parts.items():
+    """Writes 300 examples for training, in two files, and 100 for evaluations; a tenth has the label 9."""
+    random = np.random.RandomState(0)
+    for name, size in {"train-0": 150, "train-1": 150, "valid-0": 100}.items():
         with tf.io.TFRecordWriter(str(folder / f"{name}.tfrec")) as writer:
-            for pixels, label in zip(digits.data[part] / 16, digits.target[part], strict=True):
+            for number in range(size):
                 features = {
-                    "pixels": tf.train.Feature(float_list=tf.train.FloatList(value=pixels)),
-                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+                    "pixels": tf.train.Feature(float_list=tf.train.FloatList(value=random.rand(64))),
+                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number % 10])),
                 }
                 writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+
+
+def run_to_the_end(data: Path, folder: Path) -> None:
+    """Goes on with the stopped jobs, first in this process; then runs whole ones, and starts the first job again."""
+    for kind in ("again", "whole"):
+        for form, run in FORMS.items():
+            run(data, folder / f"{kind}_{form}")
+    job = folder / "again_1"
+    files = {"found.json": json.loads((job / "result.json").read_text()), "before.json": states(job)}
+    run_first(data, job)
+    for name, content in {**files, "after.json": states(job)}.items():
+        (folder / name).write_text(json.dumps(content))
+
+
+def serve_without_trainer_kit(first: Path, second: Path, output: Path) -> None:
+    """Loads the SavedModels of both forms and writes what they return, in a process that cannot import trainer_kit."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "trainer_kit":
+            sys.modules[name] = None  # type: ignore[assignment]
+    exported, saved = (tf.saved_model.load(str(path)) for path in (first, second))
+    output.write_text(json.dumps([exported.serve(INPUTS).numpy().tolist(), saved(INPUTS).numpy().tolist()]))
+
+
+def states(folder: Path) -> dict[str, tuple[int, int]]:
+    """Returns size and time of change of all files and folders of a job."""
+    paths = [one for part in ("job", "artifacts") for one in (folder / part).rglob("*")]
+    return {str(one): (one.stat().st_size, one.stat().st_mtime_ns) for one in paths}
 
 
 def run_first(data: Path, folder: Path, kill: int = 0) -> None:
@@ -43,8 +70,7 @@ def run_first(data: Path, folder: Path, kill: int = 0) -> None:
             return {**super().train_step(batch), "examples": tf.cast(tf.shape(batch[0])[0], tf.float32)}
 
     def build() -> Any:
-        layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.2), keras.layers.Dense(10)]
-        return keras.Sequential([keras.layers.Input((64,)), *layers])
+        return keras.Sequential([keras.layers.Input((64,)), keras.layers.Dropout(0.2), keras.layers.Dense(10)])
 
     tf.random.set_seed(5)
     job = Training(
@@ -103,7 +129,6 @@ def _train(
     train_ds = get_train_ds(data, parse, 10).map(pair).unbatch().filter(lambda _, label: label < 9).batch(32)
     history = job.run_train(train_ds, get_valid_ds(data, parse, 50).map(pair), epochs)
     variables = [*job.model.variables, *_of_optimizer(job.model.optimizer)]
-    x = np.linspace(0, 1, 128, dtype="float32").reshape(2, 64)
     result = {
         "begun": begun,
         "last_epoch": job.last_epoch,
@@ -111,10 +136,13 @@ def _train(
         "history": history.history,
         "weights": [tf.convert_to_tensor(one).numpy().tobytes().hex() for one in job.model.weights],
         "variables": [tf.convert_to_tensor(one).numpy().tobytes().hex() for one in variables],
-        "output": np.asarray(job.model(x)).tolist(),
+        "output": np.asarray(job.model(INPUTS)).tolist(),
     }
     (folder / "result.json").write_text(json.dumps(result))
 
 
 def _of_optimizer(optimizer: Any) -> Any:
     return optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+
+
+FORMS = {1: run_first, 2: run_second}

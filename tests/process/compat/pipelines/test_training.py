@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.process.compat.pipelines.jobs import STEPS, run_first, run_second, write_records
-from trainer_kit.testing import Ended, ForkServer
+from tests.process.compat.pipelines.jobs import (
+    STEPS,
+    run_first,
+    run_second,
+    run_to_the_end,
+    serve_without_trainer_kit,
+    write_records,
+)
+from trainer_kit.testing import ForkServer
 
 SECOND_EPOCH = STEPS + 4
 SECONDS = 120.0
-_SERVE = """
-import json, sys
-import numpy as np, tensorflow as tf
-x = np.linspace(0, 1, 128, dtype="float32").reshape(2, 64)
-first, second = (tf.saved_model.load(path) for path in sys.argv[1:])
-print(json.dumps([first.serve(x).numpy().tolist(), second(x).numpy().tolist()]))
-assert "trainer_kit" not in sys.modules
-"""
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -31,40 +29,27 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-def states(folder: Path) -> dict[str, tuple[int, int]]:
-    """Returns size and time of change of all files and folders of a job."""
-    paths = [one for part in ("job", "artifacts") for one in (folder / part).rglob("*")]
-    return {str(one): (one.stat().st_size, one.stat().st_mtime_ns) for one in paths}
-
-
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The folders of the jobs, how the stopped ones ended, and the files before and after a third start."""
+    """The folders of the jobs, how the stopped one ended, and the files before and after a third start."""
     root = tmp_path_factory.mktemp("jobs")
     data, names = root / "data", ("whole_1", "again_1", "whole_2", "again_2")
     folders = {name: root / name for name in names}
     for folder in (data, *folders.values()):
         folder.mkdir()
-
-    def start(run: Any, name: str, step: int = 0, code: int = 0) -> Ended:
-        end = server.run(run, data, folders[name], step, timeout=SECONDS)
-        assert end.code == code, end.text
-        return end
-
+    write_records(data)
     with ForkServer() as server:
-        assert server.run(write_records, data).code == 0
-        second = server.start(run_second, data, folders["whole_2"])
-        start(run_first, "whole_1")
-        start(run_first, "again_1", SECOND_EPOCH, -9)
-        assert second.wait(SECONDS).code == 0, second.text
-        stopped = start(run_second, "again_2", SECOND_EPOCH, 75)
+        killed = server.run(run_first, data, folders["again_1"], SECOND_EPOCH, timeout=SECONDS)
+        assert killed.code == -signal.SIGKILL, killed.text
+        stopped = server.run(run_second, data, folders["again_2"], SECOND_EPOCH, timeout=SECONDS)
+        assert stopped.code == 75, stopped.text
         meta = json.loads((folders["again_2"] / "job" / "job_meta.json").read_text())
-        start(run_second, "again_2")
-        start(run_first, "again_1")
-        found, before = result(folders["again_1"]), states(folders["again_1"])
-        start(run_first, "again_1")
-    after = states(folders["again_1"])
-    return {**folders, "stopped": stopped, "meta": meta, "found": found, "before": before, "after": after}
+        models = [folders[name] / "artifacts" / "saved_model" for name in ("again_1", "again_2")]
+        for run in ((run_to_the_end, data, root), (serve_without_trainer_kit, *models, root / "served.json")):
+            end = server.run(*run, timeout=SECONDS)
+            assert end.code == 0, end.text
+    found = {name: json.loads((root / f"{name}.json").read_text()) for name in ("found", "before", "after", "served")}
+    return {**folders, "stopped": stopped, "meta": meta, **found}
 
 
 def test_a_job_goes_on_with_the_same_bits_after_a_kill(jobs: dict[str, Any]) -> None:
@@ -106,12 +91,7 @@ def test_patience_and_rates_are_counted_over_sigterm(jobs: dict[str, Any]) -> No
     assert again["epochs"] == [0, 1]  # early stopping waited one epoch
 
 
-def test_saved_models_need_no_trainer_kit(jobs: dict[str, Any], tmp_path: Path) -> None:
-    models = [str(jobs[name] / "artifacts" / "saved_model") for name in ("again_1", "again_2")]
-    done = subprocess.run(
-        [sys.executable, "-c", _SERVE, *models], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS
-    )
-    assert done.returncode == 0, done.stderr
-    for output, name in zip(json.loads(done.stdout), ("again_1", "again_2"), strict=True):
+def test_saved_models_need_no_trainer_kit(jobs: dict[str, Any]) -> None:
+    for output, name in zip(jobs["served"], ("again_1", "again_2"), strict=True):
         for row, expected in zip(output, result(jobs[name])["output"], strict=True):
             assert row == pytest.approx(expected, abs=1e-6)
