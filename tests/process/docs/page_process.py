@@ -1,0 +1,118 @@
+"""A process that runs the Python commands of pages one after the other, most of them without a cold start.
+
+A command of its own process spends most of its time in what TensorFlow does once in a process. Here each command begins
+with what a new process has: its folder, its arguments, its environment, no flags and no random numbers of the command
+before it. The modules of a page go when the next page comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import runpy
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+_TRAIN = ["python", "-m", "trainer_kit.train"]
+
+
+def serve(commands: Connection) -> None:
+    """Runs a command for each (folder, line) and answers with its exit code; what it writes is this process's output.
+
+    The CPU is two devices, for the page that asks for them.
+    """
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
+    page = ""
+    while True:
+        folder, line = commands.recv()
+        if folder != page:
+            _leave(page)
+            page = folder
+        with _as_if_new(folder):
+            code = _ended(line)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        commands.send(code)
+
+
+def beside(line: str) -> None:
+    """Does what a command of Python alone does, in a process of its own."""
+    sys.exit(_perform(line))
+
+
+def _perform(line: str) -> int:
+    words = shlex.split(line)
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        os.environ[name] = value
+    if words[:3] == _TRAIN:
+        from trainer_kit.train import main
+
+        return main(words[2:])
+    if words[0] == "trainer-kit":
+        from trainer_kit.cli.main import main as kit
+
+        return kit(words[1:])
+    sys.argv = words[1:]
+    runpy.run_path(words[1], run_name="__main__")
+    return 0
+
+
+def _ended(line: str) -> int:
+    try:
+        return int(_perform(line))
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+@contextlib.contextmanager
+def _as_if_new(folder: str) -> Iterator[None]:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from absl import flags
+
+    argv, path, environment, known = sys.argv, [*sys.path], dict(os.environ), {*flags.FLAGS}
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    keras.utils.clear_session()  # the names of layers count from the beginning
+    tf.random.set_seed(None)
+    random.seed()
+    np.random.seed()
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+        for name in {*os.environ} - {*environment}:
+            del os.environ[name]
+        os.environ.update(environment)
+        for name in {*flags.FLAGS} - known:
+            delattr(flags.FLAGS, name)
+
+
+def _leave(page: str) -> None:
+    """Forgets the modules of a page and the experiments that they have registered."""
+    from trainer_kit.config.experiments import experiments
+
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    own = {name for name, file in files.items() if page and isinstance(file, str) and file.startswith(page + os.sep)}
+    own |= {name for name in files if name.split(".")[0] == "experiments"}
+    for name in own:
+        del sys.modules[name]
+    for name, experiment in [*experiments._entries.items()]:
+        if experiment.__module__ in own:
+            del experiments._entries[name]
