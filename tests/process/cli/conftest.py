@@ -1,14 +1,17 @@
-"""The real command, in a process of its own, in a folder with one experiment of a user's."""
+"""The command, in this process or in one of its own, in a folder with two experiments of a user's."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from trainer_kit.cli.main import main
+from trainer_kit.config.experiments import experiments
 
 ROOT = Path(__file__).parents[3]
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -40,13 +43,49 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def trainer_kit(here: Path) -> Command:
-    """Runs `trainer-kit ARGUMENTS` as a user does, in `here` unless `folder` is given."""
+def trainer_kit(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """Runs `trainer-kit ARGUMENTS` in this process, in `here` unless `folder` is given.
+
+    It knows no experiments but those that it finds. What it has imported and registered is gone after the test.
+    """
 
     def run(*arguments: str, folder: Path = here) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(folder)
+        capsys.readouterr()
+        try:
+            code: int | str | None = main(arguments)
+        except SystemExit as stop:  # of argparse
+            code = stop.code
+        return subprocess.CompletedProcess(arguments, int(code or 0), *capsys.readouterr())
+
+    modules, registered = dict(sys.modules), dict(experiments._entries)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    _forget_experiments(here)
+    experiments._entries.clear()
+    yield run
+    _forget_experiments(here)
+    sys.modules.update(modules)
+    experiments._entries.clear()
+    experiments._entries.update(registered)
+
+
+def _forget_experiments(folder: Path) -> None:
+    """Removes the modules that were imported from `folder`, and the package of the working directory's experiments."""
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if name.split(".")[0] == "experiments" or (isinstance(file, str) and file.startswith(f"{folder}{os.sep}")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def process(here: Path) -> Command:
+    """Runs `trainer-kit ARGUMENTS` as a user does, in `here`."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "trainer-kit"), *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
 
     return run
 
@@ -54,11 +93,11 @@ def trainer_kit(here: Path) -> Command:
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of 20 steps, evaluated at 10 and 20, and its sidecar `fast`; to be read, or copied, only."""
+    from tests.engine.linear_task import linear_experiment
     from trainer_kit.run.launcher import launch
-    from trainer_kit.testing import tiny_experiment
 
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    config = tiny_experiment(best_checkpoint_eval_metric="accuracy")
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    config = linear_experiment(best_checkpoint_eval_metric="accuracy")
     launch(config, "train_and_eval", str(folder))
     launch(config, "continuous_eval", str(folder), eval_name="fast")
     return folder
