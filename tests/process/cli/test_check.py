@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
-import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,17 +21,16 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import ExitCode
 from trainer_kit.testing import TinyConfig, tiny_arrays
 
-ROOT = Path(__file__).parents[3]
 _numbers = itertools.count()
 
 _FILE = """
 import trainer_kit
-from trainer_kit.testing import tiny_experiment
+from tests.engine.linear_task import linear_experiment
 
 
 @trainer_kit.register_experiment("mine/tiny")
 def tiny():
-    return tiny_experiment(best_checkpoint_eval_metric="accuracy")
+    return linear_experiment(best_checkpoint_eval_metric="accuracy")
 """
 
 
@@ -120,14 +118,16 @@ def check(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 Check = Callable[..., tuple[int, str, str]]
 
 
-def test_the_command_checks_everything_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    here, temporary = tmp_path / "here", tmp_path / "temporary"
-    for folder in (here, temporary):
-        folder.mkdir()
+def test_the_command_checks_everything_and_leaves_nothing_behind(
+    trainer_kit: Callable[..., subprocess.CompletedProcess[str]],
+    here: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     (here / "mine.py").write_text(_FILE)
-    command = [sys.executable, "-m", "trainer_kit.cli.main", "check", "mine/tiny", "--import_module=mine.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=240)
+    done = trainer_kit("check", "mine/tiny", "--import_module=mine.py")
     assert done.returncode == 0, done.stderr
     checks = [line.split("  ")[-1].split(":")[0].split(" (")[0] for line in done.stdout.splitlines() if "ok " in line]
     assert checks == [
@@ -137,7 +137,7 @@ def test_the_command_checks_everything_and_leaves_nothing_behind(tmp_path: Path)
     assert "mine/tiny is ready to run" in done.stdout.splitlines()[-1]
     assert "training_loss" in done.stdout and "FAIL" not in done.stdout
     assert [path.name for path in here.iterdir()] == ["mine.py"]
-    # TensorFlow leaves the code that it traced, when the process ends in a way it does not see
+    # TensorFlow leaves the code that it traced until the process ends.
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("__autograph")] == []
 
 
@@ -228,7 +228,7 @@ def test_an_error_in_the_tasks_own_code_names_its_line(capsys: pytest.CaptureFix
 
 
 def test_several_replicas_are_checked_as_such(check: Check) -> None:
-    code, out, err = check("--params_override=runtime.virtual_cpus=4")
+    code, out, err = check("--params_override=runtime.virtual_cpus=2")
     assert code == 0, err
     assert "is ready to run" in out
 

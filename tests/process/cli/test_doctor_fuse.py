@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import re
-import sys
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from trainer_kit.cli.doctor_fuse import _check_fuse_steps, _line, _print_timings
-from trainer_kit.cli.main import main
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import ForkServer, tiny_experiment
+from trainer_kit.testing import tiny_experiment
 from trainer_kit.training import fuse_timing
 from trainer_kit.training.fuse_timing import FuseTiming
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 _FILE = '''
 import tensorflow as tf
 
 import trainer_kit
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 
 
 @trainer_kit.configclass
-class PythonConfig(TinyConfig):
+class PythonConfig(LinearConfig):
     pass
 
 
 @trainer_kit.register_task(PythonConfig)
-class PythonTask(TinyTask):
+class PythonTask(LinearTask):
     def build_losses(self, labels, model_outputs, aux_losses=None):
         loss = super().build_losses(labels, model_outputs, aux_losses)
         return loss + 0 * tf.ensure_shape(tf.py_function(lambda: 1.0, [], tf.float32), [])
@@ -37,13 +39,13 @@ class PythonTask(TinyTask):
 @trainer_kit.register_experiment("tiny")
 def tiny():
     """A tiny task."""
-    return tiny_experiment(steps_per_loop=20, summary_interval=20)
+    return linear_experiment(steps_per_loop=20, summary_interval=20)
 
 
 @trainer_kit.register_experiment("python_step")
 def python_step():
     """A tiny task whose step runs Python."""
-    return tiny_experiment().replace(task=PythonConfig())
+    return linear_experiment().replace(task=PythonConfig())
 '''
 
 
@@ -58,32 +60,27 @@ def _names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def time_briefly(*arguments: str) -> None:
-    """Does what `trainer-kit doctor fuse ARGUMENTS` does, with ten timings of 0.02 s for each number."""
-    fuse_timing._SECONDS = 0.02
-    sys.exit(main(["doctor", "fuse", *arguments]))
-
-
-def test_each_number_gets_a_line_and_no_file_is_written(experiments: Path) -> None:
+def test_each_number_gets_a_line_and_no_file_is_written(
+    trainer_kit: Command, experiments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuse_timing, "_SECONDS", 0.02)  # of each of the ten timings of a number
     before = _names(experiments)
     given = ("--import_module=fused_experiments.py", "--fuse_steps=5", "--fuse_steps=20")
-    with ForkServer() as server:
-        ended = server.run(time_briefly, "tiny", *given, folder=str(experiments))
-    assert ended.code == 0, ended.text
+    done = trainer_kit("doctor", "fuse", "tiny", *given)
+    assert done.returncode == 0, done.stderr
     rates = r"\d[\d.]* times the rate of separate steps \([\d,.]+ against [\d,.]+ steps/s\)"
     for steps in (5, 20):
-        assert re.search(rf"^trainer\.fuse_steps={steps} +{rates}$", ended.text, re.MULTILINE), ended.text
-    assert "the rates include the waits for batches" in ended.text
-    assert {name for name in _names(experiments) if "__pycache__" not in name} == before
+        assert re.search(rf"^trainer\.fuse_steps={steps} +{rates}$", done.stdout, re.MULTILINE), done.stdout
+    assert "the rates include the waits for batches" in done.stdout
+    assert _names(experiments) == before
 
 
-def test_steps_that_cannot_be_fused_are_no_failure(
-    experiments: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(experiments)
-    assert main(["doctor", "fuse", "python_step", "--import_module=fused_experiments.py"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("trainer.fuse_steps=1     the steps cannot be fused: XLA cannot compile the training step")
+@pytest.mark.usefixtures("experiments")
+def test_steps_that_cannot_be_fused_are_no_failure(trainer_kit: Command) -> None:
+    done = trainer_kit("doctor", "fuse", "python_step", "--import_module=fused_experiments.py")
+    assert done.returncode == 0, done.stderr
+    refused = "trainer.fuse_steps=1     the steps cannot be fused: XLA cannot compile the training step"
+    assert done.stdout.startswith(refused)
 
 
 class _Measured:

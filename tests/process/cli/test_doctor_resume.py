@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.cli import doctor_resume
-from trainer_kit.cli.main import main
+from trainer_kit.cli.main import parser
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import ForkServer
 from trainer_kit.testing.fork_server import Child, train
@@ -68,24 +67,6 @@ def experiments(here: Path) -> Path:
     return here
 
 
-def doctor(*arguments: str) -> None:
-    """Does what `trainer-kit doctor ARGUMENTS` does; the runs of it are processes with the real command."""
-    sys.exit(main(["doctor", *arguments]))
-
-
-def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(experiments: Path) -> None:
-    chosen = ("--import_module=experiments_here.py", "--kills=1", "--seed=1", "--signal=kill")
-    with ForkServer() as server:
-        ended = server.run(doctor, "resume", "sound", *chosen, folder=str(experiments))
-    told = ended.text
-    assert ended.code == 0, told
-    assert re.search(r"^uninterrupted: 2000 steps", told, re.MULTILINE)
-    kill = re.search(r"^kill 1: SIGKILL .* at step (\d+); exit code (-9); resumed from step (\d+)", told, re.M)
-    assert kill is not None, told
-    assert 0 <= int(kill[3]) <= int(kill[1]) < 2000
-    assert told.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
-
-
 class _Forked:
     """What doctor asks of a process, of one that begins with TensorFlow imported."""
 
@@ -119,8 +100,7 @@ def logged(log: str, *arguments: str) -> None:
 
 @pytest.fixture
 def forked(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Doctor in this process, in the folder of the experiments, and its runs by the fork server."""
-    monkeypatch.chdir(experiments)
+    """The runs of doctor by the fork server, with the arguments that doctor gives them."""
     with ForkServer() as server:
 
         def start(command: list[str], folder: Path) -> _Forked:
@@ -133,11 +113,24 @@ def forked(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_run_with_unseeded_noise_is_reported_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(trainer_kit: Command) -> None:
+    chosen = ("--import_module=experiments_here.py", "--kills=1", "--seed=1", "--signal=kill")
+    done = trainer_kit("doctor", "resume", "sound", *chosen)
+    told = done.stdout
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^uninterrupted: 2000 steps", told, re.MULTILINE)
+    kill = re.search(r"^kill 1: SIGKILL .* at step (\d+); exit code (-9); resumed from step (\d+)", told, re.M)
+    assert kill is not None, told
+    assert 0 <= int(kill[3]) <= int(kill[1]) < 2000
+    assert told.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_run_with_unseeded_noise_is_reported_to_differ(trainer_kit: Command) -> None:
     few = "--params_override=trainer.train_steps=800"  # with fewer a busy machine may kill too late
-    assert main(["doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep", few]) == 1
-    told, errors = capsys.readouterr()
-    assert errors == ""
+    done = trainer_kit("doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep", few)
+    assert (done.returncode, done.stderr) == (1, "")
+    told = done.stdout
     assert "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint" in told
     assert "first different at step 20, before any resume: the experiment computes other numbers each time" in told
     assert "different: newest checkpoint: model/" in told
@@ -145,6 +138,21 @@ def test_a_run_with_unseeded_noise_is_reported_to_differ(capsys: pytest.CaptureF
     assert kept is not None
     assert {path.name for path in Path(kept[1]).iterdir()} >= {"uninterrupted", "killed"}
     shutil.rmtree(kept[1])
+
+
+def test_the_real_command_is_run_and_its_failure_told(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    given = parser().parse_args(["doctor", "resume", "mine/smal", "--import_module=mine.py"])
+    folder = tmp_path / "uninterrupted"
+    command = doctor_resume._command(given, folder)
+    with pytest.raises(doctor_resume.DoctorError) as error:
+        doctor_resume._to_the_end(command, folder)
+    message = (
+        "the run ended with exit code 2; its last lines:\n  error: --experiment: no experiment is called 'mine/smal'"
+    )
+    assert str(error.value).startswith(message)
 
 
 def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:

@@ -11,24 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.linear_task import linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import problem, read_record
 from trainer_kit.cli.main import main
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import TinyConfig, tiny_experiment
 
 ROOT = Path(__file__).parents[3]
 Output = pytest.CaptureFixture[str]
 
 _EXPERIMENT = """
 import trainer_kit
-from trainer_kit.testing import TinyConfig, tiny_experiment
+from tests.engine.linear_task import linear_experiment
 
-
-@trainer_kit.register_experiment("recomputed")
-def recomputed():
-    return tiny_experiment()
+trainer_kit.register_experiment("recomputed")(linear_experiment)
 """
 
 
@@ -37,10 +34,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 30 steps that keeps the two evaluations with the lowest loss, and a sidecar that does."""
     folder = tmp_path_factory.mktemp("recompute") / "run"
     two = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
-    config = tiny_experiment(
-        train_steps=30, best_checkpoint_eval_metric="accuracy", best_checkpoints={"two": two}
-    )  # fmt: skip
-    assert isinstance(config.task, TinyConfig)
+    config = linear_experiment(train_steps=30, best_checkpoint_eval_metric="accuracy", best_checkpoints={"two": two})
     (folder.parent / "recomputed.py").write_text(_EXPERIMENT)
     launch(config, "train_and_eval", str(folder), experiment="recomputed")
     launch(config, "continuous_eval", str(folder), eval_name="beside")
@@ -50,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_sets(finished: Path) -> Path:
     """A run of 20 steps with two validation sets, that keeps the evaluations of one with the lowest loss; a sidecar."""
-    config = tiny_experiment(best_checkpoints={"two": {"metric": "hard|validation_loss", "metric_comp": "lower"}})
+    config = linear_experiment(best_checkpoints={"two": {"metric": "hard|validation_loss", "metric_comp": "lower"}})
     data = config.task.validation_data  # type: ignore[attr-defined]
     config = config.replace(task={"validation_data": {"dev": data, "hard": data}})
     launch(config, "train_and_eval", str(finished.parent / "of_sets"), experiment="recomputed")
@@ -67,14 +61,18 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def _without_tensorflow(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _without_tensorflow(*commands: list[str]) -> str:
+    """What `trainer-kit best` writes with each list of arguments, in one process that imports no TensorFlow."""
     code = (
-        "import sys; from trainer_kit.cli.main import main; code = main(sys.argv[1:]); "
-        "print('tensorflow' in sys.modules); sys.exit(code)"
+        f"import sys; from trainer_kit.cli.main import main; print({{main(['best', *one]) for one in {[*commands]}}}, "
+        "'tensorflow' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, "best", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    *lines, last = done.stdout.splitlines()
+    assert last == "{0} False", done.stderr
+    return "\n".join(lines)
 
 
 def test_a_run_that_is_right_has_nothing_to_do(capsys: Output, run: Path) -> None:
@@ -89,16 +87,15 @@ def test_a_run_that_is_right_has_nothing_to_do(capsys: Output, run: Path) -> Non
     assert {name: _files(run / name) for name in before} == before  # the heartbeat too
 
 
-@pytest.mark.parametrize("name", ["validation", "beside"])
-def test_what_the_weights_tell_is_made_again_without_tensorflow(run: Path, name: str) -> None:
-    folder = (run if name == "validation" else run / "evals" / name) / "best_checkpoints" / "two"
-    before = _files(folder)
-    (folder / "info.json").write_text("{")
-    done = _without_tensorflow(str(run), "--recompute", f"--name={name}")
-    assert done.returncode == 0, done.stderr
-    assert f"{os.path.relpath(folder, run)}: info.json was rebuilt; best is step " in done.stdout
-    assert done.stdout.splitlines()[-1] == "False"
-    assert _files(folder) == before
+def test_what_the_weights_tell_is_made_again_without_tensorflow(run: Path) -> None:
+    folders = {"validation": run / "best_checkpoints" / "two", "beside": run / "evals/beside/best_checkpoints/two"}
+    before = {name: _files(folder) for name, folder in folders.items()}
+    for folder in folders.values():
+        (folder / "info.json").write_text("{")
+    told = _without_tensorflow(*([str(run), "--recompute", f"--name={name}"] for name in folders))
+    for folder in folders.values():
+        assert f"{os.path.relpath(folder, run)}: info.json was rebuilt; best is step " in told
+    assert {name: _files(folder) for name, folder in folders.items()} == before
 
 
 @pytest.mark.parametrize("name", ["validation", "beside"])

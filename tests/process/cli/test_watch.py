@@ -201,8 +201,8 @@ def test_follow_stays_after_the_end_and_ctrl_c_exits_with_0(finished_run: Path) 
     assert b"finished" not in out  # nothing was new, nor is there a traceback
 
 
-@pytest.mark.parametrize("columns", [100, 30])
-def test_a_terminal_is_drawn_over_and_given_back(tmp_path: Path, columns: int) -> None:
+def test_a_terminal_is_drawn_over_and_given_back(tmp_path: Path) -> None:
+    columns = 30  # fewer than the table has
     write_params(tmp_path, train_steps=400)
     write_ledger(tmp_path, evaluation(100, accuracy=0.123456))
     write_process(tmp_path / "heartbeat.json", host="far", pid=7, step=123456, phase="train", beat="1")
