@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -167,16 +166,9 @@ def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train", **env
     return done, {*common, *flags}
 
 
-_SECOND = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}})
 _RESTARTED: dict[str, tuple[list[str], dict[str, str]]] = {
-    "alone": (["look preempted crash no-data"], {}),
-    "from a step": (["look preempted crash no-data", "--from_step=0"], {}),
+    "trainer": (["look preempted crash no-data", "--from_step=0"], {}),
     "sidecar": (["look crash crash no-data", "--eval_name=test_set"], {"mode": "continuous_eval", "beside": ""}),
-    "second by config": (
-        ["look crash crash no-data", "--params_override=runtime.worker_hosts='a:1,b:1',runtime.task_index=1"],
-        {"beside": ""},
-    ),
-    "second by TF_CONFIG": (["look crash crash no-data"], {"beside": "", "TF_CONFIG": _SECOND}),
 }
 
 
@@ -198,7 +190,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
 
 
 def test_with_restarts_the_same_flags_run_in_a_child_process(restarted: Restarted) -> None:
-    folder, (done, flags) = restarted("alone")
+    folder, (done, flags) = restarted("trainer")
     assert done.returncode == 5, done.stderr
     assert done.stdout == "import 1\nimport 2\nimport 3\nFalse\n"
     assert "RuntimeError: the crash" in done.stderr and "error: there is no data" in done.stderr
@@ -206,33 +198,23 @@ def test_with_restarts_the_same_flags_run_in_a_child_process(restarted: Restarte
     records = list(read_lines(folder / "run" / "attempts.jsonl"))
     assert [record["exit_code"] for record in records] == [75, 1, 5]
     assert records[0]["command"][:3] == [sys.executable, "-m", "trainer_kit.train"]
-    assert set(records[0]["command"][3:]) == flags
+    # The run has not begun, so each attempt gets --from_step.
+    assert [set(record["command"][3:]) == flags for record in records] == [True] * 3
     assert "  RuntimeError: the crash" in records[1]["log"]
 
 
-def test_with_restarts_from_step_is_used_until_the_run_begins(restarted: Restarted) -> None:
-    folder, (done, flags) = restarted("from a step")
-    records = list(read_lines(folder / "run" / "attempts.jsonl"))
-    assert [set(record["command"][3:]) == flags for record in records] == [True] * 3, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "own"),
-    [("sidecar", "evals/test_set"), ("second by config", "workers/1"), ("second by TF_CONFIG", "workers/1")],
-)
-def test_a_supervised_sidecar_ignores_the_trainers_step(restarted: Restarted, name: str, own: str) -> None:
-    folder, (done, _) = restarted(name)
+def test_a_supervised_sidecar_ignores_the_trainers_step(restarted: Restarted) -> None:
+    folder, (done, _) = restarted("sidecar")
     assert done.returncode == 5, done.stderr
     assert not (folder / "run" / "attempts.jsonl").exists()
-    records = list(read_lines(folder / "run" / own / "attempts.jsonl"))
+    records = list(read_lines(folder / "run" / "evals" / "test_set" / "attempts.jsonl"))
     assert [(record["exit_code"], record["step"]) for record in records] == [(1, None), (1, None), (5, None)]
 
 
-@pytest.mark.parametrize(("end", "code", "told"), [("no-data", 5, "there is no data"), ("crash", 1, "the crash")])
-def test_with_restarts_an_early_failure_is_reported_at_once(tmp_path: Path, end: str, code: int, told: str) -> None:
-    done, _ = _supervised(tmp_path, end)
-    assert (done.returncode, done.stdout) == (code, "import 0\nFalse\n")
-    assert told in done.stderr and "attempt" not in done.stderr
+def test_with_restarts_an_early_failure_is_reported_at_once(tmp_path: Path) -> None:
+    done, _ = _supervised(tmp_path, "no-data")
+    assert (done.returncode, done.stdout) == (5, "import 0\nFalse\n")
+    assert "there is no data" in done.stderr and "attempt" not in done.stderr
     assert not (tmp_path / "run").exists()
 
 

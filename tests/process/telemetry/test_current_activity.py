@@ -81,16 +81,28 @@ def slow_experiment(**task: Any) -> ExperimentConfig:
     return linear_experiment(train_steps=10, validation_interval=5).replace(task=SlowConfig(**task))
 
 
-def _lines(tmp_path: Path, config: ExperimentConfig, mode: str = "train_and_eval", after: float = 0.05) -> list[str]:
+def _lines(tmp_path: Path, config: ExperimentConfig, after: float = 0.05) -> list[str]:
+    """What an evaluation of the initial weights writes: a run would be traced for its training, too."""
+    return _written(
+        tmp_path, config, "eval", checkpoint="initial", activity_after=after, activity_every=0.1
+    ).splitlines()
+
+
+def _written(tmp_path: Path, config: ExperimentConfig, mode: str, checkpoint: str = "latest", **console: Any) -> str:
     stream = io.StringIO()
-    launch(config, mode, str(tmp_path), console=ConsoleWriter(stream, activity_after=after, activity_every=0.1))
-    return stream.getvalue().splitlines()
+    launch(config, mode, str(tmp_path), checkpoint=checkpoint, console=ConsoleWriter(stream, **console))
+    return stream.getvalue()
 
 
 def test_a_long_evaluation_tells_now_and_then_how_far_it_is(tmp_path: Path) -> None:
-    lines = _lines(tmp_path, slow_experiment())
+    written = _written(tmp_path, slow_experiment(), "train_and_eval", activity_after=0.05, activity_every=0.1)
+    lines = written.splitlines()
     kinds = [kind for line in lines if (kind := line.split(" | ")[0]) in ("train", "evaluating", "validation")]
-    assert re.fullmatch(r"(train (evaluating ){2,}validation ){2}", " ".join(kinds) + " "), lines
+    assert [kind for kind in kinds if kind != "evaluating"] == ["train", "validation"] * 2, lines
+    first, second, rest = " ".join(kinds).split(
+        "validation"
+    )  # on a busy machine one line comes before that of training
+    assert min(first.count("evaluating"), second.count("evaluating")) >= 2 and rest == "", lines
     told = [line for line in lines if line.startswith("evaluating")]
     batches = []
     for line in told:
@@ -101,39 +113,25 @@ def test_a_long_evaluation_tells_now_and_then_how_far_it_is(tmp_path: Path) -> N
 
 
 def test_without_a_known_end_the_batches_are_counted(tmp_path: Path) -> None:
-    once = slow_experiment(tells=False).replace(trainer={"train_steps": 5})
-    lines = _lines(tmp_path, once)
-    assert any(re.fullmatch(r"evaluating \| step 5 \| batch \d+ \| 0:00:0\d", line) for line in lines), lines
-    asked = once.replace(trainer={"validation_steps": 9})
-    lines = _lines(tmp_path, asked, "eval")
-    assert any(re.match(r"evaluating \| step 5 \| batch \d+/9 \| ", line) for line in lines), lines
+    untold = slow_experiment(tells=False)
+    lines = _lines(tmp_path, untold)
+    assert any(re.fullmatch(r"evaluating \| step 0 \| batch \d+ \| 0:00:0\d", line) for line in lines), lines
+    lines = _lines(tmp_path, untold.replace(trainer={"validation_steps": 9}))
+    assert any(re.match(r"evaluating \| step 0 \| batch \d+/9 \| ", line) for line in lines), lines
 
 
 def test_two_replicas_count_global_batches(tmp_path: Path) -> None:
-    lines = _lines(
-        tmp_path,
-        slow_experiment().replace(
-            runtime={"virtual_cpus": 2, "all_reduce_alg": "hierarchical_copy"}, trainer={"train_steps": 5}
-        ),
-        after=0.0,
-    )
-    assert any(re.match(r"evaluating \| step 5 \| batch \d+/13 \| ", line) for line in lines), lines
+    lines = _lines(tmp_path, slow_experiment().replace(runtime={"virtual_cpus": 2}), after=0.0)
+    assert any(re.match(r"evaluating \| step 0 \| batch \d+/13 \| ", line) for line in lines), lines
 
 
 def test_a_short_evaluation_is_not_told_of(tmp_path: Path) -> None:
     lines = _lines(tmp_path, slow_experiment(seconds=0.0), after=10.0)
-    assert [line.split(" | ")[0] for line in lines] == ["train", "validation"] * 2
-
-
-def _drawn(tmp_path: Path, mode: str) -> str:
-    stream = io.StringIO()
-    console = ConsoleWriter(stream, interactive=True, activity_after=0.05)
-    launch(slow_experiment(), mode, str(tmp_path), console=console)
-    return stream.getvalue()
+    assert [line.split(" | ")[0] for line in lines] == ["validation"]
 
 
 def test_a_terminal_redraws_one_line_and_removes_it_at_the_end(tmp_path: Path) -> None:
-    written = _drawn(tmp_path, "train_and_eval")
+    written = _written(tmp_path, slow_experiment(), "train_and_eval", interactive=True, activity_after=0.05)
     assert len(set(re.findall(r"evaluating \| step 5 \| batch \d+/13", written))) > 2
     seen = screen(written)
     assert [line.split(" | ")[1] for line in seen if line.startswith("validation")] == ["step 5/10", "step 10/10"]
@@ -142,9 +140,8 @@ def test_a_terminal_redraws_one_line_and_removes_it_at_the_end(tmp_path: Path) -
 
 
 def test_a_terminal_without_a_display_keeps_nothing_of_the_line(tmp_path: Path) -> None:
-    launch(slow_experiment(), "train", str(tmp_path), console=ConsoleWriter(io.StringIO()))
-    written = _drawn(tmp_path, "eval")
-    assert "evaluating | step 10 | batch" in written
+    written = _written(tmp_path, slow_experiment(), "eval", "initial", interactive=True, activity_after=0.05)
+    assert "evaluating | step 0 | batch" in written
     assert [line.split(" | ")[0] for line in screen(written) if line] == ["validation"]
 
 
@@ -206,17 +203,15 @@ class _SlowlyBuiltTask(LinearTask):
         return loss + 0.0 * waited
 
 
-@pytest.mark.parametrize("interactive", [False, True])
-def test_slow_building_and_steps_are_shown_in_the_first_loop(tmp_path: Path, interactive: bool) -> None:
+def test_slow_building_and_steps_are_shown_in_the_first_loop(tmp_path: Path) -> None:
     config, stream = linear_experiment(train_steps=5), io.StringIO()
-    console = ConsoleWriter(stream, interactive=interactive, activity_after=0.05, activity_every=0.1)
+    console = ConsoleWriter(stream, interactive=True, activity_after=0.05, activity_every=0.1)
     run_experiment(None, _SlowlyBuiltTask(config.task), "train", config, str(tmp_path), console=console)
     written = stream.getvalue()
     before_the_report = written[: written.index("training_loss")]
     assert "building the model | 0:00:0" in before_the_report
     assert re.search(r"training \| step [1-4]/5 \| 0:00:0\d", before_the_report), written
-    if interactive:
-        assert not any("training |" in line for line in screen(written))
+    assert not any("training |" in line for line in screen(written))
 
 
 def test_an_error_of_the_watch_is_told_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
