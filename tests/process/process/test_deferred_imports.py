@@ -16,14 +16,26 @@ from types import ModuleType
 import pytest
 
 from trainer_kit.process.deferred_imports import DeferringFinder, defer_imports, when_asked, when_imported
-from trainer_kit.testing import ForkServer
 
 ROOT = Path(__file__).parents[3]
 
 
+def import_orbit_without_keras_2() -> None:
+    """In a process that has imported TensorFlow, Keras and Orbit as a command does."""
+    import numpy as np
+    import orbit
+
+    assert isinstance(orbit.__loader__, SourceFileLoader)
+    assert not [name for name in ("tf_keras", "pandas") if name in sys.modules]
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    ArrayDataAdapter(np.ones((4, 2)), np.ones(4), batch_size=2)
+    assert "pandas" in sys.modules
+
+
 def use_wrappers_and_plots() -> None:
     """In a process that has imported TensorFlow and Keras as a command does."""
-    defer_imports()
+    defer_imports()  # for the second time
     assert sum(isinstance(finder, DeferringFinder) for finder in sys.meta_path) == 1
     import keras
     import tensorflow as tf
@@ -46,20 +58,6 @@ def use_wrappers_and_plots() -> None:
         raise AssertionError("a module that does not exist was found")
 
 
-def import_orbit_without_keras_2() -> None:
-    """In a process that has imported TensorFlow, Keras and Orbit as a command does."""
-    import numpy as np
-    import orbit
-
-    assert isinstance(orbit.__loader__, SourceFileLoader)
-    assert not [name for name in ("tf_keras", "pandas") if name in sys.modules]
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-
-    ArrayDataAdapter(np.ones((4, 2)), np.ones(4), batch_size=2)
-    assert "pandas" in sys.modules
-    assert importlib.import_module("tf_keras").Model
-
-
 def import_keras_2_late() -> None:
     """Of Keras 2, when numbers have been drawn already, only what is its own is seeded."""
     from trainer_kit.config.schema.runtime import RuntimeConfig
@@ -79,19 +77,19 @@ def import_keras_2_late() -> None:
     assert backend._SEED_GENERATOR.generator.random() == random.Random(7).random() == drawn
     expected = random.Random(7)
     assert [expected.random(), expected.random()] == [drawn, random.random()]
+    assert tf_keras.Model
 
 
-def run_each() -> None:
-    """In a process of its own, whose fork server has imported nothing for other tests."""
-    with ForkServer() as server:
-        for use in (use_wrappers_and_plots, import_orbit_without_keras_2, import_keras_2_late):
-            ended = server.run(use)
-            assert ended.code == 0, ended.text
+def import_all() -> None:
+    """In a process of its own: each import comes after the one that could bring it along."""
+    importlib.import_module("trainer_kit.testing.preloaded")  # what a command that trains imports
+    for use in (import_orbit_without_keras_2, use_wrappers_and_plots, import_keras_2_late):
+        use()
 
 
 def test_what_few_use_is_imported_when_it_is_used_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)  # Model Garden sets it for the whole process
-    code = "from tests.process.process.test_deferred_imports import run_each; run_each()"
+    code = "from tests.process.process.test_deferred_imports import import_all; import_all()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -26,7 +26,7 @@ logging.basicConfig(level=logging.WARNING, format="%(message)s")
 here = ["start", 0]
 
 def watch(**options):
-    arguments = {"timeout_seconds": 1.0, "warn_after_seconds": 0.4, "poll_seconds": 0.05, **options}
+    arguments = {"timeout_seconds": 0.8, "warn_after_seconds": 0.3, "poll_seconds": 0.05, **options}
     return Watchdog(lambda: tuple(here), sys.argv[1], **arguments)
 
 def sleeping_source():
@@ -51,32 +51,31 @@ def _run(folder: Path, text: str, *, seconds: float = 30) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
 
 
-def _run_together(folder: Path, *texts: str) -> list[subprocess.CompletedProcess[str]]:
-    """Runs programs at once: most of each is a wait."""
+def _run_together(folders: list[Path], texts: list[str]) -> list[subprocess.CompletedProcess[str]]:
+    """Runs programs at once, each with its folder: most of each is a wait."""
     with ThreadPoolExecutor(len(texts)) as pool:
-        return list(pool.map(lambda text: _run(folder, text), texts))
+        return list(pool.map(_run, folders, texts))
 
 
-@pytest.mark.parametrize(
-    ("phase", "stall"), [("train", "sleeping_source"), ("eval", "two_locks"), ("save", "native_call")]
-)
-def test_a_stall_ends_with_7_after_a_warning_and_writes_stacks(tmp_path: Path, phase: str, stall: str) -> None:
-    folder = tmp_path / "made"
+def test_a_stall_ends_with_7_after_a_warning_and_writes_stacks(tmp_path: Path) -> None:
+    stalls = {"train": "sleeping_source", "eval": "two_locks", "save": "native_call"}
     start = time.monotonic()
-    done = _run(folder, f"here[:] = [{phase!r}, 120]\nwith watch():\n    {stall}()\n")
+    texts = [f"here[:] = [{phase!r}, 120]\nwith watch():\n    {stall}()\n" for phase, stall in stalls.items()]
+    runs = _run_together([tmp_path / phase for phase in stalls], texts)
     assert time.monotonic() - start < 1 + 5
-    assert done.returncode == 7
-    warning, error = done.stderr.splitlines()
-    assert warning == (
-        f"no progress for 0.4 s in phase '{phase}' (step 120); "
-        "the process ends with exit code 7 after 1 s (trainer.hang_timeout_seconds)"
-    )
-    (stacks,) = folder.iterdir()
-    assert re.fullmatch(r"stacks-\d{8}T\d{6}\.\d{6}Z\.txt", stacks.name)
-    assert f"in phase '{phase}' (step 120); the process ends with exit code 7" in error and str(stacks) in error
-    text = stacks.read_text()
-    assert f"in {stall}\n" in text
-    assert "is MainThread" in text and "in _watch\n" in text
+    for (phase, stall), done in zip(stalls.items(), runs, strict=True):
+        assert done.returncode == 7
+        warning, error = done.stderr.splitlines()
+        assert warning == (
+            f"no progress for 0.3 s in phase '{phase}' (step 120); "
+            "the process ends with exit code 7 after 0.8 s (trainer.hang_timeout_seconds)"
+        )
+        (stacks,) = (tmp_path / phase).iterdir()
+        assert re.fullmatch(r"stacks-\d{8}T\d{6}\.\d{6}Z\.txt", stacks.name)
+        assert f"in phase '{phase}' (step 120); the process ends with exit code 7" in error and str(stacks) in error
+        text = stacks.read_text()
+        assert f"in {stall}\n" in text
+        assert "is MainThread" in text and "in _watch\n" in text
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the last resort is left out: its timer is not steady")
@@ -104,37 +103,32 @@ def test_on_stall_is_called_and_may_neither_raise_nor_hang(tmp_path: Path) -> No
         + "def act():\n    print('called', flush=True)\n    {}\nwith watch(on_stall=act):\n    native_call()\n"
     )
     acts = ("raise ValueError('mine')", "time.sleep(60)")
-    for what, done in zip(acts, _run_together(tmp_path, *map(called.format, acts)), strict=True):
+    runs = _run_together([tmp_path] * 2, [called.format(act) for act in acts])
+    for what, done in zip(acts, runs, strict=True):
         assert (done.returncode, done.stdout) == (7, "called\n")
         assert ("ValueError('mine')" in done.stderr) == ("raise" in what)
 
 
-def test_stacks_that_cannot_be_written_are_printed(tmp_path: Path) -> None:
+def test_the_end_comes_without_a_place_for_stacks_a_disk_or_a_log(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = _run(tmp_path / "file", "with watch():\n    native_call()\n")
-    assert done.returncode == 7
-    assert "cannot be written" in done.stderr and "in native_call\n" in done.stderr
-
-
-def test_a_disk_and_a_log_that_hang_do_not_hold_up_the_end(tmp_path: Path) -> None:
-    text = """
+    hanging = """
 from trainer_kit import files
 files.on_write_point = lambda point, path: time.sleep(60)
 logging.getLogger().handlers[0].acquire()
-with watch():
-    native_call()
 """
-    done = _run(tmp_path, _IMPATIENT + text)
-    assert done.returncode == 7
-    assert "error: no progress" in done.stderr and "in native_call\n" in done.stderr
+    stall = "with watch():\n    native_call()\n"
+    nowhere, hung = _run_together([tmp_path / "file", tmp_path], [stall, _IMPATIENT + hanging + stall])
+    for done, told in ((nowhere, "cannot be written"), (hung, "error: no progress")):
+        assert done.returncode == 7
+        assert told in done.stderr and "in native_call\n" in done.stderr
 
 
 def test_a_progress_that_hangs_or_always_raises_is_no_progress(tmp_path: Path) -> None:
     all_of_them = ("lambda: time.sleep(60)", "lambda: 1 / 0", "sys.exit")
-    texts = [f"with Watchdog({one}, sys.argv[1], 1.0, 0.4, 0.05):\n    native_call()\n" for one in all_of_them]
-    for progress, done in zip(all_of_them, _run_together(tmp_path, *texts), strict=True):
+    texts = [f"with Watchdog({one}, sys.argv[1], 0.8, 0.3, 0.05):\n    native_call()\n" for one in all_of_them]
+    for progress, done in zip(all_of_them, _run_together([tmp_path] * 3, texts), strict=True):
         assert done.returncode == 7
-        assert "no progress for 0.4 s in phase 'start' (step 0)" in done.stderr
+        assert "no progress for 0.3 s in phase 'start' (step 0)" in done.stderr
         assert done.stderr.count("cannot be read: ZeroDivisionError") == ("1 / 0" in progress)
 
 
