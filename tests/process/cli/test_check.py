@@ -198,11 +198,6 @@ def test_a_loss_that_is_not_finite_fails_with_exit_3(check: Check) -> None:
     assert "learning rate" not in err and "diverged/" not in err
 
 
-def test_a_run_without_steps_is_noted(check: Check) -> None:
-    _, out, _ = check("--params_override=trainer.train_steps=0")
-    assert "note: trainer.train_steps is 0, so a run trains nothing" in out
-
-
 def test_an_indivisible_batch_fails_with_the_nearest_sizes(check: Check) -> None:
     code, out, err = check("--params_override=runtime.virtual_cpus=4,task.train_data.global_batch_size=6")
     assert code == ExitCode.USAGE
@@ -227,9 +222,10 @@ def test_an_error_in_the_tasks_own_code_names_its_line(capsys: pytest.CaptureFix
     assert "test_check.py" in err and "a bug in train_step" in err
 
 
-def test_several_replicas_are_checked_as_such(check: Check) -> None:
-    code, out, err = check("--params_override=runtime.virtual_cpus=2")
+def test_several_replicas_and_a_run_without_steps_are_checked(check: Check) -> None:
+    code, out, err = check("--params_override=runtime.virtual_cpus=2,trainer.train_steps=0")
     assert code == 0, err
+    assert "note: trainer.train_steps is 0, so a run trains nothing" in out
     assert "is ready to run" in out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
@@ -13,11 +12,12 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from tests.process.cli.logged_run import logged
 from trainer_kit.cli import doctor_resume
 from trainer_kit.cli.main import parser
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import ForkServer
-from trainer_kit.testing.fork_server import Child, train
+from trainer_kit.testing.fork_server import Child
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -27,30 +27,31 @@ import os
 import tensorflow as tf
 
 import trainer_kit
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 
 
 @trainer_kit.configclass
-class DrawnConfig(TinyConfig):
+class DrawnConfig(LinearConfig):
     pass
 
 
 @trainer_kit.register_task(DrawnConfig)
-class DrawnTask(TinyTask):
+class DrawnTask(LinearTask):
     def build_losses(self, labels, model_outputs, aux_losses=None):
         noise = tf.py_function(lambda: os.urandom(1)[0] / 256, [], tf.float32)
         return super().build_losses(labels, model_outputs, aux_losses) * (1 + tf.reshape(noise, ()))
 
 
 def small():
-    return tiny_experiment(train_steps=2000, steps_per_loop=20, summary_interval=20, checkpoint_interval=100,
-                           validation_interval=1000, best_checkpoint_eval_metric="accuracy")
+    # With fewer steps a busy machine may kill too late.
+    return linear_experiment(train_steps=800, steps_per_loop=20, summary_interval=20, checkpoint_interval=100,
+                             validation_interval=400, best_checkpoint_eval_metric="accuracy")
 
 
 @trainer_kit.register_experiment("sound")
 def sound():
-    """A tiny task."""
-    return small().replace(task=TinyConfig(dropout=0.2))
+    """A model with dropout."""
+    return small().replace(task=LinearConfig(dropout=0.2))
 
 
 @trainer_kit.register_experiment("drawn")
@@ -90,14 +91,6 @@ class _Forked:
         self._child.kill()
 
 
-def logged(log: str, *arguments: str) -> None:
-    """Trains, with the output in a file."""
-    with open(log, "wb") as stream:
-        os.dup2(stream.fileno(), 1)
-        os.dup2(stream.fileno(), 2)
-    train(*arguments)
-
-
 @pytest.fixture
 def forked(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The runs of doctor by the fork server, with the arguments that doctor gives them."""
@@ -118,17 +111,16 @@ def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(trainer_kit: Comma
     done = trainer_kit("doctor", "resume", "sound", *chosen)
     told = done.stdout
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^uninterrupted: 2000 steps", told, re.MULTILINE)
+    assert re.search(r"^uninterrupted: 800 steps", told, re.MULTILINE)
     kill = re.search(r"^kill 1: SIGKILL .* at step (\d+); exit code (-9); resumed from step (\d+)", told, re.M)
     assert kill is not None, told
-    assert 0 <= int(kill[3]) <= int(kill[1]) < 2000
+    assert 0 <= int(kill[3]) <= int(kill[1]) < 800
     assert told.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
 
 
 @pytest.mark.usefixtures("forked")
 def test_a_run_with_unseeded_noise_is_reported_to_differ(trainer_kit: Command) -> None:
-    few = "--params_override=trainer.train_steps=800"  # with fewer a busy machine may kill too late
-    done = trainer_kit("doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep", few)
+    done = trainer_kit("doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep")
     assert (done.returncode, done.stderr) == (1, "")
     told = done.stdout
     assert "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint" in told
