@@ -109,7 +109,7 @@ def test_on_stall_is_called_and_may_neither_raise_nor_hang(tmp_path: Path) -> No
         assert ("ValueError('mine')" in done.stderr) == ("raise" in what)
 
 
-def test_the_end_comes_without_a_place_for_stacks_a_disk_or_a_log(tmp_path: Path) -> None:
+def test_the_end_comes_without_a_place_for_stacks_disk_or_log(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     hanging = """
 from trainer_kit import files
