@@ -1,8 +1,8 @@
 """A process that runs the Python commands of pages one after the other, most of them without a cold start.
 
 A command of its own process spends most of its time in what TensorFlow does once in a process. Here each command begins
-with what a new process has: its folder, its arguments, its environment, no flags and no random numbers of the command
-before it. The modules of a page go when the next page comes.
+with what a new process has: its folder, its arguments, its environment, and nothing of the command before it: no
+modules of the page, nothing that they have registered, no flags, no seeds.
 """
 
 from __future__ import annotations
@@ -31,12 +31,8 @@ def serve(commands: Connection) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
-    page = ""
     while True:
         folder, line = commands.recv()
-        if folder != page:
-            _leave(page)
-            page = folder
         with _as_if_new(folder):
             code = _ended(line)
         sys.stdout.flush()
@@ -57,7 +53,8 @@ def _perform(line: str) -> int:
     if words[:3] == _TRAIN:
         from trainer_kit.train import main
 
-        return main(words[2:])
+        sys.argv = words[2:]  # a run records its command
+        return main()
     if words[0] == "trainer-kit":
         from trainer_kit.cli.main import main as kit
 
@@ -102,17 +99,22 @@ def _as_if_new(folder: str) -> Iterator[None]:
         os.environ.update(environment)
         for name in {*flags.FLAGS} - known:
             delattr(flags.FLAGS, name)
+        _forget(folder)
 
 
-def _leave(page: str) -> None:
-    """Forgets the modules of a page and the experiments that they have registered."""
+def _forget(folder: str) -> None:
+    """Forgets the modules of a page and what they have registered, so that each command has to import its own."""
+    from trainer_kit.callbacks.configured_callbacks import _callbacks
     from trainer_kit.config.experiments import experiments
+    from trainer_kit.config.schema.open_choice import OpenOneOfConfig
 
     files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
-    own = {name for name, file in files.items() if page and isinstance(file, str) and file.startswith(page + os.sep)}
+    own = {name for name, file in files.items() if isinstance(file, str) and file.startswith(folder + os.sep)}
     own |= {name for name in files if name.split(".")[0] == "experiments"}
     for name in own:
         del sys.modules[name]
-    for name, experiment in [*experiments._entries.items()]:
-        if experiment.__module__ in own:
-            del experiments._entries[name]
+    experiments._entries.clear()
+    for registry in (_callbacks, *(choice.registry for choice in OpenOneOfConfig.__subclasses__())):
+        for name, entry in [*registry._entries.items()]:
+            if getattr(entry, "build", entry).__module__ in {*own, "__main__"}:
+                del registry._entries[name]

@@ -23,6 +23,7 @@ PAGES = read_pages()
 _PYTHON = re.compile(r"(\w+=\S* )*(python -m trainer_kit\.train|python \w+\.py|trainer-kit) ?")
 _FILE = re.compile(r"^cat > \S+ <<'(\w+)'\n.*?\n\1\n", re.DOTALL | re.MULTILINE)  # a command that writes a file
 _SHELL = set("&|;$`#<>*\0")  # what needs a shell
+_LONGEST = 300.0  # seconds of a command
 _BESIDE = " &"  # ends a command that the next ones do not wait for
 _BIN = Path(sys.executable).parent  # not resolved: python3.11 of a virtual environment links to another folder
 
@@ -37,7 +38,7 @@ class Runner:
         self._beside: list[Child] = []
 
     def run(self, line: str, folder: Path) -> tuple[int, str]:
-        """Returns the exit code of a command and what it has written; that of `wait` is the first one that is not 0."""
+        """Returns the exit code of a command and its output; `wait` has the largest code of those that it ends."""
         if line == "wait":
             ended = [self._beside.pop(0).wait() for _ in [*self._beside]]
             return max((abs(one.code) for one in ended), default=0), "".join(one.text for one in ended)
@@ -55,9 +56,12 @@ class Runner:
             there.close()
         before = len(self._child.text)
         self._commands.send((str(folder), line))
+        if not self._commands.poll(_LONGEST):
+            self._child.kill()
+            raise TimeoutError(f"{line} has not ended; it has written:\n{self._child.text[before:]}")
         try:
             code = self._commands.recv()
-        except EOFError:  # the command has ended the process
+        except (EOFError, OSError):  # the command has ended the process
             code = self._child.wait().code
         return code, self._child.text[before:]
 
@@ -65,7 +69,7 @@ class Runner:
 def _by_bash(text: str, folder: Path) -> tuple[int, str]:
     environment = {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text], cwd=folder, env=environment, text=True, timeout=300,
+        ["bash", "-euo", "pipefail", "-c", text], cwd=folder, env=environment, text=True, timeout=_LONGEST,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return done.returncode, done.stdout
