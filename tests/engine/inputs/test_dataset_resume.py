@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -244,52 +245,69 @@ def _found(name: str) -> Make:
     return BY_ITERATOR.get(name) or BY_SKIPPING[name][0]
 
 
-Whole = Callable[[str], list[Any]]
+@dataclass(frozen=True)
+class _Begun:
+    """What one dataset gave.
+
+    Attributes:
+      dataset: The dataset.
+      elements: What its first iterator read.
+      again: What a second one read.
+      saved: The checkpoints of the first iterator, by the number of elements that it had read.
+    """
+
+    dataset: tf.data.Dataset
+    elements: list[Any]
+    again: list[Any]
+    saved: dict[int, str]
+
+
+Begin = Callable[[str], _Begun]
 FIRST_PASS, LATER_PASS = 3, 37  # for most
 SHORT = "fixed-length records"  # ends in the first pass
-CUTS = [
-    pytest.param(name, cut, id=f"{name}-{cut}")
-    for name in [*BY_ITERATOR, *BY_SKIPPING]
-    for cut in (FIRST_PASS, LATER_PASS)
-    if (name, cut) != (SHORT, LATER_PASS)
-]
 
 
 @pytest.fixture(scope="module")
-def whole(files: list[str]) -> Whole:
-    """Returns what the pipeline of a name begins with when nothing stops it."""
+def begun(files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Begin:
+    """Returns what the pipeline of a name begins with, for all tests that go on with it."""
+    folder = tmp_path_factory.mktemp("iterators")
 
     @functools.cache
-    def read(name: str) -> list[Any]:
-        return _read(iter(_make(_found(name), files)), FIRST_PASS + 5 if name == SHORT else LATER_PASS + 15)
+    def begin(name: str) -> _Begun:
+        dataset = _make(_found(name), files)
+        iterator, elements, saved = iter(dataset), [], {}
+        if name in BY_ITERATOR:
+            for cut in (FIRST_PASS, LATER_PASS):
+                elements += _read(iterator, cut - len(elements))
+                saved[cut] = tf.train.Checkpoint(iterator=iterator).write(str(folder / name / str(cut)))
+        elements += _read(iterator, FIRST_PASS + 5 if name == SHORT else LATER_PASS + 15 - len(elements))
+        return _Begun(dataset, elements, _read(iter(dataset), 6 if name == SHORT else 30), saved)
 
-    return read
+    return begin
 
 
-@pytest.mark.parametrize("cut", [FIRST_PASS, LATER_PASS])
 @pytest.mark.parametrize("name", BY_ITERATOR)
-def test_a_saved_iterator_goes_on_exactly(name: str, cut: int, files: list[str], whole: Whole, tmp_path: Path) -> None:
-    dataset = _make(BY_ITERATOR[name], files)
+def test_a_saved_iterator_goes_on_exactly(name: str, files: list[str], begun: Begin) -> None:
+    """In the first pass, and in a later one."""
+    first, dataset = begun(name), _make(BY_ITERATOR[name], files)
     assert _method(dataset) == ("iterator", "")
-    first = iter(dataset)
-    _read(first, cut)
-    path = tf.train.Checkpoint(iterator=first).write(str(tmp_path / "iterator"))
-    resumed = iter(_make(BY_ITERATOR[name], files))
-    tf.train.Checkpoint(iterator=resumed).read(path).assert_consumed()
-    assert _read(resumed, 15) == whole(name)[cut : cut + 15]
-
-
-@pytest.mark.parametrize(("name", "cut"), CUTS)
-def test_skipping_goes_on_exactly(name: str, cut: int, files: list[str], whole: Whole) -> None:
-    assert _read(iter(skipped(_make(_found(name), files), cut)), 5) == whole(name)[cut : cut + 5]
+    for cut, path in first.saved.items():
+        resumed = iter(dataset)
+        tf.train.Checkpoint(iterator=resumed).read(path).assert_consumed()
+        assert _read(resumed, 15) == first.elements[cut : cut + 15]
 
 
 @pytest.mark.parametrize("name", [*BY_ITERATOR, *BY_SKIPPING])
-def test_reported_datasets_change_their_order_when_read_again(name: str, files: list[str]) -> None:
-    dataset = _make(_found(name), files)
-    count = 6 if name == SHORT else 30
-    again = _read(iter(dataset), count) == _read(iter(dataset), count)
-    assert again == (not examine(dataset).new_orders)
+def test_skipping_goes_on_exactly(name: str, files: list[str], begun: Begin) -> None:
+    """What is skipped was never saved on the way: a save changes nothing that is read after it."""
+    cut = FIRST_PASS if name == SHORT else LATER_PASS
+    assert _read(iter(skipped(_make(_found(name), files), cut)), 5) == begun(name).elements[cut : cut + 5]
+
+
+@pytest.mark.parametrize("name", [*BY_ITERATOR, *BY_SKIPPING])
+def test_reported_datasets_change_their_order_when_read_again(name: str, begun: Begin) -> None:
+    first = begun(name)
+    assert (first.again == first.elements[: len(first.again)]) == (not examine(first.dataset).new_orders)
 
 
 def test_a_shuffle_inside_a_dataset_that_tensorflow_made_is_seen() -> None:
@@ -319,9 +337,9 @@ def test_numbers_that_are_drawn_anew_by_each_iterator_are_seen(again: bool | Non
 
 
 @pytest.mark.parametrize("name", BY_SKIPPING)
-def test_what_is_only_skipped_says_why_and_what_it_costs(name: str, files: list[str]) -> None:
-    make, named = BY_SKIPPING[name]
-    method, reasons = _method(_make(make, files))
+def test_what_is_only_skipped_says_why_and_what_it_costs(name: str, begun: Begin) -> None:
+    named = BY_SKIPPING[name][1]
+    method, reasons = _method(begun(name).dataset)
     assert method == "skip"
     assert reasons.startswith("task.train_data: ")
     assert re.search(named, reasons), reasons
@@ -338,10 +356,16 @@ def test_several_replicas_can_only_skip() -> None:
         tf.train.Checkpoint(iterator=iter(distributed))
 
 
+@pytest.fixture(scope="module")
+def inexact(files: list[str]) -> Callable[[str], tf.data.Dataset]:
+    """Returns the dataset of a name of INEXACT."""
+    return functools.cache(lambda name: _make(INEXACT[name][0], files))
+
+
 @pytest.mark.parametrize("name", INEXACT)
-def test_what_cannot_be_resumed_exactly_is_named(name: str, files: list[str]) -> None:
-    make, named = INEXACT[name]
-    method, reasons = _method(_make(make, files))
+def test_what_cannot_be_resumed_exactly_is_named(name: str, inexact: Callable[[str], tf.data.Dataset]) -> None:
+    named = INEXACT[name][1]
+    method, reasons = _method(inexact(name))
     assert method == "inexact"
     assert re.search(named, reasons), reasons
     assert "may not be the same as one that was never stopped" in reasons and "ArraySource" in reasons
@@ -349,8 +373,10 @@ def test_what_cannot_be_resumed_exactly_is_named(name: str, files: list[str]) ->
 
 @pytest.mark.parametrize("name", ["shuffle inside interleave", "a variable that stays", "map with random numbers",
                                   "py_function", "from_generator", "rejection_resample"])  # fmt: skip
-def test_an_iterator_that_is_said_not_to_be_savable_is_not(name: str, files: list[str], tmp_path: Path) -> None:
-    iterator = iter(_make((BY_SKIPPING.get(name) or INEXACT[name])[0], files))
+def test_an_iterator_that_is_said_not_to_be_savable_is_not(
+    name: str, begun: Begin, inexact: Callable[[str], tf.data.Dataset], tmp_path: Path
+) -> None:
+    iterator = iter(begun(name).dataset if name in BY_SKIPPING else inexact(name))
     with pytest.raises(tf.errors.FailedPreconditionError, match="is stateful"):
         tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "iterator"))
 
@@ -369,14 +395,14 @@ def test_a_small_last_batch_makes_a_saved_iterator_inexact(tmp_path: Path) -> No
     assert _read(resumed, 10) != _read(first, 10)
 
 
-def test_op_determinism_makes_all_but_python_skippable(files: list[str]) -> None:
+def test_op_determinism_makes_all_but_python_skippable(inexact: Callable[[str], tf.data.Dataset]) -> None:
     for name in ("map with random numbers", "rejection_resample", "random numbers behind a cache", "random_shuffle",
                  "a map in any order", "an interleave in any order"):  # fmt: skip
-        method, _ = _method(_make(INEXACT[name][0], files), deterministic=True)
+        method, _ = _method(inexact(name), deterministic=True)
         assert (name, method) in ((name, "skip"), (name, "iterator"))
         assert (method == "iterator") == name.endswith("any order")
     for name in ("py_function", "from_generator", "a variable that changes", "a generator of random numbers"):
-        assert _method(_make(INEXACT[name][0], files), deterministic=True)[0] == "inexact"
+        assert _method(inexact(name), deterministic=True)[0] == "inexact"
 
 
 def test_any_order_options_and_unseeded_data_are_named() -> None:

@@ -56,7 +56,7 @@ def test_batches_of_other_sizes_begin_a_stack_of_their_own() -> None:
     assert {len(stack["x"]) for _, stack in stacks} == {4}  # filled up, so that few programs are compiled
 
 
-@pytest.mark.parametrize("position", [Position(), Position(9), Position(2, (3, 11)), Position(5, (1,))])
+@pytest.mark.parametrize("position", [Position(5, (1,)), Position(2, (3, 11))])
 def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> None:
     source = ArraySource((np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS)
     transformed = ArraySource((np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda pair: pair)

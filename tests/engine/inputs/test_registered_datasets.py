@@ -52,10 +52,10 @@ class _NoInputs(LinearTask):
     build_inputs = Task.build_inputs
 
 
-def _trainer(train: dict[str, Any], validation: dict[str, Any], strategy: Any = None) -> Trainer:
+def _trainer(train: dict[str, Any], validation: dict[str, Any]) -> Trainer:
     data = {"train_data": {"dataset": train}, "validation_data": {"dataset": validation}}
     config = linear_experiment().replace(task=data)
-    with (strategy or tf.distribute.get_strategy()).scope():
+    with _mirrored().scope():
         return Trainer.create(config, _NoInputs(config.task), train=True, evaluate=True)
 
 
@@ -68,9 +68,10 @@ _FIRST, _PIPED = {"type": "first", "first": {"examples": 20}}, {"type": "piped"}
 
 
 def test_a_task_without_build_inputs_reads_what_the_config_names() -> None:
+    """On two replicas: each dataset gets its place among them."""
     trainer = _trainer(_FIRST, _PIPED)
     assert np.isfinite(trainer.train(tf.constant(5))["training_loss"])
-    trainer.evaluate(tf.constant(-1))
+    assert trainer.evaluate(tf.constant(-1)).keys() >= {"accuracy", "validation_loss"}
     assert int(trainer.evaluated_batches.numpy()) == 13  # of 8 examples, of 103
 
 
@@ -79,12 +80,6 @@ def test_it_replaces_the_data_of_the_task() -> None:
     trainer = Trainer.create(config, LinearTask(config.task), train=False, evaluate=True)
     trainer.evaluate(tf.constant(-1))
     assert int(trainer.evaluated_batches.numpy()) == 3  # of 8 examples, of 20
-
-
-def test_a_dataset_gets_its_place_among_the_replicas() -> None:
-    trainer = _trainer(_FIRST, _PIPED, _mirrored())
-    trainer.train(tf.constant(2))
-    assert trainer.evaluate(tf.constant(-1)).keys() >= {"accuracy", "validation_loss"}
 
 
 def test_no_data_at_all_is_an_error_that_says_what_to_do() -> None:

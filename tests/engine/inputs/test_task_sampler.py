@@ -15,8 +15,8 @@ def _sampler(weights: tuple[float, ...], seed: int = 1, **config: Any) -> TaskSa
     return TaskSampler(TaskSamplingConfig(**config), weights, seed)
 
 
-def _drawn(sampler: TaskSampler, count: int, position: int = 0) -> np.ndarray:
-    return np.array(list(sampler.tasks(position).take(count).as_numpy_iterator()))
+def _drawn(sampler: TaskSampler, count: int, position: int = 0) -> Any:
+    return next(sampler.tasks(position).batch(count).as_numpy_iterator())  # in one element: each costs 0.1 ms
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,11 @@ def test_a_batch_may_be_as_large_as_an_epoch() -> None:
     assert [sorted(batch) for batch in _read(_source(_training(EXAMPLES)).at(3), 2)] == [list(range(EXAMPLES))] * 2
 
 
-@pytest.mark.parametrize("position", [0, 1, 2, 3, 11, 12, 1000])
-def test_training_from_a_position_drops_the_batches_before_it(position: int) -> None:
+def test_training_from_a_position_drops_the_batches_before_it() -> None:
     source = _source(_training())
-    assert _read(source.at(position), 5) == _read(source.at(0).skip(position), 5)
+    whole = _read(source.at(0), 35)
+    for position in (2, 3, 11, 30):  # at the end of an epoch, inside one, at the start of one, and far
+        assert _read(source.at(position), 5) == whole[position : position + 5]
 
 
 def test_a_far_position_is_reached_at_once() -> None:
@@ -93,7 +94,7 @@ def test_a_far_position_is_reached_at_once() -> None:
     assert np.sort(epochs, axis=1).tolist() == [list(range(EXAMPLES))] * 4
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(some.data())
 def test_replicas_together_get_what_one_gets_from_any_position(data: some.DataObject) -> None:
     examples, pipelines = data.draw(some.integers(1, 23)), data.draw(some.sampled_from([1, 2]))
@@ -108,7 +109,7 @@ def test_replicas_together_get_what_one_gets_from_any_position(data: some.DataOb
     assert _joined(_shares(source, replicas, pipelines, 4, position), replicas) == expected
 
 
-@pytest.mark.parametrize(("replicas", "pipelines"), [(2, 1), (4, 1), (2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize(("replicas", "pipelines"), [(4, 1), (4, 2)])
 @pytest.mark.parametrize("params", [_training(8), _validation(8)], ids=["training", "validation"])
 def test_shares_are_equal_and_in_order_while_batches_are_full(
     params: DataConfig, replicas: int, pipelines: int
@@ -119,18 +120,16 @@ def test_shares_are_equal_and_in_order_while_batches_are_full(
     assert _joined(shares, replicas) == _read(source.at(0), 5)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_the_ragged_end_of_a_pass_keeps_every_example_once(replicas: int) -> None:
-    shares = _shares(_source(_validation()), replicas, 1, 10)
+def test_the_ragged_end_of_a_pass_keeps_every_example_once() -> None:
+    shares = _shares(_source(_validation()), 4, 1, 10)
     assert list(itertools.chain(*shares)) == list(range(EXAMPLES))
-    assert len(shares) == 3 * replicas
-    last = [len(share) for share in shares[-replicas:]]
+    assert len(shares) == 3 * 4
+    last = [len(share) for share in shares[-4:]]
     assert sum(last) == 3 and max(last) - min(last) <= 1
 
 
-@pytest.mark.parametrize("pipelines", [1, 2, 4])
-def test_too_few_examples_give_the_last_replicas_empty_batches(pipelines: int) -> None:
-    assert _shares(_source(_validation(), 2), 4, pipelines, 5) == [[0], [1], [], []]
+def test_too_few_examples_give_the_last_replicas_empty_batches() -> None:
+    assert _shares(_source(_validation(), 2), 4, 2, 5) == [[0], [1], [], []]
 
 
 def test_mirrored_replicas_get_the_ragged_end_and_empty_batches() -> None:
@@ -149,10 +148,9 @@ def test_a_pass_is_in_the_order_of_the_arrays_and_ends() -> None:
     assert [int(source.at(position).cardinality()) for position in (0, 2, 3, 9)] == [3, 1, 0, 0]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_drop_remainder_leaves_out_the_batch_that_is_not_full(replicas: int) -> None:
-    shares = _shares(_source(_validation(drop_remainder=True)), replicas, 1, 10)
-    assert _joined(shares, replicas) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+def test_drop_remainder_leaves_out_the_batch_that_is_not_full() -> None:
+    shares = _shares(_source(_validation(drop_remainder=True)), 2, 1, 10)
+    assert _joined(shares, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.parametrize(

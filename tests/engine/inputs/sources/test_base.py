@@ -62,9 +62,9 @@ def _mirrored(replicas: int) -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
 
 
-def _trainer(replicas: int = 1) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
+def _trainer(replicas: int) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
     config = linear_experiment()
-    with (_mirrored(replicas) if replicas > 1 else tf.distribute.get_strategy()).scope():
+    with _mirrored(replicas).scope():
         task = _RecordingTask(config.task)
         return create_trainer(config, task), task.asked
 
@@ -73,33 +73,26 @@ def test_a_source_of_ones_own_satisfies_the_protocol() -> None:
     assert isinstance(_Recorded(ArraySource(np.zeros(3), DataConfig(global_batch_size=1)), []), Source)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_training_resumes_at_a_position_evaluation_at_the_start(tmp_path: Path, replicas: int) -> None:
-    first, asked = _trainer(replicas)
+def test_training_resumes_at_a_position_evaluation_at_the_start(tmp_path: Path) -> None:
+    first, asked = _trainer(2)
     assert asked == {"train": [], "validation": []}  # nothing is asked for before it is known where to start
     first.train(tf.constant(3))
     first.train(tf.constant(4))
     first.evaluate(tf.constant(2))
-    assert asked == {"train": [(0, replicas)], "validation": [(0, replicas)]}
+    assert asked == {"train": [(0, 2)], "validation": [(0, 2)]}
     path = first.checkpoint.write(str(tmp_path / "ckpt-7"))
 
-    resumed, asked = _trainer(replicas)
+    resumed, asked = _trainer(2)
     resumed.checkpoint.read(path)
     resumed.after_restore(path)
     resumed.evaluate(tf.constant(2))
+    resumed.train(tf.constant(5))
+    assert asked == {"train": [(7, 2)], "validation": [(0, 2)]}
+
+    resumed.checkpoint.read(path)  # and a rollback moves to the position of the restored step
+    resumed.after_restore(path)
     resumed.train(tf.constant(1))
-    assert asked == {"train": [(7, replicas)], "validation": [(0, replicas)]}
-
-
-def test_a_rollback_moves_to_the_restored_steps_position(tmp_path: Path) -> None:
-    trainer, asked = _trainer()
-    trainer.train(tf.constant(5))
-    path = trainer.checkpoint.write(str(tmp_path / "ckpt-5"))
-    trainer.train(tf.constant(5))
-    trainer.checkpoint.read(path)
-    trainer.after_restore(path)
-    trainer.train(tf.constant(1))
-    assert asked["train"] == [(0, 1), (5, 1)]
+    assert asked["train"] == [(7, 2), (7, 2)]
 
 
 def _shares(dataset: tf.data.Dataset, batches: int) -> list[Any]:
@@ -122,52 +115,46 @@ def _global_seed() -> Any:
     tf.random.set_seed(None)
 
 
-def _params(replicas: int) -> DataConfig:
-    return DataConfig(is_training=True, global_batch_size=2 * replicas, seed=7)
-
-
-def _context(replicas: int) -> tf.distribute.InputContext | None:
-    return tf.distribute.InputContext(1, 0, replicas) if replicas > 1 else None
+PARAMS, TWO = DataConfig(is_training=True, global_batch_size=4, seed=7), tf.distribute.InputContext(1, 0, 2)
 
 
 @functools.cache
-def _whole(build_inputs: Any, replicas: int) -> np.ndarray:
+def _whole(build_inputs: Any) -> np.ndarray:
     """The first 30 global batches, from the start and with none left out."""
-    dataset = positioned(build_inputs, _params(replicas), Position(), _context(replicas))
-    return np.asarray(_shares(dataset, 30 * replicas)).reshape([30, replicas, 2])
+    dataset = positioned(build_inputs, PARAMS, Position(), TWO)
+    return np.asarray(_shares(dataset, 30 * 2)).reshape([30, 2, 2])
 
 
 @pytest.mark.usefixtures("_global_seed")
-@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("build_inputs", [_array_inputs, _plain_inputs])
-@pytest.mark.parametrize(
-    "position", [Position(), Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))]
-)
-def test_data_begins_at_the_position_without_left_out_batches(
-    position: Position, build_inputs: Any, replicas: int
-) -> None:
-    rows = _whole(build_inputs, replicas)[[position.nth(k) for k in range(8)]].reshape([-1, 2]).tolist()
-    dataset = positioned(build_inputs, _params(replicas), position, _context(replicas))
-    assert _shares(dataset, 8 * replicas) == rows
+@pytest.mark.parametrize("position", [Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))])
+def test_data_begins_at_the_position_without_left_out_batches(position: Position, build_inputs: Any) -> None:
+    rows = _whole(build_inputs)[[position.nth(k) for k in range(8)]].reshape([-1, 2]).tolist()
+    dataset = positioned(build_inputs, PARAMS, position, TWO)
+    assert _shares(dataset, 8 * 2) == rows
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
 
 
-@pytest.mark.parametrize(("here", "pipelines"), [(1, 1), (2, 1), (2, 2)])
-@pytest.mark.parametrize("left_out", [(), (1,), (0, 3, 4), (4,), (40,)])
-def test_one_pass_knows_its_length_without_what_is_left_out(
-    left_out: tuple[int, ...], here: int, pipelines: int
-) -> None:
+@pytest.mark.parametrize(
+    ("begin", "left_out"),
+    [
+        *((1, out) for out in ((), (1,), (0, 3, 4))),
+        *((0, out) for out in ((1,), (0, 3, 4), (4,))),
+        *((4, out) for out in ((0, 3, 4), (40,))),
+    ],
+)
+def test_one_pass_knows_its_length_without_what_is_left_out(begin: int, left_out: tuple[int, ...]) -> None:
+    """On the second of two workers with two replicas each."""
     params = DataConfig(is_training=False, global_batch_size=4, drop_remainder=False)
-    context = tf.distribute.InputContext(pipelines, pipelines - 1, here * pipelines)
+    context = tf.distribute.InputContext(2, 1, 4)
 
     def plain(params: Any) -> tf.data.Dataset:
         return tf.data.Dataset.range(9)  # 9 batches of one example; with two replicas the last global one is half
 
-    for build_inputs, elements in ((lambda params: ArraySource(np.arange(17), params), 5 * here), (plain, 9)):
-        for begin in (0, 1, 4):
-            dataset = positioned(build_inputs, params, Position(begin, left_out), context)
-            expected = [k for k in range(begin * here, elements) if k // here not in left_out]
-            assert int(dataset.cardinality()) == len(expected) == len(_shares(dataset, -1))
+    for build_inputs, elements in ((lambda params: ArraySource(np.arange(17), params), 10), (plain, 9)):
+        dataset = positioned(build_inputs, params, Position(begin, left_out), context)
+        expected = [k for k in range(begin * 2, elements) if k // 2 not in left_out]
+        assert int(dataset.cardinality()) == len(expected) == len(_shares(dataset, -1))
 
 
 def test_any_dataset_can_leave_batches_out() -> None:

@@ -31,7 +31,7 @@ def test_the_order_is_that_of_all_runs_so_far() -> None:
     assert _read(_order().at(10**6), 2) == GOLDEN_FAR
 
 
-@pytest.mark.parametrize("block", [2, 3, 4, 50])
+@pytest.mark.parametrize("block", [3, 50])
 def test_blocks_stay_together_and_are_shuffled(block: int) -> None:
     stream = list(itertools.chain(*_read(_order(block=block, batch=1).at(0), 33)))
     orders = [stream[k : k + 11] for k in (0, 11, 22)]
@@ -42,10 +42,11 @@ def test_blocks_stay_together_and_are_shuffled(block: int) -> None:
     assert (len({tuple(order) for order in orders}) > 1) == (block < 11)
 
 
-@pytest.mark.parametrize("position", [1, 2, 3, 12])
-def test_blocks_can_be_entered_anywhere(position: int) -> None:
+def test_blocks_can_be_entered_anywhere() -> None:
     order = _order(block=3)
-    assert _read(order.at(position), 5) == _read(order.at(0).skip(position), 5)
+    whole = _read(order.at(0), 17)
+    for position in (1, 3, 12):
+        assert _read(order.at(position), 5) == whole[position : position + 5]
 
 
 def test_replicas_of_a_pipeline_are_counted() -> None:

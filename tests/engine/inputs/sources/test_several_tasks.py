@@ -34,28 +34,39 @@ def _assert_same(one: Any, other: Any) -> None:
     tf.nest.map_structure(np.testing.assert_array_equal, one, other)
 
 
-def test_an_interleaved_element_is_the_next_batch_of_one_task() -> None:
+@pytest.fixture(scope="module")
+def interleaved() -> list[Any]:
+    """The first 20 elements."""
+    return _elements(interleaved_data(_parts(), SAMPLER).at(0), 20)
+
+
+@pytest.fixture(scope="module")
+def joint() -> list[Any]:
+    """The first 20 elements."""
+    return _elements(joint_data(_parts()).at(0), 20)
+
+
+def test_an_interleaved_element_is_the_next_batch_of_one_task(interleaved: list[Any]) -> None:
     alone = {name: iter(one.at(0)) for name, one in _parts().items()}
-    for number, batches in _elements(interleaved_data(_parts(), SAMPLER).at(0), 12):
+    for number, batches in interleaved[:12]:
         name, other = ("a", "b") if number == 0 else ("b", "a")
         _assert_same(batches[name], tf.nest.map_structure(lambda part: part.numpy(), next(alone[name])))
         assert all(len(part) == 0 for part in tf.nest.flatten(batches[other]))
 
 
-@pytest.mark.parametrize("make", [joint_data, lambda parts: interleaved_data(parts, SAMPLER)])
-def test_a_stream_continues_from_any_position(make: Any) -> None:
-    source = make(_parts())
-    assert isinstance(source, Source)
-    _assert_same(_elements(source.at(0), 20)[7:], _elements(source.at(7), 13))
-    assert int(source.at(7).cardinality()) == tf.data.INFINITE_CARDINALITY
+def test_a_stream_continues_from_any_position(joint: list[Any], interleaved: list[Any]) -> None:
+    for source, whole in ((joint_data(_parts()), joint), (interleaved_data(_parts(), SAMPLER), interleaved)):
+        assert isinstance(source, Source)
+        later = source.at(7)
+        _assert_same(whole[7:], _elements(later, 13))
+        assert int(later.cardinality()) == tf.data.INFINITE_CARDINALITY
 
 
-def test_stacks_hold_the_same_batches() -> None:
-    single, joint = _elements(joint_data(_parts()).at(3), 4), joint_data(_parts()).stacked_at(3, 4)
-    _assert_same(_elements(joint, 1)[0], tf.nest.map_structure(lambda *parts: np.stack(parts), *single))
-    source = interleaved_data(_parts(), SAMPLER)
-    numbers, stacks = _elements(source.stacked_at(3, 4), 1)[0]
-    for place, (number, batches) in enumerate(_elements(source.at(3), 4)):
+def test_stacks_hold_the_same_batches(joint: list[Any], interleaved: list[Any]) -> None:
+    stack = _elements(joint_data(_parts()).stacked_at(3, 4), 1)[0]
+    _assert_same(stack, tf.nest.map_structure(lambda *parts: np.stack(parts), *joint[3:7]))
+    numbers, stacks = _elements(interleaved_data(_parts(), SAMPLER).stacked_at(3, 4), 1)[0]
+    for place, (number, batches) in enumerate(interleaved[3:7]):
         name = "ab"[number]
         assert numbers[place] == number
         _assert_same(tf.nest.map_structure(lambda part, at=place: part[at], stacks[name]), batches[name])
