@@ -96,29 +96,30 @@ def train(strategy: Any, make_optimizer: Callable[[], Any], steps: int = 3) -> l
             loss = scale_loss(optimizer, loss)
         apply_gradients(optimizer, list(zip(tape.gradient(loss, values), model.trainable_variables, strict=True)))
 
-    @tf.function
     def step() -> None:
         strategy.run(lambda: replica_step(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
+    run = step if count == 1 else tf.function(step)  # a few steps take less time than a trace
     for _ in range(steps):
-        step()
+        run()
     return [value.numpy() for value in values]
 
 
 DECAY = {"weight_decay": 0.1, "exclude_from_weight_decay": ("bias",)}
 # One of each kind of clipping, of decay, and of an update that is not Keras' own or not element by element.
 TRAINING: dict[str, dict[str, Any]] = {
-    "sgd": {"type": "sgd", "clipvalue": 0.2},
-    "sgd momentum": {"type": "sgd", "momentum": 0.9, "clipnorm": 0.5},
-    "adam clipped": {"type": "adam", "epsilon": 1e-3, "global_clipnorm": 0.3},
-    "adamw": {"type": "adamw", "epsilon": 1e-3, "weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",)},
+    "sgd": {"type": "sgd", "momentum": 0.9, "clipnorm": 0.5},
+    "adamw": {
+        "type": "adamw", "epsilon": 1e-3, "weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",),
+        "global_clipnorm": 0.3,
+    },
     "lars": {"type": "lars", "eeta": 0.1, "weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",)},
-    "adadelta": {"type": "adadelta", "epsilon": 1e-3, **DECAY},
+    "adadelta": {"type": "adadelta", "epsilon": 1e-3, "clipvalue": 0.2, **DECAY},
     "muon": {"type": "muon", "exclude_embeddings": False, "epsilon": 1e-3, **DECAY},
     "schedule_free_adamw": {"type": "schedule_free_adamw", "epsilon": 1e-3, **DECAY},
-}
+}  # fmt: skip
 
-ON_FOUR = ("adam clipped", "lars")  # how gradients are summed, clipped and decayed is that of every optimizer
+ON_FOUR = ("adamw",)  # how gradients are summed, clipped and decayed is that of every optimizer
 
 
 @pytest.mark.parametrize("case", TRAINING)
@@ -127,9 +128,8 @@ def test_replicas_change_nothing(case: str, optimization: ConfigMaker, replicas:
         return create_optimizer(optimization(**TRAINING[case]))
 
     one = train(replicas(1), make)
-    for count in (2, 4) if case in ON_FOUR else (2,):
-        for given, wanted in zip(train(replicas(count), make), one, strict=True):
-            np.testing.assert_allclose(given, wanted, atol=1e-6, rtol=1e-6)
+    for given, wanted in zip(train(replicas(4 if case in ON_FOUR else 2), make), one, strict=True):
+        np.testing.assert_allclose(given, wanted, atol=1e-6, rtol=1e-6)
 
 
 def test_keras_clip_arguments_bound_the_sum_over_replicas(replicas: StrategyMaker) -> None:
@@ -150,16 +150,21 @@ def test_repeated_rows_of_a_sparse_gradient_count_as_their_sum(
     kind: str, compiled: bool, optimization: ConfigMaker
 ) -> None:
     sparse = tf.IndexedSlices(tf.constant([[1.0, 2], [3, 4], [1, 1]]), tf.constant([1, 1, 2]), tf.constant([4, 2]))
-    results = []
+    updates, results = [], []
     for gradient in (sparse, tf.convert_to_tensor(sparse)):
         weights = keras.Variable(np.ones((4, 2)), dtype="float32")
         optimizer = create_optimizer(optimization(kind, global_clipnorm=2.0))
         optimizer.build([weights])
-        pairs = [(gradient, weights)]
-        step = tf.function(functools.partial(apply_gradients, optimizer, pairs), jit_compile=compiled)
-        step(), step()
-        results.append(weights.numpy())
-    np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+        updates.append(functools.partial(apply_gradients, optimizer, [(gradient, weights)]))
+        results.append(weights)
+
+    @functools.partial(tf.function, jit_compile=compiled)
+    def step() -> None:
+        for update in updates:
+            update()
+
+    step(), step()
+    np.testing.assert_allclose(results[0].numpy(), results[1].numpy(), rtol=1e-5)
 
 
 class Module(tf.Module):
@@ -182,12 +187,12 @@ def tf_keras_model() -> Any:
     return model
 
 
-@pytest.mark.parametrize("make_model", [Module, tf_keras_model])
 @pytest.mark.parametrize(
-    ("kind", "count"),
+    ("make_model", "kind", "count"),
     [
-        *((kind, 1) for kind in ("sgd", "adamw", "adafactor", "lars", "muon", "schedule_free_adamw")),
-        *((kind, 2) for kind in ("adafactor", "muon")),
+        *((Module, kind, 1) for kind in ("sgd", "adamw", "lars", "schedule_free_adamw")),
+        *((Module, kind, 2) for kind in ("adafactor", "muon")),
+        *((tf_keras_model, kind, count) for kind, count in (("adamw", 1), ("muon", 2))),  # they are tf.Variables too
     ],
 )
 def test_plain_and_tf_keras_models_train_with_keras_3_optimizers(
