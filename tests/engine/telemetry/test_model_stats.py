@@ -55,7 +55,7 @@ def test_a_frozen_layer_is_not_trainable(api: Any) -> None:
 @pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_a_compiled_and_trained_model_counts_the_same(api: Any) -> None:
     model = conv_net(api)
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
     model.fit(tf.ones((2, 8, 8, 1)), tf.ones((2, 10)), verbose=0)
     assert count_parameters(model).total == model.count_params() == 1506
 
