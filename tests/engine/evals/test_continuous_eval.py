@@ -77,14 +77,17 @@ def test_continuous_eval_scores_all_and_ends_with_the_run(
 
 
 def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> None:
+    """And while it reads a checkpoint, the run rotates none of those away that it has not read yet."""
+
     def train_on(logs: Any) -> None:
         if not (run / "ckpt-60.index").exists():
-            _run(run, config=_CONFIG.replace(trainer={"train_steps": 60}))
+            _run(run, config=_CONFIG.replace(trainer={"train_steps": 60, "max_to_keep": 1}))
 
     (run / "final.json").unlink()
     (run / "params.yaml").write_text((run / "params.yaml").read_text().replace("train_steps: 40", "train_steps: 60"))
     _run(run, "continuous_eval", _CONFIG, eval_actions=[train_on])
-    assert [step for step, _ in _ledger(run)] == [10, 20, 30, 40, 50, 60]
+    assert list(complete_checkpoints(str(run))) == [10, 20, 30, 40, 50, 60]
+    assert _ledger(run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40, 50, 60)]
 
 
 def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
@@ -97,16 +100,6 @@ def test_a_sidecar_has_a_name_of_its_own(tmp_path: Path) -> None:
     for name in ("", "..", "validation", "a/b"):
         with pytest.raises(UsageError, match="eval_name: "):
             _run(tmp_path, "continuous_eval", eval_name=name)
-
-
-def test_a_checkpoint_that_a_sidecar_reads_is_not_rotated_away(run: Path) -> None:
-    def train_on(logs: Any) -> None:
-        if not (run / "ckpt-50.index").exists():
-            _run(run, config=_CONFIG.replace(trainer={"train_steps": 50, "max_to_keep": 1}))
-
-    _run(run, "continuous_eval", _CONFIG, eval_actions=[train_on])
-    assert list(complete_checkpoints(str(run))) == [10, 20, 30, 40, 50]
-    assert _ledger(run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40, 50)]
 
 
 def test_a_sidecar_that_is_started_again_evaluates_nothing_twice(

@@ -78,16 +78,15 @@ def _scramble(model: Any) -> None:
         variable.assign(np.random.default_rng(number).normal(size=variable.shape).astype(np.float32))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", MODELS)
-def test_plain_tensorflow_reads_the_weights_of_any_model(tmp_path: Path, kind: str, replicas: int) -> None:
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)]) if replicas > 1 else None
-    with strategy.scope() if strategy else tf.init_scope():
+def test_plain_tensorflow_reads_the_weights_of_any_model(tmp_path: Path, kind: str) -> None:
+    """Of two replicas, from each of two writes."""
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         step, model = tf.Variable(7, dtype=tf.int64), MODELS[kind]()
         _scramble(model)
         wanted = model(POINTS).numpy()
         checkpoint = weights_checkpoint(global_step=step, model=model)
-        paths = [checkpoint.write(str(tmp_path / f"ckpt-{number}")) for number in (1, 2, 3)]
+        paths = [checkpoint.write(str(tmp_path / f"ckpt-{number}")) for number in (1, 2)]
     for path in paths:
         plain = MODELS[kind]()
         assert not np.allclose(plain(POINTS), wanted)
