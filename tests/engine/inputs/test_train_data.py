@@ -310,8 +310,8 @@ def test_a_batch_that_is_left_out_stays_out_after_a_restart() -> None:
 
 
 def test_a_second_rollback_keeps_left_out_batches_out() -> None:
-    whole = _whole(_source)
-    run = _Run(_source)
+    whole = _whole(_cached)
+    run = _Run(_cached)
     run.take(2)
     checkpoint = run.data.state()
     for bad, expected in ((4, [2, 3, 5, 6]), (6, [2, 3, 5, 7])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,17 @@ def _equal(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Write], str]:
+    """Returns the path of a net that a function of SOURCES has written."""
+    return functools.cache(lambda write: write(_net(), tmp_path_factory.mktemp("written")))
+
+
 @pytest.mark.parametrize("write", SOURCES)
-def test_a_net_with_another_head_takes_the_rest_of_any_file(write: Write, tmp_path: Path) -> None:
+def test_a_net_with_another_head_takes_the_rest_of_any_file(write: Write, written: Callable[[Write], str]) -> None:
     old, new = _net(), _net(classes=3)
     head = new.get_weights()[-2:]
-    (loaded,) = load_initial_weights(new, [InitCheckpointConfig(path=write(old, tmp_path), exclude=("^head/",))])
+    (loaded,) = load_initial_weights(new, [InitCheckpointConfig(path=written(write), exclude=("^head/",))])
     assert _equal(_body(old), _body(new)) and _equal(head, new.get_weights()[-2:])
     assert (len(loaded.taken), loaded.new) == (8, ["head/kernel", "head/bias"])
     same = _net()
@@ -97,11 +104,11 @@ def test_a_net_with_another_head_takes_the_rest_of_any_file(write: Write, tmp_pa
 
 
 @pytest.mark.parametrize("write", SOURCES)
-def test_a_model_around_the_net_takes_it_as_its_part(write: Write, tmp_path: Path) -> None:
-    backbone, old = _net(), _net(classes=5)
-    old.set_weights([value + 1 for value in old.get_weights()])
+def test_a_model_around_the_net_takes_it_as_its_part(write: Write, written: Callable[[Write], str]) -> None:
+    backbone, old = _net(), _net()
+    backbone.set_weights([value + 1 for value in old.get_weights()])
     model = keras.Sequential([keras.Input((6, 6, 2)), backbone, keras.layers.Dense(1, name="top")])
-    load_initial_weights(model, [InitCheckpointConfig(path=write(old, tmp_path), exclude=("top/",))])
+    load_initial_weights(model, [InitCheckpointConfig(path=written(write), exclude=("top/",))])
     assert _equal(backbone.get_weights(), old.get_weights())
 
 
