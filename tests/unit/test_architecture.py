@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -208,37 +207,35 @@ def test_an_annotated_function_may_leave_out_self_only() -> None:
     assert is_annotated(one.functions[0])
 
 
-def heavy_imports(modules: Iterable[str], folder: Path) -> set[str]:
-    """Returns the heavy libraries that a fresh process in `folder` has loaded after importing `modules`."""
-    code = f"import sys, importlib; [importlib.import_module(m) for m in {sorted(modules)}]; print(*sys.modules)"
+def heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
+    """Returns the heavy libraries that a fresh process in `folder` has loaded after it has imported each group."""
+    code = (
+        f"import importlib, sys\nfor group in {[sorted(group) for group in groups]}:\n"
+        "    [importlib.import_module(module) for module in group]\n    print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return HEAVY & set(done.stdout.split())
+    return [HEAVY & set(line.split()) for line in done.stdout.splitlines()]
 
 
-def test_front_door_flags_config_and_commands_import_little() -> None:
-    """And so do the modules that register the experiments."""
+def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
+    """And so do config and the modules that register the experiments. The unit tests import no TensorFlow at least."""
     modules = [one.module for one in read_sources("trainer_kit")]
     light = [m for m in modules if house.floor_of(m) in house.LIGHT_FLOORS]
     doors = [m for m in modules if m in ("trainer_kit", "trainer_kit.train") or house.floor_of(m) == "cli"]
     experiments = [one.module for one in read_sources("experiments") if one.module.count(".") == 1]
-    assert light and doors and experiments
-    assert heavy_imports([*light, *doors, *experiments], ROOT) == set()
+    unit = [one.module for one in read_sources("tests/unit")]
+    assert light and doors and experiments and len(unit) > 50
+    of_package, with_tests = heavy_imports(ROOT, [*light, *doors, *experiments], unit)
+    assert of_package == set()
+    assert "tensorflow" not in with_tests
 
 
 def test_a_heavy_import_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "door.py").write_text("import room\n")
     (tmp_path / "room.py").write_text("import orbit\n")
     (tmp_path / "orbit.py").write_text("")
-    assert heavy_imports(["door"], tmp_path) == {"orbit"}
-
-
-def test_collecting_the_unit_tests_imports_no_tensorflow() -> None:
-    collect = "pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider', 'tests/unit'])"
-    code = f"import sys, pytest; sys.exit({collect} or 'tensorflow' in sys.modules and 'it is imported')"
-    quick = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a second less; the tests need none of them
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=quick)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    assert heavy_imports(tmp_path, ["door"]) == [{"orbit"}]
 
 
 def test_the_lock_covers_the_package_and_its_extras() -> None:
