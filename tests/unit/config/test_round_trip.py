@@ -43,7 +43,7 @@ from trainer_kit.errors import ConfigError
 
 # The default config is never changed, so one of them serves all examples, which are the same ones in every run.
 calm = settings(
-    deadline=None, max_examples=15, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 WORDS = st.sampled_from(
     [

@@ -19,6 +19,7 @@ from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.fused_batches import stacked_at
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.sources.base import Source
+from trainer_kit.inputs.sources.batch_function import BatchFunction
 from trainer_kit.inputs.sources.tfrecords import TFRecordSource
 from trainer_kit.inputs.train_data import TrainData
 
@@ -49,12 +50,8 @@ def _arrays(transform: Any, params: DataConfig = PARAMS, arrays: Any = None) -> 
 
 def _seeds_of(source: Source, batches: int = -1, position: int = 0, context: Any = None) -> list[Any]:
     """Each example as (number, seed), batch by batch."""
-    return _examples(source.at(position, context), batches)
-
-
-def _examples(dataset: tf.data.Dataset, batches: int) -> list[Any]:
-    read = dataset.take(batches).as_numpy_iterator()
-    return [list(zip(x.tolist(), map(tuple, seed.tolist()), strict=True)) for x, seed in read]
+    dataset = source.at(position, context).take(batches)
+    return [list(zip(x.tolist(), map(tuple, seed.tolist()), strict=True)) for x, seed in dataset.as_numpy_iterator()]
 
 
 def _with_seed(batch: Any, seed: Any) -> Any:
@@ -88,10 +85,17 @@ class _Method:
         _Method().method,
     ],
 )
-def test_a_parameter_named_seed_gets_one_seed_per_example(function: Any, seeded: list[Any]) -> None:
-    dataset = _arrays(function).at(0)
-    assert dataset.element_spec[1] == tf.TensorSpec([4, 2], tf.int32)
-    assert _examples(dataset, 1) == seeded[:1]
+def test_a_parameter_named_seed_gets_the_seeds_of_the_batch(function: Any) -> None:
+    batch, seeds = np.arange(4), np.arange(8, dtype=np.int32).reshape(4, 2)
+    changes = BatchFunction(function, "transform")
+    assert changes.takes_seed
+    (changed,) = changes.over(tf.data.Dataset.from_tensors((batch, seeds)), seeded=True).as_numpy_iterator()
+    assert [part.tolist() for part in changed] == [batch.tolist(), seeds.tolist()]
+
+
+def test_sources_make_one_seed_per_example(seeded: list[Any]) -> None:
+    assert _arrays(_with_seed).at(0).element_spec[1] == tf.TensorSpec([4, 2], tf.int32)
+    assert {len(batch) for batch in seeded} == {4}
 
 
 @pytest.mark.parametrize(
