@@ -14,10 +14,11 @@ import keras
 import tensorflow as tf
 
 import trainer_kit
+from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from trainer_kit.run.controller import Controller
 from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Report
-from trainer_kit.testing import TinyConfig, TinyTask, record_points, stop_at, tiny_experiment
+from trainer_kit.testing import TinyConfig, record_points, stop_at
 from trainer_kit.testing.fork_server import train
 from trainer_kit.testing.tiny_task import FEATURES, tiny_arrays
 from trainer_kit.training.trainer import Trainer
@@ -28,12 +29,12 @@ on_step: Callable[[], None] = lambda: None  # noqa: E731 -- replaced in the proc
 
 @trainer_kit.configclass
 class KilledConfig(TinyConfig):
-    """The tiny task with dropout."""
+    """The linear task with dropout."""
 
     dropout: float = 0.3
-    width: int = 8
 
 
+@tf.autograph.experimental.do_not_convert
 def moved(batch: Any, seed: tf.Tensor) -> Any:
     """Moves each point a little, by the seed of its example, int32 [examples, 2]; in graph."""
     points, labels = batch
@@ -42,7 +43,7 @@ def moved(batch: Any, seed: tf.Tensor) -> Any:
 
 
 @trainer_kit.register_task(KilledConfig)
-class KilledTask(TinyTask):
+class KilledTask(LinearTask):
     """Moves the training points, and calls `on_step` in every training step, once on each replica.
 
     A step returns a metric, the mean label of the loop so far.
@@ -57,6 +58,7 @@ class KilledTask(TinyTask):
         arrays = tiny_arrays(bool(params.is_training), self.task_config.examples)
         return trainer_kit.ArraySource(arrays, params, transform=moved if params.is_training else None)
 
+    @tf.autograph.experimental.do_not_convert  # which is not the subject
     def train_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step."""
         tf.py_function(lambda: on_step(), [], [])
@@ -67,7 +69,7 @@ class KilledTask(TinyTask):
 @trainer_kit.register_experiment("killed")
 def killed() -> Any:
     """Momentum, dropout, shuffled data; a checkpoint every 5 steps, an evaluation every 15, two bests kept."""
-    config = tiny_experiment(
+    config = linear_experiment(
         train_steps=STEPS,
         steps_per_loop=LOOP,
         summary_interval=LOOP,
@@ -82,9 +84,8 @@ def killed() -> Any:
 
 @trainer_kit.register_experiment("killed_fused")
 def killed_fused() -> Any:
-    """The same, three steps in one program: the tiny task itself, because XLA takes no Python; dropout too."""
-    task = TinyConfig(dropout=0.3, width=8)
-    return killed().replace(task=task, trainer={"fuse_steps": 3, "checkpoint_interval": 10})
+    """The same, three steps in one program: the linear task itself, because XLA takes no Python; dropout too."""
+    return killed().replace(task=LinearConfig(dropout=0.3), trainer={"fuse_steps": 3, "checkpoint_interval": 10})
 
 
 def killed_at(point: str, occurrence: int, file: str, *arguments: str) -> None:

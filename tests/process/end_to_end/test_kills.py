@@ -25,7 +25,6 @@ from tests.process.end_to_end.killed_experiment import (
     killed_at,
     killed_behind_its_reports,
     recorded,
-    stopped_in_step,
 )
 from trainer_kit.checkpoints.commit import problem, read_record
 from trainer_kit.testing import WRITE_POINTS, Ended, ForkServer, compare_runs
@@ -33,20 +32,23 @@ from trainer_kit.testing import WRITE_POINTS, Ended, ForkServer, compare_runs
 EXPERIMENT = "tests.process.end_to_end.killed_experiment"
 SECONDS = 100.0  # the most that one run may take
 
-AVERAGE = "trainer.optimizer_config.ema.average_decay=0.9"
-KINDS = {
-    "average": (AVERAGE,),
-    "split batches on 2 CPUs": (
-        *(AVERAGE, "trainer.accumulate_steps=2", "runtime.virtual_cpus=2", "runtime.distribution_strategy=mirrored"),
-    ),
-}
+AVERAGE = "--params_override=trainer.optimizer_config.ema.average_decay=0.9"
+LATE, TWO_SAVES, RANDOM = "late", "two saves", "random"  # what kills a run besides a write point
 
-# Points in the order in which one run is killed at them, started again up to the next one, and at last to the end. The
-# first of a checkpoint, or of the best, is cut at its second time, when there is something to lose.
-CHAINS: dict[str, list[str]] = {"start": [], "checkpoint": [], "best": [], "history": [], "final": []}
-for _point in WRITE_POINTS:
-    _file = _point.partition(".")[0]
-    CHAINS[_file if _file in CHAINS else {"ledger": "best"}.get(_file, "start")].append(_point)
+
+def _points(*names: str) -> tuple[str, ...]:
+    return tuple(point for point in WRITE_POINTS if point.partition(".")[0] in names)
+
+
+# What one run is killed by, in this order, started again up to the next one, and at last to the end. The history is
+# written anew only when there is something to take back: after a kill in the second save.
+CHAINS: dict[str, tuple[str, ...]] = {
+    "start": (*_points("heartbeat", "params", "manifest", "file"), RANDOM, RANDOM, RANDOM),
+    "checkpoint": (*_points("checkpoint"), *_points("final")),
+    "best": (LATE, TWO_SAVES, *_points("history"), *_points("best", "ledger")),
+}
+# The first of a checkpoint, or of the best, is cut when there is something to lose; two bests are written in turn.
+OCCURRENCES = {"checkpoint.save": 2, "best.weights": 3}
 
 
 @dataclass
@@ -55,20 +57,23 @@ class Story:
 
     Attributes:
       folder: of the run.
-      deaths: of the processes that were stopped, in order.
+      causes: of the deaths, in order.
+      deaths: of the processes that were killed.
       last: of the process that came to the end.
       best: after each death, what is wrong with the best checkpoint; "" if nothing is.
       steps: after each death, the last step in the history.
     """
 
     folder: Path
+    causes: list[str] = field(default_factory=list)
     deaths: list[Ended] = field(default_factory=list)
     last: Ended | None = None
     best: list[str] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
 
-    def died(self, how: Ended) -> None:
+    def died(self, cause: str, how: Ended) -> None:
         """Notes a death, and what is on the disk right after it."""
+        self.causes.append(cause)
         self.deaths.append(how)
         folders = [self.folder / "best_ckpt", self.folder / "best_checkpoints" / "two"]
         self.best.append("; ".join(filter(None, map(_wrong_with_best, folders))))
@@ -89,59 +94,43 @@ def uninterrupted(server: ForkServer, folder: Path, kind: str) -> Story:
     return Story(folder, last=server.run(recorded, f"{folder}.points", *_arguments(folder, kind), timeout=SECONDS))
 
 
-def stopped(server: ForkServer, folder: Path, kind: str) -> Story:
-    """SIGTERM in the middle of a training loop."""
-    story = Story(folder)
-    story.died(server.run(stopped_in_step, 23, *_arguments(folder, kind), timeout=SECONDS))
-    story.last = server.run("train", *_arguments(folder, kind), timeout=SECONDS)
+def killed_often(server: ForkServer, folder: Path, chain: str) -> Story:
+    """SIGKILL by each cause of a chain in turn."""
+    story, chance, arguments = Story(folder), random.Random("one seed"), _arguments(folder)
+    notes = f"{folder}.points"
+    for cause in CHAINS[chain]:
+        if cause == RANDOM:
+            death = _killed_at_random(server, folder, chance, between=story.causes.count(RANDOM) % 2 == 0)
+        elif cause == LATE:
+            death = server.run(killed_behind_its_reports, *arguments, timeout=SECONDS)
+        else:
+            fault = ("checkpoint.save", 2) if cause == TWO_SAVES else (cause, OCCURRENCES.get(cause, 1))
+            death = server.run(killed_at, *fault, notes, *arguments, timeout=SECONDS)
+        story.died(cause, death)
+    story.last = server.run(recorded, notes, *arguments, timeout=SECONDS)
     return story
 
 
-def killed_at_points(server: ForkServer, folder: Path, chain: str) -> Story:
-    """SIGKILL at each point of a chain in turn."""
-    story = Story(folder)
-    points = [(point, 1) for point in CHAINS[chain]]
-    if chain in ("checkpoint", "best"):
-        points[0] = (points[0][0], 2 if chain == "checkpoint" else 3)  # two bests are written in turn
-    if chain == "history":  # which is written anew only when there is something to take back
-        points.insert(0, ("checkpoint.save", 2))
-    for point, occurrence in points:
-        story.died(server.run(killed_at, point, occurrence, f"{folder}.points", *_arguments(folder), timeout=SECONDS))
-    story.last = server.run(recorded, f"{folder}.points", *_arguments(folder), timeout=SECONDS)
-    return story
-
-
-def killed_at_random(server: ForkServer, folder: Path, seed: str) -> Story:
-    """SIGKILL at three random moments, one of them the appearance of a new file."""
-    story, chance = Story(folder), random.Random(seed)
-    for number in range(3):
-        child = server.start("train", *_arguments(folder))
-        _wait_for_new_files(folder, chance.randrange(1, 20), lambda child=child: child.alive)
-        if number % 2 == 0:  # between two files; counted from one, since the length of a run depends on the machine
-            time.sleep(chance.uniform(0.0, 0.1))
-        child.kill()
-        story.died(child.wait(SECONDS))
-    story.last = server.run("train", *_arguments(folder), timeout=SECONDS)
-    return story
+def _killed_at_random(server: ForkServer, folder: Path, chance: random.Random, between: bool) -> Ended:
+    """SIGKILL when a file has appeared, or between two of them."""
+    child = server.start("train", *_arguments(folder))
+    _wait_for_new_files(folder, chance.randrange(1, 20), lambda: child.alive)
+    if between:  # counted from a file, since the length of a run depends on the machine
+        time.sleep(chance.uniform(0.0, 0.1))
+    child.kill()
+    return child.wait(SECONDS)
 
 
 def killed_fused(server: ForkServer, folder: Path, kind: str) -> Story:
     """SIGKILL in a save beside fused loops, and right after the next file."""
     story, arguments = Story(folder), _arguments(folder, kind)
-    story.died(server.run(killed_at, "checkpoint.pointer", 2, f"{folder}.points", *arguments, timeout=SECONDS))
+    death = server.run(killed_at, "checkpoint.pointer", 2, f"{folder}.points", *arguments, timeout=SECONDS)
+    story.died("checkpoint.pointer", death)
     child = server.start("train", *arguments)
     _wait_for_new_files(folder, 3, lambda: child.alive)
     child.kill()
-    story.died(child.wait(SECONDS))
+    story.died("a file", child.wait(SECONDS))
     story.last = server.run("train", *arguments, timeout=SECONDS)
-    return story
-
-
-def killed_late(server: ForkServer, folder: Path, kind: str) -> Story:
-    """SIGKILL when a checkpoint has all its files but its record, and the history is slow."""
-    story = Story(folder)
-    story.died(server.run(killed_behind_its_reports, *_arguments(folder, kind), timeout=SECONDS))
-    story.last = server.run("train", *_arguments(folder, kind), timeout=SECONDS)
     return story
 
 
@@ -190,47 +179,52 @@ def _of(function: Callable[..., Story], *names: str) -> Any:
     return pytest.mark.parametrize("story", scenarios, indirect=True)
 
 
-@_of(stopped, *KINDS)
-def test_sigterm_in_a_loop_and_a_restart_change_no_bit(story: Story, reference: Path) -> None:
-    death = story.deaths[0]
-    assert death.code == 75, death.text
-    stopped_at = re.search(r"stopped by SIGTERM at step (\d+)", death.text)
-    assert stopped_at is not None, death.text
-    step = int(stopped_at.group(1))
-    assert step not in [line["step"] for line in _lines(reference / "metrics.jsonl")]  # no boundary of a loop
-    assert story.starts == [0, step]
-    assert compare_runs(reference, story.folder) == []
-
-
-@_of(killed_at_random, "one seed")
-def test_kills_at_random_moments_lose_little_and_change_no_bit(story: Story, reference: Path) -> None:
-    codes = [death.code for death in story.deaths]
-    assert set(codes) <= {-signal.SIGKILL, 0} and codes.count(-signal.SIGKILL) >= 2, codes
-    assert set(story.best) == {""}
-    # Steps that were told and then taken again: an interval, and one more whose checkpoint was still being written.
-    redone = [step - start for step, start in zip(story.steps, story.starts[1:], strict=True) if start is not None]
-    assert redone and max(redone) <= 2 * INTERVAL, redone
+@_of(killed_often, *CHAINS)
+def test_a_run_that_was_killed_often_has_changed_no_bit(story: Story, reference: Path) -> None:
     assert compare_runs(reference, story.folder) == []
 
 
 @pytest.mark.parametrize(
     ("story", "point"),
-    [pytest.param((killed_at_points, chain), point, id=point) for chain, points in CHAINS.items() for point in points],
+    [
+        pytest.param((killed_often, chain), point, id=point)
+        for chain, causes in CHAINS.items()
+        for point in causes
+        if point in WRITE_POINTS
+    ],
     indirect=["story"],
 )
-def test_a_kill_at_a_write_point_and_another_start_change_no_bit(story: Story, point: str, reference: Path) -> None:
-    chain = next(points for points in CHAINS.values() if point in points)
-    number = chain.index(point) + len(story.deaths) - len(chain)
+def test_a_kill_at_a_write_point_leaves_a_whole_best(story: Story, point: str) -> None:
+    number = story.causes.index(point)
     death = story.deaths[number]
     assert death.code == -signal.SIGKILL, death.text
     assert story.best[number] == ""
-    assert compare_runs(reference, story.folder) == []
 
 
-@_of(killed_at_points, "history")
+@_of(killed_often, "start")
+def test_kills_at_random_moments_lose_little(story: Story) -> None:
+    first = story.causes.index(RANDOM)
+    codes = [death.code for death in story.deaths[first:]]
+    assert set(codes) <= {-signal.SIGKILL, 0} and codes.count(-signal.SIGKILL) >= 2, codes
+    assert set(story.best[first:]) == {""}
+    # Steps that were told and then taken again: an interval, and one more whose checkpoint was still being written.
+    pairs = zip(story.steps[first:], story.starts[first + 1 :], strict=True)
+    redone = [step - start for step, start in pairs if start is not None]
+    assert redone and max(redone) <= 2 * INTERVAL, redone
+
+
+@_of(killed_often, "best")
 def test_a_full_and_a_resumed_run_reach_exactly_all_write_points(story: Story, reference: Path) -> None:
     reached = {point for run in (reference, story.folder) for point in Path(f"{run}.points").read_text().split()}
     assert sorted(reached) == sorted(WRITE_POINTS)
+
+
+@_of(killed_often, "best")
+def test_the_history_is_as_new_as_an_unrecorded_checkpoint(story: Story) -> None:
+    number = story.causes.index(LATE)
+    assert story.deaths[number].code == -signal.SIGKILL, story.deaths[number].text
+    assert story.starts[number : number + 2] == [0, INTERVAL]  # it is whole, and gone on from
+    assert story.steps[number] >= INTERVAL
 
 
 @_of(killed_fused, "fused")
@@ -240,22 +234,14 @@ def test_two_kills_of_a_fused_run_change_no_bit(story: Story, reference: Path) -
     assert compare_runs(reference, story.folder) == []
 
 
-@_of(killed_late, "average")
-def test_the_history_is_as_new_as_an_unrecorded_checkpoint(story: Story, reference: Path) -> None:
-    assert story.deaths[0].code == -signal.SIGKILL, story.deaths[0].text
-    assert story.starts == [0, INTERVAL]  # it is whole, and gone on from
-    assert story.steps[0] >= INTERVAL
-    assert compare_runs(reference, story.folder) == []
-
-
 def _kind(function: Callable[..., Story], name: str) -> str:
-    return name if function in (stopped, uninterrupted, killed_fused) else "average"
+    return name if function in (uninterrupted, killed_fused) else "average"
 
 
 def _arguments(folder: Path, kind: str = "average") -> list[str]:
-    experiment = "killed_fused" if kind == "fused" else "killed"
+    experiment, flags = ("killed_fused", []) if kind == "fused" else ("killed", [AVERAGE])
     common = [f"--import_module={EXPERIMENT}", f"--experiment={experiment}", "--mode=train_and_eval"]
-    return [*common, f"--model_dir={folder}", *(f"--params_override={value}" for value in KINDS.get(kind, ()))]
+    return [*common, f"--model_dir={folder}", *flags]
 
 
 def _wait_for_new_files(folder: Path, count: int, alive: Callable[[], bool]) -> None:
