@@ -1,4 +1,4 @@
-"""The experiment that test_hyper_parameters.py kills: every way to change a hyper-parameter, and a hand that edits."""
+"""An experiment of test_callbacks.py: hyper-parameters that can be changed, and a hand that edits them."""
 
 from __future__ import annotations
 
@@ -53,28 +53,15 @@ def rate(step: int) -> float:
 
 @trainer_kit.register_experiment("changed")
 def changed() -> Any:
-    """Two optimizers; the plateau is reached at the second evaluation, step 30, and at every one after it."""
-    adam, variables = {"type": "adam"}, {"head": ("kernel",), "rest": (".",)}
+    """The killed experiment with two optimizers, and evaluations between the checkpoints."""
+    sgd, variables = {"type": "sgd", "sgd": {"momentum": 0.9}}, {"head": ("kernel",), "rest": (".",)}
     rates = {
         "head": {"type": "constant", "constant": {"learning_rate": 0.01}},
         "rest": {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": 100}},
     }
     optimizers = {
-        name: {"optimizer": adam, "learning_rate": rates[name], "variables": variables[name]} for name in variables
+        name: {"optimizer": sgd, "learning_rate": rates[name], "variables": variables[name]} for name in variables
     }
-    callbacks = [
-        {"name": f"{__name__}:Hand", "args": {"step": 25, "text": "head.learning_rate: 0.003"}},
-        {"name": "set_at_steps", "args": {"parameter": "loss_weight", "steps": [[12, 0.5], [33, 2.0]]}},
-        {"name": "set_by_function", "args": {"parameter": "loss_weight", "function": f"{__name__}:rate", "every": 50}},
-        {"name": "set_from_file"},
-        {
-            "name": "reduce_on_plateau",
-            "args": {
-                "metric": "validation_loss", "metric_comp": "lower", "parameter": "rest.learning_rate_factor",
-                "patience": 1, "min_delta": 9.0,
-            },
-        },
-    ]  # fmt: skip
     none = {"optimizer": {"type": None}, "learning_rate": {"type": None}}
-    trainer = {"optimizer_config": none, "optimizers": optimizers, "callbacks": callbacks, "checkpoint_interval": 20}
+    trainer = {"optimizer_config": none, "optimizers": optimizers, "checkpoint_interval": 15, "validation_interval": 10}
     return killed().replace(task=ChangedConfig(), trainer=trainer)

@@ -47,6 +47,7 @@ class StoppedTask(LinearTask):
         happens("build")
         return super().build_model()
 
+    @tf.autograph.experimental.do_not_convert
     def train_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step; tracing it is a part of the compilation."""
         happens("compile")
@@ -54,6 +55,7 @@ class StoppedTask(LinearTask):
         tf.py_function(lambda step: happens(f"step {int(step)}"), [iterations], [])
         return super().train_step(*arguments, **named)
 
+    @tf.autograph.experimental.do_not_convert
     def validation_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step."""
         happens("compile evaluation")

@@ -1,4 +1,4 @@
-"""A user's callback from Python, from a config file and from gin; its reports, its time, its state after kills."""
+"""A callback of a user, from Python, a config file and gin; what it and others change or stop, after kills too."""
 
 from __future__ import annotations
 
@@ -7,73 +7,134 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import linear_experiment
 from tests.process.end_to_end.callbacks_experiment import WeightNorm
-from tests.process.end_to_end.killed_experiment import killed, killed_at
+from tests.process.end_to_end.killed_experiment import killed_at
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.files import read_lines
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing import ForkServer, compare_runs
 
-MODULE = "tests.process.end_to_end.callbacks_experiment"
-YAML = "trainer: {callbacks: [{name: weight_norm, args: {every: 10}}]}\n"
+CALLBACKS = "tests.process.end_to_end.callbacks_experiment"
+CHANGED = "tests.process.end_to_end.hyper_parameters_experiment"
 GIN = "TrainerConfig.callbacks = [{'name': 'weight_norm', 'args': {'every': 10}}]\n"
+# A callback of the user's, every way to change a hyper-parameter, and an end before the last step. The plateau is
+# reached at the second evaluation, step 20, and at every one after it.
+YAML = f"""
+trainer:
+  callbacks:
+  - {{name: weight_norm, args: {{every: 10}}}}
+  - {{name: "{CHANGED}:Hand", args: {{step: 25, text: "head.learning_rate: 0.003"}}}}
+  - {{name: set_at_steps, args: {{parameter: loss_weight, steps: [[12, 0.5], [33, 2.0]]}}}}
+  - {{name: set_by_function, args: {{parameter: loss_weight, function: "{CHANGED}:rate", every: 35}}}}
+  - {{name: set_from_file}}
+  - name: reduce_on_plateau
+    args: {{metric: validation_loss, metric_comp: lower, parameter: rest.learning_rate_factor, patience: 1,
+           min_delta: 9.0}}
+  early_stopping: {{metric: validation_loss, metric_comp: lower, min_delta: 100.0, patience: 3}}
+"""
+# What kills a run, one after the other, and then its last evaluation and its newest checkpoint. Each start counts its
+# own evaluations and checkpoints.
+KILLS = (
+    # Before the evaluation of step 10 is on record; when it is, and its weights are not exported; when all of it is
+    # done, and the first checkpoint is not.
+    ("ledger.append", 1, 0, 0),
+    ("best.weights", 1, 10, 0),
+    ("checkpoint.save", 1, 10, 0),
+    ("checkpoint.save", 2, 20, 17),  # of step 30; the plateau was seen at 20, and a hyper-parameter was read at 25
+    # In the third evaluation, and in the fourth, which ends the run, before its line is in the ledger; when the line is
+    # there and the last checkpoint is not; while that is written; before the end is noted.
+    ("ledger.append", 1, 20, 30),
+    ("ledger.append", 2, 30, 30),
+    ("checkpoint.save", 1, 40, 30),
+    ("checkpoint.record.rename", 1, 40, 40),
+    ("final.rename", 1, 40, 40),
+)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer([MODULE]) as started:
+    with ForkServer([CALLBACKS, CHANGED]) as started:
         yield started
 
 
 def _arguments(folder: Path, *more: str) -> list[str]:
-    common = [f"--import_module={MODULE}", "--experiment=with_callback", "--mode=train_and_eval"]
+    common = [f"--import_module={CALLBACKS}", "--experiment=with_callback", "--mode=train_and_eval"]
     return [*common, f"--model_dir={folder}", *more]
 
 
-def _norms(folder: Path) -> dict[int, float]:
-    lines = [line for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "train"]
-    return {line["step"]: line["metrics"]["weight_norm"] for line in lines if "weight_norm" in line["metrics"]}
-
-
-@pytest.mark.parametrize("source", ["yaml", "gin", "python"])
-def test_a_users_callback_reports_and_its_time_is_counted(server: ForkServer, tmp_path: Path, source: str) -> None:
-    run, written = tmp_path / "run", tmp_path / f"callbacks.{source}"
-    if source == "python":
-        launch(killed(), "train_and_eval", str(run), callbacks=[WeightNorm(every=10)])
-    else:
-        written.write_text(YAML if source == "yaml" else GIN)
-        flag = "--config_file" if source == "yaml" else "--gin_file"
-        ended = server.run("train", *_arguments(run, f"{flag}={written}"))
-        assert ended.code == 0, ended.text
-    assert list(_norms(run)) == [10, 20, 30, 40, 50, 60]
+def _assert_reported(run: Path, steps: list[int]) -> None:
+    """The callback has reported at `steps`, into the history and the event file, and its time was counted."""
+    lines = [line for line in read_lines(run / "metrics.jsonl") if line["kind"] == "train"]
+    assert [line["step"] for line in lines if "weight_norm" in line["metrics"]] == steps
     assert "callbacks/WeightNorm" in json.loads((run / "final.json").read_text())["time"]
     (events,) = (run / "train").glob("events*")
     found = [event for event in tf.compat.v1.train.summary_iterator(str(events)) if event.summary.value]
-    steps = [event.step for event in found if any(value.tag == "weight_norm" for value in event.summary.value)]
-    assert steps == [10, 20, 30, 40, 50, 60]
+    assert [event.step for event in found if any(value.tag == "weight_norm" for value in event.summary.value)] == steps
 
 
-def test_the_state_of_a_callback_survives_kills(server: ForkServer, tmp_path: Path) -> None:
-    whole, hit = tmp_path / "whole", tmp_path / "hit"
-    override = "--params_override=trainer: {callbacks: [{name: weight_norm}]}"
-    uninterrupted = server.start("train", *_arguments(whole, override))
-    # Before the evaluation of step 15 is on record; when it is, and its weights are not exported; when all of it is
-    # done, and the next checkpoint is not; in the save of a later step. Each start counts its own.
-    for point, occurrence in (
-        ("ledger.append", 1),
-        ("best.weights", 1),
-        ("checkpoint.save", 1),
-        ("checkpoint.save", 2),
-    ):
-        death = server.run(killed_at, point, occurrence, f"{hit}.points", *_arguments(hit, override))
+def test_a_callback_of_python_reports_and_its_time_is_counted(tmp_path: Path) -> None:
+    launch(linear_experiment(), "train", str(tmp_path / "run"), callbacks=[WeightNorm(every=10)])
+    _assert_reported(tmp_path / "run", [10, 20])
+
+
+def test_a_callback_of_gin_reports_and_its_time_is_counted(server: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "callbacks.gin").write_text(GIN)
+    ended = server.run("train", *_arguments(tmp_path / "run", f"--gin_file={tmp_path / 'callbacks.gin'}"))
+    assert ended.code == 0, ended.text
+    _assert_reported(tmp_path / "run", [10, 20])
+
+
+@pytest.fixture(scope="module")
+def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run with all callbacks that nothing has happened to, and one that was killed again and again."""
+    base = tmp_path_factory.mktemp("changed")
+    whole, hit, file = base / "whole", base / "hit", base / "callbacks.yaml"
+    file.write_text(YAML)
+    flags = [f"--import_module={module}" for module in (CALLBACKS, CHANGED)]
+    flags += ["--experiment=changed", "--mode=train_and_eval", f"--config_file={file}"]
+    uninterrupted = server.start("train", *flags, f"--model_dir={whole}")
+    for point, occurrence, evaluated, saved in KILLS:
+        death = server.run(killed_at, point, occurrence, f"{hit}.points", *flags, f"--model_dir={hit}")
         assert death.code == -signal.SIGKILL, (point, death.text)
-    assert server.run("train", *_arguments(hit, override)).code == 0
-    assert uninterrupted.wait().code == 0
-    assert compare_runs(whole, hit) == []
+        ledger, saves = hit / "evals/validation.jsonl", complete_checkpoints(str(hit))
+        steps = [line["step"] for line in read_lines(ledger)] if ledger.exists() else []
+        assert (max(steps, default=0), max(saves, default=0)) == (evaluated, saved), point
+    for ended in (server.run("train", *flags, f"--model_dir={hit}"), uninterrupted.wait()):
+        assert ended.code == 0, ended.text
+    assert "the run ends at step 40: validation_loss has not improved" in ended.text
+    return whole, hit
+
+
+def test_a_callback_of_yaml_reports_and_keeps_its_state(runs: tuple[Path, Path]) -> None:
+    whole, hit = runs
+    _assert_reported(whole, [10, 20, 30, 40])
     assert (whole / "largest.json").read_text() == (hit / "largest.json").read_text()
     assert json.loads((whole / "largest.json").read_text())[1] == 4
+
+
+def test_kills_change_neither_the_stop_step_nor_the_bits(runs: tuple[Path, Path]) -> None:
+    finals = [json.loads((run / "final.json").read_text()) for run in runs]
+    assert [final["step"] for final in finals] == [40, 40]
+    assert finals[0]["stopped"] == finals[1]["stopped"]
+    assert compare_runs(*runs) == []
+
+
+def test_hyper_parameters_change_at_the_same_steps_after_kills(runs: tuple[Path, Path]) -> None:
+    lines = [line for line in read_lines(runs[1] / "metrics.jsonl") if line["kind"] == "change"]
+    assert [(line["step"], line["metrics"]) for line in lines] == [
+        (0, {"loss_weight": 0.01}),
+        (12, {"loss_weight": 0.5}),
+        (20, {"rest.learning_rate_factor": 0.1}),
+        (25, {"head.learning_rate": 0.003}),
+        (30, {"rest.learning_rate_factor": float(np.float32(0.1)) * 0.1}),
+        (33, {"loss_weight": 2.0}),
+        (35, {"loss_weight": 0.01 / 2}),
+    ]
 
 
 def test_a_wrong_callback_config_fails_before_the_first_step(server: ForkServer, tmp_path: Path) -> None:

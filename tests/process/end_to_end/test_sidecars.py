@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engine.telemetry.test_tensorboard import read_curves
-from tests.process.end_to_end.killed_experiment import INTERVAL, STEPS, held_in_evaluation, killed_at
+from tests.process.end_to_end.killed_experiment import INTERVAL, held_in_evaluation, killed_at
 from trainer_kit.config.experiments import get_experiment
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing import ForkServer
@@ -43,21 +43,31 @@ def _ledger(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "evals/continuous_eval.jsonl").read_text().splitlines()]
 
 
-def test_a_killed_sidecar_evaluates_every_checkpoint_once(server: ForkServer, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    sidecar, trainer = _arguments(run, "continuous_eval"), _arguments(run, "train", "max_to_keep=1")
+def test_killed_sidecars_of_a_killed_trainer_evaluate_all_once(server: ForkServer, tmp_path: Path) -> None:
+    run, steps = tmp_path / "run", 9 * INTERVAL
+    of_run = f"train_steps={steps}"
+    sidecar = _arguments(run, "continuous_eval", "continuous_eval_timeout=60", of_run)
+    trainer = _arguments(run, "train", "max_to_keep=1", of_run)
     first = server.start(killed_at, "best.weights", 1, f"{run}.points", *sidecar)
     _wait_for(run / "evals/continuous_eval.lease.json", first)
-    training = server.start("train", *trainer)
+    # Whole but for its record is the checkpoint of the third step in which it saves, and the next trainer's third, too.
+    trained = [server.run(killed_at, "checkpoint.written", 3, f"{run}.points", *trainer)]
     deaths = [first.wait()]
-    for point, occurrence in (("best.info.rename", 1), ("ledger.append", 1), ("ledger.append", 4)):
-        deaths.append(server.run(killed_at, point, occurrence, f"{run}.points", *sidecar))
-    assert training.wait().code == 0, training.text
+    for point in ("best.info.rename", "ledger.append"):
+        deaths.append(server.run(killed_at, point, 1, f"{run}.points", *sidecar))
+    # The first step is evaluated; the sixth more is one of the third trainer's.
+    beside = server.start(killed_at, "ledger.append", 6, f"{run}.points", *sidecar)
+    trained.append(server.run(killed_at, "checkpoint.pointer", 3, f"{run}.points", *trainer))
+    assert beside.alive, beside.text
+    ended = server.run("train", *trainer)
+    deaths.append(beside.wait())
     last = server.run("train", *sidecar)
+    assert [death.code for death in trained] == [-signal.SIGKILL] * 2, [death.text for death in trained]
+    assert ended.code == 0, ended.text
     assert [death.code for death in deaths] == [-signal.SIGKILL] * 4, [death.text for death in deaths]
     assert last.code == 0, last.text
 
-    records, every = _ledger(run), list(range(INTERVAL, STEPS + 1, INTERVAL))
+    records, every = _ledger(run), list(range(INTERVAL, steps + 1, INTERVAL))
     assert [record["step"] for record in records] == every
     curves = read_curves(run / "evals/continuous_eval")
     assert [step for step, _ in curves["."]["accuracy"]] == every
@@ -70,43 +80,32 @@ def test_a_killed_sidecar_evaluates_every_checkpoint_once(server: ForkServer, tm
 
 
 def test_a_sidecar_of_a_killed_trainer_ends_and_names_its_step(server: ForkServer, tmp_path: Path) -> None:
-    trainer = server.run(killed_at, "checkpoint.save", 3, f"{tmp_path}.points", *_arguments(tmp_path, "train"))
+    trainer = server.run(killed_at, "checkpoint.save", 2, f"{tmp_path}.points", *_arguments(tmp_path, "train"))
     assert trainer.code == -signal.SIGKILL
     begin = time.monotonic()
     sidecar = server.run("train", *_arguments(tmp_path, "continuous_eval", "continuous_eval_timeout=2"))
     assert sidecar.code == 8, sidecar.text
-    assert [record["step"] for record in _ledger(tmp_path)] == [5, 10]
+    assert [record["step"] for record in _ledger(tmp_path)] == [5]
     told = sidecar.text.splitlines()[-1]
-    assert re.search(r"no new checkpoint for 2 s .*newest checkpoint, ckpt-10, .*\(.* pid \d+\) is gone", told)
+    assert re.search(r"no new checkpoint for 2 s .*newest checkpoint, ckpt-5, .*\(.* pid \d+\) is gone", told)
     assert time.monotonic() - begin < 60
-
-
-def test_a_sidecar_follows_a_killed_and_restarted_trainer(server: ForkServer, tmp_path: Path) -> None:
-    side = server.start("train", *_arguments(tmp_path, "continuous_eval", "continuous_eval_timeout=20"))
-    trainer = _arguments(tmp_path, "train")
-    for point in ("checkpoint.written", "checkpoint.pointer"):
-        assert server.run(killed_at, point, 3, f"{tmp_path}.points", *trainer).code == -signal.SIGKILL
-    assert server.run("train", *trainer).code == 0
-    ended = side.wait()
-    assert ended.code == 0, ended.text
-    assert [record["step"] for record in _ledger(tmp_path)] == list(range(INTERVAL, STEPS + 1, INTERVAL))
 
 
 def test_a_sidecar_in_an_evaluation_follows_a_restarted_run(server: ForkServer, tmp_path: Path) -> None:
     held, run = tmp_path / "held", tmp_path / "run"
     sidecar = _arguments(run, "continuous_eval", "continuous_eval_timeout=20")
-    side = server.start(held_in_evaluation, 4 * INTERVAL, str(held), *sidecar)
-    death = server.run(killed_at, "checkpoint.pointer", 4, f"{run}.points", *_arguments(run, "train"))
+    side = server.start(held_in_evaluation, 2 * INTERVAL, str(held), *sidecar)
+    death = server.run(killed_at, "checkpoint.pointer", 2, f"{run}.points", *_arguments(run, "train"))
     assert death.code == -signal.SIGKILL, death.text
     _wait_for(held, side)
     again = ["--from_step=0", "--allow_config_change=trainer.train_steps"]
-    trained = server.run("train", *_arguments(run, "train", f"train_steps={4 * INTERVAL}"), *again)
+    trained = server.run("train", *_arguments(run, "train", f"train_steps={2 * INTERVAL}"), *again)
     assert trained.code == 0, trained.text
     held.unlink()
     ended = side.wait()
     assert ended.code == 0, ended.text
     new = [record["step"] for record in _ledger(run) if record["lineage"] == 1 and "kind" not in record]
-    assert new == list(range(INTERVAL, 4 * INTERVAL + 1, INTERVAL))
+    assert new == [INTERVAL, 2 * INTERVAL]
 
 
 def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.end_to_end.workers_experiment import LOOP, STEPS, hit_worker, watched_worker, worker
+from tests.process.end_to_end.workers_experiment import LOOP, STEPS, TRAIN_STEPS, hit_worker, watched_worker, worker
 from trainer_kit.files import read_lines
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.testing import Ended, ForkServer, compare_runs
@@ -96,13 +97,19 @@ def test_two_workers_train_and_only_the_chief_writes(runs: Runs) -> None:
     chief, other = runs.whole_ends
     assert (chief.code, other.code) == (0, 0), chief.text + other.text
     assert "replicas in sync: 2" in chief.text
-    assert f"train | step {STEPS}/{STEPS}" in chief.text
-    assert f"validation | step {STEPS}/{STEPS}" in chief.text
+    assert f"train | step {STEPS}/{TRAIN_STEPS}" in chief.text
+    assert f"validation | step {STEPS}/{TRAIN_STEPS}" in chief.text
     assert "train | step" not in other.text
     assert runs.changed_by_other == ""
     assert not list(runs.whole.glob("**/*worker*"))
     assert len(list(runs.whole.glob("train/events*"))) == 1
     assert sorted(path.name for path in runs.whole.glob("ckpt-*.index")) == [f"ckpt-{STEPS}.index", "ckpt-80.index"]
+
+
+def test_two_workers_are_stopped_together_by_the_chiefs_ledger(runs: Runs) -> None:
+    for end in (*runs.whole_ends, *runs.hit_ends[-1]):
+        assert f"the run ends at step {STEPS}: " in end.text, end.text
+    assert [json.loads((run / "final.json").read_text())["step"] for run in (runs.whole, runs.hit)] == [STEPS, STEPS]
 
 
 def test_a_signal_to_either_worker_stops_both_at_the_same_step(runs: Runs) -> None:

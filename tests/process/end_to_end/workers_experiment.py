@@ -18,7 +18,7 @@ from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.fork_server import train
 from trainer_kit.training.trainer import Trainer
 
-LOOP, STEPS = 40, 120
+LOOP, STEPS, TRAIN_STEPS = 40, 120, 160  # early stopping ends a run at STEPS
 on_step: Callable[[], None] = lambda: None  # noqa: E731 -- replaced in the processes that something happens to
 on_batch: Callable[[], None] = lambda: None  # noqa: E731
 
@@ -40,7 +40,6 @@ class NormalizedTask(TinyTask):
         return keras.Sequential(
             [
                 keras.Input((8,)),
-                layers.Dense(16, "relu"),
                 layers.BatchNormalization(),
                 layers.Dropout(self.task_config.dropout),
                 layers.Dense(3),
@@ -60,12 +59,13 @@ class NormalizedTask(TinyTask):
 
 @trainer_kit.register_experiment("normalized")
 def normalized() -> Any:
-    """Loops longer than the steps after which workers agree, so that a stop cuts one; rates that change."""
+    """Loops longer than the steps after which workers agree, so that a stop cuts one; changing rates; an early stop."""
     hand = {"step": LOOP, "text": "learning_rate: 0.02"}
     plateau = {"metric": "validation_loss", "metric_comp": "lower", "parameter": "learning_rate_factor"}
     plateau |= {"patience": 1, "min_delta": 9.0}
+    never_better = {"metric": "validation_loss", "metric_comp": "lower", "min_delta": 100.0, "patience": 2}
     config = tiny_experiment(
-        train_steps=STEPS,
+        train_steps=TRAIN_STEPS,
         steps_per_loop=LOOP,
         summary_interval=LOOP,
         checkpoint_interval=LOOP,
@@ -73,6 +73,7 @@ def normalized() -> Any:
         max_to_keep=2,
         best_checkpoint_eval_metric="accuracy",
         best_checkpoints={"two": {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}},
+        early_stopping=never_better,
         callbacks=[
             {"name": "tests.process.end_to_end.hyper_parameters_experiment:Hand", "args": hand},
             {"name": "set_from_file"},
