@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.end_to_end.scripts_in_a_fork import run_without_trainer_kit
+from trainer_kit.files import read_lines
 from trainer_kit.testing import ForkServer
 from trainer_kit.testing.fork_server import Child
 
@@ -111,7 +112,7 @@ def _steps(text: str, kind: str) -> list[int]:
     return [int(step) for step in re.findall(rf"^{kind} \| step (\d+)/", text, re.MULTILINE)]
 
 
-def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path, server: ForkServer) -> None:
+def test_a_run_is_trained_resumed_and_evaluated(folder: Path, server: ForkServer) -> None:
     (folder / "binding.gin").write_text("outside.tiny.steps = 120\nSGDConfig.momentum = 0.8\n")
     common = ("--model_dir=run", "--gin_file=binding.gin")
     first = _run(folder, "train_and_eval", *common)
@@ -123,10 +124,19 @@ def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path, server: F
     assert "SGDConfig.momentum" in (folder / "run/operative_config.train_and_eval.gin").read_text()
 
     longer = "--params_override=trainer.train_steps=200"
+    sidecar = _forked(server, folder, "continuous_eval", *common, longer)
     second = _forked(server, folder, "train_and_eval", *common, longer).wait()
     assert second.code == 0, second.text
     assert "train_and_eval from step 120" in second.text
     assert _steps(second.text, "train") == [140, 150, 170, 190, 200]
+
+    beside = sidecar.wait(240)
+    assert beside.code == 0, beside.text
+    ledger, own = (read_lines(folder / f"run/evals/{name}.jsonl") for name in ("continuous_eval", "validation"))
+    assert ledger[-1]["metrics"] == own[-1]["metrics"]  # by the second model as it was trained
+    steps = [record["step"] for record in ledger]
+    assert steps[-1] == 200
+    assert steps == sorted(set(steps))
 
     evaluated = _forked(server, folder, "eval", *common, "--checkpoint=best").wait()
     assert evaluated.code == 0, evaluated.text
@@ -134,20 +144,6 @@ def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path, server: F
     line = re.search(r"^validation .*\| accuracy ([\d.]+)", evaluated.text, re.MULTILINE)
     assert line is not None
     assert float(line.group(1)) == pytest.approx(best["value"], abs=1e-4)  # as many digits as are printed
-
-
-def test_a_run_and_its_sidecar_both_end_with_0(folder: Path, server: ForkServer) -> None:
-    sidecar = _forked(server, folder, "continuous_eval", "--model_dir=watched")
-    run = _forked(server, folder, "train_and_eval", "--model_dir=watched").wait(240)
-    assert run.code == 0, run.text
-    ended = sidecar.wait(240)
-    assert ended.code == 0, ended.text
-    ledgers = [folder / f"watched/evals/{name}.jsonl" for name in ("continuous_eval", "validation")]
-    ledger, own = ([json.loads(line) for line in path.read_text().splitlines()] for path in ledgers)
-    assert ledger[-1]["metrics"] == own[-1]["metrics"]  # by the second model as it was trained
-    steps = [record["step"] for record in ledger]
-    assert steps[-1] == 200
-    assert steps == sorted(set(steps))
 
 
 def test_a_stopped_run_saves_and_tells_so(folder: Path, server: ForkServer) -> None:

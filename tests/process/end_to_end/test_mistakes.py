@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from scripts.code_mistakes import CODE_MISTAKES, CodeMistake
 from scripts.mistakes import MISTAKES, ROOT, Mistake, commit, is_told, run_module, what_is_missing
+from tests.process.end_to_end.late_commands import answer
 from trainer_kit.testing import ForkServer
 
 _EARLY = [mistake for mistake in MISTAKES if not mistake.needs_tensorflow]
 _LATE = [mistake for mistake in MISTAKES if mistake.needs_tensorflow]
+Run = Callable[[list[str]], tuple[int, str]]  # a command, by its arguments: its exit code and what it has written
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,33 @@ def commands() -> Iterator[subprocess.Popen[str]]:
     ) as process:
         yield process
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def late(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs commands one after the other in one process that has TensorFlow."""
+    folder = tmp_path_factory.mktemp("late")
+    requests, replies = folder / "requests", folder / "replies"
+    for fifo in (requests, replies):
+        os.mkfifo(fifo)
+    server.start(answer, str(requests), str(replies), folder=str(ROOT))
+    with requests.open("w") as lines, replies.open() as codes:
+
+        def run(arguments: list[str]) -> tuple[int, str]:
+            errors = tmp_path_factory.mktemp("errors") / "text"
+            print(json.dumps([arguments, str(errors)]), file=lines, flush=True)
+            return int(codes.readline()), errors.read_text()
+
+        yield run
+
+
+@pytest.fixture
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder, the same for all: AutoGraph takes equal functions of two files for one, and names the first."""
+    folder = tmp_path_factory.getbasetemp() / "mine"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 @pytest.mark.parametrize("mistake", _EARLY, ids=lambda mistake: mistake.name.replace(" ", "_"))
@@ -63,14 +93,8 @@ def test_the_real_command_tells_a_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mistake", _LATE, ids=lambda mistake: mistake.name.replace(" ", "_"))
-def test_a_mistake_that_needs_tensorflow_gets_one_message_too(
-    mistake: Mistake, tmp_path: Path, server: ForkServer
-) -> None:
-    def run(arguments: list[str]) -> tuple[int, str]:
-        ended = server.run("train", *arguments, folder=str(ROOT))
-        return ended.code, ended.text
-
-    outcome = commit(mistake, tmp_path, run)
+def test_a_mistake_that_needs_tensorflow_gets_one_message_too(mistake: Mistake, tmp_path: Path, late: Run) -> None:
+    outcome = commit(mistake, tmp_path, late)
     assert outcome.code == mistake.code, outcome.text
     assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
     assert "Traceback" not in outcome.text
@@ -79,14 +103,15 @@ def test_a_mistake_that_needs_tensorflow_gets_one_message_too(
 
 @pytest.mark.parametrize("mistake", CODE_MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
 def test_an_error_of_own_code_shows_the_line_and_the_shapes(
-    mistake: CodeMistake, tmp_path: Path, server: ForkServer
+    mistake: CodeMistake, mine: Path, late: Run, server: ForkServer
 ) -> None:
     def run(arguments: list[str]) -> tuple[int, str]:
         ended = server.run("train", *arguments, folder=str(ROOT))
         return ended.code, ended.text
 
-    code, text = run_module(mistake, tmp_path, run)
-    assert what_is_missing(mistake, code, text, tmp_path) == [], text
+    of_the_process = "runtime." in mistake.overrides
+    code, text = run_module(mistake, mine, run if of_the_process else late)
+    assert what_is_missing(mistake, code, text, mine) == [], text
 
 
 def test_the_sample_in_the_guide_is_what_is_printed() -> None:
