@@ -132,7 +132,7 @@ def test_a_run_is_trained_resumed_and_evaluated(folder: Path, server: ForkServer
 
     beside = sidecar.wait(240)
     assert beside.code == 0, beside.text
-    ledger, own = (read_lines(folder / f"run/evals/{name}.jsonl") for name in ("continuous_eval", "validation"))
+    ledger, own = (list(read_lines(folder / f"run/evals/{name}.jsonl")) for name in ("continuous_eval", "validation"))
     assert ledger[-1]["metrics"] == own[-1]["metrics"]  # by the second model as it was trained
     steps = [record["step"] for record in ledger]
     assert steps[-1] == 200

@@ -135,7 +135,9 @@ def stopped_often(server: ForkServer, tmp_path_factory: pytest.TempPathFactory, 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "moment"), [(overrides, moment) for overrides, phases in PHASES.items() for moment in phases]
+    ("overrides", "moment"),
+    [(overrides, moment) for overrides, phases in PHASES.items() for moment in phases],
+    ids=lambda given: {"": "one CPU", TWO_CPUS: "two CPUs"}.get(given, given),
 )
 def test_a_signal_saves_and_the_next_start_resumes_from_there(
     stopped_often: Callable[[str], Often], overrides: str, moment: str
@@ -152,7 +154,7 @@ def test_a_signal_saves_and_the_next_start_resumes_from_there(
     assert f"train_and_eval from step {before}" in ended.text
 
 
-@pytest.mark.parametrize("overrides", PHASES)
+@pytest.mark.parametrize("overrides", PHASES, ids=["one CPU", "two CPUs"])
 def test_a_run_that_was_stopped_everywhere_keeps_the_same_bits(
     whole: dict[str, Path], stopped_often: Callable[[str], Often], overrides: str
 ) -> None:

@@ -46,11 +46,13 @@ class NormalizedTask(TinyTask):
             ]
         )
 
+    @tf.autograph.experimental.do_not_convert
     def train_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step."""
         tf.py_function(lambda: on_step(), [], [])
         return super().train_step(*arguments, **named)
 
+    @tf.autograph.experimental.do_not_convert
     def validation_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step."""
         tf.py_function(lambda: on_batch(), [], [])
