@@ -105,7 +105,7 @@ def test_sigterm_while_waiting_is_exit_75_and_leaves_nothing(server: ForkServer,
 
 
 def test_the_wait_for_a_killed_pretraining_run_ends(server: ForkServer, tmp_path: Path) -> None:
-    trainer = server.run(killed_at, "checkpoint.save", 2, f"{tmp_path}.points", *_pretraining(tmp_path / "pre"))
+    trainer = server.run(killed_at, "checkpoint.save", 1, f"{tmp_path}.points", *_pretraining(tmp_path / "pre"))
     assert trainer.code == -signal.SIGKILL
     ended = server.run("train", *_finetuning(tmp_path / "run", tmp_path / "pre", "trainer.continuous_eval_timeout=1"))
     assert ended.code == 8, ended.text

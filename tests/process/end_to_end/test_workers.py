@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,7 @@ def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(server: ForkServer, 
     early = server.start(worker, free_hosts(2), 1, *arguments(tmp_path))
     while "waits for all 2 workers" not in early.text:
         assert early.alive, early.text
+        time.sleep(0.05)
     early.kill(signal.SIGTERM)
     ended = early.wait(10)
     assert ended.code == 75, ended.text
@@ -156,5 +158,6 @@ def test_the_chief_refuses_a_model_dir_in_which_others_train(server: ForkServer,
         assert f"{tmp_path} is in use" in chief.text
         while "waits for all 2 workers" not in other.text:  # the chief that trains may be about to end
             assert other.alive, other.text
+            time.sleep(0.05)
     other.kill()
     assert "train_and_eval" not in other.wait(SURVIVAL).text
