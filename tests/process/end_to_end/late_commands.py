@@ -6,6 +6,7 @@ A fork for each would trace and convert the same functions anew.
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import sys
 from pathlib import Path
@@ -37,4 +38,5 @@ def answer(requests: str, replies: str) -> None:
             experiments._entries.clear()
             experiments._entries.update(registered)
             keras.utils.clear_session()
+            linecache.clearcache()  # AutoGraph would read lambdas of an earlier module of this name
             print(code, file=codes, flush=True)
