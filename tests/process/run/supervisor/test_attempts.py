@@ -21,16 +21,17 @@ from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.files import append_line, read_lines
 from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.process.run_lock import HEARTBEAT, RunLock
+from trainer_kit.run.supervisor import child_process
 from trainer_kit.run.supervisor.restart_rules import OUTCOMES, Decision
 
 # Ends as its arguments say, "exit code@step" for each attempt; at step "?" without a heartbeat; after "+" with a new
-# checkpoint of that step. The heartbeat is real.
+# checkpoint of that step. The heartbeat is a real one of this process with another step: a child would import for long.
 _SCRIPT = """
-import os, sys
+import json, os, sys
 from pathlib import Path
-from trainer_kit.process.run_lock import RunLock
 
-folder, *ends = sys.argv[1:]
+folder, heartbeat, *ends = sys.argv[1:]
 done = Path(folder, "done")
 number = len(done.read_text()) if done.exists() else 0
 done.write_text("." * (number + 1))
@@ -40,12 +41,10 @@ if saved:
     Path(folder, f"ckpt-{saved}.index").touch()
 print(f"run {number}")
 if step != "?":
-    lock = RunLock(folder, lambda: ("train", int(step)))
-    lock.__enter__()
+    now = {**json.loads(heartbeat), "step": int(step), "beat": f"of attempt {number}"}
+    Path(folder, "heartbeat.json").write_text(json.dumps(now))
 if int(code) < 0:
     os.kill(os.getpid(), -int(code))
-if step != "?":
-    lock.release("done")
 print("its end", file=sys.stderr)
 sys.exit(int(code))
 """
@@ -53,12 +52,20 @@ sys.exit(int(code))
 Ends = Callable[..., int]
 
 
+@pytest.fixture(scope="module")
+def heartbeat(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The text of a heartbeat."""
+    folder = tmp_path_factory.mktemp("heartbeat")
+    with RunLock(folder, lambda: ("train", 1)):
+        return (folder / HEARTBEAT).read_text()
+
+
 @pytest.fixture
-def ends(tmp_path: Path) -> Ends:
+def ends(tmp_path: Path, heartbeat: str) -> Ends:
     """Supervises the script, with these ends; the run's folder is tmp_path."""
 
     def supervised(*ends: str, max_restarts: int = 5, **arguments: Any) -> int:
-        command = [sys.executable, "-c", _SCRIPT, str(tmp_path), *ends]
+        command = [sys.executable, "-S", "-c", _SCRIPT, str(tmp_path), heartbeat, *ends]
         arguments = {"backoff_seconds": 0.001, "grace_seconds": 5.0, **arguments}
         return supervise(command, max_restarts=max_restarts, log_dir=tmp_path, **arguments)
 
@@ -182,31 +189,40 @@ def test_crashes_count_where_no_step_is_ever_told(tmp_path: Path) -> None:
     ]
 
 
-# Ends as its second argument says, an exit code for each attempt; "+": when the run in its first one has begun.
+# Ends as its third argument says, an exit code for each attempt; "+": when the run in its first one has begun, with the
+# manifest in its second.
 _BEGINNING = """
-import sys
+import os, sys
 from pathlib import Path
-from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.process.run_directory import RunDirectory
 
-folder, ends, *once = sys.argv[1:]
+folder, begun, ends, *once = sys.argv[1:]
 done = Path(folder, "done")
 number = len(done.read_text()) if done.exists() else 0
 done.write_text("." * (number + 1))
 end = ends.split(",")[number]
 if end.endswith("+"):
-    RunDirectory(folder, TrainerConfig()).write_record(ExperimentConfig(), "mine", "train", {})
+    os.replace(begun, Path(folder, "manifest.json"))
 sys.exit(int(end.rstrip("+")))
 """
 
 
+def _manifests(run: Path) -> tuple[bytes, bytes]:
+    """The real manifests of a run that was started once, and of one that was started twice."""
+    found = []
+    for _ in range(2):
+        RunDirectory(str(run), TrainerConfig()).write_record(ExperimentConfig(), "mine", "train", {})
+        found.append((run / "manifest.json").read_bytes())
+    return found[0], found[1]
+
+
 @pytest.mark.parametrize("apart", [False, True])
-def test_until_begun_arguments_are_used_until_a_run_begins(
-    tmp_path: Path, apart: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, log_dir = tmp_path / "run", tmp_path / "other" if apart else tmp_path / "run"
-    RunDirectory(str(run), TrainerConfig()).write_record(ExperimentConfig(), "mine", "train", {})  # of an earlier start
-    command = [sys.executable, "-c", _BEGINNING, str(run), "75,1,75+,75,0"]
+def test_until_begun_arguments_are_used_until_a_run_begins(tmp_path: Path, apart: bool) -> None:
+    run, begun = tmp_path / "run", tmp_path / "begun.json"
+    log_dir = tmp_path / "other" if apart else run
+    before, after = _manifests(run)
+    (run / "manifest.json").write_bytes(before)  # of an earlier start
+    begun.write_bytes(after)
+    command = [sys.executable, "-S", "-c", _BEGINNING, str(run), str(begun), "75,1,75+,75,0"]
     arguments: dict[str, Any] = {"run_dir": run} if apart else {}
     once = ["--from_step=40"]
     assert supervise(
@@ -228,7 +244,7 @@ from pathlib import Path
 folder = Path(sys.argv[1]).resolve()
 folder.mkdir()
 (folder / "ckpt-10.index").touch()
-time.sleep(1.5)
+time.sleep(0.5)
 folder.rename(folder.with_name("moved"))
 sys.exit(int(sys.argv[2]))
 """
@@ -236,8 +252,9 @@ sys.exit(int(sys.argv[2]))
 
 @pytest.mark.parametrize("code", [1, 75])
 def test_a_run_whose_folder_was_moved_is_not_restarted(
-    tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(child_process, "_WATCH_SECONDS", 0.05)  # the folder is looked at while the run has it
     (tmp_path / "latest").symlink_to("run")
     command = [sys.executable, "-S", "-c", _MOVED, str(tmp_path / "latest"), str(code)]
     assert supervise(command, max_restarts=3, log_dir=tmp_path / "latest", backoff_seconds=0.001) == 6
@@ -292,18 +309,18 @@ import logging, sys
 from trainer_kit import supervise
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-log_dir, grace, backoff, *command = sys.argv[1:]
-code = supervise(command, max_restarts=9, log_dir=log_dir, grace_seconds=float(grace), backoff_seconds=float(backoff),
+log_dir, backoff, *command = sys.argv[1:]
+code = supervise(command, max_restarts=9, log_dir=log_dir, grace_seconds=60.0, backoff_seconds=float(backoff),
                  most_backoff_seconds=1e6)
 print(" tensorflow" if "tensorflow" in sys.modules else " light")
 sys.exit(code)
 """
 
 
-def _supervisor(folder: Path, child: str, grace: float = 60.0, backoff: float = 0.001) -> subprocess.Popen[str]:
+def _supervisor(folder: Path, child: str, backoff: float = 0.001) -> subprocess.Popen[str]:
     command = [sys.executable, "-S", "-c", f"import os, signal, sys, time\n{child}"]
     return subprocess.Popen(
-        [sys.executable, "-c", _SUPERVISOR, str(folder), str(grace), str(backoff), *command],
+        [sys.executable, "-c", _SUPERVISOR, str(folder), str(backoff), *command],
         env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -326,15 +343,22 @@ def _supervisor(folder: Path, child: str, grace: float = 60.0, backoff: float = 
 def test_a_stopped_supervisor_stops_its_child_and_ends(
     tmp_path: Path, number: signal.Signals, on_signal: str, grace: float, expected: int, recorded: int
 ) -> None:
-    supervisor = _supervisor(
-        tmp_path, f"signal.signal({int(number)}, {on_signal})\nprint('ready', end='')\ntime.sleep(60)", grace
-    )
+    # The child has the signal sent to us, when it is ready for it.
+    lines = (f"signal.signal({int(number)}, {on_signal})", f"os.kill(os.getppid(), {int(number)})", "time.sleep(60)")
+    command = [sys.executable, "-S", "-c", "\n".join(("import os, signal, sys, time", *lines))]
+    assert supervise(command, max_restarts=9, log_dir=tmp_path, grace_seconds=grace) == expected
+    assert _attempts(tmp_path, "exit_code", "decision") == [(recorded, f"end: asked to stop by {number.name}")]
+
+
+def test_a_supervisors_own_process_is_light_and_shows_all(tmp_path: Path) -> None:
+    on_signal = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))"
+    supervisor = _supervisor(tmp_path, f"{on_signal}\nprint('ready', end='')\ntime.sleep(60)")
     assert supervisor.stdout is not None
     assert supervisor.stdout.read(5) == "ready"  # without the end of a line, while the child goes on
-    supervisor.send_signal(number)
+    supervisor.send_signal(signal.SIGTERM)
     output, log = supervisor.communicate(timeout=20)
-    assert supervisor.returncode == expected, log
-    assert _attempts(tmp_path, "exit_code", "decision") == [(recorded, f"end: asked to stop by {number.name}")]
+    assert supervisor.returncode == 75, log
+    assert _attempts(tmp_path, "exit_code", "decision") == [(75, "end: asked to stop by SIGTERM")]
     assert output == " light\n"
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from trainer_kit.errors import UsageError
+from trainer_kit.run.supervisor import child_process
 from trainer_kit.run.supervisor.child_process import LINES_KEPT, Wakeups, run
 
 # A grandchild that SIGTERM does not end, with a lock that lasts as long as it does.
@@ -100,7 +101,10 @@ def test_left_processes_that_ignore_sigterm_are_ended(wakeups: Wakeups, tmp_path
     assert _is_free(tmp_path / "lock")
 
 
-def test_a_program_that_left_the_group_does_not_hold_up_the_end(wakeups: Wakeups) -> None:
+def test_a_program_that_left_the_group_does_not_hold_up_the_end(
+    wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "_LEFTOVER_SECONDS", 0.2)
     lines = run(
         _child(
             "away = subprocess.Popen(['sleep', '600'], start_new_session=True, stderr=subprocess.DEVNULL)",
