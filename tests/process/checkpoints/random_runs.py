@@ -16,6 +16,7 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.state.train_state import TrainState
 
 STEPS = 6
+REPLICAS = (1, 2)
 
 
 class Noise(keras.layers.Layer):  # type: ignore[misc]
@@ -148,28 +149,28 @@ def kinds(replicas: int) -> list[str]:
     return [*KINDS] if replicas == 1 else [*ON_REPLICAS]
 
 
-def draw_all(folder: str, replicas: int) -> None:
-    """Draws the numbers of all steps, and saves checkpoints in the middle."""
-    _split_cpu()
-    draw(folder, 0, replicas)
+def draw_all(folder: str) -> None:
+    """Draws the numbers of all steps, and saves a checkpoint in the middle."""
+    _draw_on_all(folder, 0)
 
 
-def go_on(folder: str, replicas: int) -> None:
+def go_on(folder: str) -> None:
     """Draws the second half, from the checkpoint in the middle."""
-    _split_cpu()
-    draw(folder, STEPS // 2, replicas)
+    _draw_on_all(folder, STEPS // 2)
 
 
-def _split_cpu() -> None:
+def _draw_on_all(folder: str, begin: int) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * max(REPLICAS))
+    for replicas in REPLICAS:
+        draw(f"{folder}/{replicas}", begin, replicas)
 
 
 def draw(folder: str, begin: int, replicas: int) -> None:
     """Draws the numbers of the steps after `begin` of each kind, and writes them to `<kind>/<begin>.json`.
 
-    It goes on from the checkpoint of `begin`, and from the start saves the last two steps of the first half. A run that
-    goes on has other seeds, as a process has that was started anew.
+    It goes on from the checkpoint of `begin`, and from the start saves the last step of the first half. A run that goes
+    on has other seeds, as a process has that was started anew.
     """
     for kind in kinds(replicas):
         strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]) if replicas > 1 else None
@@ -209,7 +210,7 @@ def _draw_kind(build: Callable[[], tuple[Any, Any]], folder: str, begin: int, st
         values = strategy.experimental_local_results(one())
         drawn.append([value.numpy().tobytes().hex() for value in values])
         step.assign(number)
-        if not begin and number in (STEPS // 2 - 1, STEPS // 2):
+        if not begin and number == STEPS // 2:
             manager.save(number)
     manager.sync()
     return drawn

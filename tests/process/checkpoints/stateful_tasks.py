@@ -40,7 +40,7 @@ class _Scaled(LinearTask):
 
     def factor(self) -> Any:
         """Changes the variable and returns its value, a float32 scalar; in graph."""
-        raise NotImplementedError
+        return 1.0
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
         self.scale = self.factor()
@@ -58,12 +58,13 @@ class ModuleOfTask(_Scaled):
     """A variable of a module in a list of a plain object of the task."""
 
     def make(self) -> None:
+        super().make()
         module = tf.Module()
         module.count = tf.Variable(1.0)
         self.parts = SimpleNamespace(modules={"a": [module]})
 
     def factor(self) -> Any:
-        return self.parts.modules["a"][0].count.assign_add(0.5)
+        return super().factor() * self.parts.modules["a"][0].count.assign_add(0.5)
 
 
 class GlobalModule(_Scaled):
@@ -91,8 +92,8 @@ class SeedOfLambda(LinearTask):
         return keras.Sequential([keras.Input((FEATURES,)), *model.layers, keras.layers.Lambda(noise)])
 
 
-class SecondOptimizer(LinearTask):
-    """A second optimizer as an attribute of the model, made in the first step."""
+class SecondOptimizer(SeedOfLambda):
+    """A second optimizer as an attribute of the model, made in the first step. The model draws random numbers."""
 
     second = "second"
 
@@ -114,13 +115,13 @@ class TwoModels(LinearTask):
     def build_model(self) -> Any:
         self.critic, self.critic_optimizer = _dense(1), keras.optimizers.Adam(0.05)
         self.critic_optimizer.build(self.critic.trainable_variables)
-        self.fixed = _dense(1)
+        self.fixed_critic = _dense(1)
         return super().build_model()
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
         logs = super().train_step(inputs, model, optimizer, metrics)
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self.critic(inputs[0]) - self.fixed(inputs[0]) - logs["loss"]) ** 2)
+            loss = tf.reduce_mean((self.critic(inputs[0]) - self.fixed_critic(inputs[0]) - logs["loss"]) ** 2)
         gradients = tape.gradient(loss, self.critic.trainable_variables)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
         return {"loss": loss}
@@ -136,7 +137,7 @@ class HostWrites(LinearTask):
     def build_model(self) -> Any:
         self.target, self.evaluated, self.teacher, self.fixed = (_dense() for _ in range(4))
         self.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 1.0)
-        self.learned = _dense()
+        self.learned = super().build_model()
         return self.learned
 
     def initialize(self, model: Any) -> None:
@@ -168,36 +169,25 @@ class HostWrites(LinearTask):
         self.table.insert(tf.constant("a"), self.table.lookup(tf.constant("a")) + 0.5)
 
 
+class TwoModelsAndHostWrites(TwoModels, HostWrites):
+    """Second models of which the step changes one, and an action others."""
+
+
 class Table(_Scaled):
     """A hash table of the task."""
 
     def make(self) -> None:
+        super().make()
         self.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 1.0)
 
     def factor(self) -> Any:
         value = tf.ensure_shape(self.table.lookup(tf.constant("a")), []) + 0.5
         with tf.control_dependencies([self.table.insert(tf.constant("a"), value)]):
-            return tf.identity(value)
+            return super().factor() * tf.identity(value)
 
 
-class KerasTwo(_Scaled):
-    """A model of tf_keras, whose second optimizer stands in a list of the task."""
-
-    def build_model(self) -> Any:
-        model = tf_keras.Sequential([tf_keras.layers.Dense(CLASSES, input_shape=(FEATURES,))])
-        self.optimizers = [tf_keras.optimizers.Adam(0.05)]
-        self.optimizers[0].build(model.trainable_variables)
-        return model
-
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
-        with tf.GradientTape() as tape:
-            loss = LinearTask.build_losses(self, inputs[1], model(inputs[0], training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        self.optimizers[0].apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return {self.loss: loss}
-
-    def factor(self) -> Any:
-        return 1.0
+class ModelsModuleAndTable(TwoModels, ModuleOfTask, Table):
+    """A second model with its optimizer, a variable of a module, and a table."""
 
 
 class KerasTwoUnbuilt(LinearTask):
@@ -222,6 +212,26 @@ class KerasTwoUnbuilt(LinearTask):
         return {self.loss: loss}
 
 
+class KerasTwo(KerasTwoUnbuilt):
+    """A third optimizer stands in a list of the task, with its slots, and trains what the loss does not ask for."""
+
+    def build_model(self) -> Any:
+        model = super().build_model()
+        self.optimizers = [tf_keras.optimizers.Adam(0.05)]
+        self.optimizers[0].build(model.trainable_variables)
+        return model
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        logs = super().train_step(inputs, model, optimizer, metrics)
+        decay = [(0.1 * variable, variable) for variable in model.trainable_variables]
+        self.optimizers[0].apply_gradients(decay)
+        return logs
+
+
+class GlobalAndKerasTwo(GlobalModule, KerasTwoUnbuilt):
+    """A variable that only globals lead to, and an optimizer that makes its slots in the first step."""
+
+
 class Unreachable(_Scaled):
     """A variable that no attribute leads to."""
 
@@ -232,40 +242,41 @@ class Unreachable(_Scaled):
         return sys.hidden.assign_add(0.5)  # type: ignore[attr-defined]
 
 
-KINDS: dict[str, Callable[..., Any]] = {
-    kind.__name__: kind
-    for kind in (
-        ModuleOfTask, GlobalModule, SeedOfLambda, SecondOptimizer, TwoModels, HostWrites, Table, KerasTwo,
-        KerasTwoUnbuilt,
-    )
-}  # fmt: skip
+# By form, the task of a run, its replicas, and options of its trainer. What goes together is in one run.
+FORMS: dict[str, tuple[Callable[..., Any], int, dict[str, Any]]] = {
+    "compiled": (ModelsModuleAndTable, 1, {}),
+    "compiled, Keras 2": (KerasTwo, 1, {}),
+    "two replicas": (TwoModelsAndHostWrites, 2, {}),
+    "fused": (SecondOptimizer, 1, {"fuse_steps": 2}),
+    "eager": (GlobalAndKerasTwo, 1, {"train_tf_function": False, "train_tf_while_loop": False}),
+}
 
 
-def train(folder: str, kinds: list[str], replicas: int, options: dict[str, Any], from_step: int | None) -> None:
-    """Trains each kind in `folder/kind`, resumed from `from_step`; writes weights and metrics to its ends.json."""
+def train_all(base: str, which: str, from_step: int | None) -> None:
+    """Trains each form in `base/form which`, resumed from `from_step`; writes weights and metrics to its ends.json."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    for form in FORMS:
+        _train(form, f"{base}/{form} {which}", from_step)
+
+
+def _train(form: str, folder: str, from_step: int | None) -> None:
+    kind, replicas, options = FORMS[form]
+    strategy = tf.distribute.get_strategy()
     if replicas > 1:
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
-        strategy = tf.distribute.MirroredStrategy(
-            [f"CPU:{n}" for n in range(replicas)], tf.distribute.HierarchicalCopyAllReduce()
-        )
-    else:
-        strategy = tf.distribute.get_strategy()
-    eager = options.get("train_tf_function") is False
-    for kind in kinds:
-        tf.config.run_functions_eagerly(eager)
-        keras.utils.clear_session(free_memory=False)
-        seed_everything(7)
-        loops = dict.fromkeys(("steps_per_loop", "checkpoint_interval", "validation_interval", "summary_interval"), 4)
-        best = {"best_checkpoint_eval_metric": "validation_loss", "best_checkpoint_metric_comp": "higher"}
-        config = linear_experiment(**{**loops, **best, "train_steps": STEPS, **options})
-        with strategy.scope():
-            task = KINDS[kind](config.task)
-        place = f"{folder}/{kind}"
-        actions = [task.after_loop] if hasattr(task, "after_loop") else None
-        model, logs = trainer_kit.run_experiment(
-            strategy, task, "train_and_eval", config, place, train_actions=actions, from_step=from_step
-        )
-        weights = [variable.numpy().tobytes().hex() for variable in model.trainable_variables]
-        logs = {name: float(value) for name, value in logs.items() if not name.startswith("best")}
-        Path(f"{place}/ends.json").write_text(json.dumps([weights, logs]))
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+    tf.config.run_functions_eagerly(options.get("train_tf_function") is False)
+    keras.utils.clear_session(free_memory=False)
+    seed_everything(7)
+    loops = dict.fromkeys(("steps_per_loop", "checkpoint_interval", "validation_interval", "summary_interval"), 4)
+    best = {"best_checkpoint_eval_metric": "validation_loss", "best_checkpoint_metric_comp": "lower"}
+    config = linear_experiment(**{**loops, **best, "train_steps": STEPS, **options})
+    with strategy.scope():
+        task = kind(config.task)
+    actions = [task.after_loop] if hasattr(task, "after_loop") else None
+    model, logs = trainer_kit.run_experiment(
+        strategy, task, "train_and_eval", config, folder, train_actions=actions, from_step=from_step
+    )
+    weights = [variable.numpy().tobytes().hex() for variable in model.trainable_variables]
+    logs = {name: float(value) for name, value in logs.items() if not name.startswith("best")}
+    Path(f"{folder}/ends.json").write_text(json.dumps([weights, logs]))

@@ -16,7 +16,15 @@ import tensorflow as tf
 import tf_keras
 
 from tests.engine.linear_task import LinearTask, linear_experiment
-from tests.process.checkpoints.stateful_tasks import KINDS, STEPS, Unreachable, train
+from tests.process.checkpoints.stateful_tasks import (
+    FORMS,
+    STEPS,
+    HostWrites,
+    KerasTwoUnbuilt,
+    ModuleOfTask,
+    Unreachable,
+    train_all,
+)
 from trainer_kit.checkpoints.state.attribute_paths import reachable
 from trainer_kit.checkpoints.state.discovered_state import saved_section
 from trainer_kit.checkpoints.state.strict_restore import restore
@@ -27,64 +35,48 @@ from trainer_kit.testing.tiny_task import FEATURES
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_parts.task_attributes import PlainValues
 
-FORMS: dict[str, tuple[list[str], int, dict[str, Any]]] = {
-    "compiled": (
-        ["ModuleOfTask", "SeedOfLambda", "TwoModels", "HostWrites", "Table", "KerasTwo", "KerasTwoUnbuilt"],
-        1,
-        {},
-    ),
-    "two replicas": (["TwoModels", "HostWrites"], 2, {}),
-    "fused": (["SecondOptimizer"], 1, {"fuse_steps": 2}),
-    "eager": (["GlobalModule", "KerasTwoUnbuilt"], 1, {"train_tf_function": False, "train_tf_while_loop": False}),
-}
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folders of runs that were not stopped, and of copies that other processes resumed in the middle, by form."""
+    """Folders of runs that were not stopped, and of copies that another process resumed in the middle, by form."""
     base = tmp_path_factory.mktemp("trained")
     with ForkServer(["tests.process.checkpoints.stateful_tasks"]) as server:
         for which, from_step in (("straight", None), ("stopped", STEPS // 2)):
             if from_step:
                 for form in FORMS:
                     shutil.copytree(base / f"{form} straight", base / f"{form} stopped")
-            runs = [
-                server.start(train, f"{base}/{form} {which}", kinds, replicas, options, from_step)
-                for form, (kinds, replicas, options) in FORMS.items()
-            ]
-            texts = [(end.code, end.text) for end in [run.wait() for run in runs]]
-            assert all(code == 0 for code, _ in texts), [text[-1500:] for code, text in texts if code]
-            assert not [text for _, text in texts if "no checkpoint holds" in text or "keeps its initial" in text]
-            assert {f"train | step {STEPS // 2}/" in text for _, text in texts} == {from_step is None}
+            end = server.run(train_all, str(base), which, from_step)
+            assert end.code == 0, end.text[-1500:]
+            assert "no checkpoint holds" not in end.text and "keeps its initial" not in end.text
+            begun = end.text.count(f"train | step {STEPS // 2}/")
+            assert begun == (len(FORMS) if from_step is None else 0)
         yield base
 
 
-@pytest.mark.parametrize(("form", "kind"), [(form, kind) for form, (kinds, _, _) in FORMS.items() for kind in kinds])
-def test_a_resumed_run_ends_with_the_bits_of_one_never_stopped(trained: Path, form: str, kind: str) -> None:
-    ends = [json.loads((trained / f"{form} {which}/{kind}/ends.json").read_text()) for which in ("straight", "stopped")]
+@pytest.mark.parametrize("form", FORMS)
+def test_a_resumed_run_ends_with_the_bits_of_one_never_stopped(trained: Path, form: str) -> None:
+    ends = [json.loads((trained / f"{form} {which}" / "ends.json").read_text()) for which in ("straight", "stopped")]
     assert ends[0] == ends[1]
 
 
 def test_what_is_saved_has_the_path_that_leads_to_it(trained: Path) -> None:
-    kinds = FORMS["compiled"][0]
-    saved = {kind: saved_section(f"{trained}/compiled stopped/{kind}/ckpt-{STEPS}", "step_state") for kind in kinds}
-    assert saved["ModuleOfTask"] == {"task/parts/modules/a/0/count": ()}
-    assert saved["Table"].keys() == {"task/table"}
-    assert not any("fixed" in name for name in saved["TwoModels"])  # a step that only reads it
-    changed = {name.split("/")[1] for name in saved["HostWrites"]}
-    assert changed == {"target", "evaluated", "teacher", "table"}  # and not what is fixed
-    assert saved["KerasTwo"] == {}  # held by other sections
-    eager = saved_section(f"{trained}/eager stopped/GlobalModule/ckpt-{STEPS}", "step_state")
-    assert eager == {"task/factor/SCALE/count": ()}  # and nothing of the trainer's own
+    saved = {form: saved_section(f"{trained}/{form} stopped/ckpt-{STEPS}", "step_state") for form in FORMS}
+    assert saved["compiled"]["task/parts/modules/a/0/count"] == ()
+    names = {name.split("/")[1] for name in saved["compiled"]}
+    assert names == {"parts", "table", "critic_optimizer"}  # and not what a step only reads
+    changed = {name.split("/")[1] for name in saved["two replicas"]}
+    assert changed == {"target", "evaluated", "teacher", "table", "critic_optimizer"}
+    assert saved["compiled, Keras 2"] == {}  # held by other sections
+    assert saved["eager"] == {"task/factor/SCALE/count": ()}  # and nothing of the trainer's own
 
 
 def test_a_sidecar_evaluates_with_the_tasks_second_model(trained: Path) -> None:
-    folder = str(trained / "compiled straight" / "TwoModels")
-    _, logs = json.loads((trained / "compiled straight/TwoModels/ends.json").read_text())
+    folder = trained / "compiled straight"
+    _, logs = json.loads((folder / "ends.json").read_text())
     config = linear_experiment()
     for path in (f"{folder}/ckpt-{STEPS}", f"{folder}/best_ckpt/ckpt-{STEPS}"):
         keras.utils.set_random_seed(5)
-        trainer = Trainer.create(config, KINDS["TwoModels"](config.task), train=False, evaluate=True)
+        trainer = Trainer.create(config, FORMS["compiled"][0](config.task), train=False, evaluate=True)
         trainer.state.restore_weights(path)
         assert float(trainer.evaluate(tf.constant(-1))["validation_loss"]) == logs["validation_loss"]
 
@@ -109,9 +101,9 @@ def test_what_cannot_be_found_is_named_with_its_line(caplog: pytest.LogCaptureFi
 def test_an_earlier_versions_checkpoint_resumes_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = _trainer(KINDS["ModuleOfTask"])
+    trainer = _trainer(ModuleOfTask)
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-3"))  # before the step is known
-    again = _trainer(KINDS["ModuleOfTask"])
+    again = _trainer(ModuleOfTask)
     again.state.restored(path)
     for _ in range(2):
         again.train(tf.constant(1))
@@ -120,7 +112,7 @@ def test_an_earlier_versions_checkpoint_resumes_with_a_warning(
 
 
 def test_state_that_this_run_does_not_have_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = _trainer(KINDS["ModuleOfTask"])
+    trainer = _trainer(ModuleOfTask)
     trainer.train(tf.constant(1))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-1"))
     again = _trainer(LinearTask)
@@ -129,13 +121,13 @@ def test_state_that_this_run_does_not_have_is_named(tmp_path: Path, caplog: pyte
     assert "ckpt-1 holds task/parts/modules/a/0/count, which this run does not have" in caplog.text
 
 
-class _OtherSecond(KINDS["KerasTwoUnbuilt"]):  # type: ignore[misc]
+class _OtherSecond(KerasTwoUnbuilt):
     def make_second(self) -> Any:
         return tf_keras.optimizers.SGD(0.05)
 
 
 def test_slots_that_no_step_makes_are_refused_before_it(tmp_path: Path) -> None:
-    trainer = _trainer(KINDS["KerasTwoUnbuilt"])
+    trainer = _trainer(KerasTwoUnbuilt)
     trainer.train(tf.constant(1))
     path = trainer.checkpoint.save(str(tmp_path / "ckpt"))
     trainer.model.other = tf.Variable(1.0)
@@ -156,7 +148,7 @@ class _OwnLoop(Trainer):
 
 
 def test_with_a_loop_of_its_own_all_that_can_be_found_is_saved(tmp_path: Path) -> None:
-    config, kind = linear_experiment(), KINDS["ModuleOfTask"]
+    config, kind = linear_experiment(), ModuleOfTask
     trainers = [_OwnLoop.create(config, kind(config.task), True, True) for _ in range(2)]
     for trainer, path in zip(trainers, (None, str(tmp_path / "ckpt-1")), strict=True):
         trainer.after_restore(path)
@@ -195,7 +187,7 @@ def test_what_an_action_changes_and_cannot_be_found_is_named(
 def test_a_rewind_names_state_that_changed_after_the_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = _trainer(KINDS["HostWrites"])
+    trainer = _trainer(HostWrites)
     trainer.initialize()
     paths = []
     for step in (1, 2):
@@ -225,7 +217,7 @@ class _OwnTrain(Trainer):
 
 
 def test_with_a_train_of_its_own_what_changes_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config, kind = linear_experiment(), KINDS["HostWrites"]
+    config, kind = linear_experiment(), HostWrites
     trainers = [_OwnTrain.create(config, kind(config.task), True, True) for _ in range(2)]
     trainers[0].initialize()
     trainers[0].train(tf.constant(1))
