@@ -42,10 +42,10 @@ EMA = {
 }
 
 
-def _config(steps: int) -> Any:
+def _config() -> Any:
     two = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
     config = tiny_experiment(
-        train_steps=steps,
+        train_steps=60,
         max_to_keep=3,
         optimizer_config=EMA,
         best_checkpoint_eval_metric="accuracy",
@@ -57,15 +57,14 @@ def _config(steps: int) -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two replicas that evaluates averaged weights, resumed once; a sidecar; a module with the experiment."""
+    """A run on two replicas that evaluates averaged weights; a sidecar; a module with the experiment."""
     folder = tmp_path_factory.mktemp("served") / "run"
     (folder.parent / "served.py").write_text(_EXPERIMENT)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
-    for steps in (30, 60):
-        with strategy.scope():
-            task = TinyTask(_config(steps).task)
-        trainer_kit.run_experiment(strategy, task, "train_and_eval", _config(steps), str(folder), experiment=NAME)
-    launch(_config(60), "continuous_eval", str(folder), eval_name="beside", experiment=NAME)
+    with strategy.scope():
+        task = TinyTask(_config().task)
+    trainer_kit.run_experiment(strategy, task, "train_and_eval", _config(), str(folder), experiment=NAME)
+    launch(_config(), "continuous_eval", str(folder), eval_name="beside", experiment=NAME)
     return folder
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,14 @@ class SmallConfig(config_definitions.TaskConfig):
 
 @task_factory.register_task_cls(SmallConfig)
 class SmallTask(base_task.Task):
-    """Two dense layers, and batches that differ from each other."""
+    """Two dense layers, or one where the width is 0, and batches that differ from each other."""
 
     def build_model(self) -> Any:
         tf_keras.utils.set_random_seed(3)
+        width = self.task_config.width
+        hidden = [tf_keras.layers.Dense(width, "relu")] if width else []
         return tf_keras.Sequential(
-            [
-                tf_keras.Input((FEATURES,)),
-                tf_keras.layers.Dense(self.task_config.width, "relu"),
-                tf_keras.layers.Dense(CLASSES, dtype="float32"),
-            ]
+            [tf_keras.Input((FEATURES,)), *hidden, tf_keras.layers.Dense(CLASSES, dtype="float32")]
         )
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
@@ -100,6 +100,16 @@ def begun(trainer: Trainer, config: Any, folder: Path) -> CheckpointManager:
 def bits(variables: Any) -> list[bytes]:
     """Returns the values of variables, on every replica, to be compared bit by bit."""
     return [local.numpy().tobytes() for one in variables for local in getattr(one, "values", [one])]
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Runs steps eagerly: to trace one takes a second, and what a step does is the same."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
 
 
 def half_precision() -> Any:

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from official.core import train_utils
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import files
 from trainer_kit.compat.model_garden.actions.best_checkpoint import (
     BestCheckpointExporter,
@@ -24,7 +25,6 @@ from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.best.named_bests import BestCheckpoints
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.testing.tiny_task import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 
 NAN = math.nan
@@ -286,11 +286,11 @@ def test_only_single_numbers_are_taken_from_logs() -> None:
 
 
 def _run(model_dir: Path, steps: int, **options: Any) -> tuple[BestCheckpointExporter, Any]:
-    config = tiny_experiment(
+    config = linear_experiment(
         train_steps=steps, best_checkpoint_eval_metric="accuracy", best_checkpoint_metric_comp="higher"
     )
     exporter = maybe_create_best_ckpt_exporter(config, str(model_dir))
-    task = TinyTask(config.task)
+    task = LinearTask(config.task)
     trainer = create_trainer(config, task, checkpoint_exporter=exporter)
     _, logs = run_experiment(
         tf.distribute.get_strategy(), task, "train_and_eval", config, str(model_dir), trainer=trainer, **options

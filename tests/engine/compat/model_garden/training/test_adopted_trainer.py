@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import tf_keras
 from official.core import base_trainer, task_factory
 from official.core import train_utils as theirs
 
-from tests.engine.compat.model_garden.garden_task import small_config
+from tests.engine.compat.model_garden.garden_task import eagerly, small_config
 from trainer_kit.checkpoints.state.discovered_state import saved_section
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrainer, adopted
@@ -111,6 +112,14 @@ def _logs(config: Any, folder: Path, mode: str = "train_and_eval", **options: An
     return run_experiment(strategy, task, mode, config, str(folder), trainer=trainer, run_post_eval=True, **options)[1]
 
 
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """Runs the trainers' functions eagerly; the first test has a compiled one."""
+    with eagerly():
+        yield
+
+
+@pytest.mark.usefixtures("eager")
 def test_checkpoint_items_and_their_optimizers_are_restored(tmp_path: Path) -> None:
     straight = _logs(_with_steps(6), tmp_path / "straight")
     _logs(_with_steps(3), tmp_path / "run")
@@ -132,6 +141,7 @@ def test_a_name_that_our_checkpoints_have_is_refused() -> None:
         adopted(inner)
 
 
+@pytest.mark.usefixtures("eager")
 def test_going_back_beyond_the_best_keeps_the_one_before(tmp_path: Path) -> None:
     config = _with_steps(6, ema={"average_decay": 0.9})
     config.trainer.override(

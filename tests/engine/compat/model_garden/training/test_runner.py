@@ -16,6 +16,7 @@ import tf_keras
 from official.core import exp_factory, task_factory, train_lib, train_utils
 from official.utils.testing import mock_task  # noqa: F401 - registers the experiment
 
+from tests.engine.compat.model_garden.garden_task import eagerly
 from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.config.config_classes import original
 from trainer_kit.compat.model_garden.config.conversion import convert
@@ -56,7 +57,8 @@ def _run(run: Any, mode: str, folder: Path, config: Any = None, **options: Any) 
 
 
 def _theirs(mode: str, folder: Path, **options: Any) -> tuple[Any, Any]:
-    return _run(train_lib.run_experiment, mode, folder, **options)
+    with eagerly():
+        return _run(train_lib.run_experiment, mode, folder, **options)
 
 
 def _ours(mode: str, folder: Path, **options: Any) -> tuple[Any, Any]:
@@ -90,37 +92,45 @@ def _seen(action: str = "eval_actions") -> tuple[dict[str, Any], list[dict[str, 
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run of theirs in mode "train": its folder, its model, and the logs of each loop."""
+    """A finished run in mode "train": its folder, its model, the logs of each loop, and what was returned beside it."""
 
     folder: Path
     model: Any
     loops: list[dict[str, float]]
+    logs: Any
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """What evaluations begin with, and what our runs are compared with."""
+    """A run of theirs: what evaluations begin with, and what our runs are compared with."""
     folder, (actions, loops) = tmp_path_factory.mktemp("theirs"), _seen("train_actions")
-    return Trained(folder, _theirs("train", folder, **actions)[0], loops)
+    model, logs = _theirs("train", folder, **actions)
+    return Trained(folder, model, loops, logs)
+
+
+@pytest.fixture(scope="module")
+def trained_here(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The same run of ours."""
+    folder, (actions, loops) = tmp_path_factory.mktemp("ours"), _seen("train_actions")
+    model, logs = _ours("train", folder, **actions)
+    return Trained(folder, model, loops, logs)
 
 
 def _copy(folder: Path, to: Path) -> Path:
-    return Path(shutil.copytree(folder, to))
+    return Path(shutil.copytree(folder, to, dirs_exist_ok=True))
 
 
 def _written(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.glob("*/events.*")}
 
 
-def test_training_alone_gives_what_theirs_gives(trained: Trained, tmp_path: Path) -> None:
-    actions, loops = _seen("train_actions")
-    model, logs = _ours("train", tmp_path, **actions)
-    _assert_equal(model, trained.model)
-    assert _steps(tmp_path) == [2, 4, 6] and _steps(trained.folder)[-1] == 6
-    assert logs == {} and len(loops) == 3
-    for one, other in zip(loops, trained.loops, strict=True):
+def test_training_alone_gives_what_theirs_gives(trained: Trained, trained_here: Trained) -> None:
+    _assert_equal(trained_here.model, trained.model)
+    assert _steps(trained_here.folder) == [2, 4, 6] and _steps(trained.folder)[-1] == 6
+    assert trained_here.logs == {} and len(trained_here.loops) == 3
+    for one, other in zip(trained_here.loops, trained.loops, strict=True):
         assert one == pytest.approx(other)
-    assert _written(tmp_path) == _written(trained.folder) == {"train"}
+    assert _written(trained_here.folder) == _written(trained.folder) == {"train"}
 
 
 @pytest.mark.parametrize(
@@ -172,17 +182,16 @@ def test_a_run_of_theirs_is_gone_on_with(trained: Trained, tmp_path: Path) -> No
     assert _steps(folder)[-1] == 10
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
-    config = _config(train_steps=2)
-    first, _ = _ours("train", tmp_path, config=config)
-    before = sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("ckpt-*"))
-    record = (tmp_path / "params.yaml").read_text()
-    assert from_yaml(record, convert(_config())).as_dict() == convert(config).as_dict()
-    assert (tmp_path / "metrics.jsonl").exists() and (tmp_path / "final.json").exists()
-    again, _ = _ours("train", tmp_path, config=convert(config))  # either kind of config has the same record
-    _assert_equal(again, first)
-    assert sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("ckpt-*")) == before
-    assert (tmp_path / "params.yaml").read_text() == record
+def test_a_finished_run_is_not_trained_again(trained_here: Trained, tmp_path: Path) -> None:
+    config, folder = _config(), _copy(trained_here.folder, tmp_path / "run")
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("ckpt-*"))
+    record = (folder / "params.yaml").read_text()
+    assert from_yaml(record, convert(_config(train_steps=9))).as_dict() == convert(config).as_dict()
+    assert (folder / "metrics.jsonl").exists() and (folder / "final.json").exists()
+    again, _ = _ours("train", folder, config=convert(config))  # either kind of config has the same record
+    _assert_equal(again, trained_here.model)
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("ckpt-*")) == before
+    assert (folder / "params.yaml").read_text() == record
 
 
 def test_options_of_our_engine_are_keywords(
@@ -268,14 +277,14 @@ def test_without_a_checkpoint_the_initial_weights_are_evaluated(tmp_path: Path) 
     assert found["ours"][0] == pytest.approx(found["theirs"][0])
 
 
-def test_another_config_is_refused_before_any_file_is_touched(tmp_path: Path) -> None:
-    _their_runner(OrbitExperimentRunner, tmp_path, _config(train_steps=2)).run()
+def test_another_config_is_refused_before_any_file_is_touched(trained_here: Trained, tmp_path: Path) -> None:
+    _copy(trained_here.folder, tmp_path)
     for folder in ("best_ckpt", "mine"):  # with what Model Garden has left, which a run would take over
         theirs = train_utils.BestCheckpointExporter(str(tmp_path / folder), "validation_loss", "lower")
         step = tf.Variable(2, dtype=tf.int64)
         theirs.maybe_export_checkpoint(tf.train.Checkpoint(global_step=step), {"validation_loss": 0.5}, 2)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    other = _config(train_steps=2, best_checkpoint_eval_metric="validation_loss")
+    other = _config(best_checkpoint_eval_metric="validation_loss")
     other.trainer.optimizer_config.optimizer.type = "adam"
     for cls in (OrbitExperimentRunner, _OwnKeeper):
         with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began and is 'adam' now"):

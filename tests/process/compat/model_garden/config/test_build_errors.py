@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
-import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +18,9 @@ from official.vision.configs.image_classification import ImageClassificationTask
 from tests.process.compat.model_garden.lazy import ONE_BLOCK, TWO_BLOCKS
 from trainer_kit.cli.main import main
 from trainer_kit.compat.model_garden.config.build_errors import part_of, sections_of, told
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.distribution.precision import precision
 from trainer_kit.errors import ConfigError, DataError, UsageError
-from trainer_kit.testing.fork_server import ForkServer
 
 OPTIMIZER = "trainer.optimizer_config"
 LAZY_MODULE = "tests.process.compat.model_garden.lazy"
@@ -115,39 +116,27 @@ def _arguments(name: str, override: str = "") -> list[str]:
     return ["check", f"tfm/{name}", f"--params_override={override}", f"--import_module={LAZY_MODULE}"]
 
 
-def _check_all(results: str, all_arguments: list[list[str]]) -> None:
-    """Checks one after the other: a process of its own for each would take longer than most checks."""
-    told: list[tuple[int, str]] = []
-    for arguments in all_arguments:
+Check = Callable[..., Told]
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
+    """Runs the command here, in a folder with a file of data: a process of its own would import for longer."""
+    (tmp_path / FILE).touch()
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, override: str = "") -> Told:
         with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(text):
-            code = main(arguments)
-        told.append((code, text.getvalue()))
-        print(*told[-1])
-    Path(results).write_text(json.dumps(told))
+            code = main(_arguments(name, override))
+        return Told(code, text.getvalue())
 
-
-@pytest.fixture(scope="module")
-def checked(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Told]:
-    """By experiment and override, how its check ends."""
-    folder = tmp_path_factory.mktemp("checked")
-    (folder / FILE).touch()
-    given = [
-        *((name, override) for name, override, _, _ in CASES),
-        *((LAZY, f"task.bug={bug}") for bug in BUGS),
-        (LAZY, ""),
-    ]
-    results = folder / "results.json"
-    ended = server.run(_check_all, str(results), [_arguments(*one) for one in given], timeout=300, folder=str(folder))
-    assert ended.code == 0, ended.text
-    told = json.loads(results.read_text())
-    return {one: Told(*answer) for one, answer in zip(given, told, strict=True)}
+    with precision(RuntimeConfig()):  # the precision of this process is afterwards what it was
+        yield run
 
 
 @pytest.mark.parametrize(("name", "override", "code", "message"), CASES, ids=[f"{n} {o}"[:90] for n, o, _, _ in CASES])
-def test_what_is_missing_is_told_by_its_path(
-    checked: dict[tuple[str, str], Told], name: str, override: str, code: int, message: str
-) -> None:
-    ended = checked[name, override]
+def test_what_is_missing_is_told_by_its_path(check: Check, name: str, override: str, code: int, message: str) -> None:
+    ended = check(name, override)
     assert ended.code == code, ended.text
     assert "Traceback" not in ended.text
     error = ended.text.partition("\nerror: ")[2] or ended.text.removeprefix("error: ")
@@ -156,15 +145,15 @@ def test_what_is_missing_is_told_by_its_path(
     assert "In call to configurable" not in error
 
 
-def test_a_model_that_its_first_call_builds_is_checked(checked: dict[tuple[str, str], Told]) -> None:
-    ended = checked[LAZY, ""]
+def test_a_model_that_its_first_call_builds_is_checked(check: Check) -> None:
+    ended = check(LAZY)
     assert ended.code == 0, ended.text
     assert "tfm/tests_lazy is ready to run" in ended.text
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_users_bug_stays_a_traceback_without_data(checked: dict[tuple[str, str], Told], bug: str) -> None:
-    ended = checked[LAZY, f"task.bug={bug}"]
+def test_a_users_bug_stays_a_traceback_without_data(check: Check, bug: str) -> None:
+    ended = check(LAZY, f"task.bug={bug}")
     assert ended.code == 1, ended.text
     assert "the whole traceback: " in ended.text
     assert BUGS[bug] in ended.text

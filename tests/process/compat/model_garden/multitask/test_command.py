@@ -1,26 +1,26 @@
-"""Experiments of several tasks from the command line, in each mode. Real processes."""
+"""Experiments of several tasks from the command line, in each mode; test_processes.py has real processes."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-from tests.process.compat.model_garden.multitask.registered import trained
+import pytest
+
+from tests.process.compat.model_garden.multitask.registered import BAD_BATCH
+from trainer_kit import train
 from trainer_kit.errors import ExitCode
-from trainer_kit.testing import Ended, ForkServer
 
-EXPERIMENT = "tests.process.compat.model_garden.multitask.registered"
+REGISTERED = "tests.process.compat.model_garden.multitask.registered"
+
+pytestmark = pytest.mark.usefixtures("data")
 
 
-def command(server: ForkServer, data: str, kind: str, mode: str, folder: Path) -> Ended:
-    """Runs to its end."""
-    flags = (
-        f"--import_module={EXPERIMENT}",
-        f"--experiment=tfm/tiny_{kind}",
-        f"--mode={mode}",
-        f"--model_dir={folder}",
-    )
-    return server.start(trained, data, *flags).wait(100)
+def command(kind: str, mode: str, folder: Path, override: str = "") -> int:
+    """Runs to its end, in this process."""
+    flags = (f"--import_module={REGISTERED}", f"--experiment=tfm/tiny_{kind}", f"--mode={mode}")
+    return train.main(["train", *flags, f"--model_dir={folder}", f"--params_override={override}"])
 
 
 def records(folder: Path, name: str) -> list[tuple[int, str]]:
@@ -35,28 +35,35 @@ def final(folder: Path, names: list[str]) -> None:
     assert told["step"] == 50 and list(told["metrics"]) == names
 
 
-def test_several_tasks_are_trained_and_evaluated_beside_it(server: ForkServer, data: str, tmp_path: Path) -> None:
+def test_several_tasks_are_trained_and_evaluated_beside_it(tmp_path: Path) -> None:
     names = ["sum", "difference"]
     for mode in ("train_and_post_eval", "continuous_eval"):
-        end = command(server, data, "interleaving", mode, tmp_path)
-        assert end.code == ExitCode.DONE, end.text
+        assert command("interleaving", mode, tmp_path) == ExitCode.DONE
     assert records(tmp_path, "continuous_eval") == [(step, name) for step in (30, 50) for name in names]
     final(tmp_path, names)
     best = json.loads((tmp_path / "evals" / "continuous_eval" / "best_ckpt" / "info.json").read_text())
     assert set(names) < set(best)
 
 
-def test_one_trained_task_is_evaluated_on_several_by_itself(server: ForkServer, data: str, tmp_path: Path) -> None:
+def test_one_trained_task_is_evaluated_on_several_by_itself(tmp_path: Path) -> None:
     names = ["all", "some"]
     for mode in ("train_and_post_eval", "eval"):
-        end = command(server, data, "separate", mode, tmp_path)
-        assert end.code == ExitCode.DONE, end.text
+        assert command("separate", mode, tmp_path) == ExitCode.DONE
     assert records(tmp_path, "eval") == [(50, name) for name in names]
     final(tmp_path, names)
 
 
-def test_a_model_that_nobody_knows_is_told(server: ForkServer, data: str, tmp_path: Path) -> None:
-    end = command(server, data, "modelless", "train", tmp_path)
-    assert end.code == ExitCode.USAGE, end.text
-    assert "error: there is no model for the tasks: MultiTask has no method build_multitask_model()" in end.text
-    assert "Traceback" not in end.text
+def test_a_model_that_nobody_knows_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("modelless", "train", tmp_path) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert "error: there is no model for the tasks: MultiTask has no method build_multitask_model()" in told
+    assert "Traceback" not in told
+
+
+def test_a_batch_that_makes_one_task_diverge_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    often = "trainer.steps_per_loop=5,trainer.summary_interval=5,trainer.checkpoint_interval=10"
+    assert command("bad_joint", "train_and_eval", tmp_path, often) == ExitCode.DONE
+    assert re.search(rf"batch {BAD_BATCH}, of step \d+, is left out", caplog.text)
+    final(tmp_path, ["sum", "difference"])
+    told = json.loads((tmp_path / "final.json").read_text())
+    assert told["metrics"]["difference"]["difference_error"] < 0.4

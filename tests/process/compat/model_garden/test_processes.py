@@ -1,19 +1,40 @@
-"""The port in docs/guides/porting.md: both programs and the command run, and go on with what the others began."""
+"""Real processes: the programs in docs/guides/porting.md, and kills of several tasks, in one file to share a server."""
 
 from __future__ import annotations
 
 import json
+import re
 import runpy
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.engine.compat.model_garden.tiny import multi_task
+from tests.process.compat.model_garden.multitask.registered import killed_at, stopped_in_step, trained
 from trainer_kit.errors import ExitCode
-from trainer_kit.testing import ForkServer
+from trainer_kit.testing import ForkServer, compare_runs
 
 ROOT = Path(__file__).parents[4]
 STEPS = "--params_override=trainer.train_steps={}"
+NEEDS = [
+    "official.core.train_lib",
+    "official.modeling.multitask.train_lib",
+    "trainer_kit.compat.model_garden.multitask",
+    "trainer_kit.compat.model_garden.training.trainer",
+]
+REGISTERED = "tests.process.compat.model_garden.multitask.registered"
+SECONDS = 100.0
+OFTEN = "trainer.train_steps=60,trainer.steps_per_loop=5,trainer.summary_interval=5,trainer.checkpoint_interval=10"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Starts processes in which Model Garden is imported already, but for its vision and its language models."""
+    with ForkServer(needs=NEEDS) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +57,7 @@ def test_a_run_of_their_program_is_resumed_by_all_programs(server: ForkServer, f
     for steps, mode, command in (
         (200, "train_and_eval", (program, "before.py")),
         (400, "train_and_eval", (program, "after.py")),
-        (600, "train_and_eval", ("train", "--import_module=rings.py")),
+        (600, "train", ("train", "--import_module=rings.py")),
         (800, "train", (program, "before.py")),
     ):
         flags = ("--experiment=rings", f"--mode={mode}", "--model_dir=run", STEPS.format(steps))
@@ -75,3 +96,22 @@ def test_a_bug_in_the_ported_program_stays_a_traceback(server: ForkServer, tmp_p
     (tmp_path / "bug.py").write_text("\n".join(lines))
     done = server.run(program, "bug.py", folder=str(tmp_path))
     assert done.code == 1 and "AttributeError" in done.text and "Traceback" in done.text
+
+
+def test_a_kill_a_sigterm_and_other_starts_change_no_bit(server: ForkServer, tmp_path: Path) -> None:
+    multi_task.write(tmp_path / "data")
+    flags = [f"--import_module={REGISTERED}", "--experiment=tfm/tiny_bad_interleaving", "--mode=train_and_eval"]
+    common = [str(tmp_path / "data"), *flags, f"--params_override={OFTEN}"]
+    whole = server.start(trained, *common, f"--model_dir={tmp_path}/whole")
+    stops = (killed_at, "checkpoint.pointer", 4), (stopped_in_step, 13)  # of its own steps: in the middle of a loop
+    ends = [server.start(*how, *common, f"--model_dir={tmp_path}/again").wait(SECONDS) for how in (*stops, (trained,))]
+    end = whole.wait(SECONDS)
+    assert end.code == 0, end.text
+    # The batches of all tasks are counted.
+    assert re.search(r"batch \d+, of step \d+, is left out", end.text), end.text
+    final = json.loads((tmp_path / "whole" / "final.json").read_text())
+    assert final["step"] == 60 and final["metrics"]["difference"]["difference_error"] < 0.4
+    assert [end.code for end in ends] == [-signal.SIGKILL, ExitCode.PREEMPTED, 0], ends[-1].text
+    starts = [int(step) for end in ends for step in re.findall(r"train_and_eval from step (\d+)", end.text)]
+    assert starts == [0, 30, 43]
+    assert compare_runs(tmp_path / "whole", tmp_path / "again") == []
