@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.compat.model_garden.garden_task import eagerly
 from tests.engine.compat.model_garden.tiny.experiments import NAMES, tiny
 from tests.engine.compat.model_garden.tiny.run_theirs import run_theirs
 
@@ -32,7 +33,8 @@ def test_config_is_short(name: str, tmp_path: Path) -> None:
 
 def test_curves_are_read_back(tmp_path: Path) -> None:
     """The mock task's loss is its bias, which falls by 0.01 in each step; two steps end at an evaluation."""
-    curves = run_theirs("mock", tmp_path / "data", tmp_path / "model", seed=1, steps_per_loop=10)
+    with eagerly():
+        curves = run_theirs("mock", tmp_path / "data", tmp_path / "model", seed=1, steps_per_loop=10)
     assert list(curves["train"]) == [10, 20, 25, 35, 45, 50]
     assert curves["train"][10]["training_loss"] == pytest.approx(0.955)
     assert curves["validation"][50]["validation_loss"] == pytest.approx(0.5)

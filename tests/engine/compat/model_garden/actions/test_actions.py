@@ -19,9 +19,10 @@ import tf_keras
 from official.core import actions as theirs
 from official.core import base_task, base_trainer, config_definitions
 
+from tests.engine.compat.model_garden.garden_task import eagerly
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.compat.model_garden.actions import actions
 from trainer_kit.errors import UsageError
-from trainer_kit.testing.tiny_task import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 
 EMA = {"average_decay": 0.5, "trainable_weights_only": True}
@@ -119,18 +120,19 @@ def test_a_real_run_of_orbit_goes_back_by_these_actions(tmp_path: Path) -> None:
         checkpoint_manager=manager,
         train_actions=[*train_actions, spoil_once],
     )
-    controller.train(4)
-    assert not np.isfinite(trainer.model.trainable_variables[0].numpy()).all()  # the checkpoint of step 4 is spoilt
-    assert manager.latest_checkpoint.endswith("ckpt-4")
-    controller.train(6)
+    with eagerly():
+        controller.train(4)
+        assert not np.isfinite(trainer.model.trainable_variables[0].numpy()).all()  # the checkpoint of step 4 is spoilt
+        assert manager.latest_checkpoint.endswith("ckpt-4")
+        controller.train(6)
     assert int(trainer.global_step) == 6
     assert np.isfinite(trainer.model.trainable_variables[0].numpy()).all()
 
 
-@pytest.mark.parametrize("params", [tiny_experiment(recovery_max_trials=3), _garden_params()], ids=["ours", "theirs"])
+@pytest.mark.parametrize("params", [linear_experiment(recovery_max_trials=3), _garden_params()], ids=["ours", "theirs"])
 def test_our_trainer_gets_no_actions_that_its_runner_does(tmp_path: Path, params: Any) -> None:
-    config = tiny_experiment()
-    trainer = create_trainer(config, TinyTask(config.task))
+    config = linear_experiment()
+    trainer = create_trainer(config, LinearTask(config.task))
     assert actions.get_train_actions(params, trainer, str(tmp_path), None) == []
     assert actions.get_eval_actions(params, trainer, str(tmp_path)) == []
 
@@ -147,8 +149,8 @@ def test_model_gardens_averaging_trainer_saves_its_averages(tmp_path: Path, ema:
 
 
 def test_a_trainer_of_ours_that_averages_saves_the_averages_too(tmp_path: Path) -> None:
-    config = tiny_experiment(optimizer_config={**tiny_experiment().trainer.optimizer_config.as_dict(), "ema": EMA})
-    trainer = create_trainer(config, TinyTask(config.task))
+    config = linear_experiment(optimizer_config={**linear_experiment().trainer.optimizer_config.as_dict(), "ema": EMA})
+    trainer = create_trainer(config, LinearTask(config.task))
     trainer.train(tf.constant(5))
     weights = [variable.numpy() for variable in trainer.model.trainable_variables]
     with trainer.averaged_weights():
@@ -176,8 +178,8 @@ def _pruned() -> tuple[Any, Any]:
 def test_a_task_that_prunes_gets_the_action_with_either_trainer(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow_model_optimization")
     model, optimizer = _pruned()
-    config = tiny_experiment()
-    ours = create_trainer(config, TinyTask(config.task))
+    config = linear_experiment()
+    ours = create_trainer(config, LinearTask(config.task))
     params = SimpleNamespace(task=SimpleNamespace(pruning="on"), trainer=_garden_params(recovery_max_trials=-1).trainer)
     params.trainer.preemption_on_demand_checkpoint = False
     ours._model, ours._optimizer = model, optimizer

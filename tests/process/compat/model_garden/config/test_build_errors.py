@@ -26,11 +26,13 @@ OPTIMIZER = "trainer.optimizer_config"
 LAZY_MODULE = "tests.process.compat.model_garden.lazy"
 RESNET, LAZY, RATES = "resnet_imagenet", "tests_lazy", f"{OPTIMIZER}.learning_rate"
 SMALL = f"resnet_imagenet task.model.backbone.resnet.model_id={ONE_BLOCK}"  # of fewer layers, which are made sooner
+SMALL_BERT = ",".join(
+    f"task.model.encoder.bert.{size}"
+    for size in ("num_layers=1", "hidden_size=8", "vocab_size=9", "num_attention_heads=2", "intermediate_size=8")
+)
 BERT = (
     f"{RATES}.polynomial.initial_learning_rate=0.1,{RATES}.polynomial.decay_steps=9,"
-    f"{OPTIMIZER}.warmup.polynomial.warmup_steps=3,"
-    + ",".join(f"task.model.encoder.bert.{size}" for size in ("num_layers=1", "hidden_size=8", "vocab_size=9"))
-    + ",task.model.encoder.bert.num_attention_heads=2,task.model.encoder.bert.intermediate_size=8"
+    f"{OPTIMIZER}.warmup.polynomial.warmup_steps=3,{SMALL_BERT}"
 )
 DETECTOR = "retinanet_mobile_coco " + ",".join(  # smaller too
     f"task.model.{size}"
@@ -42,7 +44,7 @@ DETECTOR = "retinanet_mobile_coco " + ",".join(  # smaller too
 
 CASES = [
     ("mock", "", 2, f"{OPTIMIZER}.optimizer.type: has no value, and is needed; choose one of: sgd, "),
-    ("bert/squad", "", 2, f"{OPTIMIZER}.warmup.polynomial.warmup_steps: has no value"),
+    ("bert/squad", SMALL_BERT, 2, f"{OPTIMIZER}.warmup.polynomial.warmup_steps: has no value"),
     ("bert/tagging", "", 2, "task.class_names: has no value (None), and is needed; give the names of the classes"),
     ("bert/sentence_prediction", BERT, 2, "task.model.num_classes: has no value (0), and is needed"),
     ("wmt_transformer/large", "", 2, "task.sentencepiece_model_path: has no value (None), and is needed"),
