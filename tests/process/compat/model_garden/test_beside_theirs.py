@@ -31,6 +31,6 @@ def test_a_model_garden_experiment_has_the_same_curves_here(
     assert found.losses <= 1e-5
     assert found.metrics <= 1e-5
     if name in RAGGED:
-        assert found.validation_loss > 1e-3  # theirs counts a last batch that is not full like any other
+        assert found.validation_loss > 1e-4  # theirs counts a last batch that is not full like any other
     else:
         assert found.validation_loss <= 1e-5

@@ -14,8 +14,18 @@ from official.core import task_factory, train_utils
 from official.modeling import optimization
 from official.modeling.optimization.configs import optimizer_config
 
-from tests.engine.compat.model_garden.garden_task import begun, small_config, small_trainer
+from tests.engine.compat.model_garden.garden_task import (
+    BATCH,
+    CLASSES,
+    FEATURES,
+    begun,
+    eagerly,
+    small_config,
+    small_trainer,
+)
+from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint
 from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging
 from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer, make_whole
 from trainer_kit.errors import ConfigError, UsageError
 
@@ -47,40 +57,72 @@ def _config(**optimization: Any) -> Any:
     return config
 
 
-def _all(trainer: Any, folder: Path) -> dict[str, bytes]:
+def _all(part: Any, folder: Path) -> dict[str, bytes]:
     """Returns all that a checkpoint holds of model and optimizer, bit by bit."""
-    path = tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer).write(str(folder / "all"))
+    path = tf.train.Checkpoint(model=part.model, optimizer=part.optimizer).write(str(folder / "all"))
     reader = tf.train.load_checkpoint(path)
     names = [name for name in reader.get_variable_to_shape_map() if name != "_CHECKPOINTABLE_OBJECT_GRAPH"]
     return {name: reader.get_tensor(name).tobytes() for name in names}
 
 
-@pytest.fixture
-def eager() -> Iterator[None]:
-    """Runs steps eagerly: to trace one takes a second, and the state that optimizers keep is the same."""
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
+class _Part:
+    """The model and the optimizer of a run, as a trainer makes them, and their checkpoint."""
+
+    def __init__(self, case: str) -> None:
+        config = _config(**CASES[case])
+        self.task = task_factory.get_task(config.task)
+        self.model, self.optimizer = self.task.build_model(), create_optimizer(self.task, config)
+        make_whole(self.optimizer, self.model.trainable_variables)
+        if averaging(self.optimizer) is not None:
+            OptimizersAverage(self.optimizer, self.model)
+        step = tf.Variable(0, dtype=tf.int64)
+        self.checkpoint = training_checkpoint(global_step=step, model=self.model, optimizer=self.optimizer)
+
+    def train(self, *seeds: int) -> None:
+        for seed in seeds:
+            batch = tf.random.stateless_normal([BATCH, FEATURES], [seed, 1]), tf.range(BATCH) % CLASSES
+            self.task.train_step(batch, self.model, self.optimizer)
 
 
-@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_that_goes_on_is_one_that_never_stopped(case: str, tmp_path: Path) -> None:
-    config = _config(**CASES[case])
-    whole = small_trainer(config, evaluate=False)
-    manager, begin = begun(whole, config, tmp_path), _all(whole, tmp_path)
-    whole.train(tf.constant(2))
-    manager.save()
+def test_each_optimizer_goes_on_as_if_it_had_not_stopped(case: str, tmp_path: Path) -> None:
+    whole = _Part(case)
+    begin = _all(whole, tmp_path)
+    whole.train(1, 2)
+    path = whole.checkpoint.save(str(tmp_path / "middle"))
     middle = _all(whole, tmp_path)
-    whole.train(tf.constant(1))
+    whole.train(3)
     end = _all(whole, tmp_path)
     assert begin.keys() == middle.keys() == end.keys()  # the first step makes nothing that was not there
     assert begin != middle != end
+    again = _Part(case)
+    restore(again.checkpoint, path, whole=True)
+    assert _all(again, tmp_path) == middle
+    again.train(3)
+    assert _all(again, tmp_path) == end
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """Runs steps eagerly."""
+    with eagerly():
+        yield
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("case", ["adam, averaging", "adamw_experimental"])
+def test_a_run_that_goes_on_is_one_that_never_stopped(case: str, tmp_path: Path) -> None:
+    config = _config(**CASES[case])
+    whole = small_trainer(config, evaluate=False)
+    manager = begun(whole, config, tmp_path)
+    whole.train(tf.constant(2))
+    manager.save()
+    whole.train(tf.constant(1))
     again = small_trainer(config, evaluate=False)
     begun(again, config, tmp_path)
-    assert int(again.global_step) == 2 and _all(again, tmp_path) == middle
+    assert int(again.global_step) == 2
     again.train(tf.constant(1))
-    assert _all(again, tmp_path) == end
+    assert _all(again, tmp_path) == _all(whole, tmp_path)
 
 
 def test_every_optimizer_that_model_garden_has_is_among_them() -> None:
