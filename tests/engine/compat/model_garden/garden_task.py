@@ -24,20 +24,16 @@ BATCH, FEATURES, CLASSES, BATCHES = 8, 4, 3, 5
 
 @dataclasses.dataclass
 class SmallConfig(config_definitions.TaskConfig):
-    width: int = 5
+    """Of SmallTask."""
 
 
 @task_factory.register_task_cls(SmallConfig)
 class SmallTask(base_task.Task):
-    """Two dense layers, or one where the width is 0, and batches that differ from each other."""
+    """One dense layer, and batches that differ from each other."""
 
     def build_model(self) -> Any:
         tf_keras.utils.set_random_seed(3)
-        width = self.task_config.width
-        hidden = [tf_keras.layers.Dense(width, "relu")] if width else []
-        return tf_keras.Sequential(
-            [tf_keras.Input((FEATURES,)), *hidden, tf_keras.layers.Dense(CLASSES, dtype="float32")]
-        )
+        return tf_keras.Sequential([tf_keras.Input((FEATURES,)), tf_keras.layers.Dense(CLASSES, dtype="float32")])
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         generator = np.random.default_rng(7)

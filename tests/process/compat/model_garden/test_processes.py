@@ -7,13 +7,14 @@ import re
 import runpy
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engine.compat.model_garden.tiny import multi_task
 from tests.process.compat.model_garden.multitask.registered import killed_at, stopped_in_step, trained
+from trainer_kit import train
 from trainer_kit.errors import ExitCode
 from trainer_kit.testing import ForkServer, compare_runs
 
@@ -27,7 +28,13 @@ NEEDS = [
 ]
 REGISTERED = "tests.process.compat.model_garden.multitask.registered"
 SECONDS = 100.0
-OFTEN = "trainer.train_steps=60,trainer.steps_per_loop=5,trainer.summary_interval=5,trainer.checkpoint_interval=10"
+OFTEN = ",".join(
+    f"trainer.{name}={number}"
+    for name, number in (
+        *(("train_steps", 60), ("steps_per_loop", 5), ("summary_interval", 5), ("checkpoint_interval", 10)),
+        ("validation_interval", 60),  # once, when all is trained: each start that evaluates traces it again
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +60,29 @@ def program(path: str, *flags: str) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def test_a_run_of_their_program_is_resumed_by_all_programs(server: ForkServer, folder: Path) -> None:
-    for steps, mode, command in (
-        (200, "train_and_eval", (program, "before.py")),
-        (400, "train_and_eval", (program, "after.py")),
-        (600, "train", ("train", "--import_module=rings.py")),
-        (800, "train", (program, "before.py")),
+def test_a_run_of_their_program_is_resumed_by_all_programs(
+    server: ForkServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+
+    def in_a_process(path: str) -> Callable[..., int]:
+        def run(*flags: str) -> int:
+            done = server.run(program, path, *flags, folder=str(folder))
+            print(done.text)
+            return done.code
+
+        return run
+
+    def command(*flags: str) -> int:
+        return train.main(["train", "--import_module=rings.py", *flags])
+
+    for steps, mode, run in (
+        (200, "train_and_eval", in_a_process("before.py")),
+        (400, "train_and_eval", in_a_process("after.py")),
+        (600, "train", command),
+        (800, "train", in_a_process("before.py")),
     ):
-        flags = ("--experiment=rings", f"--mode={mode}", "--model_dir=run", STEPS.format(steps))
-        done = server.run(*command, *flags, folder=str(folder))
-        assert done.code == 0, done.text
+        assert run("--experiment=rings", f"--mode={mode}", "--model_dir=run", STEPS.format(steps)) == 0
         assert (folder / "run" / f"ckpt-{steps}.index").exists()
     metrics = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if line["kind"] == "train"] == [300, 400, 500, 600]  # ours went on at 200

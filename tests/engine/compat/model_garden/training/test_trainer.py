@@ -72,14 +72,14 @@ def test_a_config_of_theirs_or_of_ours_trains_as_theirs_does() -> None:
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         other = _their_trainer(config)
     with eagerly():
-        expected, expected_evaluation = other.train(tf.constant(4)), _floats(other.evaluate(tf.constant(-1)))
+        expected, expected_evaluation = other.train(tf.constant(3)), _floats(other.evaluate(tf.constant(-1)))
     for ours, how in ((False, contextlib.nullcontext), (True, eagerly)):
         trainer = small_trainer(config, ours=ours)
         assert type(trainer) is Trainer and trainer.trains
         assert trainer.config.task is (trainer.task.task_config if ours else config.task)
         assert trainer.config.trainer == convert(config).trainer
         with how():
-            assert _floats(trainer.train(tf.constant(4))) == pytest.approx(_floats(expected), rel=1e-5)
+            assert _floats(trainer.train(tf.constant(3))) == pytest.approx(_floats(expected), rel=1e-5)
             for one, two in zip(_weights(trainer), _weights(other), strict=True):
                 np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
             assert _floats(trainer.evaluate(tf.constant(-1))) == pytest.approx(expected_evaluation, rel=1e-5)
@@ -97,19 +97,19 @@ def test_an_evaluator_has_an_optimizer_and_does_not_train() -> None:
 
 
 def _evaluated(trainer: Trainer) -> dict[str, float]:
-    logs = trainer.evaluate(tf.constant(-1))
+    logs = trainer.evaluate(tf.constant(2))
     return {name: float(value) for name, value in logs.items() if not name.startswith("best")}
 
 
 def _trained(folder: Path, strategy: Any) -> tuple[Trainer, dict[str, float]]:
-    """Returns a trainer after 4 steps, saved and the best kept in `folder`, and what it evaluated."""
+    """Returns a trainer after 2 steps, saved and the best kept in `folder`, and what it evaluated."""
     config = small_config(**AVERAGING)
-    config.trainer.best_checkpoint_eval_metric = "accuracy"
+    config.trainer.override({"best_checkpoint_eval_metric": "accuracy", "checkpoint_interval": 1})
     directory = RunDirectory(str(folder), convert(config).trainer)
     exporter = trainer_creation.create_exporter(convert(config), directory)
     trainer = small_trainer(config, strategy=strategy, checkpoint_exporter=exporter)
     manager = begun(trainer, config, folder)
-    trainer.train(tf.constant(4))
+    trainer.train(tf.constant(2))
     manager.save()
     return trainer, _evaluated(trainer)
 
@@ -144,7 +144,7 @@ def test_an_evaluator_uses_the_averages_of_both_checkpoints(tmp_path: Path) -> N
         before = bits(evaluator.model.variables)
         assert (bits(trained.model.variables) == before) != is_best  # the best has the averages in the model's place
         assert _evaluated(evaluator) == pytest.approx(expected)
-        assert bits(evaluator.model.variables) == before and evaluator.global_step.numpy() == 4
+        assert bits(evaluator.model.variables) == before and evaluator.global_step.numpy() == 2
 
 
 def test_an_evaluation_changes_no_bit_of_the_weights() -> None:
@@ -331,11 +331,11 @@ def test_a_config_without_a_section_is_an_error_in_their_words(path: str) -> Non
 def test_micro_batches_train_tasks_of_model_garden() -> None:
     strategy, optimization = _mirrored(), {**AVERAGING, "optimizer": {"type": "adamw"}}  # which clips gradients itself
     split, whole = (_splitting(steps, strategy, **optimization) for steps in (2, 1))
-    logs = split.train(tf.constant(4))
+    logs = split.train(tf.constant(3))
     with eagerly():
-        expected = whole.train(tf.constant(4))
+        expected = whole.train(tf.constant(3))
     assert {name: pytest.approx(float(value), abs=1e-6) for name, value in expected.items()} == dict(logs)
-    assert split.optimizer.iterations.numpy() == whole.optimizer.iterations.numpy() == 4
+    assert split.optimizer.iterations.numpy() == whole.optimizer.iterations.numpy() == 3
     averages = [trainer._average._averages if trainer._average else [] for trainer in (split, whole)]
     pairs = [*zip(_weights(split), _weights(whole), strict=True), *zip(*averages, strict=True)]
     for one, other in pairs:

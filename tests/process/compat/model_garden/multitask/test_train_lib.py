@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import tensorflow as tf
 from official.modeling.multitask import configs, multitask
 from official.modeling.multitask import train_lib as theirs
 
-from tests.engine.compat.model_garden.garden_task import eagerly
 from tests.engine.compat.model_garden.tiny import multi_task
 from tests.engine.compat.model_garden.tiny.curves import read_curves
 from tests.process.compat.model_garden.multitask import registered
@@ -74,16 +72,15 @@ def run(train_lib: Any, config: Any, model_dir: Path, mode: str = "train_and_eva
     strategy = options.pop("strategy", tf.distribute.get_strategy())
     with strategy.scope():
         task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
-    with eagerly() if train_lib is theirs else contextlib.nullcontext():
-        return train_lib.run_experiment(
-            distribution_strategy=strategy,
-            task=task,
-            model=model,
-            mode=mode,
-            params=config,
-            model_dir=str(model_dir),
-            **options,
-        )
+    return train_lib.run_experiment(
+        distribution_strategy=strategy,
+        task=task,
+        model=model,
+        mode=mode,
+        params=config,
+        model_dir=str(model_dir),
+        **options,
+    )
 
 
 def run_separate(train_lib: Any, model_dir: Path, mode: str = "train_and_eval", **options: Any) -> Any:
@@ -91,16 +88,15 @@ def run_separate(train_lib: Any, model_dir: Path, mode: str = "train_and_eval", 
     config = registered.separate()
     seed_everything(1)
     task = registered.ToldTask(config.task)
-    with eagerly() if train_lib is theirs else contextlib.nullcontext():
-        return train_lib.run_experiment_with_multitask_eval(
-            distribution_strategy=tf.distribute.get_strategy(),
-            train_task=task,
-            eval_tasks=registered.eval_tasks(config),
-            mode=mode,
-            params=config,
-            model_dir=str(model_dir),
-            **options,
-        )
+    return train_lib.run_experiment_with_multitask_eval(
+        distribution_strategy=tf.distribute.get_strategy(),
+        train_task=task,
+        eval_tasks=registered.eval_tasks(config),
+        mode=mode,
+        params=config,
+        model_dir=str(model_dir),
+        **options,
+    )
 
 
 def assert_alike(one: Path, other: Path) -> None:
