@@ -173,13 +173,16 @@ def test_a_mode_that_evaluates_gives_what_theirs_gives(
     assert len(seen) == evaluations  # continuously: every checkpoint that is there, where theirs skips some
 
 
-def test_a_run_of_theirs_is_gone_on_with(trained: Trained, tmp_path: Path) -> None:
-    folder = _copy(trained.folder, tmp_path / "run")
+def test_each_framework_goes_on_with_a_run_of_the_other(
+    trained: Trained, trained_here: Trained, tmp_path: Path
+) -> None:
     longer = _config(train_steps=10)
-    model, _ = _ours("train", folder, config=longer)
-    straight, _ = _theirs("train", tmp_path / "theirs", config=longer)
-    _assert_equal(model, straight)
-    assert _steps(folder)[-1] == 10
+    straight, _ = _theirs("train", tmp_path / "straight", config=longer)
+    for begun, run in ((trained, _ours), (trained_here, _theirs)):
+        folder = _copy(begun.folder, tmp_path / run.__name__)
+        model, _ = run("train", folder, config=longer)
+        _assert_equal(model, straight)
+        assert _steps(folder)[-1] == 10
 
 
 def test_a_finished_run_is_not_trained_again(trained_here: Trained, tmp_path: Path) -> None:
