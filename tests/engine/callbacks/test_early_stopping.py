@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import trainer_kit
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
+from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.early_stopping import EarlyStopping, Standing, standing
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -87,10 +88,6 @@ def _newest(folder: Path) -> int:
     return max(complete_checkpoints(str(folder)))
 
 
-def _same_weights(one: Any, other: Any) -> bool:
-    return all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(one.variables, other.variables, strict=True))
-
-
 def _stop_at(step: int, interval: int) -> Callable[[Any], None]:
     """An action that ends the run when it has been called for `step`, counting by `interval`."""
     seen = 0
@@ -110,18 +107,35 @@ def _copy(run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A run of 60 steps that was never stopped: its folder and its model."""
-    folder = tmp_path_factory.mktemp("straight")
-    model, _ = _run(folder, linear_experiment(train_steps=60, max_to_keep=6), "train")
-    return folder, model
+def linear() -> ReadyTrainer:
+    """The trainer of runs with one validation set, whose evaluations report a loss."""
+    return ReadyTrainer(linear_experiment(), LinearTask)
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def scripted() -> ReadyTrainer:
+    """The trainer of runs with one validation set, whose evaluations report what the test says."""
+    return ReadyTrainer(_scripted([]), ScriptedTask)
+
+
+@pytest.fixture(scope="module")
+def of_two_sets() -> ReadyTrainer:
+    return ReadyTrainer(_often_and_rare(), ScriptedTask)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, linear: ReadyTrainer) -> tuple[Path, list[np.ndarray]]:
+    """A run of 60 steps that was never stopped: its folder and the values of its model."""
+    folder = tmp_path_factory.mktemp("straight")
+    model, _ = _run(folder, linear_experiment(train_steps=60, max_to_keep=6), "train", trainer=linear.again())
+    return folder, [variable.numpy() for variable in model.variables]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, linear: ReadyTrainer) -> tuple[Path, dict[str, Any]]:
     """A run of 100 steps that was stopped early, at step 30: its folder and what its last evaluation reported."""
     folder = tmp_path_factory.mktemp("stopped")
-    _, logs = _run(folder, _tiny())
+    _, logs = _run(folder, _tiny(), trainer=linear.again())
     return folder, logs
 
 
@@ -218,10 +232,10 @@ def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> No
 # ---- early stopping
 
 
-def test_a_run_ends_with_the_evaluation_that_uses_up_patience(tmp_path: Path) -> None:
+def test_a_run_ends_with_the_evaluation_that_uses_up_patience(scripted: ReadyTrainer, tmp_path: Path) -> None:
     scores = [0.1, 0.3, _NAN, 0.1, 0.05, _NAN, 0.9]  # from step 20 on, 0.1 is the only improvement
     config = _scripted(scores, metric_comp="lower", start_step=20, min_delta=0.15)
-    _, logs = _run(tmp_path, config.replace(runtime={"virtual_cpus": 2}))  # replicas stop alike
+    _, logs = _run(tmp_path, config, trainer=scripted.again())
     assert _evaluated(tmp_path) == list(range(10, 61, 10))
     assert _newest(tmp_path) == 60
     final = _final(tmp_path)
@@ -230,38 +244,40 @@ def test_a_run_ends_with_the_evaluation_that_uses_up_patience(tmp_path: Path) ->
     assert final["stopped"].startswith("group|score has not improved on 0.1 of step 40")
 
 
-def test_patience_used_up_at_the_last_step_finishes_the_run(tmp_path: Path) -> None:
+def test_patience_used_up_at_the_last_step_finishes_the_run(linear: ReadyTrainer, tmp_path: Path) -> None:
     config = _tiny().replace(trainer={"train_steps": 30})
-    _run(tmp_path, config, train_actions=[_stop_at(30, 5)])  # which an action may ask for, too
+    _run(tmp_path, config, train_actions=[_stop_at(30, 5)], trainer=linear.again())  # an action may ask for it, too
     assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path), _evaluated(tmp_path)) == (30, False, [10, 20, 30])
 
 
 def test_a_restart_does_nothing_until_patience_is_raised(
     stopped: tuple[Path, dict[str, Any]],
-    straight: tuple[Path, Any],
+    straight: tuple[Path, list[np.ndarray]],
+    linear: ReadyTrainer,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run, first = _copy(stopped[0], tmp_path), stopped[1]
     params = (run / "params.yaml").stat().st_mtime_ns
     with caplog.at_level(logging.INFO, "trainer_kit"):
-        _, again = _run(run, _tiny())
+        _, again = _run(run, _tiny(), trainer=linear.again())
     assert "was stopped early at step 30: validation_loss has not improved on" in caplog.text
     assert "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to continue" in caplog.text
     assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
     assert (run / "params.yaml").stat().st_mtime_ns == params
-    resumed, _ = _run(run, _tiny(patience=5))
+    resumed, _ = _run(run, _tiny(patience=5))  # with a trainer of its own, as in a new process
     assert (_final(run)["step"], _evaluated(run)) == (60, [10, 20, 30, 40, 50, 60])
-    assert _same_weights(resumed, straight[1])
+    assert all(np.array_equal(one.numpy(), two) for one, two in zip(resumed.variables, straight[1], strict=True))
 
 
 def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
-    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
+    stopped: tuple[Path, dict[str, Any]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     run = _copy(stopped[0], tmp_path)
-    _run(run, _tiny().replace(trainer={"early_stopping": None, "train_steps": 37}), mode="train")
+    longer = _tiny().replace(trainer={"early_stopping": None, "train_steps": 37})
+    _run(run, longer, mode="train", trainer=linear.again())
     assert (_final(run)["step"], "stopped" in _final(run)) == (37, False)
-    _, logs = _run(run, _tiny())
+    _, logs = _run(run, _tiny(), trainer=linear.again())
     assert _evaluated(run) == [10, 20, 30, 37]
     assert (_final(run)["step"], _newest(run)) == (37, 37)
     assert _final(run)["metrics"]["validation_loss"] == pytest.approx(float(logs["validation_loss"]))
@@ -287,7 +303,7 @@ def _often_and_rare(metric: str = "often|group|score", **early: Any) -> Experime
     return config.replace(task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": sets})
 
 
-def test_a_stop_at_one_set_also_evaluates_the_others(tmp_path: Path) -> None:
+def test_a_stop_at_one_set_also_evaluates_the_others(of_two_sets: ReadyTrainer, tmp_path: Path) -> None:
     seen: list[set[str]] = []
     stream = io.StringIO()
     _, logs = _run(
@@ -295,6 +311,7 @@ def test_a_stop_at_one_set_also_evaluates_the_others(tmp_path: Path) -> None:
         _often_and_rare(patience=1),
         eval_actions=[lambda logs: seen.append(set(logs))],
         console=ConsoleWriter(stream),
+        trainer=of_two_sets.again(),
     )
     assert set(logs) == {"often", "rare"} == set(_final(tmp_path)["metrics"])
     assert _evaluated(tmp_path) == [10, 20, 20]
@@ -305,25 +322,26 @@ def test_a_stop_at_one_set_also_evaluates_the_others(tmp_path: Path) -> None:
     assert re.findall(r"^validation (\w+) \| step 20", stream.getvalue(), re.MULTILINE) == ["often", "rare"]
 
 
-def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(tmp_path: Path) -> None:
-    _run(tmp_path, _often_and_rare(patience=9).replace(trainer={"train_steps": 60}), train_actions=[_stop_at(20, 5)])
+def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(of_two_sets: ReadyTrainer, tmp_path: Path) -> None:
+    config = _often_and_rare(patience=9).replace(trainer={"train_steps": 60})
+    _run(tmp_path, config, train_actions=[_stop_at(20, 5)], trainer=of_two_sets.again())
     (tmp_path / "final.json").unlink()
     lines = (tmp_path / "evals/validation.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "evals/validation.jsonl").write_text("".join(lines[:2]))  # of "rare" at step 20 nothing is on record
-    _run(tmp_path, _often_and_rare(patience=1))
+    _run(tmp_path, _often_and_rare(patience=1), trainer=of_two_sets.again())
     assert set(_final(tmp_path)["metrics"]) == {"often", "rare"}
     assert (_final(tmp_path)["step"], _evaluated(tmp_path)) == (20, [10, 20, 20])
 
 
 def test_sidecar_of_a_stopped_run_evaluates_its_last_checkpoint(
-    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
+    stopped: tuple[Path, dict[str, Any]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    run = _copy(stopped[0], tmp_path)
-    _run(run, _tiny().replace(trainer={"continuous_eval_timeout": 0.2}), mode="continuous_eval")
+    run, config = _copy(stopped[0], tmp_path), _tiny().replace(trainer={"continuous_eval_timeout": 0.2})
+    _run(run, config, mode="continuous_eval", trainer=linear.again())
     assert _evaluated(run, "continuous_eval") == [10, 20, 30]
 
 
-def test_a_sidecars_evaluations_end_a_run_that_only_trains(tmp_path: Path) -> None:
+def test_a_sidecars_evaluations_end_a_run_that_only_trains(linear: ReadyTrainer, tmp_path: Path) -> None:
     config = _tiny(eval_name="side", metric="score").replace(trainer={"train_steps": 60})
     ledger, step = Ledger(tmp_path / "evals/side.jsonl", dataset="eval", config_hash="a"), 0
 
@@ -333,7 +351,8 @@ def test_a_sidecars_evaluations_end_a_run_that_only_trains(tmp_path: Path) -> No
         ledger.append(step, {"score": 1.0}, 0.1)
 
     for _ in range(2):  # the second start has nothing to do
-        assert _run(tmp_path, config, mode="train", train_actions=[evaluate_beside])[1] == {}
+        _, logs = _run(tmp_path, config, mode="train", train_actions=[evaluate_beside], trainer=linear.again())
+        assert logs == {}
         assert (_final(tmp_path)["step"], _newest(tmp_path), step) == (15, 15, 15)
 
 
@@ -344,12 +363,12 @@ def test_a_mode_without_evaluation_in_training_is_refused(tmp_path: Path, mode: 
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_metric_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_unknown_metric_is_refused_before_the_first_step(scripted: ReadyTrainer, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no single number called 'validation_los'; did you mean validation_loss"):
         _run(tmp_path / "run", _tiny(metric="validation_los"))
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match=r"evals/validation.jsonl reports .* did you mean group\|score"):
-        _run(tmp_path, _scripted([0.5], metric="group|scor"))  # which only a run can tell
+        _run(tmp_path, _scripted([0.5], metric="group|scor"), trainer=scripted.again())  # which only a run can tell
     assert _evaluated(tmp_path) == [10]
 
 
@@ -358,11 +377,11 @@ def test_unknown_metric_is_refused_before_the_first_step(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("mode", "evaluated"), [("train_and_eval", [10, 15]), ("train_and_post_eval", [15])])
 def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
-    tmp_path: Path, mode: str, evaluated: list[int], caplog: pytest.LogCaptureFixture
+    linear: ReadyTrainer, tmp_path: Path, mode: str, evaluated: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     config, later = linear_experiment(train_steps=60), []
     with caplog.at_level(logging.INFO, "trainer_kit"):
-        _, logs = _run(tmp_path, config, mode, train_actions=[_stop_at(15, 5), later.append])
+        _, logs = _run(tmp_path, config, mode, train_actions=[_stop_at(15, 5), later.append], trainer=linear.again())
     assert "stopped early at step 15: enough at 15" in caplog.text
     assert len(later) == 3  # the loop's other actions are called too
     final = _final(tmp_path)
@@ -371,40 +390,45 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     assert logs and _evaluated(tmp_path) == evaluated
 
 
-def test_an_eval_action_ends_the_run_after_its_evaluation(tmp_path: Path) -> None:
+def test_an_eval_action_ends_the_run_after_its_evaluation(linear: ReadyTrainer, tmp_path: Path) -> None:
     config = linear_experiment(train_steps=50, checkpoint_interval=15)
-    _, logs = _run(tmp_path, config, eval_actions=[_stop_at(20, 10)])
+    _, logs = _run(tmp_path, config, eval_actions=[_stop_at(20, 10)], trainer=linear.again())
     assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"]) == (20, "enough at 20")
     assert (_evaluated(tmp_path), list(complete_checkpoints(str(tmp_path)))) == ([10, 20], [15, 20])
     assert logs["validation_loss"] > 0
 
 
-def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
+def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(linear: ReadyTrainer, tmp_path: Path) -> None:
     config = linear_experiment(train_steps=-1)
     for step in (15, 30):
-        _run(tmp_path, config, "train", train_actions=[_stop_at(15, 5)])
+        _run(tmp_path, config, "train", train_actions=[_stop_at(15, 5)], trainer=linear.again())
         assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"]) == (step, "enough at 15")
         assert _newest(tmp_path) == step
 
 
-def test_only_actions_and_callbacks_may_raise_stop_training(tmp_path: Path) -> None:
+def test_only_actions_and_callbacks_may_raise_stop_training(scripted: ReadyTrainer, tmp_path: Path) -> None:
     config = _scripted([0.5]).replace(trainer={"early_stopping": None})
     _SCORES[10] = _Stopping()  # type: ignore[assignment]
     with pytest.raises(
         TrainerKitError, match=r"StopTraining \(enough\) was raised in the middle of .* raise it in a callback"
     ):
-        _run(tmp_path, config)
+        _run(tmp_path, config, trainer=scripted.again())
 
 
-def test_an_action_of_a_sidecar_ends_the_sidecar(straight: tuple[Path, Any], tmp_path: Path) -> None:
-    run = _copy(straight[0], tmp_path)
-    _run(run, linear_experiment(train_steps=60), "continuous_eval", eval_actions=[_stop_at(20, 10)])
+def test_an_action_of_a_sidecar_ends_the_sidecar(
+    straight: tuple[Path, list[np.ndarray]], linear: ReadyTrainer, tmp_path: Path
+) -> None:
+    run, config = _copy(straight[0], tmp_path), linear_experiment(train_steps=60)
+    _run(run, config, "continuous_eval", eval_actions=[_stop_at(20, 10)], trainer=linear.again())
     assert _evaluated(run, "continuous_eval") == [10, 20]
 
 
-def test_under_orbits_controller_only_an_action_can_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_under_orbits_controller_only_an_action_can_stop(
+    linear: ReadyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own: dict[str, Any] = {"controller_cls": orbit.Controller, "trainer": linear.again()}
     with pytest.raises(UsageError, match="Controller keeps no ledger"):
-        _run(tmp_path, _tiny(), controller_cls=orbit.Controller)
-    _, logs = _run(tmp_path, linear_experiment(), controller_cls=orbit.Controller, train_actions=[_stop_at(15, 5)])
+        _run(tmp_path, _tiny(), **own)
+    _, logs = _run(tmp_path, linear_experiment(), train_actions=[_stop_at(15, 5)], **own)
     assert logs == {} and "Controller does not evaluate at the end" in caplog.text
     assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)
