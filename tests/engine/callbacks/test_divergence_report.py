@@ -117,7 +117,7 @@ def _trainer(task_type: type[TinyTask] = TinyTask, precision: str | None = None)
     return create_trainer(config, task_type(config.task))
 
 
-@pytest.fixture(params=[False, True])
+@pytest.fixture
 def eagerly(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether functions run eagerly already."""
     tf.config.run_functions_eagerly(request.param)
@@ -125,7 +125,11 @@ def eagerly(request: pytest.FixtureRequest) -> Iterator[bool]:
     tf.config.run_functions_eagerly(False)
 
 
-@pytest.mark.parametrize("precision", [None, "float16"])  # whose loss is scaled
+@pytest.mark.parametrize(
+    ("eagerly", "precision"),
+    [(False, "float16"), (True, None)],  # the loss of float16 is scaled
+    indirect=["eagerly"],
+)
 def test_norms_are_taken_before_clipping_and_leave_no_trace(eagerly: bool, precision: str | None) -> None:
     trainer = _trainer(precision=precision)
     points, labels = next(iter(trainer.train_dataset))

@@ -85,15 +85,6 @@ def assert_same_calls(found: Calls, expected: Calls) -> None:
         np.testing.assert_allclose([*(logs or {}).values()], [*(wanted or {}).values()], 1e-6, 1e-6)
 
 
-@pytest.mark.parametrize("options", [{"steps_per_execution": 3}, {"run_eagerly": True}], ids=str)
-def test_batches_have_numbers_and_logs_of_keras(options: dict[str, Any], tmp_path: Path) -> None:
-    theirs, ours = Batches(), Batches()
-    expected = of_keras(seeded(**options), [theirs, WarmUp()])
-    history = fit(seeded(**options), tmp_path, [ours, WarmUp()])
-    assert_same_calls(ours.calls, theirs.calls)
-    np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], rtol=1e-6)
-
-
 def test_two_replicas_evaluate_batches_with_the_logs_of_one(tmp_path: Path) -> None:
     one, two = Batches(), Batches()
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
@@ -107,18 +98,19 @@ def test_two_replicas_evaluate_batches_with_the_logs_of_one(tmp_path: Path) -> N
     assert_same_calls(found, one.calls)
 
 
-def test_a_callback_stops_the_run_at_its_batch(tmp_path: Path) -> None:
+def test_batches_and_a_stop_between_them_are_those_of_keras(tmp_path: Path) -> None:
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.model.stop_training = self.model.optimizer.iterations == 6
+            self.model.stop_training = self.model.optimizer.iterations == 7  # after three of the four batches
 
     theirs, ours, again = Batches(), Batches(), Batches()  # calls are state: those of an earlier start come back
-    expected = of_keras(one := seeded(), [theirs, Stop()], epochs=4)
-    history = fit(other := seeded(), tmp_path, [ours, Stop()], epochs=4)
+    expected = of_keras(one := seeded(steps_per_execution=3), [theirs, WarmUp(), Stop()], epochs=4)
+    history = fit(other := seeded(steps_per_execution=3), tmp_path, [ours, WarmUp(), Stop()], epochs=4)
     assert_same_calls(ours.calls, theirs.calls)
     assert history.epoch == expected.epoch == [0, 1]
+    np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], rtol=1e-6)
     np.testing.assert_allclose(other.get_weights()[0], one.get_weights()[0], rtol=1e-6, atol=1e-6)
-    finished = seeded()
+    finished = seeded(steps_per_execution=3)
     assert fit(finished, tmp_path, [again], epochs=4).history == history.history
     assert len(again.calls) == len(ours.calls)
     np.testing.assert_array_equal(finished.get_weights()[0], other.get_weights()[0])
@@ -137,29 +129,33 @@ def test_stops_and_errors_between_batches_lose_no_step(tmp_path: Path) -> None:
             if self.model.optimizer.iterations == self.error_at:
                 raise StopIteration("a mistake of the callback")
 
+    def trained(folder: str, *callbacks: Any) -> tuple[Any, Any]:
+        model = seeded()
+        return fit(model, tmp_path / folder, list(callbacks), validation_data=None), model
+
     whole, ours, interrupting = Batches(), Batches(), Interrupting()
-    history = fit(one := seeded(), tmp_path / "whole", [whole])
+    history, one = trained("whole", whole)
     interrupting.stops_at = 3
     with pytest.raises(PreemptedError, match="at step 3"):
-        fit(seeded(), tmp_path / "run", [ours, interrupting])
+        trained("run", ours, interrupting)
     interrupting.stops_at, interrupting.error_at = -1, 6
     with pytest.raises(RuntimeError, match=r"Interrupting\.on_train_batch_end raised StopIteration"):
-        fit(seeded(), tmp_path / "run", [ours, interrupting])
+        trained("run", ours, interrupting)
     interrupting.error_at = -1
-    resumed = fit(other := seeded(), tmp_path / "run", [ours, interrupting])
+    resumed, other = trained("run", ours, interrupting)
     assert resumed.history == history.history
     assert ours.calls == whole.calls
     for found, expected in zip(other.get_weights(), one.get_weights(), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_terminate_on_nan_ends_the_run_at_the_batch(tmp_path: Path) -> None:
+def test_terminate_on_nan_ends_an_eager_run_at_the_batch(tmp_path: Path) -> None:
     weight = np.ones(100, "float32")
     weight[40] = np.nan  # in the second batch
     options = {"epochs": 3, "shuffle": False, "sample_weight": weight}
     theirs, ours = Batches(), Batches()
-    of_keras(seeded(), [keras.callbacks.TerminateOnNaN(), theirs], **options)
-    history = fit(seeded(), tmp_path, [keras.callbacks.TerminateOnNaN(), ours], **options)
+    of_keras(seeded(run_eagerly=True), [keras.callbacks.TerminateOnNaN(), theirs], **options)
+    history = fit(seeded(run_eagerly=True), tmp_path, [keras.callbacks.TerminateOnNaN(), ours], **options)
     assert history.epoch == [0]
     assert_same_calls(ours.calls, theirs.calls)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import re
 import shutil
 import time
 from pathlib import Path
@@ -16,19 +16,6 @@ from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
 from trainer_kit import Callback
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.telemetry.metrics_jsonl import reported
-
-
-class Recorder(keras.callbacks.Callback):
-    """Keeps the names of the methods that are called, with epochs and logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, ...]] = []
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith(("on_epoch", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end")):
-            return lambda *given, **named: self.calls.append((name, *map(str, [*given, *named.values()])))
-        return super().__getattribute__(name)
 
 
 class StopAt(Callback):
@@ -66,36 +53,25 @@ def seeded() -> Any:
     return model
 
 
-def test_the_methods_of_epochs_are_called_as_in_keras(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    theirs, ours, saves = Recorder(), Recorder(), Saves()
-    seeded().fit(X, Y, epochs=2, validation_data=(X, Y), verbose=0, callbacks=[theirs])
-    with caplog.at_level(logging.WARNING):
-        callbacks = [ours, saves, keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))]
-        fit(seeded(), tmp_path / "run", callbacks, epochs=2)
-    assert [call[:2] for call in ours.calls if "epoch" in call[0]] == [
-        call[:2] for call in theirs.calls if "epoch" in call[0]
-    ]
-    assert [call[0] for call in ours.calls] == [call[0] for call in theirs.calls]
-    assert saves.steps[-2:] == [8, 8]  # again after the last methods, for what they change
-    assert "BackupAndRestore is left out" in caplog.text
-    assert not (tmp_path / "backup").exists()
-
-
-def test_a_resumed_run_lowers_the_rate_once_per_epoch(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_rate_patience_and_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def halve(epoch: int, rate: float) -> float:
         return rate / 2 if epoch else rate
 
-    def lowered(folder: str, *others: Any) -> Any:
-        callbacks = [keras.callbacks.LearningRateScheduler(halve), *others]
-        return fit(seeded(), tmp_path / folder, callbacks, checkpoint_interval=2)
+    def run(folder: str, *others: Any, patience: int = 4) -> Any:
+        waiting = keras.callbacks.EarlyStopping("val_loss", 10.0, patience)
+        callbacks = [keras.callbacks.LearningRateScheduler(halve), waiting, keras.callbacks.ProgbarLogger(), *others]
+        return fit(seeded(), tmp_path / folder, callbacks, epochs=9, checkpoint_interval=2, verbose=1)
 
-    whole = lowered("a")
-    for stopped_at in (6, 8):  # inside of the second epoch, and at its end
+    whole = run("a")
+    for stopped_at in (6, 12):  # inside of the second epoch, and at the end of the third
         with pytest.raises(RuntimeError, match="stopped by the test"):
-            lowered("b", StopAt(stopped_at))
-    resumed = lowered("b")
+            run("b", StopAt(stopped_at), patience=9)
+    capsys.readouterr()
+    resumed = run("b")  # the program's patience counts, not that of the checkpoint
     assert resumed.history == whole.history
-    assert resumed.history["learning_rate"] == pytest.approx([1e-2, 5e-3, 2.5e-3, 1.25e-3])
+    assert resumed.history["learning_rate"] == pytest.approx([1e-2 * 0.5**epoch for epoch in range(5)])
+    assert resumed.epoch == [0, 1, 2, 3, 4]  # some epochs were waited before: there would be more to wait for all again
+    assert re.findall(r"Epoch \d/\d", capsys.readouterr().out) == ["Epoch 3/9", "Epoch 4/9", "Epoch 5/9"]
 
 
 class Copies(Callback):
@@ -128,16 +104,9 @@ def test_what_methods_of_an_evaluation_change_survives_a_kill(tmp_path: Path) ->
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_restart_goes_on_waiting_with_the_programs_patience(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit(seeded(), tmp_path, [keras.callbacks.EarlyStopping("val_loss", 10.0, 9), StopAt(12)], epochs=9)
-    history = fit(seeded(), tmp_path, [keras.callbacks.EarlyStopping("val_loss", 10.0, 4)], epochs=9)
-    assert history.epoch == [0, 1, 2, 3, 4]  # two epochs were waited before: it would be 7 to wait for all four again
-
-
 def test_a_plain_fit_saves_once_and_predict_has_callbacks(tmp_path: Path) -> None:
     saves, noted, model = Saves(), [], seeded()
-    fit(model, tmp_path, [saves], epochs=1)
+    fit(model, tmp_path, [saves], epochs=1, validation_data=None)
     assert saves.steps == [4]
     callback = keras.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: noted.append(batch))
     tk_keras.predict(model, X, verbose=0, callbacks=[callback], model_dir=str(tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -13,10 +14,12 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import trainer_kit as tk
-from tests.engine.linear_task import SGD
+from tests.engine.linear_task import LinearTask, linear_experiment
+from trainer_kit.callbacks.base import Loop, Run
+from trainer_kit.callbacks.named_tensors import TensorSummaries
+from trainer_kit.config.schema.summaries import SummaryConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.testing import TinyTask, tiny_experiment
 
 SUMMARIES = (
     {"tensor": "spread", "of": "both"},
@@ -25,7 +28,7 @@ SUMMARIES = (
 )
 
 
-class PictureTask(TinyTask):
+class PictureTask(LinearTask):
     """Exposes a scalar in both steps, and images in the validation step."""
 
     def build_model(self) -> keras.Model:
@@ -57,14 +60,14 @@ class Reader(tk.Callback):
         self.seen.append(run.evaluation_tensors["picture"])
 
 
-def _run(folder: Path, replicas: int = 1, callbacks: Any = (), **trainer: Any) -> None:
-    config = tiny_experiment(train_steps=10, **{"optimizer_config": SGD, "summaries": SUMMARIES, **trainer})
+def _run(folder: Path, mode: str = "train_and_eval", replicas: int = 1, callbacks: Any = (), **trainer: Any) -> None:
+    config = linear_experiment(train_steps=10, **{"summaries": SUMMARIES, **trainer})
     strategy = tf.distribute.get_strategy()
     if replicas > 1:
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     with strategy.scope():
         task = PictureTask(config.task)
-    run_experiment(strategy, task, "train_and_eval", config, str(folder), callbacks=list(callbacks))
+    run_experiment(strategy, task, mode, config, str(folder), callbacks=list(callbacks))
 
 
 def _events(folder: Path) -> EventAccumulator:
@@ -73,7 +76,7 @@ def _events(folder: Path) -> EventAccumulator:
     return events
 
 
-@pytest.mark.parametrize("options", [{"replicas": 2}, {"fuse_steps": 5}])
+@pytest.mark.parametrize("options", [{"replicas": 2}, {"fuse_steps": 5}], ids=str)
 def test_summaries_are_written_on_replicas_and_in_fused_loops(tmp_path: Path, options: dict[str, Any]) -> None:
     reader = Reader()
     _run(tmp_path, callbacks=[reader], **options)
@@ -83,7 +86,7 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(tmp_path: Path, op
     assert [event.step for event in train.Tensors("hidden")] == [5, 10]
     assert [event.step for event in validation.Tensors("picture")] == [10]
     assert {"hidden", "spread"} <= set(validation.Tags()["tensors"])
-    assert [one.shape for one in reader.seen] == [(8, 16), (8, 16), (7, 2, 4, 1)]
+    assert [one.shape for one in reader.seen] == [(8, 3), (8, 3), (7, 2, 4, 1)]
 
 
 @pytest.mark.parametrize(
@@ -91,14 +94,22 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(tmp_path: Path, op
     [
         ({"tensor": "hidden"}, r"'hidden' has the shape \[8, 16\], and type=scalar needs a single number"),
         ({"tensor": "hidden", "type": "image"}, r"'hidden' has the shape \[8, 16\], and type=image needs \[batch"),
-        ({"tensor": "picture"}, r"trainer\.summaries: the training step exposes no tensor 'picture'"),
     ],
 )
-def test_a_tensor_that_does_not_fit_its_summary_is_an_error(
-    tmp_path: Path, summary: dict[str, Any], message: str
-) -> None:
+def test_a_tensor_that_does_not_fit_its_summary_is_an_error(summary: dict[str, Any], message: str) -> None:
+    tensors = SimpleNamespace(values={"hidden": np.zeros((8, 16), np.float32)})
+    run, manager = (
+        Run(SimpleNamespace(train_tensors=tensors)),
+        SimpleNamespace(summary_writer=tf.summary.create_noop_writer),
+    )
+    run.loop = Loop(0, 5, 1.0, {})
     with pytest.raises(UsageError, match=message):
-        _run(tmp_path, summaries=[summary])
+        TensorSummaries([SummaryConfig(**summary)], 5, manager, manager).loop_end(run, {})
+
+
+def test_a_tensor_that_no_step_exposes_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"trainer\.summaries: the training step exposes no tensor 'picture'"):
+        _run(tmp_path, summaries=[{"tensor": "picture"}])
 
 
 class OfTrainStep(PictureTask):
@@ -117,7 +128,7 @@ class OfTrainStep(PictureTask):
     ],
 )
 def test_a_miss_of_the_evaluation_ends_the_run_before_step_1(tmp_path: Path, trainer: dict[str, Any]) -> None:
-    config = tiny_experiment(train_steps=10, optimizer_config=SGD, **trainer)
+    config = linear_experiment(train_steps=10, **trainer)
     with pytest.raises(
         UsageError, match=r"evaluation step exposes no tensor 'margin'.*exposed in validation_step, too"
     ):
@@ -127,6 +138,6 @@ def test_a_miss_of_the_evaluation_ends_the_run_before_step_1(tmp_path: Path, tra
 
 def test_values_are_numpy_arrays_that_later_loops_leave_alone(tmp_path: Path) -> None:
     reader = Reader()
-    _run(tmp_path, callbacks=[reader], summaries=[])
+    _run(tmp_path, "train", callbacks=[reader], summaries=[])
     assert all(isinstance(one, np.ndarray) for one in reader.seen)
     assert not np.array_equal(reader.seen[0], reader.seen[1])

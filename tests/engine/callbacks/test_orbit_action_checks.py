@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import pytest
 
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.callbacks.orbit_action_checks import checked_actions
 from trainer_kit.errors import UsageError
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.testing import TinyTask, tiny_experiment
 
 
 class _Own(keras.callbacks.Callback):
@@ -35,19 +35,19 @@ def test_what_cannot_be_an_action_is_refused(actions: Any, message: str) -> None
 
 def test_any_iterable_of_actions_is_called_after_each_loop(tmp_path: Path) -> None:
     seen: list[str] = []
-    config = tiny_experiment(train_steps=10)
+    config = linear_experiment(train_steps=10)
     given: dict[str, Any] = {
         "train_actions": (lambda logs, name=name: seen.append(name) for name in "ab"),
         "eval_actions": {"one": lambda logs: seen.append("eval")}.values(),
     }
-    run_experiment(None, TinyTask(config.task), "train_and_eval", config, str(tmp_path / "run"), **given)
+    run_experiment(None, LinearTask(config.task), "train_and_eval", config, str(tmp_path / "run"), **given)
     assert seen == ["a", "b", "a", "b", "eval"]
 
 
 @pytest.mark.parametrize("kind", ["train_actions", "eval_actions"])
 def test_a_refused_action_leaves_no_folder(kind: str, tmp_path: Path) -> None:
-    config = tiny_experiment()
+    config = linear_experiment()
     given: dict[str, Any] = {kind: [keras.callbacks.EarlyStopping()]}
     with pytest.raises(UsageError, match=f"{kind}: EarlyStopping"):
-        run_experiment(None, TinyTask(config.task), "train_and_eval", config, str(tmp_path / "run"), **given)
+        run_experiment(None, LinearTask(config.task), "train_and_eval", config, str(tmp_path / "run"), **given)
     assert not (tmp_path / "run").exists()

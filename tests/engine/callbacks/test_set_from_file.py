@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.linear_task import linear_experiment
+from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.set_from_file import SetFromFile
 from trainer_kit.callbacks.set_value import SetAtSteps
@@ -32,21 +33,29 @@ class Hand(Callback):
         self._back = None
 
 
-def _run(folder: Path, *hand: Any, train_steps: int = 20) -> list[tuple[int, dict[str, float]]]:
-    launch(linear_experiment(train_steps=train_steps), "train", str(folder), callbacks=[Hand(*hand), SetFromFile()])
+@pytest.fixture(scope="module")
+def ready() -> ReadyTrainer:
+    return ReadyTrainer(linear_experiment(), LinearTask)
+
+
+def _run(folder: Path, ready: ReadyTrainer, *hand: Any, train_steps: int = 20) -> list[tuple[int, dict[str, float]]]:
+    config, callbacks = linear_experiment(train_steps=train_steps), [Hand(*hand), SetFromFile()]
+    launch(config, "train", str(folder), callbacks=callbacks, trainer=ready.again())
     lines = [line for line in active_history(folder / "metrics.jsonl") if line["kind"] == "change"]
     return [(line["step"], line["metrics"]) for line in lines]
 
 
-def test_an_edit_counts_from_the_next_loop_on(tmp_path: Path) -> None:
+def test_an_edit_counts_from_the_next_loop_on(ready: ReadyTrainer, tmp_path: Path) -> None:
     first, second = "learning_rate: 1e-3\n", "learning_rate: 1e-3\nlearning_rate_factor: 0.5\n"
-    changes = _run(tmp_path, {5: first, 15: second})
+    changes = _run(tmp_path, ready, {5: first, 15: second})
     assert changes == [(5, {"learning_rate": 0.001}), (15, {"learning_rate_factor": 0.5})]
     curve = active_history(tmp_path / "metrics.jsonl").get_history("learning_rate", "train")
     assert curve == [(step, pytest.approx(rate)) for step, rate in [(5, 0.01), (10, 0.001), (15, 0.001), (20, 0.0005)]]
 
 
-def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_cannot_be_used_changes_nothing(
+    ready: ReadyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     told = {
         "learning_rate: fast": "'fast' is not a number",
         "learning_rate: 1e39": "1e+39 is not a finite number of the dtype float32",
@@ -54,15 +63,16 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pyte
         "[1]": "write lines such as learning_rate: 0.001",
         "a: [": "hyper_parameters.yaml",
     }
-    assert _run(tmp_path, dict(zip(range(5, 30, 5), told, strict=True)), train_steps=30) == []
+    texts = dict(zip(range(5, 30, 5), told, strict=True))
+    assert _run(tmp_path, ready, texts, train_steps=30) == []
     warnings = [record.getMessage() for record in caplog.records if "changes nothing" in record.getMessage()]
     assert [message in warning for message, warning in zip(told.values(), warnings, strict=True)] == [True] * len(told)
 
 
-def test_steps_that_are_repeated_write_each_change_once(tmp_path: Path) -> None:
+def test_steps_that_are_repeated_write_each_change_once(ready: ReadyTrainer, tmp_path: Path) -> None:
     hand = Hand({15: "learning_rate_factor: 0.5"}, (15, 10))
     callbacks = [hand, SetAtSteps("learning_rate", [[10, 1e-3]]), SetFromFile()]
-    launch(linear_experiment(), "train", str(tmp_path), callbacks=callbacks)
+    launch(linear_experiment(), "train", str(tmp_path), callbacks=callbacks, trainer=ready.again())
     lines = [line for line in read_lines(tmp_path / "metrics.jsonl") if line["kind"] == "change"]
     assert [(line["step"], line["metrics"], line["reason"]) for line in lines] == [
         (10, {"learning_rate": 0.001}, "set_at_steps"),
@@ -70,7 +80,7 @@ def test_steps_that_are_repeated_write_each_change_once(tmp_path: Path) -> None:
     ]
 
 
-def test_after_a_rewind_the_file_is_read_at_once(tmp_path: Path) -> None:
-    assert _run(tmp_path, {15: "learning_rate: 0.5"}, (20, 10)) == [(10, {"learning_rate": 0.5})]
+def test_after_a_rewind_the_file_is_read_at_once(ready: ReadyTrainer, tmp_path: Path) -> None:
+    assert _run(tmp_path, ready, {15: "learning_rate: 0.5"}, (20, 10)) == [(10, {"learning_rate": 0.5})]
     records = [(record["step"], record["lineage"]) for record in read_lines(tmp_path / "hyper_parameters.jsonl")]
     assert records == [(15, 0), (10, 1)]

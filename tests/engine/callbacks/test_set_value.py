@@ -17,7 +17,6 @@ from trainer_kit.files import read_lines
 from trainer_kit.run.runner import run_experiment
 
 CONSTANT = {"type": "constant", "constant": {"learning_rate": 0.5}}
-STEPWISE = {"type": "stepwise", "stepwise": {"boundaries": [6], "values": [0.5, 0.125]}}  # the boundary is included
 
 
 def halved(step: int) -> float:
@@ -49,7 +48,8 @@ def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, given: An
     rates = SetAtSteps("learning_rate", [[7, 0.25]])
     factors = SetAtSteps("learning_rate_factor", [[0, 0.5], [1, 1.0], [7, 0.5]])
     changed = _weights(tmp_path / "list", CONSTANT, rates, factors, **given)
-    ladder = {"type": "stepwise", "stepwise": {"boundaries": [0, 6], "values": [0.25, 0.5, 0.125]}}
+    boundaries = [0, 6]  # which are included
+    ladder = {"type": "stepwise", "stepwise": {"boundaries": boundaries, "values": [0.25, 0.5, 0.125]}}
     expected = _weights(tmp_path / "schedule", ladder, **given)
     assert all(np.array_equal(one, other) for one, other in zip(changed, expected, strict=True))
     assert _changes(tmp_path / "list") == [
@@ -58,13 +58,6 @@ def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, given: An
         (7, {"learning_rate": 0.25}),
         (7, {"learning_rate_factor": 0.5}),
     ]
-
-
-def test_a_factor_multiplies_a_schedule(tmp_path: Path) -> None:
-    changed = _weights(tmp_path / "list", STEPWISE, SetAtSteps("learning_rate_factor", [(0, 0.5)]))
-    ladder = {"type": "stepwise", "stepwise": {"boundaries": [6], "values": [0.25, 0.0625]}}
-    expected = _weights(tmp_path / "schedule", ladder)
-    assert all(np.array_equal(one, other) for one, other in zip(changed, expected, strict=True))
 
 
 def test_functions_count_steps_and_lists_may_count_epochs(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
+import io
 import json
 import re
 import threading
@@ -19,7 +21,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
 from trainer_kit import Callback
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.compat import keras as tk_keras
+from trainer_kit.compat.keras.fitting.callbacks import split_callbacks
 
 
 class Monitor:
@@ -54,6 +58,29 @@ def linear(optimizer: Any = "sgd") -> Any:
     return model
 
 
+class Recorder(keras.callbacks.Callback):
+    """Keeps the names of the methods that are called, with epochs and logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith(("on_epoch", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end")):
+            return lambda *given, **named: self.calls.append((name, *map(str, [*given, *named.values()])))
+        return super().__getattribute__(name)
+
+
+class Saves(Callback):
+    """Counts the saves of each step."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def checkpoint_begin(self, run: Any) -> None:
+        self.steps.append(run.step)
+
+
 class Fit:
     """A fit with all callbacks that can be in one, and what they have left."""
 
@@ -65,9 +92,11 @@ class Fit:
         self.stopping = keras.callbacks.EarlyStopping(
             "val_loss", patience=2, min_delta=10.0, start_from_epoch=2, restore_best_weights=True
         )
-        self.own_history = keras.callbacks.History()
-        options = {"epochs": 9, "validation_data": (X[:70], Y[:70]), "verbose": 0, "callbacks": self.callbacks()}
-        self.history = run(self.model, X, Y, **options)
+        self.own_history, self.recorder, self.saves = keras.callbacks.History(), Recorder(), Saves()
+        options = {"epochs": 9, "validation_data": (X[:70], Y[:70]), "verbose": 1, "callbacks": self.callbacks()}
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            self.history = run(self, **options)
+        self.shown = shown.getvalue()
         self.monitor.server.shutdown()
 
     def callbacks(self) -> list[Any]:
@@ -90,6 +119,8 @@ class Fit:
             of.TerminateOnNaN(),
             self.stopping,
             self.own_history,
+            of.ProgbarLogger(),
+            self.recorder,
         ]
 
     def files(self) -> list[str]:
@@ -112,10 +143,17 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fit, Fit]]:
     """The fit of Keras and that of trainer_kit."""
     folder = tmp_path_factory.mktemp("stock")
 
-    def run(model: Any, *data: Any, **options: Any) -> Any:
-        return tk_keras.fit(model, *data, **options, model_dir=str(folder / "run"))
+    def of_keras(fit: Fit, **options: Any) -> Any:
+        return fit.model.fit(X, Y, **options)
 
-    yield Fit(folder / "theirs", lambda model, *data, **options: model.fit(*data, **options)), Fit(folder / "ours", run)
+    def of_ours(fit: Fit, callbacks: list[Any], **options: Any) -> Any:
+        others = [fit.saves, keras.callbacks.BackupAndRestore(str(folder / "backup"))]
+        return tk_keras.fit(fit.model, X, Y, callbacks=[*callbacks, *others], model_dir=str(folder / "run"), **options)
+
+    bar = functools.partialmethod(keras.utils.Progbar.__init__, interval=-1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras.utils.Progbar, "__init__", bar)  # drawn after every batch: a fast fit leaves some out
+        yield Fit(folder / "theirs", of_keras), Fit(folder / "ours", of_ours)
 
 
 def close(one: Any, other: Any) -> bool:
@@ -201,34 +239,26 @@ def test_swap_ema_weights_evaluates_and_leaves_the_average(tmp_path: Path) -> No
     assert close(best, min(found[1][0]["val_loss"]))
 
 
-def test_progbar_logger_shows_the_bar_of_keras(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_keras, shown = keras.utils.Progbar.__init__, []
-    # Drawn after every batch: the bar of a fast fit leaves some out.
-    monkeypatch.setattr(keras.utils.Progbar, "__init__", functools.partialmethod(of_keras, interval=-1))
-    for run in (True, False):
-        model, callbacks = linear(), [keras.callbacks.ProgbarLogger()]
-        options = {"epochs": 2, "validation_data": (X, Y), "verbose": 1, "callbacks": callbacks}
-        model.fit(X, Y, **options) if run else tk_keras.fit(model, X, Y, **options, model_dir=str(tmp_path))
-        shown.append(re.sub(r"\d+(s|ms|us)\b", "", re.sub(r"[\x08\r ]+|\x1b\[[\d;]*m", " ", capsys.readouterr().out)))
-    assert shown[1].count("━") == shown[0].count("━")
-    assert re.findall(r"loss: [\d.]+", shown[1]) == re.findall(r"loss: [\d.]+", shown[0])
+def test_progbar_logger_shows_the_bar_of_keras(fits: tuple[Fit, Fit]) -> None:
+    theirs, ours = (re.sub(r"\d+(s|ms|us)\b", "", re.sub(r"[\x08\r ]+|\x1b\[[\d;]*m", " ", one.shown)) for one in fits)
+    assert ours.count("━") == theirs.count("━") > 0
+    assert re.findall(r"loss: [\d.]+", ours) == re.findall(r"loss: [\d.]+", theirs)
 
 
-class StopAt8(Callback):
-    """Ends the first start with an error at the end of its second epoch."""
+def test_the_methods_of_epochs_are_called_as_in_keras(fits: tuple[Fit, Fit]) -> None:
+    theirs, ours = (one.recorder.calls for one in fits)
+    of_epochs = [[call[:2] for call in calls if "epoch" in call[0]] for calls in (theirs, ours)]
+    assert of_epochs[1] == of_epochs[0]
+    assert [call[0] for call in ours] == [call[0] for call in theirs]
 
-    def loop_end(self, run: Any, logs: Any) -> None:
-        if run.step == 8:
-            raise RuntimeError("stopped by the test")
+
+def test_a_run_saves_again_after_the_last_methods(fits: tuple[Fit, Fit]) -> None:
+    assert fits[1].saves.steps[-2:] == [20, 20]  # for what they change
+    run = fits[1].folder.parent / "run"
+    assert max(complete_checkpoints(str(run))) == 20
 
 
-def test_a_bar_is_drawn_on_where_an_epoch_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"epochs": 3, "verbose": 1, "model_dir": str(tmp_path), "validation_data": (X, Y)}
-    bar = keras.callbacks.ProgbarLogger
-    with pytest.raises(RuntimeError, match="stopped by the test"):
-        tk_keras.fit(linear(), X, Y, callbacks=[bar(), StopAt8()], **options)
-    capsys.readouterr()
-    tk_keras.fit(linear(), X, Y, callbacks=[bar()], **options)
-    assert re.findall(r"Epoch \d/\d", capsys.readouterr().out) == ["Epoch 2/3", "Epoch 3/3"]
+def test_backups_are_left_to_the_checkpoints(fits: tuple[Fit, Fit], caplog: pytest.LogCaptureFixture) -> None:
+    assert not (fits[1].folder.parent / "backup").exists()
+    assert split_callbacks([fits[1].saves, keras.callbacks.BackupAndRestore("backup")]) == ([fits[1].saves], [])
+    assert "BackupAndRestore is left out" in caplog.text

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.linear_task import linear_experiment
+from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.webhook import Webhook
 from trainer_kit.errors import PreemptedError
@@ -35,25 +36,31 @@ class _Ends(Callback):
 
     def loop_end(self, run: Run, logs: Any) -> None:
         if run.step == 10:
-            run.trainer.request_stop()
             if self._fails:
                 raise RuntimeError("a bug")
+            run.trainer.request_stop()
 
 
-def test_a_run_is_told_once_when_its_record_is_written(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ready() -> ReadyTrainer:
+    return ReadyTrainer(linear_experiment(), LinearTask)
+
+
+def test_a_run_is_told_once_when_its_record_is_written(ready: ReadyTrainer, tmp_path: Path) -> None:
     first, again = _Told(), _Told()
     for webhook in (first, again):
-        launch(linear_experiment(), "train_and_eval", str(tmp_path), callbacks=[webhook])
+        launch(linear_experiment(), "train_and_eval", str(tmp_path), callbacks=[webhook], trainer=ready.again())
     assert first.told == [("finished", read_json(tmp_path / "final.json"))]
     assert again.told == []  # there was nothing to do
 
 
-def test_an_error_is_told_and_a_preemption_is_not(tmp_path: Path) -> None:
+def test_an_error_is_told_and_a_preemption_is_not(ready: ReadyTrainer, tmp_path: Path) -> None:
     webhook = _Told()
     with pytest.raises(PreemptedError):
         launch(linear_experiment(), "train", str(tmp_path / "preempted"), callbacks=[webhook, _Ends(fails=False)])
     assert webhook.told == []
+    config, callbacks = linear_experiment(), [webhook, _Ends(fails=True)]
     with pytest.raises(RuntimeError):
-        launch(linear_experiment(), "train", str(tmp_path / "failed"), callbacks=[webhook, _Ends(fails=True)])
+        launch(config, "train", str(tmp_path / "failed"), callbacks=callbacks, trainer=ready.again())
     ((status, record),) = webhook.told
     assert (status, record["error"], record["exit_code"]) == ("failed", "RuntimeError: a bug", 1)

@@ -20,6 +20,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.run.ready_trainer import ReadyTrainer
 from tests.engine.traces import times_traced
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -67,16 +68,27 @@ class _Finished:
       loops, evaluations: the logs that its actions have got.
     """
 
-    def __init__(self, folder: Path, mode: str, config: ExperimentConfig) -> None:
+    def __init__(self, folder: Path, mode: str, config: ExperimentConfig, trainer: Trainer | None = None) -> None:
         self.folder, self.loops, self.evaluations = folder, [], []
         actions = {"train_actions": [self.loops.append], "eval_actions": [self.evaluations.append]}
-        model, self.logs = _run(folder, mode, config, **actions)
+        model, self.logs = _run(folder, mode, config, trainer=trainer, **actions)
         self.weights = _weights(model)
 
 
 @pytest.fixture(scope="module")
-def once_trained(tmp_path_factory: pytest.TempPathFactory) -> _Finished:
-    return _Finished(tmp_path_factory.mktemp("trained"), "train", _TRAINED)
+def linear() -> ReadyTrainer:
+    """The trainer of runs of which only what the run does counts."""
+    return ReadyTrainer(linear_experiment(), LinearTask)
+
+
+@pytest.fixture(scope="module")
+def of_trained() -> ReadyTrainer:
+    return ReadyTrainer(_TRAINED, LinearTask)
+
+
+@pytest.fixture(scope="module")
+def once_trained(tmp_path_factory: pytest.TempPathFactory, of_trained: ReadyTrainer) -> _Finished:
+    return _Finished(tmp_path_factory.mktemp("trained"), "train", _TRAINED, of_trained.again())
 
 
 @pytest.fixture
@@ -141,9 +153,9 @@ def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) ->
     )
 
 
-def test_a_resumed_run_has_the_bits_of_an_unbroken_one(trained: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_bits_of_an_unbroken_one(of_trained: ReadyTrainer, trained: Path, tmp_path: Path) -> None:
     config = _TRAINED.replace(trainer={"train_steps": 30})
-    straight, _ = _run(tmp_path / "straight", config=config)
+    straight, _ = _run(tmp_path / "straight", config=config, trainer=of_trained.again())
     resumed, _ = _run(trained, config=config)
     assert all(np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(resumed), strict=True))
     assert _steps(trained, "train")[-1] == 30
@@ -195,11 +207,11 @@ def test_eval_without_a_checkpoint_fails_and_writes_nothing(tmp_path: Path) -> N
     assert not (tmp_path / "empty").exists()
 
 
-def test_post_evaluation_returns_metrics_and_writes_summaries(tmp_path: Path) -> None:
-    _, logs = _run(tmp_path, "train_and_post_eval")
+def test_post_evaluation_returns_metrics_and_writes_summaries(linear: ReadyTrainer, tmp_path: Path) -> None:
+    _, logs = _run(tmp_path, "train_and_post_eval", trainer=linear.again())
     assert logs["validation_loss"] > 0
     assert _tags(tmp_path / "validation")["validation_loss"] == [20]
-    _, same = _run(tmp_path, "train", run_post_eval=True)
+    _, same = _run(tmp_path, "train", run_post_eval=True, trainer=linear.again())
     assert same["validation_loss"] == logs["validation_loss"]
 
 
@@ -226,9 +238,11 @@ def test_another_optimizer_is_refused_until_it_is_allowed(trained: Path) -> None
 def test_a_resumed_run_uses_the_configs_new_learning_rate(trained: Path) -> None:
     rate = {"type": "constant", "constant": {"learning_rate": 0.25}}  # in place of 0.01
     logs: list[Any] = []
+    changed = _TRAINED.replace(trainer={"optimizer_config": {"learning_rate": rate}})
+    ready = ReadyTrainer(changed, LinearTask)
     for steps in (27, 37):
-        config = _TRAINED.replace(trainer={"train_steps": steps, "optimizer_config": {"learning_rate": rate}})
-        _run(trained, config=config, train_actions=[lambda loop: logs.append(loop["learning_rate"])])
+        config, act = changed.replace(trainer={"train_steps": steps}), lambda loop: logs.append(loop["learning_rate"])
+        _run(trained, config=config, train_actions=[act], trainer=ready.again())
     assert logs == [0.25] * 4
 
 
@@ -290,8 +304,8 @@ def test_the_tasks_summaries_keep_the_interval_of_the_config(
     assert "mine_too" not in train
 
 
-def test_save_summary_false_writes_no_event_file(tmp_path: Path) -> None:
-    _run(tmp_path, "train_and_eval", save_summary=False)
+def test_save_summary_false_writes_no_event_file(linear: ReadyTrainer, tmp_path: Path) -> None:
+    _run(tmp_path, "train_and_eval", save_summary=False, trainer=linear.again())
     assert not list(tmp_path.rglob("events.out.tfevents.*"))
     assert _steps(tmp_path, "train") == [5, 10, 15, 20]
 
@@ -304,10 +318,10 @@ class _OrbitsOwn(orbit.Controller):
         super().train(steps, checkpoint_at_completion)
 
 
-def test_any_orbit_controller_can_drive_the_trainer(tmp_path: Path) -> None:
+def test_any_orbit_controller_can_drive_the_trainer(linear: ReadyTrainer, tmp_path: Path) -> None:
     intervals = {"validation_interval": 6, "checkpoint_interval": 6, "summary_interval": 1000}  # the default
     config = linear_experiment(train_steps=12, steps_per_loop=3, **intervals)
-    _run(tmp_path, "train_and_eval", config, controller_cls=_OrbitsOwn)
+    _run(tmp_path, "train_and_eval", config, controller_cls=_OrbitsOwn, trainer=linear.again())
     assert _OrbitsOwn.used == 2
     assert 12 in complete_checkpoints(str(tmp_path))
     assert _tags(tmp_path / "train")["training_loss"] == [3, 6, 9, 12]
@@ -346,22 +360,22 @@ class _FiniteTask(LinearTask):
         return tf.data.Dataset.from_tensor_slices(tiny_arrays(bool(params.is_training))).batch(8)
 
 
-def _run_finite(folder: Path, mode: str, **trainer: Any) -> Any:
-    config = linear_experiment(**trainer)
-    return run_experiment(None, _FiniteTask(config.task), mode, config, str(folder))
+@pytest.fixture(scope="module")
+def finite() -> ReadyTrainer:
+    return ReadyTrainer(linear_experiment(), _FiniteTask)
 
 
-def test_train_steps_minus_one_trains_until_the_data_ends(tmp_path: Path) -> None:
-    _run_finite(tmp_path, "train_and_eval", train_steps=-1)
+def test_train_steps_minus_one_trains_until_the_data_ends(finite: ReadyTrainer, tmp_path: Path) -> None:
+    _run(tmp_path, "train_and_eval", linear_experiment(train_steps=-1), trainer=finite.again())
     assert json.loads((tmp_path / "final.json").read_text())["step"] == 13
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
 
 
-def test_data_that_ends_too_early_is_a_data_error_after_saving(tmp_path: Path) -> None:
+def test_data_that_ends_too_early_is_a_data_error_after_saving(finite: ReadyTrainer, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"ended at step 13 of 20; repeat the data .*, or set trainer\.train_steps to -1"
     ):
-        _run_finite(tmp_path, "train", train_steps=20)
+        _run(tmp_path, trainer=finite.again())
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
     assert not (tmp_path / "final.json").exists()
 
@@ -425,16 +439,16 @@ def test_the_next_start_repeats_an_interrupted_evaluation(tmp_path: Path, caplog
     assert _steps(tmp_path, "validation") == [20]
 
 
-def test_train_and_eval_evaluates_a_run_that_only_trained(trained: Path) -> None:
-    assert "accuracy" in _run(trained, "train_and_eval", _TRAINED)[1]
+def test_train_and_eval_evaluates_a_run_that_only_trained(of_trained: ReadyTrainer, trained: Path) -> None:
+    assert "accuracy" in _run(trained, "train_and_eval", _TRAINED, trainer=of_trained.again())[1]
 
 
-def test_a_failed_last_background_save_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_failed_last_background_save_is_a_storage_error(linear: ReadyTrainer, tmp_path: Path) -> None:
     def block(logs: Any) -> None:
         (tmp_path / "ckpt-20_temp").touch()  # TensorFlow cannot make its folder there, as on a full disk
 
     with pytest.raises(StorageError, match=r"ckpt-20 was not written: .*ckpt-20"):
-        _run(tmp_path, train_actions=[block])
+        _run(tmp_path, train_actions=[block], trainer=linear.again())
     assert not (tmp_path / "final.json").exists()
 
 
@@ -453,9 +467,9 @@ def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Tra
     assert sorted((evaluated / "validation").iterdir()) == events
 
 
-def test_sigterm_saves_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_sigterm_saves_and_the_run_goes_on_to_the_same_bits(linear: ReadyTrainer, tmp_path: Path) -> None:
     config = linear_experiment(train_steps=4000, steps_per_loop=1000, summary_interval=1000, checkpoint_interval=10**6)
-    straight, _ = _run(tmp_path / "straight", config=config)
+    straight = _weights(_run(tmp_path / "straight", config=config, trainer=linear.again())[0])
     reached = threading.Event()
 
     def interrupt() -> None:
@@ -468,7 +482,7 @@ def test_sigterm_saves_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> N
     step = list(complete_checkpoints(str(tmp_path / "stopped")))[-1]
     assert 1000 <= step < 4000
     model, _ = _run(tmp_path / "stopped", config=config)
-    assert all(np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(model), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(straight, _weights(model), strict=True))
 
 
 _STEPWISE = linear_experiment(steps_per_loop=1, summary_interval=1)
@@ -480,16 +494,21 @@ def on_two_replicas(tmp_path_factory: pytest.TempPathFactory) -> _Finished:
     return _Finished(tmp_path_factory.mktemp("replicas"), "train_and_eval", config)
 
 
-def test_one_and_two_virtual_replicas_see_the_same_losses(on_two_replicas: _Finished, tmp_path: Path) -> None:
+def test_one_and_two_virtual_replicas_see_the_same_losses(
+    on_two_replicas: _Finished, linear: ReadyTrainer, tmp_path: Path
+) -> None:
     losses: list[float] = []
-    _run(tmp_path, config=_STEPWISE, train_actions=[lambda logs: losses.append(logs["training_loss"])])
+    note = [lambda logs: losses.append(logs["training_loss"])]
+    _run(tmp_path, config=_STEPWISE, train_actions=note, trainer=linear.again())
     np.testing.assert_allclose(losses, [logs["training_loss"] for logs in on_two_replicas.loops], atol=1e-5)
     assert len(losses) == 20
 
 
-def test_one_replica_evaluates_a_checkpoint_of_several_equally(on_two_replicas: _Finished, tmp_path: Path) -> None:
-    several = on_two_replicas.logs
-    _, one = _run(Path(shutil.copytree(on_two_replicas.folder, tmp_path / "run")), "eval", _STEPWISE)
+def test_one_replica_evaluates_a_checkpoint_of_several_equally(
+    on_two_replicas: _Finished, linear: ReadyTrainer, tmp_path: Path
+) -> None:
+    several, run = on_two_replicas.logs, Path(shutil.copytree(on_two_replicas.folder, tmp_path / "run"))
+    _, one = _run(run, "eval", _STEPWISE, trainer=linear.again())
     assert one["accuracy"] == pytest.approx(several["accuracy"], abs=1e-6)
     assert one["validation_loss"] == pytest.approx(several["validation_loss"], abs=1e-6)
 
@@ -508,30 +527,36 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
             lines.extend(text.splitlines())
 
     keras.utils.clear_session()
-    _, logs = _run(tmp_path / "straight", "train_and_eval", config, console=Lines(io.StringIO()))
-    records = [json.loads(line) for line in (tmp_path / "straight/evals/validation.jsonl").read_text().splitlines()]
+    ready, straight = ReadyTrainer(config, LinearTask), tmp_path / "straight"
+    _, logs = _run(straight, "train_and_eval", config, console=Lines(io.StringIO()), trainer=ready.again(straight))
+    records = [json.loads(line) for line in (straight / "evals/validation.jsonl").read_text().splitlines()]
     steps = {name: [item["step"] for item in records if item["dataset"] == name] for name in ("dev", "rare")}
     assert steps == {"dev": [5, 10, 15, 20], "rare": [15, 20]}
     assert all(list(item["metrics"]) == [item["dataset"]] for item in records)
-    assert {name: _tags(tmp_path / "straight/validation" / name)["accuracy"] for name in steps} == steps
+    assert {name: _tags(straight / "validation" / name)["accuracy"] for name in steps} == steps
     assert [line.split(" | ")[:2] for line in lines if line.startswith("validation")][-3:] == [
         ["validation rare", "step 15/20"], ["validation dev", "step 20/20"], ["validation rare", "step 20/20"],
     ]  # fmt: skip
     best = max((item for item in records if item["dataset"] == "dev"), key=lambda it: it["metrics"]["dev"]["accuracy"])
-    assert json.loads((tmp_path / "straight/best_ckpt/info.json").read_text())["step"] == best["step"]
+    assert json.loads((straight / "best_ckpt/info.json").read_text())["step"] == best["step"]
     assert f"best accuracy {best['metrics']['dev']['accuracy']:.4g} at step {best['step']}" in lines[-2]
 
-    _run(tmp_path / "resumed", "train_and_eval", config.replace(trainer={"train_steps": 15}))
+    resumed, shorter = tmp_path / "resumed", config.replace(trainer={"train_steps": 15})
+    _run(resumed, "train_and_eval", shorter, trainer=ready.again(resumed))
     keras.utils.clear_session()
-    _, again = _run(tmp_path / "resumed", "train_and_eval", config)
-    assert again == logs and compare_runs(tmp_path / "straight", tmp_path / "resumed") == []
-    assert _run(tmp_path / "resumed", "eval", config)[1]["rare"] == logs["rare"]
+    _, again = _run(resumed, "train_and_eval", config)  # with a trainer of its own, as in a new process
+    assert again == logs and compare_runs(straight, resumed) == []
+    assert _run(resumed, "eval", config, trainer=ready.again())[1]["rare"] == logs["rare"]
 
 
 class _WaitsForData(LinearTask):
+    """Batches that come slowly once `wait` is set, the seconds for each."""
+
+    wait = 0.0
+
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         def slow(*batch: Any) -> Any:
-            tf.py_function(lambda: time.sleep(0.1), [], [])
+            tf.py_function(lambda: time.sleep(self.wait), [], [])
             return batch
 
         points = tf.data.Dataset.from_tensor_slices(tiny_arrays(bool(params.is_training)))
@@ -541,6 +566,11 @@ class _WaitsForData(LinearTask):
 @pytest.mark.parametrize("size", [0, 2])
 def test_a_run_without_prefetching_is_advised_to_prefetch(tmp_path: Path, size: int) -> None:
     config = linear_experiment(train_steps=20).replace(task={"train_data": {"prefetch_buffer_size": size}})
-    run_experiment(None, _WaitsForData(config.task), "train", config, str(tmp_path))
+    task, begun = _WaitsForData(config.task), time.monotonic()
+
+    def begin_to_wait(logs: Any) -> None:
+        task.wait = task.wait or (time.monotonic() - begun) / 8  # fifteen batches take longer than the start did
+
+    run_experiment(None, task, "train", config, str(tmp_path), train_actions=[begin_to_wait])
     verdict = json.loads((tmp_path / "final.json").read_text())["time"]["verdict"]
     assert verdict.startswith("input") and ("prefetch_buffer_size" in verdict) == (size == 0)
