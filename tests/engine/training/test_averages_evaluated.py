@@ -13,27 +13,29 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit
+from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.scalars import flat_scalars
-from trainer_kit.testing import TinyTask, compare_runs, tiny_experiment
+from trainer_kit.testing import compare_runs
 from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 
 NAME = "tests_averages"
 EMA: dict[str, Any] = {"average_decay": 0.95, "more_decays": {"fast": 0.5}, "evaluate": ("average", "weights", "fast")}
-ADAM = {
-    "optimizer": {"type": "adam"},
+MOMENTUM = {
+    "optimizer": {"type": "sgd", "sgd": {"momentum": 0.9}},
     "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.05}},
 }
 
 
 def _config(ema: dict[str, Any] | None, **trainer: Any) -> Any:
-    return tiny_experiment(optimizer_config={**ADAM, "ema": ema}, **trainer).replace(task={"dropout": 0.1})
+    return linear_experiment(optimizer_config={**MOMENTUM, "ema": ema}, **trainer).replace(task={"dropout": 0.1})
 
 
-class _Counting(TinyTask):
+class _Counting(LinearTask):
     """Counts its evaluations in a variable and in its own state, and draws a random number in each step."""
 
     def __init__(self, params: Any) -> None:
@@ -59,13 +61,14 @@ class _Counting(TinyTask):
         self.evaluations = state["evaluations"]
 
 
-def _trained(ema: dict[str, Any], task_type: type[TinyTask] = TinyTask, steps: int = 12) -> Any:
+def _trained(ema: dict[str, Any], task_type: type[LinearTask] = LinearTask, steps: int = 12) -> Any:
     config = _config(ema)
     keras.utils.set_random_seed(3)
     task = task_type(config.task)
     trainer = Trainer(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
     trainer.initialize()
-    trainer.train(tf.constant(steps))
+    if steps:
+        trainer.train(tf.constant(steps))
     return trainer
 
 
@@ -73,11 +76,9 @@ def _held(trainer: Any) -> list[bytes]:
     return [variable.numpy().tobytes() for variable in trainer.model.variables]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_each_kind_of_weights_has_metrics_of_its_own(count: int) -> None:
-    devices = [f"CPU:{device}" for device in range(count)]
-    with tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice()).scope():
-        trainer, plain = _trained(EMA), _trained({**EMA, "evaluate": ("weights",)}, steps=1)
+def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
+        trainer, plain = _trained(EMA), _trained({**EMA, "evaluate": ("weights",)}, steps=0)
         before, logs = _held(trainer), trainer.evaluate(tf.constant(-1))
         assert _held(trainer) == before
         for name, found in (("average", logs), ("weights", logs["weights"]), ("fast", logs["fast"])):
@@ -124,25 +125,30 @@ def _run_config(steps: int = 40) -> Any:
     return config.replace(task={"validation_data": {"dev": data, "rare": data.replace(global_batch_size=7)}})
 
 
-def _launch(config: Any, folder: Path, mode: str = "train_and_eval") -> Any:
+def _launch(config: Any, folder: Path, mode: str = "train_and_eval", **arguments: Any) -> Any:
     keras.utils.clear_session()  # names of layers count up in a process, and checkpoints hold them
-    return launch(config, mode, str(folder), experiment=NAME)
+    return launch(config, mode, str(folder), experiment=NAME, **arguments)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ready() -> ReadyTrainer:
+    keras.utils.clear_session()
+    return ReadyTrainer(_run_config(), LinearTask)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, ready: ReadyTrainer) -> Path:
     """A run of 40 steps, which saves and evaluates two validation sets at each tenth."""
     if NAME not in trainer_kit.config.experiments.experiments:
         trainer_kit.register_experiment(NAME)(_run_config)
     folder = tmp_path_factory.mktemp("averages") / "run"
-    _launch(_run_config(), folder)
+    _launch(_run_config(), folder, trainer=ready.again(folder))
     return folder
 
 
 def _loaded(path: str) -> Any:
     """A model of plain Keras with the weights of a checkpoint, read by plain TensorFlow."""
-    layers = [keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(CLASSES)]
-    model = keras.Sequential([keras.Input((FEATURES,)), *layers])
+    model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dropout(0.1), keras.layers.Dense(CLASSES)])
     tf.train.Checkpoint(model=model).read(path).assert_existing_objects_matched().expect_partial()
     return model
 
@@ -183,9 +189,9 @@ def _variables(prefix: Path) -> dict[str, bytes]:
     return {name: np.asarray(reader.get_tensor(name)).tobytes() for name in names if "save_counter" not in name}
 
 
-def test_a_resumed_run_has_the_bits_of_one_never_stopped(run: Path, tmp_path: Path) -> None:
-    for steps in (20, 40):
-        _launch(_run_config(steps), tmp_path)
+def test_a_resumed_run_has_the_bits_of_one_never_stopped(run: Path, ready: ReadyTrainer, tmp_path: Path) -> None:
+    _launch(_run_config(20), tmp_path, trainer=ready.again(tmp_path))
+    _launch(_run_config(40), tmp_path)  # with a trainer of its own, as in a new process
     assert compare_runs(run, tmp_path) == []
     whole = _variables(run / "ckpt-40")
     assert any(name.startswith("more_averages/fast/") for name in whole)
@@ -216,23 +222,16 @@ def test_a_model_is_loaded_with_the_weights_asked_for(run: Path) -> None:
         trainer_kit.load_model(run, "best", weights="fast")
 
 
-def test_lost_best_weights_are_exported_from_their_average(run: Path, tmp_path: Path) -> None:
+def test_averages_that_are_lost_or_a_kill_prevented_are_written(run: Path, ready: ReadyTrainer, tmp_path: Path) -> None:
     again = Path(shutil.copytree(run, tmp_path / "run"))
     places = ("best_ckpt", "best_checkpoints/average", "best_checkpoints/fast")
-    for place in places:
+    for place in (*places, "ema_checkpoints"):
         shutil.rmtree(again / place)
     (again / "final.json").unlink()
-    _launch(_run_config(), again)
+    _launch(_run_config(), again, trainer=ready.again(again))
     for place in places:
         name = json.loads((run / place / "info.json").read_text())["checkpoint"]
         assert _variables(run / place / name) == _variables(again / place / name)
-
-
-def test_an_average_that_a_kill_prevented_is_written_later(run: Path, tmp_path: Path) -> None:
-    again = Path(shutil.copytree(run, tmp_path / "run"))
-    shutil.rmtree(again / "ema_checkpoints")
-    (again / "final.json").unlink()
-    _launch(_run_config(), again)
     for name in ("ckpt-40", "fast/ckpt-40"):
         assert _variables(run / "ema_checkpoints" / name) == _variables(again / "ema_checkpoints" / name)
 
@@ -264,11 +263,11 @@ def test_a_run_without_evaluations_saves_averages_too(tmp_path: Path) -> None:
 
 def test_an_average_that_is_added_begins_at_the_weights(tmp_path: Path) -> None:
     before = {"average_decay": 0.9, "dynamic_decay": False}
-    _launch(_config(before, train_steps=10), tmp_path)
+    _launch(_config(before, train_steps=10), tmp_path, "train")
     assert not any("more_averages" in name for name in _variables(tmp_path / "ckpt-10"))
     config = _config({**before, "more_decays": {"fast": 1.0}}, train_steps=20)
     path = "trainer.optimizer_config.ema.more_decays"
-    launch(config, "train_and_eval", str(tmp_path), allow_config_change=[path])
+    launch(config, "train", str(tmp_path), allow_config_change=[path])
     saved = {step: _variables(tmp_path / f"ckpt-{step}") for step in (10, 20)}
     section = "more_averages/fast/"
     begun = {name.replace(section, "model/"): value for name, value in saved[20].items() if name.startswith(section)}

@@ -68,15 +68,9 @@ def keras_numbers(**weights: Any) -> tuple[float, float]:
     return loss, hits
 
 
-@pytest.mark.parametrize("fuse_steps", [1, 2])
-def test_each_loop_has_the_numbers_of_keras(fuse_steps: int, tmp_path: Path) -> None:
-    loss, hits = keras_numbers()
-    found = reports(tmp_path, fuse_steps=fuse_steps)
+@pytest.mark.parametrize(("fuse_steps", "weights"), [(1, None), (2, WEIGHTS)], ids=["", "fused, with weights"])
+def test_each_loop_has_the_numbers_of_keras(fuse_steps: int, weights: Any, tmp_path: Path) -> None:
+    loss, hits = keras_numbers(sample_weight=weights)
+    found = reports(tmp_path, weights=weights is not None, fuse_steps=fuse_steps)
     assert [one["hits"] for one in found] == [hits] * 4
-    assert [one.get("training_loss", one.get("validation_loss")) for one in found] == pytest.approx([loss] * 4)
-
-
-def test_weights_of_examples_count_in_the_loss(tmp_path: Path) -> None:
-    loss, _ = keras_numbers(sample_weight=WEIGHTS)
-    found = reports(tmp_path, weights=True)
     assert [one.get("training_loss", one.get("validation_loss")) for one in found] == pytest.approx([loss] * 4)

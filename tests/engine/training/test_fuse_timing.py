@@ -92,16 +92,25 @@ class _GreedyTrainer(Trainer):
         return next(iterator)
 
 
+@pytest.fixture(scope="module")
+def separate() -> Any:
+    """A trainer of separate steps."""
+    return _creator()(1)
+
+
 @pytest.mark.parametrize(
-    ("create", "reason"),
+    ("task_type", "trainer_type", "reason"),
     [
-        (_creator(_PythonTask), r"XLA cannot compile the training step: it uses tf\.py_function"),
-        (_creator(_SummaryTask), r"XLA cannot compile the training step: it writes a tf\.summary"),
-        (_creator(trainer_type=_GreedyTrainer), "takes more than one batch"),
+        (_PythonTask, Trainer, r"XLA cannot compile the training step: it uses tf\.py_function"),
+        (_SummaryTask, Trainer, r"XLA cannot compile the training step: it writes a tf\.summary"),
+        (LinearTask, _GreedyTrainer, "takes more than one batch"),
     ],
 )
-def test_a_step_that_xla_refuses_is_told_with_the_reason(create: Callable[[int], Any], reason: str) -> None:
-    timer = FuseTimer(create)
+def test_a_step_that_xla_refuses_is_told_with_the_reason(
+    separate: Any, task_type: type[LinearTask], trainer_type: type[Trainer], reason: str
+) -> None:
+    create = _creator(task_type, trainer_type)
+    timer = FuseTimer(lambda fuse_steps: create(fuse_steps) if fuse_steps > 1 else separate)
     with pytest.raises(CannotFuseError, match=reason):
         timer.time(5)
 

@@ -55,16 +55,11 @@ def test_training_reports_means_weighted_by_examples(settings: dict[str, Any]) -
     assert logs["accuracy"] < 1.0 and not logs.keys() & {"labels", "text", "nothing", "loss"}
 
 
-def test_each_loop_begins_its_means_again() -> None:
-    trainer = _trainer()
-    _, labels = tiny_arrays(False)
+def test_each_loop_reports_the_mean_over_all_examples() -> None:
+    trainer, (_, labels) = _trainer(_mirrored()), tiny_arrays(False)
     first, second = (trainer.train(tf.constant(5))["label"] for _ in range(2))
-    assert first == pytest.approx(labels[:40].mean()) and second == pytest.approx(labels[40:80].mean())
-
-
-def test_replicas_report_the_mean_over_all_examples() -> None:
-    logs = _trainer(_mirrored()).train(tf.constant(5))
-    assert logs["label"] == pytest.approx(tiny_arrays(False)[1][:40].mean(), rel=1e-6)
+    assert first == pytest.approx(labels[:40].mean(), rel=1e-6)
+    assert second == pytest.approx(labels[40:80].mean(), rel=1e-6)
 
 
 def test_an_evaluation_reports_means_over_its_examples() -> None:
