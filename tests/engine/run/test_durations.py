@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit import Callback
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -65,23 +66,30 @@ def _steps(folder: Path, kind: str) -> list[int]:
     return [line["step"] for line in active_history(str(folder / "metrics.jsonl")) if line["kind"] == kind]
 
 
-def test_saves_and_evaluations_come_at_the_ends_of_epochs(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ready() -> ReadyTrainer:
+    return ReadyTrainer(_config(), LinearTask)
+
+
+def test_saves_and_evaluations_come_at_the_ends_of_epochs(ready: ReadyTrainer, tmp_path: Path) -> None:
     config = _config(
         train_steps="3 epochs", checkpoint_interval="1 epoch", validation_interval="50 %", summary_interval="1 epoch"
     )
-    launch(config, "train_and_eval", str(tmp_path))
+    launch(config, "train_and_eval", str(tmp_path), trainer=ready.again())
     assert list(complete_checkpoints(str(tmp_path))) == [11, 21, 31]  # 103 examples in batches of 10
     assert _steps(tmp_path, "validation") == [16, 31]
     assert _steps(tmp_path, "train") == [5, 10, 11, 16, 21, 26, 31]
     assert "train_steps: 3 epochs" in (tmp_path / "params.yaml").read_text()
     assert json.loads((tmp_path / "manifest.json").read_text())["train_steps"] == 31
-    _, logs = launch(config, "continuous_eval", str(tmp_path))  # it knows that the run is finished
+    _, logs = launch(
+        config, "continuous_eval", str(tmp_path), trainer=ready.again()
+    )  # it knows that the run is finished
     assert logs == json.loads((tmp_path / "final.json").read_text())["metrics"]
 
 
-def test_loops_end_where_summaries_are_due(tmp_path: Path) -> None:
+def test_loops_end_where_summaries_are_due(ready: ReadyTrainer, tmp_path: Path) -> None:
     config = _config(train_steps=25, steps_per_loop=100, checkpoint_interval="1 h", summary_interval="1 epoch")
-    launch(config, "train", str(tmp_path))
+    launch(config, "train", str(tmp_path), trainer=ready.again())
     assert _steps(tmp_path, "train") == [11, 21, 25]
     assert list(complete_checkpoints(str(tmp_path))) == [25]  # the end of the run comes long before the hour's
 
@@ -92,13 +100,13 @@ def _decayed(steps: int | str, decay: int | str) -> ExperimentConfig:
 
 
 def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ends = []
-    for name, config in (("epochs", _decayed("2 epochs", "100 %")), ("steps", _decayed(21, 21))):
-        model, _ = launch(config, "train", str(tmp_path / name))
-        ends.append([variable.numpy() for variable in model.variables])
-    assert all(np.array_equal(*pair) for pair in zip(*ends, strict=True))
+    ready = ReadyTrainer(_decayed(21, 21), LinearTask)
+    in_epochs, _ = launch(_decayed("2 epochs", "100 %"), "train", str(tmp_path / "epochs"))
+    in_steps, _ = launch(_decayed(21, 21), "train", str(tmp_path / "steps"), trainer=ready.again())
+    pairs = zip(in_epochs.variables, in_steps.variables, strict=True)
+    assert all(np.array_equal(one.numpy(), other.numpy()) for one, other in pairs)
     with caplog.at_level("INFO"):  # a longer run tells which durations move
-        launch(_decayed(26, "100 %"), "train", str(tmp_path / "epochs"))
+        launch(_decayed(26, "100 %"), "train", str(tmp_path / "epochs"), trainer=ready.again())
     (moved,) = [line for line in caplog.messages if "steps now" in line]
     assert moved.endswith("learning_rate.cosine.decay_steps: 100 % was 21 steps and is 26 steps now")
 
@@ -140,14 +148,15 @@ def test_batches_to_overfit_are_an_epoch(tmp_path: Path) -> None:
     assert list(complete_checkpoints(str(tmp_path))) == [6]
 
 
-def test_older_checkpoints_stay_at_their_interval(tmp_path: Path) -> None:
+def test_older_checkpoints_stay_at_their_interval(ready: ReadyTrainer, tmp_path: Path) -> None:
     config = _config(train_steps="4 epochs", checkpoint_interval=5, max_to_keep=2, keep_interval="2 epochs")
-    launch(config, "train", str(tmp_path))
+    launch(config, "train", str(tmp_path), trainer=ready.again())
     assert list(complete_checkpoints(str(tmp_path))) == [25, 40, 42]
 
 
-def test_checkpoints_by_the_clock_come_at_the_ends_of_loops(tmp_path: Path) -> None:
-    launch(linear_experiment(checkpoint_interval="0.001 s", train_steps=15), "train", str(tmp_path))
+def test_checkpoints_by_the_clock_come_at_the_ends_of_loops(ready: ReadyTrainer, tmp_path: Path) -> None:
+    config = _config(checkpoint_interval="0.001 s", train_steps=15)
+    launch(config, "train", str(tmp_path), trainer=ready.again())
     assert list(complete_checkpoints(str(tmp_path))) == [5, 10, 15]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import trainer_kit
-from tests.engine.linear_task import SGD
+from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from tests.engine.telemetry.test_tensorboard import read_curves
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -34,7 +34,7 @@ from trainer_kit.process.run_lock import RunLock
 from trainer_kit.process.sidecar_lease import Leases
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.testing import TinyConfig, TinyTask, compare_runs, tiny_experiment
+from trainer_kit.testing import TinyConfig, compare_runs
 
 MODE = "continuous_train_and_eval"
 FOREIGN = "finetune-20/ckpt-10.index"
@@ -44,14 +44,14 @@ _needed: list[set[int]] = []  # which checkpoints are kept at each evaluation of
 
 
 @configclass
-class _NotedConfig(TinyConfig):
-    """The tiny task with dropout."""
+class _NotedConfig(LinearConfig):
+    """The linear task with dropout."""
 
     dropout: float = 0.3
 
 
 @register_task(_NotedConfig)
-class _NotedTask(TinyTask):
+class _NotedTask(LinearTask):
     """Notes its models, and which of those before are still there when the next one is built."""
 
     def build_model(self) -> Any:
@@ -63,15 +63,14 @@ class _NotedTask(TinyTask):
 
 def _config(pretraining: Path, task: TinyConfig | None = None, **trainer: Any) -> ExperimentConfig:
     steps = {"train_steps": 10, "checkpoint_interval": 5, "best_checkpoint_eval_metric": "accuracy", **trainer}
-    return tiny_experiment(optimizer_config=SGD, **steps).replace(task=task or TinyConfig()).replace(
-        task={"init_checkpoint": str(pretraining)}
-    )  # fmt: skip
+    config = linear_experiment(**steps).replace(task=task or LinearConfig())
+    return config.replace(task={"init_checkpoint": str(pretraining)})
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pretrained")
-    config = tiny_experiment(train_steps=30, optimizer_config=SGD).replace(task=_NotedConfig())
+    config = linear_experiment(train_steps=30).replace(task=_NotedConfig())
     launch(config, "train", str(folder))
     assert list(complete_checkpoints(str(folder))) == [10, 20, 30]
     return folder
@@ -299,5 +298,5 @@ def test_what_belongs_to_one_run_is_refused(pretrained: Path, tmp_path: Path) ->
     with pytest.raises(UsageError, match="from_step belongs to a single run"):
         launch(config, MODE, str(tmp_path), from_step=10)
     with pytest.raises(UsageError, match=r"start it with trainer_kit\.launch"):
-        run_experiment(None, TinyTask(TinyConfig()), MODE, config, str(tmp_path))
+        run_experiment(None, LinearTask(LinearConfig()), MODE, config, str(tmp_path))
     assert list(tmp_path.iterdir()) == []

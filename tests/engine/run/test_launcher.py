@@ -28,9 +28,14 @@ class _ToldConfig(LinearConfig):
 
 @register_task(_ToldConfig)
 class _ToldTask(LinearTask):
+    """Tells when it is made, and goes no further than that."""
+
     def __init__(self, params: Any, logging_dir: str | None = None, name: str | None = None) -> None:
         super().__init__(params, logging_dir, name)
         _story.append(("task", logging_dir, tf.distribute.get_strategy().num_replicas_in_sync))
+
+    def build_model(self) -> keras.Model:
+        raise InterruptedError
 
 
 @configclass
@@ -49,7 +54,8 @@ class _WithoutTask(TaskConfig):
 def test_the_task_is_made_in_scope_after_before_task(tmp_path: Path) -> None:
     _story.clear()
     config = linear_experiment(train_steps=5).replace(task=_ToldConfig(), runtime={"virtual_cpus": 2})
-    launch(config, "train", str(tmp_path / "run"), before_task=lambda: _story.append("before"))
+    with pytest.raises(InterruptedError):
+        launch(config, "train", str(tmp_path / "run"), before_task=lambda: _story.append("before"))
     assert _story == ["before", ("task", str(tmp_path / "run"), 2)]
 
 
