@@ -57,7 +57,7 @@ class LoadedWeights:
 def load_model(
     run_dir: str | os.PathLike[str],
     which: str | int = "best",
-    import_modules: Sequence[str] = (),
+    import_modules: str | Sequence[str] = (),
     weights: str = "",
 ) -> Any:
     """Returns the model of a run with the weights that the run evaluates: their moving average, if it keeps one.
@@ -69,7 +69,8 @@ def load_model(
       run_dir: The folder of the run.
       which: "best", "best:NAME" for one of trainer.best_checkpoints, "latest", a step, as a number or as
         "ckpt-<step>", or a path.
-      import_modules: The modules to import before the experiment is looked up; empty: those of the run's command.
+      import_modules: The modules to import before the experiment is looked up, or one: dotted names or paths of .py
+        files. Empty: those of the run's command, seen from the working directory.
       weights: "average", "weights" (the trained ones) or one of `ema.more_decays`, for a checkpoint that holds them
         all; "": the first of `ema.evaluate`, or, of best weights, those that were the best.
 

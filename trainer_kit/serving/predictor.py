@@ -23,7 +23,7 @@ def get_predictor(
     inputs: Sequence[str],
     outputs: Sequence[str],
     which: str | int | None = None,
-    import_modules: Sequence[str] = (),
+    import_modules: str | Sequence[str] = (),
 ) -> Predictor:
     """Returns a function that computes tensors of a model, in inference mode; runs eagerly, on the host.
 
@@ -39,7 +39,8 @@ def get_predictor(
       outputs: The names of tensors: those of `trainer_kit.expose`, of layers, of the model itself, and the keys of the
         dict that it returns.
       which: The checkpoint of a run's folder; see `load_model`; None: "best".
-      import_modules: The modules to import before the experiment of a run is looked up; empty: those of its command.
+      import_modules: The modules to import before the experiment of a run is looked up, or one: dotted names or paths
+        of .py files. Empty: those of its command, seen from the working directory.
 
     Raises:
       UsageError: when an input or the run is not known; at the first call, when an output is not known.
@@ -73,7 +74,7 @@ def get_predictor(
     return predict
 
 
-def _of_run(path: Path, which: str | int | None, import_modules: Sequence[str]) -> Any:
+def _of_run(path: Path, which: str | int | None, import_modules: str | Sequence[str]) -> Any:
     """Returns the model of a run's folder, or of a checkpoint in it."""
     if (path / "params.yaml").is_file():
         return load_model(path, "best" if which is None else which, import_modules)

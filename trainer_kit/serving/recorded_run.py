@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainer_kit import files
 from trainer_kit.config import discovery
@@ -43,16 +42,17 @@ def recorded_experiment(folder: Path) -> str:
     return name if isinstance(name, str) else ""
 
 
-def recorded_config(folder: Path, import_modules: Sequence[str] = (), option: str = _FLAG) -> ExperimentConfig:
+def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), option: str = _FLAG) -> ExperimentConfig:
     """Returns the config of a run, changed to one device, since the weights do not depend on the devices.
 
     Args:
       folder: The run's folder.
-      import_modules: The modules to import before the experiment is looked up; empty: those of the run's command.
+      import_modules: The modules to import before the experiment is looked up, or one; empty: those of the run's
+        command.
       option: The flag or the argument that names them, for messages.
 
     Raises:
-      UsageError: when the experiment is not recorded or not known.
+      UsageError: when the experiment is not recorded or not known, or there is no module of this name.
     """
     name = recorded_experiment(folder)
     if not name:
@@ -61,9 +61,8 @@ def recorded_config(folder: Path, import_modules: Sequence[str] = (), option: st
             f"its model yourself and call trainer_kit.load_weights(model, {str(folder)!r})"
         )
     if import_modules or name not in experiments:
-        command = (files.read_json(folder / "manifest.json") or {}).get("command")
-        modules = import_modules or _modules(command if isinstance(command, list) else [])
-        discovery.find_experiment(name, modules, option)
+        given = [import_modules] if isinstance(import_modules, str) else import_modules
+        discovery.find_experiment(name, given or _modules_of_command(folder, option), option)
     text, fuse_steps = (folder / "params.yaml").read_text(encoding="utf-8"), kept_fuse_steps(str(folder)) or 1
     config = from_yaml(text, get_experiment(name), fuse_steps)
     kept = ("mixed_precision_dtype", "loss_scale", "random_seed")
@@ -71,8 +70,20 @@ def recorded_config(folder: Path, import_modules: Sequence[str] = (), option: st
     return config.replace(runtime={key: plain[key] for key in of_run if key in plain and key not in kept})
 
 
-def _modules(command: Sequence[Any]) -> list[str]:
-    """Returns the modules that a command line imports first."""
-    words = [str(word) for word in command]
+def _modules_of_command(folder: Path, option: str) -> list[str]:
+    """Returns the modules that the command of a run imports first.
+
+    Raises:
+      UsageError: when one is a file that is not there, seen from the working directory.
+    """
+    command = (files.read_json(folder / "manifest.json") or {}).get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
     joined = [word.partition("=")[2] for word in words if word.startswith(f"{_FLAG}=")]
-    return joined + [following for word, following in itertools.pairwise(words) if word == _FLAG]
+    modules = joined + [following for word, following in itertools.pairwise(words) if word == _FLAG]
+    for path in modules:
+        if path.endswith(".py") and not os.path.isfile(path):
+            raise UsageError(
+                f"{option}: there is no file {path} in {os.getcwd()}, and the run was started with {_FLAG}={path}; "
+                f"go to the folder where it was started, or give the path of the file by {option}"
+            )
+    return modules

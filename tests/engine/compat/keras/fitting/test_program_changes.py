@@ -24,13 +24,15 @@ def made(of: Any = keras, activation: str = "relu", rate: float = 0.01, from_log
 def test_a_changed_program_is_named_at_a_resume(of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def fit(epochs: int, **changed: Any) -> str:
         caplog.clear()
-        tk_keras.fit(made(of, **changed), X, Y, epochs=epochs, verbose=0, model_dir=str(tmp_path))
+        model = made(of, **changed)
+        tk_keras.fit(model, X, Y, epochs=epochs, verbose=0, model_dir=str(tmp_path))
+        assert float(model.optimizer.learning_rate) == pytest.approx(changed.get("rate", 0.01))
         return "".join(line for line in caplog.messages if "the program has changed" in line)
 
     assert fit(1) == ""
     assert fit(1) == ""
-    assert "learning_rate of the optimizer was 0.01 and is 0.002." in fit(1, rate=0.002)
-    assert "the arguments of layer 0 (Dense) are others." in fit(2, activation="tanh")
+    assert "learning_rate of the optimizer was 0.01 and is 0.002." in fit(2, rate=0.002)
+    assert "the arguments of layer 0 (Dense) are others." in fit(2, activation="tanh", rate=0.002)
     assert "the loss was SparseCategoricalCrossentropy" in fit(2, activation="tanh", from_logits=False)
 
 
