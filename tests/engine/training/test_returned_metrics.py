@@ -114,7 +114,7 @@ def test_metrics_of_either_keras_are_noted_under_their_keys(library: Any) -> Non
 def test_a_new_metric_in_each_step_is_refused() -> None:
     metrics = MetricSet("loss", [])
     _left(metrics, {"mean": keras.metrics.Mean()})
-    with pytest.raises(UsageError, match="another metric 'mean' than before; create it once, in the task's __init__"):
+    with pytest.raises(UsageError, match="a new metric object named 'mean'; create it once, in the task's __init__"):
         _left(metrics, {"mean": keras.metrics.Mean()})
 
 
