@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
+from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import UsageError
@@ -109,3 +111,10 @@ def test_negative_rates_are_refused_before_training(tmp_path: Path) -> None:
 def test_two_places_of_a_list_at_one_step_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"step 4 and '1 epochs' are both step 4"):
         _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", [[4, 0.5], ["1 epochs", 0.25]]), steps_per_epoch=4)
+
+
+@pytest.mark.parametrize("value", ["low", [0.1, 0.2], float("nan"), True])
+def test_a_callback_can_set_only_finite_numbers(value: Any) -> None:
+    run: Any = SimpleNamespace(step=0, hyper_parameters=None)
+    with pytest.raises(UsageError, match=r"run\.change\('learning_rate'\): .* is not a finite number"):
+        Run.change(run, "learning_rate", value)
