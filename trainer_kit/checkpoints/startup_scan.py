@@ -358,7 +358,7 @@ def _ever_saved(directory: str) -> list[str]:
     aside = (f"{inside}/{folder}/**/ckpt-*" for folder in (DIVERGED, ARCHIVED))
     if not found and any(glob.glob(pattern, recursive=True) for pattern in aside):
         _LOG.warning(
-            "%s holds no checkpoint, so there is none to resume from: rollbacks moved all of them to %s/ or %s/",
+            "%s holds no checkpoint, so there is none to resume from: all of them were moved to %s/ or %s/",
             directory,
             DIVERGED,
             ARCHIVED,

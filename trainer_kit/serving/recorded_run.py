@@ -61,7 +61,7 @@ def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), opti
             f"its model yourself and call trainer_kit.load_weights(model, {str(folder)!r})"
         )
     if import_modules or name not in experiments:
-        given = [import_modules] if isinstance(import_modules, str) else import_modules
+        given = [import_modules] if isinstance(import_modules, str) and import_modules else import_modules
         discovery.find_experiment(name, given or _modules_of_command(folder, option), option)
     text, fuse_steps = (folder / "params.yaml").read_text(encoding="utf-8"), kept_fuse_steps(str(folder)) or 1
     config = from_yaml(text, get_experiment(name), fuse_steps)

@@ -204,7 +204,8 @@ class Evaluator(AveragingTrainer):
     def validation_metric_names(self) -> list[str] | None:
         """Returns the names of the metrics that `eval_end` returns, nested names joined by `|`.
 
-        It returns None if a task aggregates logs by its own functions: those names are known only after an evaluation.
+        It returns None if they are known only after an evaluation: a task aggregates logs by its own functions, the
+        metrics have no names yet, or a subclass overrides `eval_end`.
         """
         of_sets = []
         for one in self.validation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_module_of_another_folder_is_asked_for(run: Path) -> None:
+@pytest.mark.parametrize("given", [(), ""])
+def test_a_module_of_another_folder_is_asked_for(run: Path, given: Any) -> None:
     with pytest.raises(UsageError) as raised:
-        recorded_config(run, (), "import_modules")
+        recorded_config(run, given, "import_modules")
     text = str(raised.value)
     assert text.startswith(f"import_modules: there is no file recorded_task.py in {Path.cwd()}")
     assert "started with --import_module=recorded_task.py" in text

@@ -130,7 +130,8 @@ class KerasTask(Task):
         if found := changes(state["program"], self._program):
             _LOG.warning(
                 "the program has changed since the checkpoint: %s. The run goes on with the weights and the optimizer "
-                "of the checkpoint; a changed learning rate is used from here on. Give another model_dir to begin anew",
+                "of the checkpoint; a changed learning rate is used from here on. Give another model_dir "
+                "to start from the beginning",
                 "; ".join(found),
             )
 

@@ -90,7 +90,7 @@ def check_deterministic_kernels(strategy: tf.distribute.Strategy, required: bool
         "one that was never stopped; set runtime.deterministic_ops=true to prevent that"
     )
     if required:
-        raise UsageError(f"trainer.require_exact_resume: {text}, or set it to false")
+        raise UsageError(f"trainer.require_exact_resume: {text}. Or set trainer.require_exact_resume=false")
     _LOG.info(text)
 
 
@@ -121,7 +121,7 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
         "that the model holds, and compute in TensorFlow"
     )
     if required:
-        raise UsageError(f"trainer.require_exact_resume: {text}, or set it to false")
+        raise UsageError(f"trainer.require_exact_resume: {text}. Or set trainer.require_exact_resume=false")
     _LOG.warning("%s", text)
 
 

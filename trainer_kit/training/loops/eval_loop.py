@@ -81,7 +81,7 @@ class StatefulEvalLoop:
       in_graph: Whether to run the loop and the reduction in graph. If they cannot be traced, which is known before the
         first step runs, one warning says why, and this and later evaluations run step by step. Errors in the reduction
         are then raised unchanged.
-      watched: Objects whose attributes the reduction might change; runs in graph, such a change would happen only once,
+      watched: Objects whose attributes the reduction might change; in graph such a change would happen only once,
         during tracing.
     """
 

@@ -69,9 +69,7 @@ class ExperimentParser:
           UnknownExperimentError: (a LookupError) when no experiment has this name.
         """
         if self._flags_obj.experiment is None:
-            raise UsageError(
-                "The flag --experiment must be specified. Give the name of a registered experiment, such as mock"
-            )
+            raise UsageError("The flag --experiment must be specified. Give the name of a registered experiment")
         name = self._flags_obj.experiment
         try:
             return exp_factory.get_exp_config(name)
