@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from trainer_kit.compat.keras.data.own_memory import with_own_memory
 from trainer_kit.distribution.keras_internals import data_adapter
 
 
@@ -21,15 +21,6 @@ def as_py_dataset(data: Any) -> Any:
     keras_2 = sys.modules.get("tf_keras")
     is_sequence = keras_2 is not None and isinstance(data, keras_2.utils.Sequence)
     return _SequenceOfKeras2(data) if is_sequence else data
-
-
-def with_own_memory(batch: Any) -> Any:
-    """Returns a batch with copies of its NumPy arrays, for a tf.data.Dataset.from_generator. Runs on the host.
-
-    TensorFlow does not copy an array whose memory is aligned. When it then splits the batch over the replicas, an
-    operation such as dropout may write its result into a part: without the copies, into the arrays of the user.
-    """
-    return tf.nest.map_structure(lambda part: part.copy() if isinstance(part, np.ndarray) else part, batch)
 
 
 class _SequenceOfKeras2(keras.utils.PyDataset):

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.data.array_epochs import ArrayEpochs, in_batches
 from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses, needs_new_iterators
-from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders, PyDatasetEpochs, as_py_dataset, with_own_memory
+from trainer_kit.compat.keras.data.own_memory import OwnMemoryBatches, with_own_memory
+from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders, PyDatasetEpochs, as_py_dataset
 from trainer_kit.distribution.keras_internals import data_adapter, is_array_adapter
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_graph import graph_of
@@ -122,6 +123,8 @@ def validation_dataset(given: Any, batch_size: int | None = None, steps: int | N
       ValueError: for data that Keras cannot read, with Keras's message.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_py_dataset(given))
+    if isinstance(x, keras.utils.PyDataset):
+        x = OwnMemoryBatches(x)
     adapter = data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if is_array_adapter(adapter):
         size, examples = int(adapter.batch_size), _number_of_examples((x, y), "validation_data")
@@ -132,7 +135,7 @@ def validation_dataset(given: Any, batch_size: int | None = None, steps: int | N
     dataset = adapter.get_tf_dataset()
     if isinstance(x, GeneratorType):
         kept = list(dataset.take(steps or -1))
-        return tf.data.Dataset.from_generator(lambda: kept, output_signature=dataset.element_spec)
+        return tf.data.Dataset.from_generator(lambda: map(with_own_memory, kept), output_signature=dataset.element_spec)
     return dataset
 
 

@@ -1,0 +1,73 @@
+"""Batches that Python makes: what a step does with them leaves the arrays of the user alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.compat.keras.data.own_memory import with_own_memory
+from trainer_kit.compat.keras.data.training_data import training_data, validation_dataset
+
+BATCHES, BATCH, ALIGNMENT = 5, 20, 64
+
+
+def aligned_ones() -> np.ndarray:
+    """Returns ones whose memory TensorFlow takes over without a copy; float32 [100, 8]."""
+    memory = np.ones(BATCHES * BATCH * 8 + ALIGNMENT, np.float32)
+    begin = -memory.ctypes.data % ALIGNMENT // memory.itemsize
+    return memory[begin : begin + BATCHES * BATCH * 8].reshape(-1, 8)
+
+
+class Views(keras.utils.PyDataset):
+    """Batches that are views of an array, as those of most loaders are."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        super().__init__()
+        self.array = array
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def __getitem__(self, number: int) -> Any:
+        part = self.array[number * BATCH : (number + 1) * BATCH]
+        return part, part[:, :1]
+
+
+def generated(array: np.ndarray) -> Iterator[Any]:
+    """Yields the same views."""
+    yield from (Views(array)[number] for number in range(BATCHES))
+
+
+def training(data: Any) -> Any:
+    batches = training_data(data, steps_per_epoch=BATCHES).batches
+    return batches if isinstance(batches, tf.data.Dataset) else batches.at(0)
+
+
+def validation(data: Any) -> Any:
+    return validation_dataset(data, steps=BATCHES)
+
+
+@pytest.mark.parametrize("make", [Views, generated])
+@pytest.mark.parametrize(("read", "passes"), [(training, 1), (validation, 2)])
+def test_a_step_on_split_batches_does_not_change_arrays(make: Any, read: Any, passes: int) -> None:
+    array = aligned_ones()
+    dataset = read(make(array)).rebatch(BATCH // 2)  # as a strategy splits the batches
+    step = tf.function(lambda iterator: next(iterator)[0] * 3.0 + 1.0)
+    for _ in range(passes):  # a batch that is kept for the next evaluation is as it was, too
+        iterator = iter(dataset)
+        for _ in range(2 * BATCHES):
+            assert float(step(iterator)[0, 0]) == 4.0
+    np.testing.assert_array_equal(array, 1.0)
+
+
+def test_ragged_and_sparse_parts_and_texts_are_copied_as_they_are() -> None:
+    ragged, sparse = tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[0, 4]])
+    batch = with_own_memory({"ragged": ragged, "sparse": sparse, "text": tf.constant(["a"]), "none": None, "list": [5]})
+    assert batch["ragged"].to_list() == [[1], [2, 3]] and batch["ragged"].dtype == tf.int32
+    assert tf.sparse.to_dense(batch["sparse"]).numpy().tolist() == [[0, 4]]
+    assert (batch["text"].numpy().tolist(), batch["none"], batch["list"]) == ([b"a"], None, [5])
