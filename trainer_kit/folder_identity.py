@@ -172,7 +172,8 @@ def remove_made_again(path: str | os.PathLike[str]) -> None:
 def make_folder(path: str | os.PathLike[str]) -> None:
     """Makes a local folder and its parents, as os.makedirs does, but never a held folder itself.
 
-    A held folder may be moved between a check and the next system call. Making it again would split the run in two.
+    A held folder is one whose identity this process keeps, as that of its run. It may be moved between a check and
+    the next system call. Made again, it would hold a part of the run's files, and the moved one the others.
 
     Raises:
       StorageError: when `path` is or lies in a held folder that is gone.

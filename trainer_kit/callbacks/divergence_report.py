@@ -32,7 +32,7 @@ def explain_divergence(
 ) -> str:
     """Writes `diverged/step-<n>.json` and returns its path.
 
-    Runs eagerly, called on every worker; the chief writes the file.
+    Runs eagerly. Every worker calls it, and the chief writes the file.
 
     It restores the last checkpoint, trains step by step until a step diverges, for SEARCH_SECONDS at most, and then
     computes the gradients of that step. The state of the run cannot be used afterwards: the run is about to end.

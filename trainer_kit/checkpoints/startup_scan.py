@@ -40,8 +40,8 @@ _LOG = logging.getLogger(__name__)
 def remove_debris(directory: str, run_id: str = "") -> None:
     """Removes the debris of a process that died during a save: `*_temp` folders, `*.tmp` files, incomplete checkpoints.
 
-    A marked checkpoint (unfinished.py) that is whole gets its record. Only the trainer that holds the folder's lock may
-    call this.
+    A whole checkpoint that is still marked as unfinished (unfinished.py) gets its commit record.
+    Only the trainer that holds the folder's lock may call this.
 
     Args:
       directory: The folder of the checkpoints.

@@ -1,4 +1,4 @@
-"""Applies RuntimeConfig to TensorFlow's devices, threads and execution, set before the strategy is made."""
+"""Sets TensorFlow's devices, threads and execution as RuntimeConfig asks for, before the strategy is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applies RuntimeConfig to Keras' dtype policy."""
+"""Sets the dtype policy of Keras as RuntimeConfig asks for."""
 
 from __future__ import annotations
 

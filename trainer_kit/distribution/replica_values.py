@@ -39,7 +39,7 @@ def are_alike(state: list[Any]) -> bool:
 def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
     """Returns the values of all replicas in a form that JSON can hold, by worker.
 
-    Runs eagerly, called by all workers.
+    Runs eagerly. All workers call it.
     """
     local = [[_encode(part.numpy()) for part in parts] for parts in _parts(variables, strategy)]
     if worker_count(strategy) == 1:
@@ -75,7 +75,7 @@ class ReplicasState:
     def state(self) -> list[Any] | None:
         """Returns the values of all replicas; None if all replicas have the same.
 
-        Runs eagerly, called by all workers.
+        Runs eagerly. All workers call it.
         """
         variables = own_to_each_replica(self._variables(), self._strategy)
         state = replica_values(variables, self._strategy) if variables else []

@@ -96,7 +96,7 @@ class RunHistory:
                 self._history.path,
                 last,
             )
-        if anew and self._history is not None and self._sidecars_know_another_life():
+        if anew and self._history is not None and self._sidecars_know_lost_checkpoints():
             _LOG.warning(
                 "%s names evaluations of checkpoints that are gone; sidecars forget them, and the run begins at step 0",
                 self.ledger.path,
@@ -129,8 +129,8 @@ class RunHistory:
                 *(self.ledger.path, count, step, last, left),
             )
 
-    def _sidecars_know_another_life(self) -> bool:
-        """Whether a sidecar has evaluated, or is evaluating, a checkpoint that no rewind has superseded."""
+    def _sidecars_know_lost_checkpoints(self) -> bool:
+        """Whether a sidecar has evaluated, or is evaluating, a checkpoint that the run has not taken back itself."""
         others = active_records(other_ledgers(self.ledger.path))
         lineages = [item["lineage"] for item in others if item["step"] > 0]
         lineages += lineages_in_evaluation(os.path.dirname(self.ledger.path))

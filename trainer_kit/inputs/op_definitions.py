@@ -13,8 +13,7 @@ def op_definition(op: str) -> Any:
     """Returns the OpDef of an operation, without its descriptions; None if TensorFlow has none of this name.
 
     The list of operations that an exported graph comes with is the public place of definitions.
-    Runs on the host; starts
-    nothing.
+    Runs on the host, and starts nothing.
     """
     graph = tf.compat.v1.GraphDef()
     graph.node.add(name="op", op=op)

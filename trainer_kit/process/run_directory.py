@@ -267,7 +267,9 @@ def _adopted_run_id(model_dir: str) -> str:
 
 
 def read_layer_names(prefix: str) -> dict[str, str] | None:
-    """Returns, by the names of variables in a checkpoint, those with the user's numbers of layers, from the manifest.
+    """Returns, for the variables in a checkpoint, their names with the user's numbers of layers, from the manifest.
+
+    The keys are the names that the checkpoint has.
 
     Args:
       prefix: The prefix of a checkpoint or of best weights.

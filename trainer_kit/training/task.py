@@ -172,7 +172,7 @@ class Task(abc.ABC):
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Runs one forward and backward pass and updates the weights; runs in graph, on a replica.
+        """Runs one forward and backward pass and updates the weights, in graph, on a replica.
 
         The gradient is that of the mean loss over all replicas, and includes the losses of layers once. An override
         has to divide its loss by the number of replicas, because gradients are summed over replicas. With float16 it
@@ -204,7 +204,7 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Runs one forward pass and updates the metrics; runs in graph, on a replica.
+        """Runs one forward pass and updates the metrics, in graph, on a replica.
 
         Returns:
           Logs; the key `self.loss`, if present, holds the mean loss over the batch. Each metric is reported as its

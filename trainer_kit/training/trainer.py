@@ -364,7 +364,7 @@ class Trainer(Evaluator):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator: Any) -> None:
-        """Runs one training step on every replica with the next element of the iterator; runs in graph."""
+        """Runs one training step on every replica with the next element of the iterator, in graph."""
         inputs = converted(self.next_train_inputs)(iterator)
         with writes_after(local_tensors(inputs, self._strategy)):
             if self.accumulation.steps == 1:

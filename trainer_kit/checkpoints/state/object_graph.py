@@ -20,7 +20,7 @@ _MESSAGE = "tensorflow.TrackableObjectGraph"  # the public name of the format; i
 
 
 class CheckpointGraph:
-    """The nodes, edges and values of a checkpoint. Runs eagerly, on the host.
+    """The nodes, edges and values of a checkpoint. It is used eagerly, on the host.
 
     Args:
       prefix: The checkpoint's prefix.
@@ -116,7 +116,7 @@ def parse_message(name: str, serialized: bytes) -> Any:
         descriptor = descriptor_pool.Default().FindMessageTypeByName(name)
     except KeyError as error:
         raise TrainerKitError(
-            f"TensorFlow {tf.__version__} does not register the format {name} of its files ({error}); use the "
+            f"TensorFlow {tf.__version__} has no definition of {name}, a format of its files ({error}); install the "
             "TensorFlow of requirements.lock"
         ) from error
     return message_factory.GetMessageClass(descriptor).FromString(serialized)
@@ -131,8 +131,7 @@ def missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
 
     Returns:
       A dict from the path of a missing object to the nearest owner that this run has and that is not a list or dict.
-      Slots that TensorFlow saves with their variable,
-      like those of tf_keras.optimizers.legacy, are left out.
+      Slots that TensorFlow saves with their variable, like those of tf_keras.optimizers.legacy, are left out.
     """
     lost: dict[int, tuple[str, Any]] = {}
     found: set[int] = set()

@@ -189,7 +189,9 @@ def made_in_first_step(checkpoint: tf.train.Checkpoint, path: str, loose: Collec
 
 
 def check_made(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> None:
-    """Raises for paths that `made_in_first_step` still returns after the step was traced; runs eagerly, same arguments.
+    """Raises for paths that `made_in_first_step` still returns after the step was traced.
+
+    It takes the same arguments and runs eagerly.
 
     Raises:
       UsageError: when optimizers inside the model lack saved variables.

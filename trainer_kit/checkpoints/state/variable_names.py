@@ -33,7 +33,7 @@ def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
 
 
 def layer_names(model: Any) -> dict[str, str] | None:
-    """Returns the names in `model_variables` that differ from those with the user's own numbers of layers, with these.
+    """Returns, for names in `model_variables`, the names with the user's own numbers of layers, where the two differ.
 
     Numbers that Keras gave stay ranks: those after the name of a class. None for a model that is not of Keras 3.
     """

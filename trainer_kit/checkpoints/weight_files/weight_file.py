@@ -12,7 +12,7 @@ MODEL = "model/"  # the section of the model in checkpoints of trainer_kit
 
 
 class WeightFile(abc.ABC):
-    """The variables in a file of weights. Values are read one by one. Runs eagerly, on the host.
+    """The variables in a file of weights. Values are read one by one, eagerly, on the host.
 
     Attributes:
       path: The path of the file, or the prefix of the checkpoint.

@@ -91,7 +91,10 @@ class KerasTask(Task):
             self._evaluates = model
 
     def evaluation_names(self, model: Any) -> list[str]:
-        """Returns the names of the single numbers that an evaluation beside a training gives. In strategy scope."""
+        """Returns the names of the single numbers that an evaluation gives while the model is trained.
+
+        Called in strategy scope.
+        """
         self.prepare_training(model)
         self.prepare_evaluation(model)
         values = self.eval_logs or flattened(model.get_metrics_result())
@@ -109,13 +112,13 @@ class KerasTask(Task):
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Runs the model's own training step, with its own optimizers; runs in graph, on a replica."""
+        """Runs the model's own training step, with its own optimizers, in graph, on a replica."""
         del optimizer, metrics
         return dict(model.train_step(inputs))
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Runs the model's own evaluation step; runs in graph, on a replica."""
+        """Runs the model's own evaluation step, in graph, on a replica."""
         del metrics
         return dict(model.test_step(inputs))
 

@@ -67,7 +67,7 @@ class BCTModel(keras.Model):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """Returns the loss, and updates the metrics of the old classifier; in graph or eagerly, on a replica."""
+        """Returns the loss with the term of the old classifier, and updates its metrics; called on a replica."""
         predictions, embedding = y_pred
         y, y_old, sample_weight = self._labels(y, sample_weight)
         loss = super().compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training)

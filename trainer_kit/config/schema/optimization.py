@@ -52,7 +52,7 @@ class EMAConfig(BaseOptimizerConfig):
     evaluate: tuple[str, ...] = (AVERAGE,)
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that the names of further averages can be parts of paths, and that evaluations use what there is."""
+        """Checks that names in `more_decays` can be parts of paths, and that `evaluate` names known averages."""
         yield from super().rules()
         for name, decay in self.more_decays.items():
             if not 0 <= decay <= 1:

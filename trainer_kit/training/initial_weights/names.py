@@ -141,7 +141,7 @@ def _only(values: Mapping[str, Value], chosen: Collection[str]) -> dict[str, Val
 def _equal_names(
     ours: Sequence[Mapping[str, str]], chosen: Collection[str], theirs: Mapping[str, str], fit: Callable[[Any], Any]
 ) -> dict[str, str]:
-    """Returns, by path, the names in the file that are equal; of all forms of the names, by those that fit best.
+    """Returns, by path of a weight, the equal name in the file, by the form of the names that fits best.
 
     The names of the whole model are compared, and those that are chosen alone, which may have a common first part.
     """

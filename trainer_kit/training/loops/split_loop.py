@@ -16,7 +16,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """Functions to call around the parts of training loops; runs eagerly, on the host.
+    """The functions to call before and after the parts of training loops. They run eagerly, on the host.
 
     Attributes:
       next_end: Returns the next global step after the given one at which a part ends.

@@ -26,7 +26,7 @@ def eager(function: Callable[..., Any]) -> Any:
 class LoopFunction:
     """A tf.function of a loop or a step that knows its graphs. Its first argument is an iterator.
 
-    Runs eagerly, on the host.
+    It is called eagerly, on the host.
 
     Args:
       function: The function of trainer_kit to compile.

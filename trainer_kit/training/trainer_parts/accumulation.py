@@ -126,7 +126,7 @@ class Accumulation:
         """Returns a function that runs the forward and backward pass of a micro-batch on a replica, without an update.
 
         Args:
-          parts: The number of micro-batches in a batch; the gradients of several are added up, and need memory.
+          parts: The number of micro-batches in a batch. With several, the trial has the sums of gradients, too.
         """
         alone = {name: DiscardedGradients(sums.optimizer) for name, sums in self._sums.items()}
         sums = self._sums if parts > 1 else alone

@@ -22,5 +22,5 @@ def test_the_objects_of_a_checkpoint_have_children_and_keys(tmp_path: Path) -> N
 
 def test_without_the_message_the_error_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MESSAGE", "tensorflow.NoSuchMessage")
-    with pytest.raises(TrainerKitError, match="use the TensorFlow of requirements"):
+    with pytest.raises(TrainerKitError, match="install the TensorFlow of requirements"):
         module.object_graph(b"")

@@ -205,7 +205,7 @@ def _of_dataset(
             "x was read once to count the batches of an epoch: %d; give steps_per_epoch to save this time", length
         )
     if not length:
-        raise UsageError("x is a dataset without batches; check its files, filters and batch size")
+        raise UsageError("x is an empty dataset: it has no batch. Check its files, filters and batch size")
     steps = _steps(steps_per_epoch, length)
     if not by_pass or length % steps or not needs_new_iterators(dataset):
         return TrainingData(dataset.repeat(), steps, size)

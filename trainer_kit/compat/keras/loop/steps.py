@@ -72,7 +72,7 @@ class LoopSteps:
 
     @tf.autograph.experimental.do_not_convert
     def train_loss(self, batch: Any) -> Any:
-        """Runs train_step on a batch and returns the loss, a float scalar; runs in graph.
+        """Runs train_step on a batch and returns the loss, a float scalar, in graph.
 
         Raises:
           UsageError: when train_step returns none.
@@ -84,7 +84,7 @@ class LoopSteps:
 
     @tf.autograph.experimental.do_not_convert
     def val_loss(self, batch: Any) -> Any:
-        """Runs test_step on a batch and returns the loss, a float scalar, or None; runs in graph."""
+        """Runs test_step on a batch and returns the loss, a float scalar, or None, in graph."""
         assert self.test_step is not None
         return self._loss("test_step", self.test_step, batch)
 

@@ -48,13 +48,13 @@ class LoopTask(KerasTask):
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Runs the caller's train_step; runs in graph."""
+        """Runs the caller's train_step, in graph."""
         del model, optimizer, metrics
         return {self.loss: self.steps.train_loss(inputs)}
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Runs the caller's test_step; runs in graph."""
+        """Runs the caller's test_step, in graph."""
         del model, metrics
         loss = self.steps.val_loss(inputs)
         return {} if loss is None else {self.loss: loss}

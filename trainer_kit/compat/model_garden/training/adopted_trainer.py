@@ -149,7 +149,7 @@ class AdoptedTrainer(BaseTrainer):
             self.end_averaging()
 
     def train(self, num_steps: Any) -> Any:
-        """Runs the trainer's own loop from the run's position in the data; runs eagerly, on the host.
+        """Runs the trainer's own loop from the run's position in the data, eagerly, on the host.
 
         Raises:
           UsageError: when the trainer has no attribute _train_dataset.
@@ -167,7 +167,7 @@ class AdoptedTrainer(BaseTrainer):
         return self._inner.train(num_steps)
 
     def evaluate(self, num_steps: Any) -> Any:
-        """Runs the trainer's own evaluation; runs eagerly, on the host."""
+        """Runs the trainer's own evaluation, eagerly, on the host."""
         try:
             return self._inner.evaluate(num_steps)
         except BaseException:
@@ -234,7 +234,7 @@ class AdoptedTrainer(BaseTrainer):
         self.sound, self.data_ended = None, False
 
     def _watch_values(self) -> None:
-        """Remembers all values that the trainer's own loops may change: their graphs are unknown.
+        """Notes all values that the trainer's own loops may change, to save those that do: their graphs are not known.
 
         Runs eagerly, in scope.
         """

@@ -65,7 +65,7 @@ def test_a_step_on_split_batches_does_not_change_arrays(make: Any, read: Any, pa
     np.testing.assert_array_equal(array, 1.0)
 
 
-def test_ragged_and_sparse_parts_and_texts_are_copied_as_they_are() -> None:
+def test_ragged_and_sparse_parts_and_texts_are_copied() -> None:
     ragged, sparse = tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[0, 4]])
     batch = with_own_memory({"ragged": ragged, "sparse": sparse, "text": tf.constant(["a"]), "none": None, "list": [5]})
     assert batch["ragged"].to_list() == [[1], [2, 3]] and batch["ragged"].dtype == tf.int32
