@@ -1,8 +1,8 @@
 """A process that runs the Python commands of pages one after the other, most of them without a cold start.
 
 A command of its own process spends most of its time in what TensorFlow does once in a process. Here each command begins
-with what a new process has: its folder, its arguments, its environment, and nothing of the command before it: no
-modules of the page, nothing that they have registered, no flags, no seeds.
+with a folder, arguments and an environment of its own, and without the modules, registrations, flags and seeds of the
+command before it. What TensorFlow and Keras keep for a whole process stays: op determinism, the dtype policy, devices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def serve(commands: Connection) -> None:
         commands.send(code)
 
 
-def beside(line: str) -> None:
+def run_in_background(line: str) -> None:
     """Does what a command of Python alone does, in a process of its own."""
     sys.exit(_perform(line))
 

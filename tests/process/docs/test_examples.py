@@ -15,7 +15,7 @@ import pytest
 
 from scripts.examples import Command, Page, files_of, read_page, read_pages
 from scripts.source_files import ROOT
-from tests.process.docs.page_process import beside, serve
+from tests.process.docs.page_process import run_in_background, serve
 from trainer_kit.testing import ForkServer
 from trainer_kit.testing.fork_server import Child
 
@@ -24,7 +24,7 @@ _PYTHON = re.compile(r"(\w+=\S* )*(python -m trainer_kit\.train|python \w+\.py|t
 _FILE = re.compile(r"^cat > \S+ <<'(\w+)'\n.*?\n\1\n", re.DOTALL | re.MULTILINE)  # a command that writes a file
 _SHELL = set("&|;$`#<>*\0")  # what needs a shell
 _LONGEST = 300.0  # seconds of a command
-_BESIDE = " &"  # ends a command that the next ones do not wait for
+_BACKGROUND = " &"  # ends a command that the next ones do not wait for
 _BIN = Path(sys.executable).parent  # not resolved: python3.11 of a virtual environment links to another folder
 
 
@@ -35,17 +35,18 @@ class Runner:
         self._server = server
         self._child: Child | None = None
         self._commands: Connection | None = None
-        self._beside: list[Child] = []
+        self._background: list[Child] = []
 
     def run(self, line: str, folder: Path) -> tuple[int, str]:
         """Returns the exit code of a command and its output; `wait` has the largest code of those that it ends."""
         if line == "wait":
-            ended = [self._beside.pop(0).wait() for _ in [*self._beside]]
+            ended = [self._background.pop(0).wait() for _ in [*self._background]]
             return max((abs(one.code) for one in ended), default=0), "".join(one.text for one in ended)
-        if not _PYTHON.match(line) or _SHELL.intersection(line.removesuffix(_BESIDE)):
+        if not _PYTHON.match(line) or _SHELL.intersection(line.removesuffix(_BACKGROUND)):
             return _by_bash(line, folder)
-        if line.endswith(_BESIDE):
-            self._beside.append(self._server.start(beside, line.removesuffix(_BESIDE), folder=str(folder)))
+        if line.endswith(_BACKGROUND):
+            command = line.removesuffix(_BACKGROUND)
+            self._background.append(self._server.start(run_in_background, command, folder=str(folder)))
             return 0, ""
         return self._by_python(line, folder)
 
@@ -86,7 +87,7 @@ def _lines(command: Command) -> list[Command]:
     """Returns the lines of a command that needs no shell to hold them together; all but the last have to end with 0."""
     files = [found[0] for found in _FILE.finditer(command.text)]
     lines = _FILE.sub("\0\n", command.text).replace("\\\n", " ").strip().split("\n")
-    if any(_SHELL.intersection(line.removesuffix(_BESIDE)) for line in lines if line != "\0"):
+    if any(_SHELL.intersection(line.removesuffix(_BACKGROUND)) for line in lines if line != "\0"):
         return [command]
     *before, last = [files.pop(0) if line == "\0" else line for line in lines]
     return [*(Command(command.name, line, 0) for line in before), Command(command.name, last, command.code)]
