@@ -1,4 +1,4 @@
-"""KerasCallbacks: callbacks of Keras 3 or tf_keras around the epochs and batches of a run, with their state."""
+"""KerasCallbacks: calls callbacks of Keras 3 or tf_keras at the epochs and batches of a run, and saves their state."""
 
 from __future__ import annotations
 

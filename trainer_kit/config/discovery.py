@@ -73,8 +73,9 @@ def find_experiment(name: str, modules: Iterable[str] = (), option: str = "--imp
         ask_doors()
         names = sorted({*own, *experiments.names()})
         flag = "--experiment: " if option.startswith("--") else ""
-        advice = f"{_known(name, names, sorted(own))}; name the module that registers it with {option}"
-        raise UsageError(f"{flag}no experiment is called {name!r}; {advice}")
+        known = _known(name, names, sorted(own))
+        advice = f"{known} If not, name" if known.endswith("?") else f"{known}; name"
+        raise UsageError(f"{flag}no experiment is called {name!r}; {advice} the module that registers it with {option}")
 
 
 def _known(name: str, names: list[str], own: list[str]) -> str:

@@ -41,7 +41,7 @@ class WatchedRun(Protocol):
         """Records an evaluation that was reported."""
 
     def need(self, after: int | None, reads: int | None) -> None:
-        """Keeps the run from removing checkpoints: all those after step `after`, and that of step `reads`."""
+        """Keeps the run from removing checkpoints: those after step `after` and that of step `reads`; None: none."""
 
 
 class Unknown:

@@ -124,7 +124,7 @@ class DatasetIterator:
         return self._iterator
 
     def end_pass(self) -> None:
-        """Drops a fresh iterator, which is no longer needed. Called after an evaluation."""
+        """Drops the iterator if it is one for a single evaluation (`fresh`); called after each evaluation."""
         if self._one_pass:
             self._let_go()
 

@@ -21,7 +21,7 @@ class ReportWriters:
       writer: The writer that takes a Report after each loop and evaluation; it writes in a thread.
       train_summaries, eval_summaries: The managers for TensorBoard, also for the task's own tf.summary calls.
       history: The writer of metrics.jsonl; None for runs that do not train, and on workers that are not the chief.
-      times: The ledger of the run's time.
+      times: The ledger of the seconds that training, evaluations, saves and other activities take.
     """
 
     writer: BackgroundWriter

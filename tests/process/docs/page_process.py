@@ -31,6 +31,7 @@ def serve(commands: Connection) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
+    _forget_registrations()  # of what the fork server has imported for other tests
     while True:
         folder, line = commands.recv()
         with _as_if_new(folder):
@@ -104,17 +105,22 @@ def _as_if_new(folder: str) -> Iterator[None]:
 
 def _forget(folder: str) -> None:
     """Forgets the modules of a page and what they have registered, so that each command has to import its own."""
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    for name, file in files.items():
+        of_the_page = isinstance(file, str) and file.startswith(folder + os.sep)
+        if of_the_page or name.split(".")[0] == "experiments":
+            del sys.modules[name]
+    _forget_registrations()
+
+
+def _forget_registrations() -> None:
+    """Forgets what was registered, but for what trainer_kit itself has."""
     from trainer_kit.callbacks.configured_callbacks import _callbacks
     from trainer_kit.config.experiments import experiments
     from trainer_kit.config.schema.open_choice import OpenOneOfConfig
 
-    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
-    own = {name for name, file in files.items() if isinstance(file, str) and file.startswith(folder + os.sep)}
-    own |= {name for name in files if name.split(".")[0] == "experiments"}
-    for name in own:
-        del sys.modules[name]
     experiments._entries.clear()
     for registry in (_callbacks, *(choice.registry for choice in OpenOneOfConfig.__subclasses__())):
         for name, entry in [*registry._entries.items()]:
-            if getattr(entry, "build", entry).__module__ in {*own, "__main__"}:
+            if not getattr(entry, "build", entry).__module__.startswith("trainer_kit."):
                 del registry._entries[name]

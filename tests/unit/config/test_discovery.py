@@ -360,5 +360,5 @@ def test_a_ctrl_c_while_a_module_is_imported_is_not_its_mistake(here: Path, name
 
 
 def test_a_miss_says_how_to_name_the_users_module(here: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"; name the module that registers it with --import_module$"):
+    with pytest.raises(UsageError, match=r"[;?] (If not, )?name the module that registers it with --import_module$"):
         discovery.find_experiment("qqqqqq")

@@ -371,7 +371,7 @@ def _kept_by(optimizer: Any) -> list[Any]:
 
 
 def _check_aggregations(items: Iterable[Any]) -> None:
-    """Raises UsageError for variables that TensorFlow cannot write to a checkpoint."""
+    """Raises UsageError for variables on several replicas that are synchronized ON_READ and have no aggregation."""
     unsaved = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
     for one in items:
         parts: Any = getattr(one, "values", None) or [one]

@@ -43,7 +43,10 @@ def write_average(files: Sequence[WeightFile], output: str) -> int:
     if isinstance(last, KerasFile) and ending(last.path) != ending(output):
         raise UsageError(f"--output: {output} has to end in {ending(last.path)}, as {last.path} does")
     if not isinstance(last, KerasFile) and is_keras_file(output):
-        raise UsageError(f"--output: {output} would be {last.kind}; give a path without an ending")
+        raise UsageError(
+            f"--output: {output} ends as a file of Keras does, but the average is {last.kind}; give a path without an "
+            "ending"
+        )
     averaged = [name for name, dtype in last.dtypes.items() if tf.as_dtype(dtype).is_floating]
     pairs = [common_names(file, last) for file in files]
     names = [{name: theirs[common] for common, name in ours.items()} for theirs, ours in pairs]

@@ -114,7 +114,7 @@ class GraphReduction:
             raise NotInGraph(f"the aggregation also changes {', '.join(changed)}, besides the state that it returns")
         computed = [leaf for leaf in tf.nest.flatten(state) if tf.is_tensor(leaf)]
         if all(any(leaf is before for before in old) for leaf in computed):
-            raise NotInGraph("the returned state holds no tensor that is computed from the logs")
+            raise NotInGraph("the state that the aggregation returns holds no tensor that is computed from the logs")
         return _tensors(state)
 
     def _noted(self, outputs: Any) -> Any:

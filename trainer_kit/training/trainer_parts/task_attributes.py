@@ -44,7 +44,7 @@ class TaskAttributes:
             self._values = PlainValues(self._task)
 
     def look(self) -> None:
-        """Reports changed values before and after loops 1, 2, 4, 8 and so on; called before and after each loop.
+        """Warns of changed attributes before and after loops 1, 2, 4, 8 and so on; called before and after each loop.
 
         A check takes longer than a loop of one small step. Saves and evaluations always check.
         """
@@ -54,7 +54,7 @@ class TaskAttributes:
             self.report()
 
     def report(self) -> None:
-        """Reports the values that have changed since the first step."""
+        """Warns of the task's attributes that have changed since the first step."""
         changed = [] if self._values is None else self._values.changed()
         new = [name for name in changed if name not in self._reported]
         self._reported.update(new)
@@ -66,12 +66,12 @@ class TaskAttributes:
             )
 
     def evaluation_begins(self) -> None:
-        """Reports changed values, and remembers what the task's `state()` returns."""
+        """Warns of changed attributes, and keeps what the task's `state()` returns until the evaluation succeeded."""
         self.report()
         self._before_evaluation = self._own_state()
 
     def evaluation_succeeded(self) -> None:
-        """Reports it when the evaluation has changed what the task's `state()` returns."""
+        """Warns if the evaluation has changed what the task's `state()` returns."""
         if self._own_state() == self._before_evaluation:
             return
         text = (

@@ -7,7 +7,7 @@ import re
 import runpy
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,28 +61,15 @@ def program(path: str, *flags: str) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def test_a_run_of_their_program_is_resumed_by_all_programs(
-    server: ForkServer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-
-    def in_a_process(path: str) -> Callable[..., int]:
-        def run(*flags: str) -> int:
-            done = server.run(program, path, *flags, folder=str(folder))
-            print(done.text)
-            return done.code
-
-        return run
-
-    def command(*flags: str) -> int:
-        return train.main(["train", "--import_module=rings.py", *flags])
-
-    for steps, mode, run in (
-        (200, "train_and_eval", in_a_process("before.py")),
-        (400, "train_and_eval", in_a_process("after.py")),
-        (600, "train", command),
+def test_a_run_of_their_program_is_resumed_by_all_programs(server: ForkServer, folder: Path) -> None:
+    for steps, mode, command in (
+        (200, "train_and_eval", (program, "before.py")),
+        (400, "train_and_eval", (program, "after.py")),
+        (600, "train", ("train", "--import_module=rings.py")),
     ):
-        assert run("--experiment=rings", f"--mode={mode}", "--model_dir=run", STEPS.format(steps)) == 0
+        flags = ("--experiment=rings", f"--mode={mode}", "--model_dir=run", STEPS.format(steps))
+        done = server.run(*command, *flags, folder=str(folder))
+        assert done.code == 0, done.text
         assert (folder / "run" / f"ckpt-{steps}.index").exists()
     metrics = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if line["kind"] == "train"] == [300, 400, 500, 600]  # ours went on at 200

@@ -73,7 +73,7 @@ class FitCallbacks(KerasCallbacks):
             advice = "" if stopped else "more epochs to go on, or "
             print(
                 f"nothing to do: the run in {model_dir} {how} after {len(history.epoch)} epochs; give {advice}another "
-                "model_dir to begin anew"
+                "model_dir to start a new run"
             )
         model.history = history
         return history

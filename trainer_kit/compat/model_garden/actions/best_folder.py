@@ -82,7 +82,7 @@ class GardenBestFolder(BestFolder):
                     if os.path.exists(kept) and filecmp.cmp(path, kept, shallow=False):
                         os.remove(path)
         except OSError as error:
-            raise not_written(f"second names of {named} cannot be removed", self.path, error) from error
+            raise not_written(f"copies of {named} under other names cannot be removed", self.path, error) from error
 
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
         """Returns the noted info of whole weights by step; on workers, also of those that the chief will take over."""
