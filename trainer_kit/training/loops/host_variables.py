@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
 
 
 def stop_variable() -> tf.Variable:
-    """Returns a flag on the host that ends a running loop when it is set; an open strategy scope applies to it."""
-    with tf.device("CPU:0"), tf.init_scope():
+    """Returns a flag that ends a running loop when it is set: one variable on the host, also in a strategy's scope.
+
+    A strategy would keep it on its GPUs, and each step would wait for a copy of it. The scope of a strategy holds for
+    its thread only.
+    """
+    with ThreadPoolExecutor(1) as outside_of_the_scope:
+        return outside_of_the_scope.submit(_stop_variable).result()
+
+
+def _stop_variable() -> tf.Variable:
+    with tf.device("CPU:0"):
         return tf.Variable(False, trainable=False, name="stop")
 
 

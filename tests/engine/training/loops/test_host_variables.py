@@ -12,6 +12,7 @@ from trainer_kit.inputs.fused_batches import stacked
 from trainer_kit.training.loops.eval_loop import EvalLoop
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
 from trainer_kit.training.loops.train_loop import TrainLoop
+from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 
 
 def _fused(*parts: Any) -> FusedLoop:
@@ -28,3 +29,14 @@ def test_no_loop_waits_for_a_gpu_to_learn_whether_it_goes_on(kind: Any) -> None:
     (condition,) = [one for one in graph.library.function if one.signature.name in conditions]
     decided = [node for node in condition.node_def if node.op.startswith("Logical")]
     assert decided and all(node.device.endswith("CPU:0") for node in decided)
+
+
+@pytest.mark.parametrize("devices", [["CPU:1"], ["CPU:1", "CPU:2"]])
+def test_a_strategy_does_not_take_the_stop_flag_to_its_devices(devices: list[str]) -> None:
+    one = len(devices) == 1
+    strategy = tf.distribute.OneDeviceStrategy(devices[0]) if one else tf.distribute.MirroredStrategy(devices)
+    with strategy.scope():
+        flag = StopFlag(strategy)
+    assert [variable.device.rpartition("device:")[2] for variable in flag.variables] == ["CPU:0", "CPU:0"]
+    flag.request()
+    assert flag.requested and flag.variable.numpy()
