@@ -9,10 +9,12 @@ import argparse
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import NoReturn
 
 from trainer_kit import __version__
 from trainer_kit.cli import (
@@ -34,7 +36,7 @@ from trainer_kit.cli import (
     watch,
 )
 from trainer_kit.cli.stop_signals import Stops
-from trainer_kit.errors import EXIT_CODES, ExitCode
+from trainer_kit.errors import EXIT_CODES, ExitCode, near_names
 from trainer_kit.process.deferred_imports import defer_imports
 from trainer_kit.process.error_report import print_error, print_line
 from trainer_kit.process.startup_signals import exit_code
@@ -65,10 +67,21 @@ _CHECKPOINT = "Lists, compares, averages and renames the variables of checkpoint
 _DOCTOR = "Tries a question on your experiment: exact resume, fused steps, the learning rate, or the precision."
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors name near commands and options, as `suggest_on_error` does from Python 3.14 on."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage and the message, and ends the process with exit code 2."""
+        given = re.search(r"(?:invalid choice: '|unrecognized arguments: )([^'= ]+)", message)
+        choices = re.findall(r"[\w-]+", message.partition("choose from")[2])
+        near = near_names(given[1], choices or re.findall(r"--\w+", self.format_help())) if given else ()
+        super().error(f"{message}; did you mean {' or '.join(near)}?" if near else message)
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command."""
     codes = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
-    whole = argparse.ArgumentParser(
+    whole = _Parser(
         prog="trainer-kit",
         description="Machine-learning experiments on TensorFlow. To run one: python -m trainer_kit.train --help",
         epilog=f"exit codes:\n{codes}",
@@ -94,7 +107,7 @@ def _add_parsers(add_parser: Callable[..., argparse.ArgumentParser], modules: di
         command = add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
         module.add_arguments(command)
         add_common_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, parser=command)
 
 
 def add_common_arguments(command: argparse.ArgumentParser) -> None:
@@ -131,7 +144,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     whole = parser()
     arguments, rest = whole.parse_known_args(argv)
     if rest and (not hasattr(arguments, "paths") or any(one.startswith("-") for one in rest)):
-        whole.error(f"unrecognized arguments: {' '.join(rest)}; see trainer-kit {arguments.verb} --help")
+        arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         arguments.paths += rest
     return arguments

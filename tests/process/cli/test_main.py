@@ -61,6 +61,9 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         (["list", "extra"], "invalid choice: 'extra' (choose from 'experiments', 'optimizers', "),
         (["list", "optimizers", "extra"], "unrecognized arguments: extra"),
         (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),  # no abbreviations
+        (["best", "run", "--metrc=loss"], "unrecognized arguments: --metrc=loss; did you mean --metric?"),
+        (["list", "optimzers"], "'callbacks'); did you mean optimizers?"),
+        (["doctor", "resum"], "'precision'); did you mean resume?"),
     ],
 )
 def test_a_wrong_command_line_is_exit_2_with_the_usage(
