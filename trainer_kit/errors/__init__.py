@@ -9,6 +9,7 @@ import difflib
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class ExitCode(enum.IntEnum):
@@ -193,3 +194,10 @@ def suggestion(name: str, candidates: Sequence[str], listed: int = 12) -> str:
     known = sorted(candidates)
     more = f", ... ({len(known)} in all)" if len(known) > listed else ""
     return f"there are: {', '.join(known[:listed])}{more}"
+
+
+def path_suggestion(missing: Path, names: Sequence[str]) -> str:
+    """Returns the advice for a path that does not exist: similar ones of `names`, which are in its folder, else all."""
+    if near := near_names(missing.name, names):
+        return f"did you mean {' or '.join(str(missing.parent / name) for name in near)}?"
+    return f"{'here' if missing.parent == Path() else f'in {missing.parent}'} {suggestion(missing.name, names)}"

@@ -32,8 +32,10 @@ def test_every_value_of_an_experiment_is_shown(trainer_kit: Command) -> None:
     rows = _rows(done.stdout)
     assert int(rows["trainer.train_steps"][0]) > 0
     assert "task.model.width" in rows  # the task's own section too
-    assert rows["trainer.best_checkpoint_eval_metric"] == ("'accuracy'", "default")
-    assert {origin for _, origin in rows.values()} == {"default"}
+    assert rows["trainer.best_checkpoint_eval_metric"] == ("'accuracy'", "experiment")
+    assert rows["trainer.max_to_keep"] == ("5", "default")
+    assert rows["trainer.continuous_eval_timeout"] == ("3600.0", "default")  # declared as a whole number
+    assert {origin for _, origin in rows.values()} == {"default", "experiment"}
     general = [path for path in leaves(tiny_experiment()) if path.startswith(("runtime.", "task.train_data."))]
     assert set(general) <= set(rows)
 
@@ -48,7 +50,7 @@ def test_each_kind_of_source_is_named_as_the_origin(trainer_kit: Command, here: 
         "--params_override=trainer.summary_interval=20", "--params_override=runtime: {random_seed: 9}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    shown = {path: row for path, row in _rows(done.stdout).items() if row[1] != "default"}
+    shown = {path: row for path, row in _rows(done.stdout).items() if row[1] not in ("default", "experiment")}
     assert shown == {
         "trainer.max_to_keep": ("3", "values.yaml:2"),
         "trainer.validation_interval": ("7", shown["trainer.validation_interval"][1]),

@@ -20,7 +20,7 @@ from trainer_kit.config.schema.durations import unit_of
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.sources import yaml_loader
-from trainer_kit.errors import ConfigError, StorageError, UsageError, suggestion
+from trainer_kit.errors import ConfigError, StorageError, UsageError, path_suggestion
 from trainer_kit.evals.best.criterion import Criterion
 from trainer_kit.process.run_directory import steps_of_run
 from trainer_kit.process.run_lock import HEARTBEAT, LOCK
@@ -238,7 +238,7 @@ def _beside(missing: Path) -> str:
     parent = missing.parent
     if not parent.is_dir():
         return f"there is no folder {parent} either"
-    return f"in {parent}: {suggestion(missing.name, [path.name for path in _folders(parent)])}"
+    return path_suggestion(missing, [path.name for path in _folders(parent)])
 
 
 def _folders(folder: Path) -> list[Path]:

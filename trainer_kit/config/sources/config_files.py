@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import Layer, join
-from trainer_kit.errors import ConfigError, Mistake, suggestion
+from trainer_kit.errors import ConfigError, Mistake, path_suggestion
 from trainer_kit.files import is_remote
 
 OVERRIDE_FLAG = "--params_override"
@@ -101,7 +101,8 @@ def _near_files(path: Path) -> str:
         return f"there is no folder {path.parent} either"
     names = [entry.name for entry in path.parent.iterdir() if entry.suffix in (path.suffix, *_SUFFIXES, ".gin")]
     entries = [name for name in names if not name.startswith(".")]
-    return f"in {path.parent}: {suggestion(path.name, entries)}" if entries else f"{path.parent} holds no config file"
+    where = "the working directory" if path.parent == Path() else path.parent
+    return path_suggestion(path, entries) if entries else f"{where} holds no config file"
 
 
 def _mapping(values: Any, origin: str) -> dict[str, Any]:

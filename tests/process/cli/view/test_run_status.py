@@ -141,7 +141,7 @@ def test_another_folder_is_refused_with_what_is_there(tmp_path: Path, may_be_emp
     (tmp_path / "runs" / "other").mkdir()
     cases = {
         "runs": rf"runs holds no run; runs in it: {tmp_path}/runs/digits$",
-        "runs/digist": rf"there is no folder .*digist; in {tmp_path}/runs: did you mean digits\?$",
+        "runs/digist": rf"there is no folder .*digist; did you mean {tmp_path}/runs/digits\?$",
         "runs/digits/params.yaml": "params.yaml is a file; give the folder of a run",
         "far/away/run": rf"there is no folder .*; there is no folder {tmp_path}/far/away either$",
     }

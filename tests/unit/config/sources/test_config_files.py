@@ -45,7 +45,7 @@ def test_a_missing_file_names_the_near_ones_in_its_folder(tmp_path: Path) -> Non
     (tmp_path / "digits.yaml").touch()
     with pytest.raises(ConfigError) as caught:
         read_config_file(tmp_path / "digit.yaml")
-    assert "did you mean digits.yaml?" in str(caught.value)
+    assert f"did you mean {tmp_path}/digits.yaml?" in str(caught.value)
     assert str(tmp_path / "digit.yaml") in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE
     with pytest.raises(ConfigError, match="there is no folder"):
@@ -165,8 +165,8 @@ def test_a_missing_file_is_reported_with_near_visible_files(tmp_path: Path, monk
         with pytest.raises(ConfigError) as caught:
             read_params_override("dgits.yaml")
         told.append(str(only_mistake(caught)))
-    assert "there is no such file; . holds no config file" in told[0]
-    assert "in .: did you mean digits.yaml?" in told[1]
+    assert "there is no such file; the working directory holds no config file" in told[0]
+    assert "there is no such file; did you mean digits.yaml?" in told[1]
 
 
 def test_all_mistakes_of_one_override_are_reported() -> None:
