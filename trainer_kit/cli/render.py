@@ -19,7 +19,7 @@ from trainer_kit.cli.manifests.job_commands import Commands
 from trainer_kit.cli.view.run_status import holds_run, open_run
 from trainer_kit.config import discovery
 from trainer_kit.config.modes import MODES
-from trainer_kit.errors import ExitCode, UsageError, suggestion
+from trainer_kit.errors import ExitCode, UsageError, path_suggestion
 
 TARGETS: dict[str, Callable[[Job], str]] = {
     "kfp": kfp.render,
@@ -139,8 +139,8 @@ def _find_experiment(arguments: argparse.Namespace) -> None:
         arguments.experiment = arguments.experiment or arguments.what
         return
     if not path.is_file():
-        there = [str(one) for one in path.parent.glob("*") if one.suffix in _CONFIG_FILES]
-        raise UsageError(f"RUN|CONFIG: there is no file {path}; {suggestion(str(path), there)}")
+        there = [one.name for one in path.parent.glob("*") if one.suffix in _CONFIG_FILES]
+        raise UsageError(f"RUN|CONFIG: there is no file {path}; {path_suggestion(path, there)}")
     arguments.config_file = [arguments.what, *arguments.config_file]
     if not arguments.experiment:
         try:

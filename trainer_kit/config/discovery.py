@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from trainer_kit.config.experiments import experiments
-from trainer_kit.errors import UsageError, near_names, suggestion
+from trainer_kit.errors import UsageError, near_names, path_suggestion, suggestion
 
 ENTRY_POINTS = "trainer_kit.experiments"
 DOORS = "trainer_kit.doors"
@@ -201,9 +201,8 @@ def _entry_points() -> list[metadata.EntryPoint]:
 
 def _import_file(path: Path, option: str) -> None:
     if not path.is_file():
-        there = [str(file) for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        advice = suggestion(str(path), there) if there else f"{path.parent} holds no Python file"
-        raise UsageError(f"{option}: there is no file {path}; {advice}")
+        there = [file.name for file in path.parent.glob("*.py")]
+        raise UsageError(f"{option}: there is no file {path}; {path_suggestion(path, there)}")
     name = path.stem
     if name in sys.modules:
         known = getattr(sys.modules[name], "__file__", None)

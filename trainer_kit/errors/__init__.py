@@ -198,6 +198,8 @@ def suggestion(name: str, candidates: Sequence[str], listed: int = 12) -> str:
 
 def path_suggestion(missing: Path, names: Sequence[str]) -> str:
     """Returns the advice for a path that does not exist: similar ones of `names`, which are in its folder, else all."""
+    if not missing.parent.is_dir():
+        return f"there is no folder {missing.parent} either"
     if near := near_names(missing.name, names):
         return f"did you mean {' or '.join(str(missing.parent / name) for name in near)}?"
     return f"{'here' if missing.parent == Path() else f'in {missing.parent}'} {suggestion(missing.name, names)}"

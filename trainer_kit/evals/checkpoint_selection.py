@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import is_foreign, problem
 from trainer_kit.checkpoints.weight_files.keras_file import is_keras_file
-from trainer_kit.errors import StorageError, UsageError, suggestion
+from trainer_kit.errors import StorageError, UsageError, path_suggestion
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.process.run_directory import read_run_id
 
@@ -123,7 +123,6 @@ def weights_at(path: str) -> str:
         raise UsageError(f"{path} holds no checkpoint; it holds: {', '.join(there[:12]) or 'nothing'}")
     if _FILE.search(path) and tf.io.gfile.exists(path):
         return _FILE.sub("", path)
-    beside = Path(path).parent
-    known = sorted({_FILE.sub("", one.name) for one in beside.glob("*")}) if beside.is_dir() else []
-    near = suggestion(Path(path).name, known) if known else "there is nothing"
-    raise UsageError(f"there is no checkpoint {path}; in {beside}: {near}")
+    known = sorted({_FILE.sub("", one.name) for one in Path(path).parent.glob("*")})
+    advice = "" if "://" in path else f"; {path_suggestion(Path(path), known)}"
+    raise UsageError(f"there is no checkpoint {path}{advice}")

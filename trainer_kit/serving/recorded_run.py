@@ -13,7 +13,7 @@ from trainer_kit.config.experiments import experiments, get_experiment
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.config.serialize import from_yaml
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, path_suggestion
 from trainer_kit.process.run_directory import kept_fuse_steps
 
 _FLAG = "--import_module"
@@ -29,8 +29,8 @@ def run_folder(run_dir: str | os.PathLike[str]) -> Path:
     if (folder / "params.yaml").is_file():
         return folder
     if not folder.is_dir():
-        beside = sorted(path.name for path in folder.parent.iterdir()) if folder.parent.is_dir() else []
-        raise UsageError(f"there is no folder {folder}; {suggestion(folder.name, beside)}")
+        beside = [path.name for path in folder.parent.glob("*")]
+        raise UsageError(f"there is no folder {folder}; {path_suggestion(folder, beside)}")
     runs = sorted(str(path.parent) for path in folder.glob("*/params.yaml"))
     inside = f"runs in it: {', '.join(runs[:12])}" if runs else f"it holds: {', '.join(os.listdir(folder)[:12])}"
     raise UsageError(f"{folder} is not the folder of a run: it has no params.yaml; {inside}")

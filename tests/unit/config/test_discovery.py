@@ -178,7 +178,7 @@ def test_a_misspelt_file_names_the_files_beside_it(here: Path, name: str) -> Non
     _write(here / f"{name}_task.py", name)
     with pytest.raises(UsageError, match=rf"there is no file {name}_tusk\.py; did you mean {name}_task\.py\?"):
         discovery.import_user_module(f"{name}_tusk.py")
-    with pytest.raises(UsageError, match=r"there is no file nowhere/a\.py; nowhere holds no Python file"):
+    with pytest.raises(UsageError, match=r"there is no file nowhere/a\.py; there is no folder nowhere either"):
         discovery.import_user_module("nowhere/a.py")
 
 

@@ -115,7 +115,8 @@ def open_run(model_dir: str, may_be_empty: bool = False) -> Path:
     folder = Path(model_dir)
     with readable(folder):
         if not folder.exists():
-            raise UsageError(f"MODEL_DIR: there is no folder {model_dir}; {_beside(folder)}")
+            beside = [path.name for path in _folders(folder.parent)]
+            raise UsageError(f"MODEL_DIR: there is no folder {model_dir}; {path_suggestion(folder, beside)}")
         if not folder.is_dir():
             raise UsageError(f"MODEL_DIR: {model_dir} is a file; give the folder of a run")
         there = sorted(os.listdir(folder))
@@ -231,14 +232,6 @@ def _sidecar_names(folder: Path) -> list[str]:
     leases = [path.name.removesuffix(LEASE) for path in (folder / "evals").glob(f"*{LEASE}")]
     ledgers = [path.stem for path in (folder / "evals").glob("*.jsonl")]
     return sorted({*leases, *ledgers, *(path.name for path in _folders(folder / "evals"))} - {"validation", "eval", ""})
-
-
-def _beside(missing: Path) -> str:
-    """Returns a clause about a missing folder: near names in its parent, or that the parent is missing too."""
-    parent = missing.parent
-    if not parent.is_dir():
-        return f"there is no folder {parent} either"
-    return path_suggestion(missing, [path.name for path in _folders(parent)])
 
 
 def _folders(folder: Path) -> list[Path]:

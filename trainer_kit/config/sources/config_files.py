@@ -97,12 +97,8 @@ def _is_json(text: str) -> bool:
 
 
 def _near_files(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent} either"
-    names = [entry.name for entry in path.parent.iterdir() if entry.suffix in (path.suffix, *_SUFFIXES, ".gin")]
-    entries = [name for name in names if not name.startswith(".")]
-    where = "the working directory" if path.parent == Path() else path.parent
-    return path_suggestion(path, entries) if entries else f"{where} holds no config file"
+    names = [entry.name for entry in path.parent.glob("*") if entry.suffix in (path.suffix, *_SUFFIXES, ".gin")]
+    return path_suggestion(path, [name for name in names if not name.startswith(".")])
 
 
 def _mapping(values: Any, origin: str) -> dict[str, Any]:
