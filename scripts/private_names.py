@@ -16,6 +16,7 @@ from scripts.source_files import Source, read_sources
 
 HIDDEN = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "keras.src", "tf_keras.src")
 DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields", "_make"}  # of os, and of named tuples
+_HIDDEN_NAMES = {hidden.rpartition(".")[2] for hidden in HIDDEN}
 _BY_STRING = {"getattr", "setattr", "hasattr", "delattr"}
 _ONESELF = ("self", "cls")
 
@@ -51,13 +52,13 @@ class _Names:
 
     @cached_property
     def classes(self) -> dict[str, _Class]:
-        found = [node for node in ast.walk(self.source.tree) if isinstance(node, ast.ClassDef)]
+        found = [node for node in self.source.nodes if isinstance(node, ast.ClassDef)]
         return {node.name: _Class(_defined(node), [ast.unparse(base) for base in node.bases]) for node in found}
 
 
 def private_uses(sources: Sequence[Source]) -> list[Use]:
     """Returns all uses of names that are not public, in the order of the sources."""
-    known = {source.module: _Names(source, _imports(source.tree)) for source in sources}
+    known = {source.module: _Names(source, _imports(source)) for source in sources}
     return [use for names in known.values() for use in _uses(names.source.tree, names, known, "")]
 
 
@@ -75,6 +76,8 @@ def _private(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: 
         return _private_imports(node)
     owner, name = _attribute(node)
     if owner is None or name in DOCUMENTED:
+        return []
+    if not name.startswith("_") and name not in _HIDDEN_NAMES:
         return []
     text = ast.unparse(owner)
     if f"{text.split('.')[0]}.{name}" in HIDDEN or name == "__internal__" or (name == "src" and "keras" in text):
@@ -100,7 +103,7 @@ def _attribute(node: ast.AST) -> tuple[ast.expr | None, str]:
     """Returns the object and the name of an attribute access, by a dot or by a string."""
     if isinstance(node, ast.Attribute):
         return node.value, node.attr
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in _BY_STRING and len(node.args) > 1:
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _BY_STRING and len(node.args) > 1:
         name = node.args[1]
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             return node.args[0], name.value
@@ -131,8 +134,8 @@ def _defined(node: ast.AST) -> set[str]:
     return found
 
 
-def _imports(tree: ast.Module) -> dict[str, str]:
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+def _imports(source: Source) -> dict[str, str]:
+    nodes = [node for node in source.nodes if isinstance(node, ast.ImportFrom)]
     return {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
 
 

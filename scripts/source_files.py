@@ -33,17 +33,22 @@ class Source:
         """The parsed text."""
         return ast.parse(self.text, self.module)
 
-    @property
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree, which several rules look at: walking it takes most of their time."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def code_lines(self) -> int:
         """The number of lines of code."""
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
         lines = {n for t in tokens if t.type not in _LAYOUT for n in range(t.start[0], t.end[0] + 1)}
-        return len(lines - {n for node in ast.walk(self.tree) for n in _docstring_lines(node)})
+        return len(lines - {n for node in self.nodes for n in _docstring_lines(node)})
 
-    @property
+    @cached_property
     def functions(self) -> list[Function]:
         """All functions and methods, inner ones included; overload declarations are left out."""
-        found = [node for node in ast.walk(self.tree) if isinstance(node, Function)]
+        found = [node for node in self.nodes if isinstance(node, Function)]
         return [node for node in found if not any("overload" in ast.unparse(d) for d in node.decorator_list)]
 
 

@@ -182,7 +182,7 @@ def test_a_miss_says_what_there_is(run: Path, modules: list[str]) -> None:
             trainer_kit.load_model(run, which, modules)
     with pytest.raises(UsageError, match=f"no params.yaml; runs in it: {run}"):
         trainer_kit.load_model(run.parent)
-    with pytest.raises(UsageError, match="did you mean .*/run"):
+    with pytest.raises(UsageError, match=r"did you mean .*/run"):
         trainer_kit.load_model(run.parent / "rnu")
 
 

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from trainer_kit.errors import NothingToWaitForError
+from trainer_kit.evals import checkpoint_watcher
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_watcher, "_POLL_SECONDS", 0.01)
 
 
 class Run(Unknown):
@@ -156,7 +162,7 @@ def test_a_wait_in_vain_tells_where_it_looked_and_what_was_there(
     with pytest.raises(NothingToWaitForError, match=rf"continuous_eval_timeout\) in {folder}: {told}; it is not known"):
         list(_follow(folder, Run(ended=False), timeout=0.01))
     with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError):
-        list(_follow(folder, Run(ended=False), timeout=0.3))
+        list(_follow(folder, Run(ended=False), timeout=0.02))
     assert f"waiting for {folder}/ckpt-*.index ({told}); it is not known" in caplog.text
 
 
