@@ -297,8 +297,9 @@ def _nodes(node: ast.AST, at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
         parent, runs = left.pop()
         for child in ast.iter_child_nodes(parent):
             later = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or _is_for_types(child)
-            left.append((child, runs and not later))
-            yield left[-1]
+            found = (child, runs and not later)
+            left.append(found)
+            yield found
 
 
 def _prefixes(name: str) -> Iterator[str]:

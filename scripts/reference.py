@@ -8,11 +8,13 @@ tests/unit/docs/test_reference.py fails when a page is not what this writes.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from scripts.markdown import page, table
+from scripts.python_reference import python_page
 from scripts.source_files import ROOT
 from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, add_common_arguments
 from trainer_kit.config.allowed_values import show
@@ -25,7 +27,6 @@ from trainer_kit.errors import EXIT_CODES
 from trainer_kit.run.flag_texts import EXAMPLES, FLAGS, SOURCES_NOTE, described, usage
 
 FOLDER = ROOT / "docs" / "reference"
-_MADE = "<!-- Made from the code. Do not edit: change the code, then run `python -m scripts.reference`. -->"
 
 
 def config_page() -> str:
@@ -43,7 +44,7 @@ def config_page() -> str:
         else:
             lines += [f"{summary(config_class)} Class: `{config_class.__name__}`.", "", *_fields(path, config_class)]
         known.setdefault(config_class, path)
-    return _page("Config", lines)
+    return page("Config", lines)
 
 
 def command_line_page() -> str:
@@ -53,15 +54,15 @@ def command_line_page() -> str:
     rows = [
         (f"`{usage(name)}`{' *' if flag.kind == 'repeated' else ''}", described(name)) for name, flag in FLAGS.items()
     ]
-    lines += [*_table(("flag", "meaning"), rows), "", SOURCES_NOTE.replace("*", "\\*"), "", "### Modes", ""]
-    lines += _table(("mode", "what it does"), [(f"`{name}`", _sentence(mode.meaning)) for name, mode in MODES.items()])
+    lines += [*table(("flag", "meaning"), rows), "", SOURCES_NOTE.replace("*", "\\*"), "", "### Modes", ""]
+    lines += table(("mode", "what it does"), [(f"`{name}`", _sentence(mode.meaning)) for name, mode in MODES.items()])
     lines += ["", "The exit codes are in [a table of their own](exit_codes.md)."]
     commands = {f"checkpoint {name}": module for name, module in CHECKPOINTS.items()}
     commands |= {f"doctor {name}": module for name, module in CHECKS.items()}
     for name, module in {**VERBS, **commands}.items():
         text = (module.__doc__ or "").split("\n")[0]
         lines += ["", f"## trainer-kit {name}", "", text, "", *_arguments(module)]
-    return _page("Command line", lines)
+    return page("Command line", lines)
 
 
 def run_directory_page() -> str:
@@ -79,9 +80,9 @@ def run_directory_page() -> str:
         "All files of a run lie in its `--model_dir`, a local folder or one that is mounted. A file is complete when "
         "it has its name: it is written under another name and then renamed. Only `.jsonl` files grow, by lines.",
         "",
-        *_table(("path", "what is in it", "who writes it", "when"), rows),
+        *table(("path", "what is in it", "who writes it", "when"), rows),
     ]
-    return _page("Run directory", lines)
+    return page("Run directory", lines)
 
 
 def exit_codes_page() -> str:
@@ -91,14 +92,15 @@ def exit_codes_page() -> str:
         "`python -m trainer_kit.train` and `trainer-kit` end with these codes. In Python they are "
         "`trainer_kit.errors.ExitCode`, and an error has its own in the attribute `exit_code`.",
         "",
-        *_table(("code", "name", "meaning"), rows),
+        *table(("code", "name", "meaning"), rows),
     ]
-    return _page("Exit codes", lines)
+    return page("Exit codes", lines)
 
 
 PAGES = {
     "config.md": config_page,
     "command_line.md": command_line_page,
+    "python.md": lambda: python_page(config_page()),
     "run_directory.md": run_directory_page,
     "exit_codes.md": exit_codes_page,
 }
@@ -107,12 +109,8 @@ PAGES = {
 def write(folder: Path = FOLDER) -> None:
     """Writes all pages into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, page in PAGES.items():
-        (folder / name).write_text(page(), encoding="utf-8")
-
-
-def _page(title: str, lines: Iterable[str]) -> str:
-    return "\n".join([f"# {title}", "", _MADE, "", *lines]) + "\n"
+    for name, made in PAGES.items():
+        (folder / name).write_text(made(), encoding="utf-8")
 
 
 def _sections(path: str, config_class: type[Config], value: Any) -> Iterator[tuple[str, type[Config], Any]]:
@@ -145,7 +143,7 @@ def _fields(path: str, config_class: type[Config]) -> list[str]:
         inside = doc.section is not None and doc.section is not Config
         link = f"[`{name}`](#{_anchor(f'{path}.{name}{_several(doc)}'.lstrip('.'))})" if inside else f"`{name}`"
         rows.append((link, doc.text, doc.allowed, f"`{doc.default}`" if doc.default else ""))
-    return _table(("field", "meaning", "takes", "default"), rows)
+    return table(("field", "meaning", "takes", "default"), rows)
 
 
 def _anchor(heading: str) -> str:
@@ -184,23 +182,11 @@ def _arguments(verb: ModuleType) -> list[str]:
     recorder = _Recorder()
     verb.add_arguments(recorder)
     add_common_arguments(recorder)
-    return _table(("argument", "meaning"), recorder.noted)
+    return table(("argument", "meaning"), recorder.noted)
 
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
-
-
-def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Returns the lines of a Markdown table."""
-    cells = [[_escaped(cell) for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in [headers, ["---"] * len(headers), *cells]]
-
-
-def _escaped(cell: str) -> str:
-    """Returns a cell with bars escaped, and, outside of code, `<` escaped so that `<name>` is not HTML."""
-    parts = cell.replace("|", "\\|").split("`")
-    return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ _EVENTS = [
 
 
 class CallbackList:
-    """The callbacks of a run. It is used eagerly, on the host, on every worker.
+    """The callbacks of a run. Used eagerly, on the host, on every worker.
 
     Args:
       run: The run that each callback receives.

@@ -12,7 +12,7 @@ from trainer_kit.callbacks.keras_hooks import is_stock
 
 
 class CsvFiles:
-    """The files of the CSVLoggers among callbacks of Keras. It is used eagerly, on the host.
+    """The files of the CSVLoggers among callbacks of Keras. Used eagerly, on the host.
 
     Keras begins a new file in each process, or with `append=True` adds to what is there. A run that resumes has to add
     its rows to those before its checkpoint, and to drop those after it. So the state is the length of each file.

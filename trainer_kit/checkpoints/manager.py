@@ -249,7 +249,7 @@ class CheckpointManager(tf.train.CheckpointManager):
                 self._own_folder.cleanup()
 
     @property
-    def begins_anew(self) -> bool:
+    def is_new_run(self) -> bool:
         """Whether there was no checkpoint to resume from."""
         return self._start is None
 

@@ -68,11 +68,11 @@ _DOCTOR = "Tries a question on your experiment: exact resume, fused steps, the l
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors name near commands and options, as `suggest_on_error` does from Python 3.14 on."""
+    """A parser whose errors name near commands, as Python's own do from 3.14 on, and near options."""
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage and the message, and ends the process with exit code 2."""
-        given = re.search(r"(?:invalid choice: '|unrecognized arguments: )([^'= ]+)", message)
+        given = re.search(r"(?:invalid choice: '|unrecognized arguments:.*? (?=--))([^'= ]+)", message)
         choices = re.findall(r"[\w-]+", message.partition("choose from")[2])
         near = near_names(given[1], choices or re.findall(r"--\w+", self.format_help())) if given else ()
         super().error(f"{message}; did you mean {' or '.join(near)}?" if near else message)

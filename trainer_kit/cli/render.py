@@ -140,7 +140,7 @@ def _find_experiment(arguments: argparse.Namespace) -> None:
         return
     if not path.is_file():
         there = [one.name for one in path.parent.glob("*") if one.suffix in _CONFIG_FILES]
-        raise UsageError(f"RUN|CONFIG: there is no file {path}; {path_suggestion(path, there)}")
+        raise UsageError(f"RUN|CONFIG: there is no file {path}; {path_suggestion(path, there, 'config files')}")
     arguments.config_file = [arguments.what, *arguments.config_file]
     if not arguments.experiment:
         try:

@@ -13,10 +13,8 @@ from typing import Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
 from trainer_kit.cli.view.tables import terminal
-from trainer_kit.config import allowed_values
 from trainer_kit.config.experiments import get_experiment
 from trainer_kit.config.field_docs import FieldDoc, docs_by_path
-from trainer_kit.config.merge import DEFAULT
 from trainer_kit.config.resolve import describe
 from trainer_kit.errors import ExitCode, UsageError, suggestion
 
@@ -41,11 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
         print("every value is the experiment's default")
     chosen = _chosen(values, arguments.paths)
     console = terminal(sys.stdout)
-    docs = docs_by_path(resolved.config)
+    docs = docs_by_path(resolved.config) if arguments.paths or console else {}
     left = max((len(f"{path} = {value!r}") for path, value, _ in chosen), default=0)
     for path, value, origin in chosen:
-        print(f"{f'{path} = {value!r}':<{min(left, 72)}}  # {_origin(value, origin, docs.get(path))}")
-        if path in docs and (arguments.paths or console):
+        print(f"{f'{path} = {value!r}':<{min(left, 72)}}  # {origin}")
+        if path in docs:
             for line in _explained(docs[path], bool(arguments.paths), min(console.width if console else 100, 100)):
                 console.print(line, style="dim", markup=False) if console else print(line)
     return ExitCode.DONE
@@ -63,14 +61,6 @@ def _chosen(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
             inside = {one.rpartition(".")[0] for one in known}
             raise UsageError(f"{path}: there is no such value; {suggestion(path, [*known, *sorted(inside - {''})])}")
     return [one for one in values if not paths or any(f"{one[0]}.".startswith(f"{path}.") for path in paths)]
-
-
-def _origin(value: Any, origin: str, doc: FieldDoc | None) -> str:
-    """Returns where a value comes from; of what no source sets, "experiment" is not the default of the config class."""
-    if origin != DEFAULT or doc is None or not doc.default:
-        return origin
-    shown = f"{value:g}" if isinstance(value, float) else allowed_values.show(value)  # a default of 3600 becomes 3600.0
-    return DEFAULT if doc.default in (shown, str(value)) else "experiment"
 
 
 def _explained(doc: FieldDoc, whole: bool, width: int) -> Iterator[str]:

@@ -202,7 +202,7 @@ def _entry_points() -> list[metadata.EntryPoint]:
 def _import_file(path: Path, option: str) -> None:
     if not path.is_file():
         there = [file.name for file in path.parent.glob("*.py")]
-        raise UsageError(f"{option}: there is no file {path}; {path_suggestion(path, there)}")
+        raise UsageError(f"{option}: there is no file {path}; {path_suggestion(path, there, 'Python files')}")
     name = path.stem
     if name in sys.modules:
         known = getattr(sys.modules[name], "__file__", None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer_kit.config.experiment_factory import make_config
+from trainer_kit.config.experiment_values import differing
 from trainer_kit.config.experiments import get_experiment
 from trainer_kit.config.fields import leaves
 from trainer_kit.config.merge import DEFAULT, Resolved, apply
@@ -69,13 +70,18 @@ def resolve(name: str, sources: Sources) -> Resolved:
 def describe(resolved: Resolved, against: ExperimentConfig | None = None) -> list[tuple[str, Any, str]]:
     """Returns (dotted path, plain value, origin) of every value, in the order of the config.
 
+    The origin of what no source sets is "experiment", or "default" where the value is the default of its class.
+
     Args:
       resolved: A checked config.
       against: A config, usually that of `get_experiment(name)`; if given, only values that differ from it are returned.
     """
     known = leaves(against) if against is not None else {}
+    origins = resolved.origins | {
+        path: "experiment" for path in differing(resolved.config) if resolved.origins.get(path) == DEFAULT
+    }
     return [
-        (path, value, resolved.origins[path])
+        (path, value, origins[path])
         for path, value in leaves(resolved.config).items()
         if against is None or path not in known or known[path] != value
     ]

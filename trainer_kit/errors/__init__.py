@@ -196,10 +196,17 @@ def suggestion(name: str, candidates: Sequence[str], listed: int = 12) -> str:
     return f"there are: {', '.join(known[:listed])}{more}"
 
 
-def path_suggestion(missing: Path, names: Sequence[str]) -> str:
-    """Returns the advice for a path that does not exist: similar ones of `names`, which are in its folder, else all."""
+def path_suggestion(missing: Path, names: Sequence[str], kind: str) -> str:
+    """Returns the advice for a path that does not exist: similar paths, or what its folder holds.
+
+    Args:
+      missing: The path.
+      names: The names of the entries of its folder that could be meant.
+      kind: What these are, such as "folders".
+    """
     if not missing.parent.is_dir():
         return f"there is no folder {missing.parent} either"
     if near := near_names(missing.name, names):
         return f"did you mean {' or '.join(str(missing.parent / name) for name in near)}?"
-    return f"{'here' if missing.parent == Path() else f'in {missing.parent}'} {suggestion(missing.name, names)}"
+    place = "here" if missing.parent == Path() else f"in {missing.parent}"
+    return f"{place} {suggestion(missing.name, names)}" if names else f"{place} there are no {kind}"

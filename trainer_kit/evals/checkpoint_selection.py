@@ -124,5 +124,5 @@ def weights_at(path: str) -> str:
     if _FILE.search(path) and tf.io.gfile.exists(path):
         return _FILE.sub("", path)
     known = sorted({_FILE.sub("", one.name) for one in Path(path).parent.glob("*")})
-    advice = "" if "://" in path else f"; {path_suggestion(Path(path), known)}"
+    advice = "" if "://" in path else f"; {path_suggestion(Path(path), known, 'files')}"
     raise UsageError(f"there is no checkpoint {path}{advice}")

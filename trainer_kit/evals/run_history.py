@@ -68,44 +68,44 @@ class RunHistory:
           manager: The CheckpointManager that restored it.
         """
         if manager.goes_back_to is None:
-            self.begin(step, anew=manager.begins_anew)
+            self.begin(step, is_new=manager.is_new_run)
         else:
             self.rewind(step)
             manager.done_going_back()
 
-    def begin(self, step: int, anew: bool) -> None:
+    def begin(self, step: int, is_new: bool) -> None:
         """Rewinds all to the step that a run starts at or resumes from.
 
         Args:
           step: The step of the restored checkpoint.
-          anew: Whether there was no checkpoint to restore.
+          is_new: Whether there was no checkpoint to restore.
 
         Raises:
           StorageError: when there is no checkpoint although the ledger names a saved one.
         """
         saved = [item["checkpoint"] for item in active_records(self.ledger.records()) if item.get("checkpoint")]
-        if anew and saved:
+        if is_new and saved:
             raise StorageError(
                 f"{self.ledger.path} names the checkpoint {saved[-1]}, but the folder holds none; restore one "
                 "from a backup, or start again from step 0 with --from_step=0"
             )
         last = max((line["step"] for line in active_history(self._history.path)), default=0) if self._history else 0
-        if anew and last and self._history is not None:
+        if is_new and last and self._history is not None:
             _LOG.warning(
                 "%s has reports up to step %d, but there is no checkpoint: the run begins at step 0",
                 self._history.path,
                 last,
             )
-        if anew and self._history is not None and self._sidecars_know_lost_checkpoints():
+        if is_new and self._history is not None and self._sidecars_know_lost_checkpoints():
             _LOG.warning(
                 "%s names evaluations of checkpoints that are gone; sidecars forget them, and the run begins at step 0",
                 self.ledger.path,
             )
             self.ledger.rewind(0)  # a sidecar that still runs reads this
-        if not anew:
+        if not is_new:
             self._warn_of_loss(step)
         self.resume(step)
-        if not anew:
+        if not is_new:
             self._put_back(step)
 
     def _warn_of_loss(self, step: int) -> None:

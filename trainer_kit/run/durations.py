@@ -102,7 +102,7 @@ def let_data_restart(trainer: Any, written: ExperimentConfig) -> None:
 
 
 def create_trial_trainer(written: ExperimentConfig, task: Any, evaluate: bool = True) -> Any:
-    """Returns a trainer that sees steps and data as in a run, for a command that trains without one. In strategy scope.
+    """Returns a trainer that sees steps and data as in a run, for a command without a run. Called in strategy scope.
 
     Raises:
       ConfigError: as in_steps does.

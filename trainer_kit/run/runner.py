@@ -71,7 +71,7 @@ def run_experiment(
     console: Writer | None = None,
     profile: str | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Runs an experiment in one mode. Runs eagerly, on every worker.
+    """Runs an experiment in one mode. Called eagerly, on every worker.
 
     Args:
       distribution_strategy: The strategy, as from `distribution.strategy.create_strategy`; None: the current one.

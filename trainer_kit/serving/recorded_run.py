@@ -29,8 +29,8 @@ def run_folder(run_dir: str | os.PathLike[str]) -> Path:
     if (folder / "params.yaml").is_file():
         return folder
     if not folder.is_dir():
-        beside = [path.name for path in folder.parent.glob("*")]
-        raise UsageError(f"there is no folder {folder}; {path_suggestion(folder, beside)}")
+        folders = [path.name for path in folder.parent.glob("[!.]*") if path.is_dir()]
+        raise UsageError(f"there is no folder {folder}; {path_suggestion(folder, folders, 'folders')}")
     runs = sorted(str(path.parent) for path in folder.glob("*/params.yaml"))
     inside = f"runs in it: {', '.join(runs[:12])}" if runs else f"it holds: {', '.join(os.listdir(folder)[:12])}"
     raise UsageError(f"{folder} is not the folder of a run: it has no params.yaml; {inside}")
@@ -52,7 +52,7 @@ def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), opti
       option: The flag or the argument that names them, for messages.
 
     Raises:
-      UsageError: when the experiment is not recorded or not known, or there is no module of this name.
+      UsageError: when the experiment is not recorded or not known, or a module cannot be imported.
     """
     name = recorded_experiment(folder)
     if not name:
@@ -62,7 +62,17 @@ def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), opti
         )
     if import_modules or name not in experiments:
         given = [import_modules] if isinstance(import_modules, str) and import_modules else import_modules
-        discovery.find_experiment(name, given or _modules_of_command(folder, option), option)
+        recorded = [] if given else _modules_of_command(folder)
+        try:
+            discovery.find_experiment(name, given or recorded, option)
+        except UsageError as error:
+            if not recorded:
+                raise
+            flags = " ".join(f"{_FLAG}={module}" for module in recorded)
+            raise UsageError(
+                f"{error}\n  The run was started with {flags}. Go to the folder where it was started, or name its "
+                f"module by {option}."
+            ) from error
     text, fuse_steps = (folder / "params.yaml").read_text(encoding="utf-8"), kept_fuse_steps(str(folder)) or 1
     config = from_yaml(text, get_experiment(name), fuse_steps)
     kept = ("mixed_precision_dtype", "loss_scale", "random_seed")
@@ -70,20 +80,9 @@ def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), opti
     return config.replace(runtime={key: plain[key] for key in of_run if key in plain and key not in kept})
 
 
-def _modules_of_command(folder: Path, option: str) -> list[str]:
-    """Returns the modules that the command of a run imports first.
-
-    Raises:
-      UsageError: when one is a file that is not there, seen from the working directory.
-    """
+def _modules_of_command(folder: Path) -> list[str]:
+    """Returns the modules that the command of a run imports first."""
     command = (files.read_json(folder / "manifest.json") or {}).get("command")
     words = [str(word) for word in command] if isinstance(command, list) else []
     joined = [word.partition("=")[2] for word in words if word.startswith(f"{_FLAG}=")]
-    modules = joined + [following for word, following in itertools.pairwise(words) if word == _FLAG]
-    for path in modules:
-        if path.endswith(".py") and not os.path.isfile(path):
-            raise UsageError(
-                f"{option}: there is no file {path} in {os.getcwd()}, and the run was started with {_FLAG}={path}; "
-                f"go to the folder where it was started, or give the path of the file by {option}"
-            )
-    return modules
+    return joined + [following for word, following in itertools.pairwise(words) if word == _FLAG]

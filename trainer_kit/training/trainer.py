@@ -146,7 +146,7 @@ class Trainer(Evaluator):
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
-        """Returns a trainer with the task's model and, to train, its optimizer. In strategy scope."""
+        """Returns a trainer with the task's model and, to train, its optimizer. Called in strategy scope."""
         model = new_model(task)
         optimizer = named_optimizers.create_optimizers(task, config.trainer, config.runtime) if train else None
         return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)

@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 def create_trainer(
     config: ExperimentConfig, task: Any, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
 ) -> Any:
-    """Returns a trainer of the class registered with the task, with model and optimizer. In strategy scope."""
+    """Returns a trainer of the class registered with the task, with model and optimizer. Called in strategy scope."""
     return trainer_class_of(config).create(config, task, train, evaluate, checkpoint_exporter)
 
 

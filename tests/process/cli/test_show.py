@@ -35,6 +35,7 @@ def test_every_value_of_an_experiment_is_shown(trainer_kit: Command) -> None:
     assert rows["trainer.best_checkpoint_eval_metric"] == ("'accuracy'", "experiment")
     assert rows["trainer.max_to_keep"] == ("5", "default")
     assert rows["trainer.continuous_eval_timeout"] == ("3600.0", "default")  # declared as a whole number
+    assert rows["task.validation_data.drop_remainder"] == ("False", "default")  # that of TaskConfig
     assert {origin for _, origin in rows.values()} == {"default", "experiment"}
     general = [path for path in leaves(tiny_experiment()) if path.startswith(("runtime.", "task.train_data."))]
     assert set(general) <= set(rows)

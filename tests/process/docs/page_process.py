@@ -2,7 +2,7 @@
 
 A command of its own process spends most of its time in what TensorFlow does once in a process. Here each command begins
 with a folder, arguments and an environment of its own, and without the modules, registrations, flags and seeds of the
-command before it. What TensorFlow and Keras keep for a whole process stays: op determinism, the dtype policy, devices.
+command before it. What TensorFlow keeps for a whole process stays: op determinism, devices.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def _as_if_new(folder: str) -> Iterator[None]:
     os.chdir(folder)
     sys.path.insert(0, folder)
     keras.utils.clear_session()  # the names of layers count from the beginning
+    keras.config.set_dtype_policy("float32")
     tf.random.set_seed(None)
     random.seed()
     np.random.seed()

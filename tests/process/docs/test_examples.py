@@ -35,18 +35,18 @@ class Runner:
         self._server = server
         self._child: Child | None = None
         self._commands: Connection | None = None
-        self._background: list[Child] = []
+        self.background: list[Child] = []
 
     def run(self, line: str, folder: Path) -> tuple[int, str]:
         """Returns the exit code of a command and its output; `wait` has the largest code of those that it ends."""
         if line == "wait":
-            ended = [self._background.pop(0).wait() for _ in [*self._background]]
+            ended = [self.background.pop(0).wait() for _ in [*self.background]]
             return max((abs(one.code) for one in ended), default=0), "".join(one.text for one in ended)
         if not _PYTHON.match(line) or _SHELL.intersection(line.removesuffix(_BACKGROUND)):
             return _by_bash(line, folder)
         if line.endswith(_BACKGROUND):
             command = line.removesuffix(_BACKGROUND)
-            self._background.append(self._server.start(run_in_background, command, folder=str(folder)))
+            self.background.append(self._server.start(run_in_background, command, folder=str(folder)))
             return 0, ""
         return self._by_python(line, folder)
 
@@ -103,6 +103,7 @@ def _run(page: Page, pages: list[Page], folder: Path, runner: Runner) -> None:
     for command in [line for block in page.commands for line in _lines(block)]:
         code, text = runner.run(command.text, folder)
         assert code == command.code, f"{page.path}, {command.name}: {command.text}\n{text}"
+    assert not runner.background, f"{page.path}: the last command has to wait for those in the background"
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.path) for page in PAGES if page.commands])

@@ -85,6 +85,7 @@ def killed() -> Any:
 @trainer_kit.register_experiment("killed_fused")
 def killed_fused() -> Any:
     """The same, three steps in one program: the linear task itself, because XLA takes no Python; dropout too."""
+    os.environ.pop("XLA_FLAGS", None)  # with the optimizations that users have; see tests/conftest.py
     return killed().replace(task=LinearConfig(dropout=0.3), trainer={"fuse_steps": 3, "checkpoint_interval": 10})
 
 

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import trainer_kit
+import trainer_kit.testing
 from scripts.reference import FOLDER, PAGES, write
+from trainer_kit.compat import keras as tk_keras
+from trainer_kit.compat import pipelines
 from trainer_kit.config.field_docs import docs_by_path
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import EXIT_CODES
@@ -41,6 +45,17 @@ def test_the_command_line_page_has_every_flag_and_verb() -> None:
 def test_every_exit_code_is_in_its_table() -> None:
     page = PAGES["exit_codes.md"]()
     assert all(f"| {code.value} | `{code.name}` |" in page for code in EXIT_CODES)
+
+
+def test_the_python_page_has_every_public_name() -> None:
+    page = PAGES["python.md"]()
+    names = [*trainer_kit.__all__, *trainer_kit.testing.__all__, *pipelines.__all__, *tk_keras.__all__]
+    assert [name for name in names if name != "__version__" and f"### `{name}`\n" not in page] == []
+    assert page.count("### `register_task`\n") == 1  # without its overloads
+    assert "configclass(cls: type[Section]) -> type[Section]\n" in page  # cls is no method's here
+    assert "    model_dir: str,\n    best: str | bool | None = None,\n" in page  # of a signature of several lines
+    assert "| `x`, `y`, `batch_size`," in page  # arguments that have one text
+    assert "#### `Task.build_model`\n" in page and "`Task._" not in page
 
 
 def test_names_in_angle_brackets_are_no_html() -> None:

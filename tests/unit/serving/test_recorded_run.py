@@ -38,12 +38,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None:
+    command = ["train.py", "--import_module", "recorded_elsewhere.task"]
+    (run / "manifest.json").write_text(json.dumps({"experiment": "recorded_elsewhere", "command": command}))
+    with pytest.raises(UsageError, match=r"(?s)no module is called .*started with --import_module=recorded_elsewhere"):
+        recorded_config(run)
+
+
 @pytest.mark.parametrize("given", [(), ""])
 def test_a_module_of_another_folder_is_asked_for(run: Path, given: Any) -> None:
     with pytest.raises(UsageError) as raised:
         recorded_config(run, given, "import_modules")
     text = str(raised.value)
-    assert text.startswith(f"import_modules: there is no file recorded_task.py in {Path.cwd()}")
+    assert text.startswith("import_modules: there is no file recorded_task.py; here there are no Python files\n")
     assert "started with --import_module=recorded_task.py" in text
 
 

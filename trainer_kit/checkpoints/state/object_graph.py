@@ -20,7 +20,7 @@ _MESSAGE = "tensorflow.TrackableObjectGraph"  # the public name of the format; i
 
 
 class CheckpointGraph:
-    """The nodes, edges and values of a checkpoint. It is used eagerly, on the host.
+    """The nodes, edges and values of a checkpoint. Used eagerly, on the host.
 
     Args:
       prefix: The checkpoint's prefix.

@@ -115,8 +115,10 @@ def open_run(model_dir: str, may_be_empty: bool = False) -> Path:
     folder = Path(model_dir)
     with readable(folder):
         if not folder.exists():
-            beside = [path.name for path in _folders(folder.parent)]
-            raise UsageError(f"MODEL_DIR: there is no folder {model_dir}; {path_suggestion(folder, beside)}")
+            folders = [path.name for path in _folders(folder.parent)]
+            raise UsageError(
+                f"MODEL_DIR: there is no folder {model_dir}; {path_suggestion(folder, folders, 'folders')}"
+            )
         if not folder.is_dir():
             raise UsageError(f"MODEL_DIR: {model_dir} is a file; give the folder of a run")
         there = sorted(os.listdir(folder))

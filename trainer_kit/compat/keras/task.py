@@ -71,7 +71,7 @@ class KerasTask(Task):
         return [*([ExperimentCallbacks(of_keras)] if of_keras else []), *native]
 
     def prepare_training(self, model: Any) -> Any:
-        """Creates all variables that the training step needs; returns the model's optimizers. In strategy scope.
+        """Creates all variables that the training step needs; returns the model's optimizers. Called in strategy scope.
 
         Returns:
           The optimizer; a dict by the names of the model's attributes if there are several, or none.
@@ -85,7 +85,7 @@ class KerasTask(Task):
         return found["optimizer"] if list(found) == ["optimizer"] else found
 
     def prepare_evaluation(self, model: Any) -> None:
-        """Creates all variables that the evaluation step needs; a second call does nothing. In strategy scope."""
+        """Creates all variables that the evaluation step needs, once. Called in strategy scope."""
         if self._evaluates is not model:
             self.eval_logs = traced_logs(model.test_step, model, self._batch(self.task_config.validation_data))
             self._evaluates = model

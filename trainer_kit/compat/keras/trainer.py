@@ -38,7 +38,7 @@ class KerasTrainer(Trainer):
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
-        """Returns a trainer with the task's model and, to train, the optimizers of the model. In strategy scope."""
+        """Returns a trainer with the task's model and, to train, its optimizers. Called in strategy scope."""
         model = task.build_model()
         optimizer = task.prepare_training(model) if train else None
         if evaluate:

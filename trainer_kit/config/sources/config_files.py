@@ -98,7 +98,7 @@ def _is_json(text: str) -> bool:
 
 def _near_files(path: Path) -> str:
     names = [entry.name for entry in path.parent.glob("*") if entry.suffix in (path.suffix, *_SUFFIXES, ".gin")]
-    return path_suggestion(path, [name for name in names if not name.startswith(".")])
+    return path_suggestion(path, [name for name in names if not name.startswith(".")], "config files")
 
 
 def _mapping(values: Any, origin: str) -> dict[str, Any]:

@@ -31,11 +31,11 @@ class GanTask(Task):
 
     @abc.abstractmethod
     def build_generator(self) -> Any:
-        """Returns the Keras 3 model from latents, float32 [batch, latent_size], to examples. In strategy scope."""
+        """Returns the Keras 3 model of latents, float32 [batch, latent_size], to examples. In strategy scope."""
 
     @abc.abstractmethod
     def build_discriminator(self) -> Any:
-        """Returns the Keras 3 model from examples to logits, [batch] or [batch, 1]. In strategy scope."""
+        """Returns the Keras 3 model from examples to logits, [batch] or [batch, 1]. Called in strategy scope."""
 
     def build_model(self) -> Gan:
         """Returns both nets as one model; called on latents, it generates examples."""

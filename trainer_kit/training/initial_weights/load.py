@@ -34,7 +34,7 @@ class LoadedFile:
     Attributes:
       path: The path of the file, or the prefix of the checkpoint.
       kind: The kind of the file.
-      taken: A dict from path of the model's variable to name in the file; of all that were loaded.
+      taken: A dict from the path of each loaded variable of the model to its name in the file.
       by_rank: The paths of those that were found by the rank of a layer's number, and not by the number itself.
       sliced: The paths of those of which a part was loaded.
       skipped: The paths of variables that have another shape in the file, and were left as they were.

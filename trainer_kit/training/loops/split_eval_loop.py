@@ -13,7 +13,7 @@ Part = Callable[[Any, tf.Tensor], tuple[int, Any]]
 
 @dataclass(frozen=True)
 class EvaluationHooks:
-    """The functions of an evaluation in parts. They run eagerly, on the host.
+    """The functions that an evaluation calls before and after each part. They run eagerly, on the host.
 
     Attributes:
       steps: The number of batches in a part.

@@ -68,7 +68,7 @@ class MultiTaskTrainer(Trainer):
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
-        """Returns a trainer with the task's model and, to train, its optimizer. In strategy scope.
+        """Returns a trainer with the task's model and, to train, its optimizer. Called in strategy scope.
 
         Raises:
           UsageError: when the task is no MultiTask, or joint training would not call the step of one of its tasks.

@@ -15,7 +15,7 @@ AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several work
 
 
 class StopFlag:
-    """The flag that loops in graph check before each step. Created in the scope of the strategy.
+    """The flag that loops in graph check before each step.
 
     Args:
       strategy: The run's strategy.

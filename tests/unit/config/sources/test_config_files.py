@@ -165,7 +165,7 @@ def test_a_missing_file_is_reported_with_near_visible_files(tmp_path: Path, monk
         with pytest.raises(ConfigError) as caught:
             read_params_override("dgits.yaml")
         told.append(str(only_mistake(caught)))
-    assert "there is no such file; here there are none" in told[0]
+    assert "there is no such file; here there are no config files" in told[0]
     assert "there is no such file; did you mean digits.yaml?" in told[1]
 
 

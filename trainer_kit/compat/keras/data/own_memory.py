@@ -22,7 +22,8 @@ def with_own_memory(batch: Any) -> Any:
 def _copied(part: Any) -> Any:
     if isinstance(part, np.ndarray):
         return part.copy()
-    return tf.constant(part.numpy(), part.dtype) if isinstance(part, tf.Tensor) else part
+    with tf.device("CPU:0"):
+        return tf.constant(part.numpy(), part.dtype) if isinstance(part, tf.Tensor) else part
 
 
 class OwnMemoryBatches(keras.utils.PyDataset):
@@ -38,16 +39,5 @@ class OwnMemoryBatches(keras.utils.PyDataset):
         count: int | None = self._dataset.num_batches
         return count
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
     def __getitem__(self, index: int) -> Any:
         return with_own_memory(self._dataset[index])
-
-    def on_epoch_begin(self) -> None:
-        """Passes the call on."""
-        self._dataset.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        """Passes the call on."""
-        self._dataset.on_epoch_end()

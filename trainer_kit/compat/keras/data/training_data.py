@@ -125,6 +125,8 @@ def validation_dataset(given: Any, batch_size: int | None = None, steps: int | N
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_py_dataset(given))
     if isinstance(x, keras.utils.PyDataset):
         x = OwnMemoryBatches(x)
+    if isinstance(x, GeneratorType):
+        x = (with_own_memory(batch) for batch in x)
     adapter = data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if is_array_adapter(adapter):
         size, examples = int(adapter.batch_size), _number_of_examples((x, y), "validation_data")

@@ -38,7 +38,7 @@ class LoopTask(KerasTask):
         self.steps = steps
 
     def prepare_training(self, model: Any) -> Any:
-        """Returns the optimizer, or the dict of optimizers. In strategy scope."""
+        """Returns the optimizer, or the dict of optimizers. Called in strategy scope."""
         return self.steps.optimizer
 
     def prepare_evaluation(self, model: Any) -> None:

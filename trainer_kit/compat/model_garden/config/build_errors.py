@@ -78,7 +78,7 @@ def sections_of(tasks: Iterable[Any], path: str = "task.task_routines") -> TaskS
 
 
 def _by_path(task_config: Any) -> dict[str, TheirConfig]:
-    """Returns a dict from dotted path to section, which has no fields for an object that is no Config of theirs."""
+    """Returns a dict from dotted path to section, which has no fields for an object of another class."""
     found = task_config if isinstance(task_config, TaskSections) else {"task": task_config}
     return {path: one if isinstance(one, TheirConfig) else TheirConfig() for path, one in found.items()}
 

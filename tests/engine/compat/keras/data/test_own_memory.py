@@ -43,6 +43,14 @@ def generated(array: np.ndarray) -> Iterator[Any]:
     yield from (Views(array)[number] for number in range(BATCHES))
 
 
+def refilled() -> Iterator[Any]:
+    """Yields one buffer again and again, with other values."""
+    buffer = aligned_ones()[:BATCH]
+    for number in range(BATCHES):
+        buffer[:] = number
+        yield buffer, buffer[:, :1]
+
+
 def training(data: Any) -> Any:
     batches = training_data(data, steps_per_epoch=BATCHES).batches
     return batches if isinstance(batches, tf.data.Dataset) else batches.at(0)
@@ -63,6 +71,12 @@ def test_a_step_on_split_batches_does_not_change_arrays(make: Any, read: Any, pa
         for _ in range(2 * BATCHES):
             assert float(step(iterator)[0, 0]) == 4.0
     np.testing.assert_array_equal(array, 1.0)
+
+
+@pytest.mark.parametrize("read", [training, validation])
+def test_a_generator_may_refill_one_buffer(read: Any) -> None:
+    first = [float(batch[0][0, 0]) for batch in read(refilled())]
+    assert first == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_ragged_and_sparse_parts_and_texts_are_copied() -> None:

@@ -1,0 +1,49 @@
+"""Which values of a config an experiment has set."""
+
+from __future__ import annotations
+
+from trainer_kit.config.experiment_values import differing
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig
+
+RATE = {"type": "constant", "constant": {"learning_rate": 0.5}}
+
+
+@configclass
+class _Inner(Config):
+    """A section with a field that has to be given."""
+
+    given: int
+    size: int = 3
+
+
+@configclass
+class _Own(TaskConfig):
+    """A task whose class has its own data, and a section of a class that cannot be made without a value."""
+
+    train_data: DataConfig = DataConfig(global_batch_size=16)
+    model: _Inner = _Inner(given=5)
+
+
+def test_the_default_of_the_class_around_a_section_counts() -> None:
+    assert set(differing(ExperimentConfig(task=_Own()))) == set()
+    changed = ExperimentConfig(task=_Own()).replace(task={"train_data": {"global_batch_size": 1}, "model": {"size": 4}})
+    assert set(differing(changed)) == {"task.train_data.global_batch_size", "task.model.size"}
+
+
+def test_a_field_that_has_to_be_given_is_set() -> None:
+    assert list(differing(_Inner(given=5))) == ["given"]
+
+
+def test_chosen_branches_and_named_sections_have_own_defaults() -> None:
+    config = ExperimentConfig(task=_Own()).replace(
+        task={"validation_data": {"one": DataConfig(), "two": DataConfig(global_batch_size=7)}},
+        trainer={"optimizer_config": {"optimizer": {"type": "adam", "adam": {"beta_1": 0.5}}, "learning_rate": RATE}},
+    )
+    assert set(differing(config)) == {
+        "task.validation_data.two.global_batch_size",
+        "trainer.optimizer_config.optimizer.type",
+        "trainer.optimizer_config.optimizer.adam.beta_1",
+        "trainer.optimizer_config.learning_rate.type",
+        "trainer.optimizer_config.learning_rate.constant.learning_rate",
+    }
