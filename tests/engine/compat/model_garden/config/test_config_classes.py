@@ -368,6 +368,10 @@ def test_objects_with_other_value_types_have_own_mirrors(one: dict[str, Any], ot
         assert found == value and type(found) is type(value)
 
 
+def test_an_object_with_other_changes_has_an_own_mirror() -> None:
+    assert [mirror(Whole(), count=number).count for number in (8, 9, 8)] == [8, 9, 8]
+
+
 def test_two_classes_of_the_same_name_have_own_mirrors() -> None:
     made = []
     for default in (1, 2):
