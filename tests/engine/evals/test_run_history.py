@@ -107,14 +107,14 @@ def test_later_weights_are_moved_before_the_ledger_is_rewound(
 
 
 def test_a_start_at_0_is_refused_if_the_ledger_has_a_checkpoint(told: _Told) -> None:
-    told.run_history.begin(0, anew=True)  # none of these were saved
+    told.run_history.begin(0, is_new=True)  # none of these were saved
     told.ledger.append(40, {"accuracy": 0.1}, 0.1, "ckpt-40")
-    told.run_history.begin(40, anew=False)
-    told.run_history.begin(0, anew=False)  # a run that was about to go back to its initial weights
+    told.run_history.begin(40, is_new=False)
+    told.run_history.begin(0, is_new=False)  # a run that was about to go back to its initial weights
     with pytest.raises(StorageError, match=r"names the checkpoint ckpt-40, but the folder holds none.*--from_step=0"):
-        told.run_history.begin(0, anew=True)
+        told.run_history.begin(0, is_new=True)
     told.run_history.rewind(0)
-    told.run_history.begin(0, anew=True)
+    told.run_history.begin(0, is_new=True)
 
 
 def test_an_evaluation_missing_in_the_history_is_repeated(told: _Told) -> None:
@@ -141,10 +141,10 @@ def test_a_worker_that_is_not_the_chief_writes_nothing(told: _Told, tmp_path: Pa
 def test_a_restarted_run_informs_sidecars_with_old_evaluations(tmp_path: Path) -> None:
     side = Ledger(tmp_path / "side.jsonl", dataset="eval", config_hash="a")
     side.append(10, {"accuracy": 0.5}, 0.1)
-    _Told(tmp_path).run_history.begin(0, anew=True)
+    _Told(tmp_path).run_history.begin(0, is_new=True)
     assert side.follow(tmp_path / "evals.jsonl") == 0
     assert side.evaluated() == {}
-    _Told(tmp_path).run_history.begin(0, anew=True)  # nothing was evaluated since
+    _Told(tmp_path).run_history.begin(0, is_new=True)  # nothing was evaluated since
     assert side.follow(tmp_path / "evals.jsonl") is None
 
 
@@ -152,12 +152,12 @@ def test_a_restarted_run_informs_a_sidecar_that_is_evaluating(tmp_path: Path) ->
     with Lease(tmp_path, "side", lambda: ("evaluate", 0), lambda: True) as lease:
         lease.need(after=-1, reads=None)
         run = _Told(tmp_path)
-        run.run_history.begin(0, anew=True)
+        run.run_history.begin(0, is_new=True)
         assert run.ledger.lineage == 0
         lease.need(after=4, reads=5)
         for _ in range(2):
             run = _Told(tmp_path)
-            run.run_history.begin(0, anew=True)
+            run.run_history.begin(0, is_new=True)
             assert run.ledger.lineage == 1
 
 
@@ -170,7 +170,7 @@ def test_losses_of_history_and_ledger_are_reported(
     for name in ("metrics.jsonl", "evals.jsonl"):
         path = tmp_path / name
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
-    told.run_history.begin(30, anew=False)
+    told.run_history.begin(30, is_new=False)
     warned = [record.getMessage() for record in caplog.records if "has lost" in record.getMessage()]
     if left == 3:
         assert warned == []
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_records_nothing_gives_no_alarm(
 ) -> None:
     told.recorded = recorded
     (Path(told.history.path)).unlink()
-    told.run_history.begin(30, anew=False)
+    told.run_history.begin(30, is_new=False)
     assert "has lost" not in caplog.text
 
 
