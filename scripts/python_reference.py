@@ -36,7 +36,7 @@ def python_page(config_page: str) -> str:
 def public_names(package: str) -> dict[str, str]:
     """Returns a dict from the public names of a package to the modules that define them."""
     tree = ast.parse((_path(package)).read_text(encoding="utf-8"))
-    homes = next(node.value for node in tree.body if isinstance(node, ast.Assign) and _targets(node) == ["_HOME"])
+    homes = next(node.value for node in tree.body if isinstance(node, ast.Assign) and "_HOME" in _targets(node))
     prefix = "trainer_kit" if package == "trainer_kit.testing" else package
     return {name: f"{prefix}.{module}" for name, module in ast.literal_eval(homes).items()}
 
@@ -46,8 +46,10 @@ def _path(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def _targets(node: ast.Assign) -> list[str]:
-    return [target.id for target in node.targets if isinstance(target, ast.Name)]
+def _targets(node: ast.stmt) -> list[str]:
+    """Returns the names that a statement assigns to."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
 
 
 def _described(name: str, module: str, is_linked: bool) -> Iterator[str]:
@@ -57,7 +59,7 @@ def _described(name: str, module: str, is_linked: bool) -> Iterator[str]:
             yield from _class(node, is_linked)
         elif isinstance(node, Function) and node.name == name and ast.get_docstring(node):  # no overload
             yield from _function(f"### `{name}`", node)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and name in ast.unparse(node).split("=")[0]:
+        elif name in _targets(node):
             yield from (f"### `{name}`", "", f"A constant of `{module}`.")
 
 
@@ -112,7 +114,7 @@ def _argument(argument: ast.arg, default: ast.expr | None) -> str:
 def _docstring(text: str) -> Iterator[str]:
     """Yields a docstring as Markdown: its paragraphs, and its sections as tables."""
     title, lines = "", list[str]()
-    for line in [*inspect.cleandoc(text).splitlines(), "Returns:"]:
+    for line in [*inspect.cleandoc(text).splitlines(), "Returns:"]:  # the heading of another section ends the last one
         if not (found := _SECTION.match(line)):
             lines.append(line)
             continue

@@ -23,7 +23,7 @@ _NAMES = {"training_loss": "loss", "validation_loss": "loss"}
 
 
 class KerasCallbacks(Callback):
-    """Calls callbacks of Keras as `Model.fit` does. Epochs and batches count from 0 for them.
+    """Calls callbacks of Keras as `Model.fit` does, with epochs and batches counted from 0.
 
     All callbacks get the same dict of logs, and each may add keys to it. If a callback stops the run, the run is
     finished, and another start trains nothing. A callback with a method around batches makes training loops or
@@ -33,7 +33,7 @@ class KerasCallbacks(Callback):
     Args:
       callbacks: The callbacks, in the order in which they are called.
       params: The `params` that each of them gets.
-      validates: A function that tells of an epoch, counted from 0, whether its logs have the evaluation at its end.
+      validates: A function that returns whether the logs of an epoch, counted from 0, have the evaluation at its end.
 
     Attributes:
       callbacks, params: The arguments.

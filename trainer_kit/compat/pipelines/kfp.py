@@ -145,7 +145,9 @@ def _reachable(storage: str, source: str | os.PathLike[str]) -> tuple[str, str]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         _LOG.warning(
-            "Kubeflow is told of %s, but it cannot read a local file, and neither can this process: %s", text, reason
+            "Kubeflow gets the path %s, but it cannot read a local file, and this process cannot either: %s",
+            text,
+            reason,
         )
         return storage, text
 

@@ -63,8 +63,8 @@ class SplitFiles:
         """Returns a dataset of the serialized examples, string []. Runs eagerly, on the host.
 
         Args:
-          shuffle_seed: For an order of the files that each pass draws anew, of which several are read in turn. None:
-            one file after the other. The order of records is the same on every machine.
+          shuffle_seed: The seed of the order of the files. Each pass draws another order, and several files are read
+            in turn. None: one file after the other. The order of records is the same on every machine.
         """
         files = tf.data.Dataset.from_tensor_slices((list(self.paths), list(self.compressions)))
         shuffled = shuffle_seed is not None and len(self.paths) > 1

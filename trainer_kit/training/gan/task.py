@@ -31,7 +31,10 @@ class GanTask(Task):
 
     @abc.abstractmethod
     def build_generator(self) -> Any:
-        """Returns the Keras 3 model of latents, float32 [batch, latent_size], to examples. In strategy scope."""
+        """Returns the Keras 3 model from latents, float32 [batch, latent_size], to examples.
+
+        Called in strategy scope.
+        """
 
     @abc.abstractmethod
     def build_discriminator(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import GeneratorType
 from typing import Any
 
 import keras
@@ -17,6 +18,13 @@ def with_own_memory(batch: Any) -> Any:
     user, and into batches that are kept for later evaluations.
     """
     return tf.nest.map_structure(_copied, batch, expand_composites=True)
+
+
+def with_own_batches(data: Any) -> Any:
+    """Returns a PyDataset or a generator whose batches have their own memory; other data unchanged."""
+    if isinstance(data, keras.utils.PyDataset):
+        return OwnMemoryBatches(data)
+    return (with_own_memory(batch) for batch in data) if isinstance(data, GeneratorType) else data
 
 
 def _copied(part: Any) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.data.array_epochs import ArrayEpochs, in_batches
 from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses, needs_new_iterators
-from trainer_kit.compat.keras.data.own_memory import OwnMemoryBatches, with_own_memory
+from trainer_kit.compat.keras.data.own_memory import with_own_batches, with_own_memory
 from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders, PyDatasetEpochs, as_py_dataset
 from trainer_kit.distribution.keras_internals import data_adapter, is_array_adapter
 from trainer_kit.errors import UsageError
@@ -92,8 +92,7 @@ def training_data(
     x = as_py_dataset(x)
     if isinstance(x, keras.utils.PyDataset):
         return _of_py_dataset(x, (orders or BatchOrders()) if shuffle else None, class_weight, steps_per_epoch, by_pass)
-    if isinstance(x, GeneratorType):
-        x = (with_own_memory(batch) for batch in x)
+    x = with_own_batches(x)
     options = {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch, "class_weight": class_weight}
     adapter = data_adapter(x, y, sample_weight, shuffle=False, **options)
     if is_array_adapter(adapter):
@@ -123,10 +122,7 @@ def validation_dataset(given: Any, batch_size: int | None = None, steps: int | N
       ValueError: for data that Keras cannot read, with Keras's message.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_py_dataset(given))
-    if isinstance(x, keras.utils.PyDataset):
-        x = OwnMemoryBatches(x)
-    if isinstance(x, GeneratorType):
-        x = (with_own_memory(batch) for batch in x)
+    x = with_own_batches(x)
     adapter = data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if is_array_adapter(adapter):
         size, examples = int(adapter.batch_size), _number_of_examples((x, y), "validation_data")

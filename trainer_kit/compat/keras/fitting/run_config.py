@@ -47,7 +47,7 @@ class Evaluations:
 
     @property
     def validates(self) -> Callable[[int], bool]:
-        """A function that tells of an epoch, counted from 0, whether its logs have an evaluation."""
+        """A function that returns whether the logs of an epoch, counted from 0, have an evaluation."""
         return schedule(self.frequency)[0]
 
     def fields(self, steps_per_epoch: int) -> dict[str, Any]:

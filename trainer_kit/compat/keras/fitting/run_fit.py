@@ -24,7 +24,7 @@ def run_fit(
       callbacks: Callbacks of Keras and of trainer_kit, as `Model.fit` takes them.
       verbose: 0 shows nothing on the console.
       evaluates: Whether there is validation data.
-      validates: A function that tells of an epoch, counted from 0, whether its logs have an evaluation.
+      validates: A function that returns whether the logs of an epoch, counted from 0, have an evaluation.
       **options: Further arguments of `run_experiment`.
     """
     native, of_keras = split_callbacks(callbacks)
