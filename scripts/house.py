@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import trainer_kit
 from scripts.private_names import private_uses
-from scripts.source_files import Source, documented, is_annotated, length
+from scripts.source_files import Source, documented, is_annotated
 
 PACKAGE = "trainer_kit"
 
@@ -47,8 +47,6 @@ INTERNALS = (
     "compat",
 )
 
-FILE_LINES, SHORTER_FILES = 300, {"trainer_kit.train": 100}  # train is wiring only
-FUNCTION_LINES, LONGER_FUNCTIONS = 40, {"run_experiment": 80}
 DOCUMENTED_SHARE = 0.9
 BAD_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
 
@@ -229,26 +227,6 @@ def module_docstrings(sources: Sequence[Source]) -> list[str]:
     return [source.module for source in sources if source.tree.body and not ast.get_docstring(source.tree)]
 
 
-def small_files(sources: Sequence[Source]) -> list[str]:
-    """No file is longer than FILE_LINES lines of code, or than its own limit in SHORTER_FILES."""
-    return [
-        f"{source.module} has {source.code_lines} lines of code; the limit is {limit}"
-        for source in sources
-        if source.text.count("\n") >= (limit := SHORTER_FILES.get(source.module, FILE_LINES))  # quicker to count
-        and source.code_lines > limit
-    ]
-
-
-def small_functions(sources: Sequence[Source]) -> list[str]:
-    """No function is longer than FUNCTION_LINES, or than its own limit in LONGER_FUNCTIONS."""
-    return [
-        f"{source.module}:{function.lineno} {function.name} has {length(function)} lines; the limit is {limit}"
-        for source in sources
-        for function in source.functions
-        if length(function) > (limit := LONGER_FUNCTIONS.get(function.name, FUNCTION_LINES))
-    ]
-
-
 def annotated_functions(sources: Sequence[Source]) -> list[str]:
     """Every function is fully annotated."""
     return [
@@ -278,8 +256,6 @@ RULES: tuple[Rule, ...] = (
     safe_yaml,
     names_say_what_is_inside,
     module_docstrings,
-    small_files,
-    small_functions,
     annotated_functions,
     public_docstrings,
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scripts import house
-from scripts.source_files import ROOT, Source, documented, is_annotated, length, read_sources
+from scripts.source_files import ROOT, Source, documented, is_annotated, read_sources
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -90,11 +90,6 @@ BAD: list[tuple[house.Rule, Modules]] = [
     (house.names_say_what_is_inside, {"trainer_kit.utils": ""}),
     (house.names_say_what_is_inside, {"experiments.one.helpers": ""}),
     (house.module_docstrings, {"m": "a = 1"}),
-    (house.small_files, {"m": "a = 1\n" * 301}),
-    (house.small_files, {"trainer_kit.train": "a = 1\n" * 101}),
-    (house.small_functions, {"m": "def run() -> None:\n" + "    print()\n" * 40}),
-    (house.small_functions, {"m": "class A:\n    def run(self) -> None:\n" + "        print()\n" * 40}),
-    (house.small_functions, {"m": "def run_experiment() -> None:\n" + "    print()\n" * 80}),
     (house.annotated_functions, {"m": "def f(a) -> None: ..."}),
     (house.annotated_functions, {"m": "def f(a: int): ..."}),
     (house.annotated_functions, {"m": "def f(*a, **b) -> None: ..."}),
@@ -137,8 +132,6 @@ GOOD: list[tuple[house.Rule, Modules]] = [
         house.safe_yaml,
         {"m": "import yaml\nyaml.safe_load(text)\nclass A(yaml.SafeLoader): ...\nyaml.load(text, Loader=A)"},
     ),
-    (house.small_files, {"m": "a = 1\n\n# note\n" * 300}),
-    (house.small_functions, {"m": 'def run() -> None:\n    """Does\n\n    it."""\n' + "    print()\n" * 39}),
     (house.annotated_functions, {"m": "class A:\n    def __init__(self, a: int): ...\n    def f(self) -> None: ..."}),
 ]
 
@@ -180,12 +173,6 @@ def test_every_rule_has_a_sample_that_breaks_it() -> None:
 def test_the_checkout_is_read_at_all() -> None:
     modules = {source.module for source in read_sources("trainer_kit")}
     assert {"trainer_kit", "trainer_kit.errors", "trainer_kit.config.schema.experiment"} <= modules
-
-
-def test_lengths_count_neither_docstrings_nor_comments() -> None:
-    one = source('"""m\n\n"""\n\n# note\ndef f() -> str:\n    """f"""\n    return """\n    a"""\n')
-    assert length(one.functions[0]) == 3
-    assert one.code_lines == 3
 
 
 def test_only_public_names_need_a_docstring() -> None:
