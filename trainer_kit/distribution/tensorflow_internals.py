@@ -194,6 +194,107 @@ def run_after(operation: tf.Operation, others: Sequence[tf.Operation]) -> None:
         wait(list(others))
 
 
+# By the name of a function that makes a random operation: the same draw from a seed of shape [2].
+_STATELESS_TWINS: dict[str, Callable[..., tf.Tensor]] = {
+    "random_standard_normal": lambda seed, shape, dtype: tf.raw_ops.StatelessRandomNormal(
+        shape=shape, seed=seed, dtype=dtype
+    ),
+    "random_uniform": lambda seed, shape, dtype: tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=dtype),
+    "truncated_normal": lambda seed, shape, dtype: tf.raw_ops.StatelessTruncatedNormal(
+        shape=shape, seed=seed, dtype=dtype
+    ),
+    "random_uniform_int": lambda seed, shape, minval, maxval: tf.raw_ops.StatelessRandomUniformInt(
+        shape=shape, seed=seed, minval=minval, maxval=maxval
+    ),
+    "multinomial": lambda seed, logits, num_samples, output_dtype=tf.int64: tf.raw_ops.StatelessMultinomial(
+        logits=logits, num_samples=num_samples, seed=seed, output_dtype=output_dtype
+    ),
+    "random_gamma": lambda seed, shape, alpha: tf.raw_ops.StatelessRandomGammaV2(
+        shape=_samples_shape(shape, alpha), seed=seed, alpha=alpha
+    ),
+    "random_poisson_v2": lambda seed, shape, rate, dtype=tf.int64: tf.raw_ops.StatelessRandomPoisson(
+        shape=_samples_shape(shape, rate), seed=seed, lam=rate, dtype=dtype
+    ),
+    "random_shuffle": lambda seed, value: tf.random.experimental.stateless_shuffle(value, seed),
+}
+
+
+def _samples_shape(shape: tf.Tensor, parameter: tf.Tensor) -> tf.Tensor:
+    """Returns the shape of `shape` samples for each value of a parameter, which a stateless operation is given."""
+    return tf.concat([shape, tf.shape(parameter, out_type=shape.dtype)], 0)
+
+
+@contextlib.contextmanager
+def stateless_random_operations(generator: tf.random.Generator | None) -> Iterator[None]:
+    """Makes random operations of the graph that is being traced draw from a generator; in eager mode nothing changes.
+
+    The state of `tf.random.normal`, `tf.nn.dropout` and the like is in their kernels, where no
+    checkpoint can reach it. TensorFlow has no public place to replace them. Inside this context they become stateless
+    operations with seeds of the generator, also in loops, branches and functions that are traced meanwhile. Each
+    replica has a stream of its own. As in TensorFlow, operations of one graph that have the same seed draw the same
+    numbers: two shuffles stay in step. A tf.function that was traced before is traced again. Operations that run across
+    replicas are left as they are, since the generator differs between replicas. Without the names all are, and the
+    check for an exact resume warns of them.
+
+    Args:
+      generator: The generator, created in the scope of the strategy; None: no operation is replaced.
+    """
+    if generator is None or tf.executing_eagerly():
+        yield
+        return
+    try:
+        from tensorflow.python.eager.polymorphic_function import function_context
+        from tensorflow.python.ops import gen_random_ops
+
+        make_context = function_context.make_function_context
+        functions = {name: getattr(gen_random_ops, name) for name in _STATELESS_TWINS}
+    except (ImportError, AttributeError):
+        yield
+        return
+    outer = tf.compat.v1.get_default_graph()
+    seeds: dict[Any, tf.Tensor] = {}
+
+    def next_seed(graph: tf.Graph, *op_seeds: int | None) -> tf.Tensor:
+        key = graph, tf.distribute.get_replica_context(), op_seeds
+        if key not in seeds or not any(op_seeds):
+            seeds[key] = generator.uniform_full_int([2], dtype=tf.int32)  # XLA takes no other dtype
+        return seeds[key]
+
+    def replace(name: str) -> Callable[..., tf.Tensor]:
+        def draw(*arguments: Any, seed: int | None = 0, seed2: int | None = 0, **options: Any) -> tf.Tensor:
+            graph = tf.compat.v1.get_default_graph()
+            if not _is_inside(graph, outer) or tf.distribute.in_cross_replica_context():
+                return functions[name](*arguments, seed=seed, seed2=seed2, **options)
+            options.pop("name", None)
+            return _STATELESS_TWINS[name](next_seed(graph, seed, seed2), *arguments, **options)
+
+        return draw
+
+    def make_own_context(*arguments: Any) -> Any:
+        """Returns the key under which a tf.function stores a trace: one with the generator is used here only."""
+        key = make_context(*arguments)
+        if not _is_inside(tf.compat.v1.get_default_graph(), outer):
+            return key
+        return key._replace(context=(key.context, generator))
+
+    function_context.make_function_context = make_own_context
+    for name in functions:
+        setattr(gen_random_ops, name, replace(name))
+    try:
+        yield
+    finally:
+        function_context.make_function_context = make_context
+        for name, function in functions.items():
+            setattr(gen_random_ops, name, function)
+
+
+def _is_inside(graph: Any, outer: tf.Graph) -> bool:
+    """Whether a graph is `outer`, or is traced inside it."""
+    while graph is not None and graph is not outer:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is outer
+
+
 # What a tf.data.Dataset is made of. What `tf.raw_ops.DatasetToGraphV2` writes tells it too, but holds all arrays of a
 # dataset in memory, fails above 2 GiB, and has lost the Python functions.
 

@@ -14,6 +14,7 @@ from trainer_kit.distribution.collectives import worker_count
 from trainer_kit.distribution.datasets import distribute_dataset
 from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors
+from trainer_kit.distribution.tensorflow_internals import stateless_random_operations
 from trainer_kit.errors import TrainerKitError, UsageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.inputs.autograph import converted
@@ -363,7 +364,8 @@ class Evaluator(AveragingTrainer):
         """
         inputs, passthrough = converted(self.next_eval_inputs)(iterator)
         # Else, where the size of a batch is known beforehand, metrics may count one more when the data has ended.
-        with writes_after(local_tensors(inputs, self._strategy)):
+        random = stateless_random_operations(self.state.random_generator)  # put back after the evaluation
+        with writes_after(local_tensors(inputs, self._strategy)), random:
             self.evaluated_batches.assign_add(1)
             outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
         logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from trainer_kit.checkpoint_names import ITERATOR
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.distribution.replicas import local_tensors, run_options
+from trainer_kit.distribution.tensorflow_internals import stateless_random_operations
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
@@ -366,7 +367,8 @@ class Trainer(Evaluator):
     def train_step(self, iterator: Any) -> None:
         """Runs one training step on every replica with the next element of the iterator, in graph."""
         inputs = converted(self.next_train_inputs)(iterator)
-        with writes_after(local_tensors(inputs, self._strategy)):
+        random = stateless_random_operations(self.state.random_generator)
+        with writes_after(local_tensors(inputs, self._strategy)), random:
             if self.accumulation.steps == 1:
                 self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
             else:

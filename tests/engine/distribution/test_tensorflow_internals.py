@@ -8,11 +8,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from trainer_kit.distribution import tensorflow_internals as internals
 from trainer_kit.errors import TrainerKitError, UsageError
+from trainer_kit.inputs.op_definitions import op_definition
+from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
 
 D = tf.data.Dataset
 
@@ -288,6 +291,136 @@ def test_an_operation_waits_for_another_that_was_made_before() -> None:
         internals.run_after(second.op, [first.op])
         assert second.op.control_inputs == [first.op]
     internals.run_after(object(), [])  # type: ignore[arg-type]
+
+
+# ---- random operations
+
+SAMPLES = 100_000
+# By name: a draw of SAMPLES numbers, their mean and their variance.
+DRAWS: dict[str, tuple[Any, float, float]] = {
+    "normal": (lambda: tf.random.normal([SAMPLES]), 0.0, 1.0),
+    "normal of half precision": (lambda: tf.random.normal([SAMPLES], dtype=tf.float16), 0.0, 1.0),
+    "uniform": (lambda: tf.random.uniform([SAMPLES]), 0.5, 1 / 12),
+    "uniform integers": (lambda: tf.random.uniform([SAMPLES], 0, 10, tf.int64), 4.5, 8.25),
+    "truncated normal": (lambda: tf.random.truncated_normal([SAMPLES]), 0.0, 0.7737),
+    "categorical": (lambda: tf.random.categorical([[0.0, 0.0]], SAMPLES, tf.int32), 0.5, 0.25),
+    "gamma": (lambda: tf.random.gamma([SAMPLES // 2], [2.0, 2.0], beta=2.0), 1.0, 0.5),
+    "poisson": (lambda: tf.random.poisson([SAMPLES], 3.0), 3.0, 3.0),
+    "shuffle": (lambda: tf.random.shuffle(tf.range(SAMPLES) % 10), 4.5, 8.25),
+    "dropout": (lambda: tf.nn.dropout(tf.ones([SAMPLES]), 0.5), 1.0, 1.0),
+    "random crop": (lambda: tf.image.random_crop(tf.range(2 * SAMPLES) % 10, [SAMPLES]), 4.5, 8.25),
+}
+
+
+def _drawing(draw: Any, generator: tf.random.Generator) -> Any:
+    """Returns `draw` as a tf.function whose random operations use the generator."""
+
+    @tf.function(autograph=False)
+    def function() -> Any:
+        with internals.stateless_random_operations(generator):
+            return draw()
+
+    return function
+
+
+def _hidden_states(function: Any) -> set[str]:
+    graph = function.get_concrete_function().graph.as_graph_def()
+    return {node.op for node in nodes(graph) if unsaved_state(node.op, op_definition(node.op))}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_random_operation_draws_from_the_generator(name: str) -> None:
+    draw, mean, variance = DRAWS[name]
+    generator = tf.random.Generator.from_seed(3)
+    drawing, stateful = _drawing(draw, generator), tf.function(draw)
+    first = drawing().numpy().astype(np.float64)
+
+    assert first.mean() == pytest.approx(mean, abs=0.03) and first.var() == pytest.approx(variance, rel=0.03)
+    assert not _hidden_states(drawing) and _hidden_states(stateful)
+    concrete, expected = drawing.get_concrete_function(), stateful.get_concrete_function()
+    assert (concrete.output_shapes, concrete.output_dtypes) == (expected.output_shapes, expected.output_dtypes)
+
+    second = drawing().numpy()
+    generator.reset_from_seed(3)
+    np.testing.assert_array_equal(drawing().numpy(), first)
+    np.testing.assert_array_equal(drawing().numpy(), second)
+    assert not np.array_equal(first, second)
+
+
+def test_operations_with_the_same_seed_draw_the_same_numbers() -> None:
+    numbers = tf.range(20)
+    drawing = _drawing(
+        lambda: [tf.random.shuffle(numbers, seed) for seed in (5, 5, None, None)], tf.random.Generator.from_seed(3)
+    )
+    for _ in range(2):
+        first, again, other, another = (order.numpy().tolist() for order in drawing())
+        assert first == again
+        assert len({tuple(order) for order in (first, other, another)}) == 3
+
+
+def test_operations_in_branches_and_loops_are_replaced() -> None:
+    dropout = tf.function(lambda x: tf.nn.dropout(x, 0.5), jit_compile=True)
+    before = tf.function(lambda x: x + tf.random.normal([3]))
+    before(tf.ones([3]))  # its trace has an operation with a hidden state
+
+    def draw() -> Any:
+        x = tf.ones([3])
+        branch = tf.cond(x[0] > 0, lambda: tf.random.normal([3]), lambda: tf.random.uniform([3]))
+        loop = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y + tf.random.normal([3])), (0, x))[1]
+        return tf.stack([branch, loop, dropout(x), before(x)])
+
+    generator = tf.random.Generator.from_seed(3)
+    drawing = _drawing(draw, generator)
+    first = drawing().numpy()
+    assert _hidden_states(drawing) == set()
+    generator.reset_from_seed(3)
+    np.testing.assert_array_equal(drawing().numpy(), first)
+
+
+def test_gradients_flow_through_random_operations() -> None:
+    def gradients() -> Any:
+        rate, kept = tf.constant([2.0, 3.0]), tf.ones([8])
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch([rate, kept])
+            mean = tf.reduce_mean(tf.random.gamma([SAMPLES], rate), axis=0)
+            dropped = tf.nn.dropout(kept, 0.5)
+        return tape.gradient(mean, rate), tape.gradient(dropped, kept), dropped
+
+    of_rate, of_kept, dropped = _drawing(gradients, tf.random.Generator.from_seed(3))()
+    np.testing.assert_allclose(of_rate, [1.0, 1.0], atol=0.02)  # the mean of a gamma distribution is its rate
+    np.testing.assert_array_equal(of_kept, dropped)
+
+
+def test_each_replica_draws_other_numbers() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        generator = tf.random.Generator.from_seed(3)
+
+    @tf.autograph.experimental.do_not_convert
+    def draw() -> Any:
+        return strategy.run(lambda: tf.stack([tf.random.normal([2]), tf.random.normal([2], seed=1)]))
+
+    first, second = strategy.experimental_local_results(_drawing(draw, generator)())
+    assert not (first.numpy() == second.numpy()).any()
+
+
+def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = tf.random.Generator.from_seed(3)
+    normal = tf.function(lambda: tf.random.normal([2]))
+    _drawing(normal, generator)()  # traced here with the generator, and again outside
+    assert _hidden_states(normal) == {"RandomStandardNormal"}
+
+    before = generator.state.numpy()
+    with internals.stateless_random_operations(generator):
+        tf.random.normal([2])  # in eager mode
+    np.testing.assert_array_equal(generator.state.numpy(), before)
+
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        across_replicas = _drawing(lambda: tf.random.normal([2]), generator)
+        assert _hidden_states(across_replicas) == {"RandomStandardNormal"}
+
+    _without(monkeypatch, "tensorflow.python.ops.gen_random_ops", "random_shuffle")
+    assert _hidden_states(_drawing(lambda: tf.random.normal([2]), generator)) == {"RandomStandardNormal"}
 
 
 # ---- summaries

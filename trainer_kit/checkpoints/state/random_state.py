@@ -25,8 +25,9 @@ _KINDS = (
 def process_generators(seed: int) -> dict[str, tf.Variable]:
     """Returns the states of the process's global random generators; runs eagerly, in strategy scope.
 
-    Keras' generator serves keras.random functions without a seed. TensorFlow's is created from `seed` unless the user
-    has set one. A generator that an earlier run in this process left on the replicas of its strategy is replaced.
+    Keras' generator serves keras.random functions without a seed. TensorFlow's serves the random operations of training
+    steps. It is created from `seed` and the seed of tf.random.set_seed unless the user has set one. A generator that an
+    earlier run in this process left on the replicas of its strategy is replaced.
     """
     keras_generator = global_seed_generator()
     if keras_generator is None or _is_of_another_strategy(keras_generator.state.value):
@@ -36,7 +37,7 @@ def process_generators(seed: int) -> dict[str, tf.Variable]:
         set_global_seed_generator(keras_generator)
     generator = _global_generator()
     if generator is None or _is_of_another_strategy(generator.state):
-        tf.random.set_global_generator(tf.random.Generator.from_seed(seed))
+        tf.random.set_global_generator(tf.random.Generator.from_seed(tf.compat.v1.get_seed(seed)))
     return {"keras": keras_generator.state.value, "tensorflow": tf.random.get_global_generator().state}
 
 

@@ -59,6 +59,8 @@ class TrainState:
       checkpoint: The checkpoint of the complete state.
       python_state: The Python state, which takes further parts before the restore.
       loose: The names of the further parts.
+      random_generator: The generator that random operations of training steps draw from: TensorFlow's global one, which
+        checkpoints hold. None for evaluation.
       in_use: A lock, held while variables have other values for an evaluation; a late save comes from another thread.
 
     Raises:
@@ -85,8 +87,10 @@ class TrainState:
             "random": _if_any(model=self._evaluated_parts["random/model"]),
         }
         others: dict[str, Any] = {}
+        self.random_generator: tf.random.Generator | None = None
         if optimizer is not None:
             generators = {**process_generators(seed), **evaluated["random"]}
+            self.random_generator = tf.random.get_global_generator()
             others = {"run_state": self.python_state.variable, "task": evaluated["task"], "random": generators}
         self._items, self.loose = dict(items or {}), frozenset(items or ())
         if taken := self.loose & {*OPTIONAL, STEP_STATE, "global_step", "model", "optimizer"}:
@@ -123,6 +127,9 @@ class TrainState:
         self.python_state.add("replicas", of_model.state, of_model.restore)
         others = ReplicasState(lambda: self.other_variables, strategy)
         self.python_state.add("replicas of other variables", others.state, others.restore)
+        if generator := self.random_generator:  # replicas draw unequally often where they take different branches
+            draws = ReplicasState(lambda: [generator.state], strategy)
+            self.python_state.add("replicas of the random generator", draws.state, draws.restore)
 
     def restored(self, path: str | None) -> None:
         """Restores the state that is not in variables after a checkpoint was restored; runs eagerly, in strategy scope.

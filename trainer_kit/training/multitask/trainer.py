@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.distribution.replicas import local_tensors
+from trainer_kit.distribution.tensorflow_internals import stateless_random_operations
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
@@ -93,7 +94,8 @@ class MultiTaskTrainer(Trainer):
             return
         number, batches = converted(self.next_train_inputs)(iterator)
         turn = self.strategy.experimental_local_results(number)[0]
-        with writes_after(local_tensors((number, batches), self.strategy)):
+        random = stateless_random_operations(self.state.random_generator)
+        with writes_after(local_tensors((number, batches), self.strategy)), random:
             steps = [functools.partial(self._task_step, name, batches[name]) for name in self.task.tasks]
             done = tf.switch_case(tf.cast(turn, tf.int32), steps)
         with writes_after([done]):

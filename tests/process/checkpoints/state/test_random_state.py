@@ -48,7 +48,7 @@ def test_process_generators_use_the_seed_unless_they_exist() -> None:
 
 
 def test_a_missing_tensorflow_generator_is_made_from_the_seed() -> None:
-    expected = tf.random.Generator.from_seed(5).state.numpy().tolist()
+    expected = tf.random.Generator.from_seed(tf.compat.v1.get_seed(5)).state.numpy().tolist()
     for _ in range(2):
         tf.random.set_global_generator(None)
         assert process_generators(5)["tensorflow"].numpy().tolist() == expected
