@@ -19,6 +19,7 @@ from trainer_kit.distribution.tf_config import configure_cluster, parameter_serv
 from trainer_kit.errors import ConfigError
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import kept_threads
+from trainer_kit.process.run_lock import only_run_of_process
 from trainer_kit.run.finetune import finetune_checkpoints
 from trainer_kit.run.runner import run_experiment
 
@@ -51,7 +52,7 @@ def launch(
     model_dir = follow_links(model_dir)
     task_type = task_class(config.task)
     before_task()
-    with peers_needed():
+    with only_run_of_process(), peers_needed():
         strategy = prepare(config, kept_threads(model_dir))
         new_task = functools.partial(_new_task, task_type, strategy)
         if mode == CONTINUOUS_FINETUNE:

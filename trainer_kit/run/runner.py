@@ -17,7 +17,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.zero_learning_rate import rate_end_warnings
 from trainer_kit.distribution.collectives import barrier
 from trainer_kit.folder_identity import is_seen_lost
-from trainer_kit.process.run_lock import release_all
+from trainer_kit.process.run_lock import only_run_of_process, release_all
 from trainer_kit.run import assembly
 from trainer_kit.run.controller import Controller
 from trainer_kit.run.durations import counted_steps, with_durations
@@ -119,7 +119,11 @@ def run_experiment(
     plan = plan_run(distribution_strategy, mode, params, model_dir, options)
     strategy, directory, config, progress = plan.strategy, plan.directory, plan.config, Progress(release_all)
 
-    with progress.stop_signals(config.trainer.preemption_grace_seconds) as signals, contextlib.ExitStack() as stack:
+    with (
+        only_run_of_process(),
+        progress.stop_signals(config.trainer.preemption_grace_seconds) as signals,
+        contextlib.ExitStack() as stack,
+    ):
         stack.enter_context(TimeLimit(config.trainer.max_time, signals))
         lock = stack.enter_context(plan.lock(progress))
         stack.enter_context(explaining())

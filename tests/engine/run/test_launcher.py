@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import keras
 import pytest
 import tensorflow as tf
 
+import trainer_kit
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.run.launcher import launch, prepare
+from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyConfig
 
 _story: list[Any] = []
@@ -108,3 +111,33 @@ def test_prepare_takes_any_batch_to_evaluate_on() -> None:
 def test_a_section_without_a_batch_size_is_left_to_the_task() -> None:
     config = linear_experiment().replace(task={"train_data": {"global_batch_size": 0}})
     assert prepare(config).num_replicas_in_sync == 1
+
+
+def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
+    errors: list[Exception] = []
+
+    class StartsAnother(trainer_kit.Callback):
+        name = "starts another"
+
+        def train_begin(self, run: Any) -> None:
+            for start in (launch_other, run_other):
+                thread = threading.Thread(target=start)
+                thread.start()
+                thread.join()
+
+    def launch_other() -> None:
+        with pytest.raises(UsageError, match="another thread of this process runs an experiment; start one after"):
+            launch(config, "train", str(tmp_path / "other"))
+        errors.append(UsageError())
+
+    def run_other() -> None:
+        try:
+            run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path / "other"))
+        except UsageError as error:
+            errors.append(error)
+
+    config = linear_experiment(train_steps=5)
+    launch(config, "train", str(tmp_path / "run"), callbacks=[StartsAnother()])
+    assert len(errors) == 2
+    assert (tmp_path / "run/final.json").exists() and not (tmp_path / "other").exists()
+    launch(config, "train", str(tmp_path / "other"))  # afterwards there is nothing to wait for
