@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from trainer_kit.errors import InterruptedRunError, PreemptedError
-from trainer_kit.process.startup_signals import exit_code, stop_signals
+from trainer_kit.process.startup_signals import code_of_command, exit_code, stop_signals
 
 _LOG = logging.getLogger(__name__)
 _SAVED, _LOST = "nothing is lost", "the steps after the last checkpoint are lost"
@@ -43,6 +43,8 @@ class StopSignals:
     or at the end of the grace time, with the exit code of the signal. A run that is still being built has nothing to
     save: the process ends a second after the signal. SIGHUP does nothing if it was ignored before, as under nohup.
     Forked children do not inherit this handling.
+
+    Python's own exit waits for threads, child processes and atexit handlers, but not after the end of the grace time.
 
     A nested StopSignals receives the same signals, also one that arrived before it was entered. So no signal is lost
     between two runs of a longer job.
@@ -118,6 +120,11 @@ class StopSignals:
                 elif outermost.received is not None:
                     self.reason = outermost.reason
                     self._hear(outermost.received)
+        else:
+            _LOG.warning(
+                "this run is not in the main thread, where Python handles signals: SIGTERM and Ctrl-C end the process "
+                "without saving"
+            )
         return self
 
     def __exit__(
@@ -184,6 +191,22 @@ class StopSignals:
 
     def _end_in_time(self) -> None:
         begin = time.monotonic()
+        self._stop_in_time(begin)
+        if self._grace is None:
+            return
+        time.sleep(max(0.0, begin + self._grace - _MOMENT - time.monotonic()))
+        code = code_of_command()
+        if code is not None or not threading.main_thread().is_alive():
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+            self._leave(
+                "ended at the end of the grace time (trainer.preemption_grace_seconds), although a thread, a child "
+                "process or an atexit handler of this program is still at work",
+                code,
+            )
+
+    def _stop_in_time(self, begin: float) -> None:
+        """Returns when the run has ended; ends the process at the end of the grace time."""
         half = math.inf if self._grace is None else self._grace / 2
         if self._left.wait(min(_BUILDING, half)):
             return
@@ -209,11 +232,11 @@ class StopSignals:
             f"{self._grace:g} s (trainer.preemption_grace_seconds); {_SAVED if saved.is_set() else _LOST}"
         )
 
-    def _leave(self, text: str) -> None:
+    def _leave(self, text: str, code: int | None = None) -> None:
         with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
             print(text, file=sys.stderr, flush=True)
         assert self._received is not None
-        os._exit(exit_code(self._received))
+        os._exit(exit_code(self._received) if code is None else code)
 
 
 _entered: list[StopSignals] = []  # entered by the main thread; the outermost, which listens, comes first

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer_kit.distribution.collectives import worker_count
-from trainer_kit.errors import DivergedError, StopTraining, StorageError, TrainerKitError
+from trainer_kit.errors import DivergedError, InterruptedRunError, StopTraining, StorageError, TrainerKitError
 from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.training.checks.failed_step import is_between_steps, loss_message
 
@@ -17,9 +17,10 @@ _LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def saved_after_errors(controller: Any) -> Iterator[None]:
-    """Saves the state after an error or the user's sys.exit, if it is sound; then raises the error again.
+    """Saves the state after an error, the user's sys.exit or KeyboardInterrupt, if it is sound; then raises it again.
 
     Raises:
+      InterruptedRunError: instead of a KeyboardInterrupt that the user's code raised.
       TrainerKitError: when code other than a callback or an action raised StopTraining.
     """
     try:
@@ -30,16 +31,19 @@ def saved_after_errors(controller: Any) -> Iterator[None]:
             f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; raise it in a callback, or in "
             "train_actions or eval_actions, which run after a loop or an evaluation"
         ) from stop
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if not isinstance(error, (DivergedError, StorageError)):
             try:
                 _save_what_is_sound(controller, error, alone=worker_count(controller.strategy) == 1)
             except Exception as second:
                 _LOG.warning("nothing could be saved after the error: %s", second)
-        raise
+        if isinstance(error, Exception):
+            raise
+        where = f"at step {controller.run.step}; the same command resumes from the last checkpoint"
+        raise InterruptedRunError(f"stopped by a KeyboardInterrupt of your code {where}") from error
 
 
-def _save_what_is_sound(controller: Any, error: Exception, alone: bool) -> None:
+def _save_what_is_sound(controller: Any, error: BaseException, alone: bool) -> None:
     """Saves after an error if the state is that of a step's end and the weights are finite.
 
     After an error inside a step it saves only if that step has written no variable. Otherwise it logs the checkpoint

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -62,6 +63,66 @@ def test_all_of_the_grace_time_is_given_unless_all_is_saved() -> None:
         how = "nothing is lost" if saves == "saves" else "the steps after the last checkpoint are lost"
         assert (how in errors) == (code == 75)
         assert least <= seconds < most + 3  # a busy machine
+
+
+_BUSY = {
+    "a thread": "threading.Thread(target=time.sleep, args=(60,)).start()",
+    "a pool": "concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 60)",
+    "a child": "multiprocessing.get_context('fork').Process(target=time.sleep, args=(8,)).start()",
+    "an atexit handler": "atexit.register(time.sleep, 60)",
+}
+_ENDS = """
+import atexit, concurrent.futures, multiprocessing, os, sys, threading, time
+from trainer_kit.errors import PreemptedError
+from trainer_kit.process.signals import StopSignals
+from trainer_kit.process.startup_signals import ends_with, leave_when_asked
+_, is_command, busy = sys.argv
+if is_command:
+    leave_when_asked()
+exec(busy)
+try:
+    with StopSignals(lambda: None, 1.6) as signals:
+        os.kill(os.getpid(), 15)
+        while signals.received is None:
+            time.sleep(0.01)
+        signals.check("at step 3")
+except PreemptedError as error:
+    print(error)  # not flushed
+    sys.exit(ends_with(error.exit_code) if is_command else error.exit_code)
+"""
+
+
+def test_nothing_keeps_a_stopped_program_after_the_grace_time() -> None:
+    def run(is_command: str, busy: str) -> tuple[int, str, str, float]:
+        begin = time.monotonic()
+        command = [sys.executable, "-c", _ENDS, is_command, busy]
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:  # a child keeps them open
+            ended = subprocess.run(command, stdout=output, stderr=errors, timeout=30)
+            output.seek(0)
+            errors.seek(0)
+            return ended.returncode, output.read(), errors.read(), time.monotonic() - begin
+
+    # Python joins the threads of pools before it says that the main thread has ended, so only commands are sure to end.
+    cases = [("command", busy) for busy in _BUSY] + [("", busy) for busy in _BUSY if busy != "a pool"]
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(lambda case: run(case[0], _BUSY[case[1]]), cases))
+    for case, (code, output, errors, seconds) in zip(cases, ends, strict=True):
+        assert (code, output) == (75, "stopped by SIGTERM at step 3\n"), (case, errors)
+        assert "ended at the end of the grace time" in errors, case
+        assert seconds < 6, case
+
+
+def test_a_program_that_goes_on_after_a_stop_is_left_alone() -> None:
+    program = f"{_ENDS.replace('sys.exit(', 'signals = (')}\ntime.sleep(2.5)\nprint('went on')"
+    ended = subprocess.run([sys.executable, "-c", program, "", ""], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout) == (0, "stopped by SIGTERM at step 3\nwent on\n"), ended.stderr
+
+
+def test_a_run_in_another_thread_warns_of_signals(caplog: pytest.LogCaptureFixture) -> None:
+    thread = threading.Thread(target=StopSignals(lambda: None).__enter__)
+    thread.start()
+    thread.join()
+    assert "not in the main thread" in caplog.text
 
 
 # By its clock any two signals are a second apart.

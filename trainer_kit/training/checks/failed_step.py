@@ -12,7 +12,7 @@ from trainer_kit.training.checks.global_step import is_users
 from trainer_kit.training.loops.read_before_write import reads_before_writes
 
 
-def is_between_steps(trainer: Any, error: Exception) -> bool:
+def is_between_steps(trainer: Any, error: BaseException) -> bool:
     """Whether the state after `error` in a training loop is that of the last complete step; False if not known.
 
     That is so when the loop was done; when a batch could not be read, and the step reads it before it writes; and when

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import tensorflow as tf
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.errors import DataError, TrainerKitError, UsageError
+from trainer_kit.errors import DataError, InterruptedRunError, TrainerKitError, UsageError
 from trainer_kit.inputs.sources.base import Source
 from trainer_kit.run import save_after_error
 from trainer_kit.run.runner import run_experiment
@@ -116,6 +117,20 @@ def test_a_step_that_may_have_written_is_not_saved(
     path.write_text("")
     _run(tmp_path / "failed", config, path, in_step=True)
     assert _differences(whole, tmp_path / "failed") == []
+
+
+def test_a_keyboard_interrupt_of_user_code_saves_as_ctrl_c_does(tmp_path: Path) -> None:
+    config, steps = linear_experiment(), iter((5, 10, 15))
+
+    def interrupt_at_step_15(logs: Any) -> None:
+        if next(steps) == 15:
+            raise KeyboardInterrupt
+
+    actions, folder = [interrupt_at_step_15], tmp_path / "run"
+    with pytest.raises(InterruptedRunError, match="KeyboardInterrupt of your code at step 15; the same command"):
+        run_experiment(None, LinearTask(config.task), "train", config, str(folder), train_actions=actions)
+    assert list(complete_checkpoints(str(folder))) == [10, 15]
+    assert json.loads((folder / "heartbeat.json").read_text())["ended"] == "stopped"
 
 
 @pytest.mark.parametrize("strategy", ["one worker", "one of two"])
