@@ -6,7 +6,7 @@ import contextlib
 import copy
 import logging
 import os
-import tempfile
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -38,7 +38,7 @@ from trainer_kit.checkpoints.write_before_save import WrittenAfter
 from trainer_kit.config.run_length import Interval
 from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import DivergedError, StorageError, UsageError
-from trainer_kit.folder_identity import check_held, remove_made_again
+from trainer_kit.folder_identity import check_held, make_folder, remove_made_again
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ class CheckpointManager(tf.train.CheckpointManager):
       for_training: Whether the run trains: it then restores at the start, and a restore must use all that a checkpoint
         holds. Both do not apply to evaluation.
       keeps: False on workers that are not the chief. Reading a variable can involve all workers, so they save too, but
-        to a temporary folder of their process.
+        to `workers/<worker>/checkpoints`, where each save replaces the last one. The folder is removed at the end.
+      worker: The index of this worker.
       before_save: Called with the prefix before each save, on the caller's thread.
       after_restore: Called with the prefix after each restore.
       before_files: Called in the save's thread before the variables are written. A run can resume from a checkpoint as
@@ -109,6 +110,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         asynchronous: bool = True,
         for_training: bool = True,
         keeps: bool = True,
+        worker: int = 0,
         before_save: Callable[[str], None] = lambda _: None,
         after_restore: Callable[[str], None] = lambda _: None,
         before_files: Callable[[], None] = lambda: None,
@@ -122,16 +124,17 @@ class CheckpointManager(tf.train.CheckpointManager):
         from_step: int | None = None,
     ) -> None:
         self.source = directory
-        self._own_folder = None if keeps else tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
+        self._folder = directory if keeps else os.path.join(directory, "workers", str(worker), "checkpoints")
         self._keeps, self._for_training, self._partial, self._loose = keeps, for_training, partial, loose
-        self._keep_newest, self._in_flight, self._asynchronous = _at_least_one(max_to_keep), "", asynchronous
+        self._keep_newest = _at_least_one(max_to_keep) if keeps else 1
+        self._in_flight, self._asynchronous = "", asynchronous
         self._before_save, self._before_files, self._recorded = before_save, before_files, recorded
         self._sound, self._agree, self._spared, self._run_id = sound, agree, spared, run_id
         self._after_restore, self.goes_back_to, self._begun, self._begun_at = after_restore, None, False, -1
         self._start = self._first(from_step) if for_training else None
         self._tracked, self._steps, self._initialize = checkpoint, step_counter, init_fn
         self._interval, self._seconds, self._saved_at = checkpoint_interval, seconds, time.monotonic()
-        self._folder = self._own_folder.name if self._own_folder else directory
+        self._remove_own_folder()
         self._pointer = PointerFile(self._folder)
         self._follow_folder()
         if self._start and keeps and self.goes_back_to is None:
@@ -139,7 +142,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     @property
     def directory(self) -> str:
-        """The folder that saves go to: the run's folder, or a temporary one on workers that are not the chief."""
+        """The folder that saves go to: the run's folder, or one below it on workers that are not the chief."""
         return self._folder
 
     @property
@@ -184,6 +187,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         prefix = os.path.join(self._folder, f"ckpt-{step if checkpoint_number is None else int(checkpoint_number)}")
         try:
             check_held(prefix)
+            make_folder(self._folder)
             if self._keeps:
                 make_room(prefix, self._run_id())
                 mark([prefix], self._run_id())
@@ -245,8 +249,15 @@ class CheckpointManager(tf.train.CheckpointManager):
             _LOG.warning("%s", second)
         finally:
             end_saver(self.checkpoint)
-            if self._own_folder:
-                self._own_folder.cleanup()
+            self._remove_own_folder()
+
+    def _remove_own_folder(self) -> None:
+        """Removes what a worker that is not the chief has saved, also before a kill; nobody reads it."""
+        if not self._keeps:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(self._folder))
+                os.rmdir(os.path.dirname(os.path.dirname(self._folder)))
 
     @property
     def is_new_run(self) -> bool:
@@ -388,7 +399,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         there, run_id = complete_checkpoints(self._folder), self._run_id()
         own = [path for path in there.values() if not self._keeps or is_own(path, run_id)]
         old = [path for path in own[: -self._keep_newest] if not os.path.exists(f"{path}.pin")]
-        spared = self._spared([step_of(path) for path in old])
+        spared = self._spared([step_of(path) for path in old]) if self._keeps else set()
         old = [path for path in old if step_of(path) not in spared]
         self._pointer.drop([*old, *(path for path in self._pointer.listed if step_of(path) not in there)])
         for path in old:

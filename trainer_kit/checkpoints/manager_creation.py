@@ -10,7 +10,7 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.run_length import Interval
 from trainer_kit.config.schema.durations import seconds_of
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.distribution.collectives import broadcast_from_chief, is_chief
+from trainer_kit.distribution.collectives import broadcast_from_chief, is_chief, worker_index
 from trainer_kit.process.run_directory import RunIdentity
 
 _LOG = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ def create_manager(
         asynchronous=asynchronous,
         for_training=trains,
         keeps=is_chief(trainer.strategy),
+        worker=worker_index(trainer.strategy),
         before_save=trainer.before_save if trains else lambda _: None,
         after_restore=trainer.after_restore,
         before_files=before_files,

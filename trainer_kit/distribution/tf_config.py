@@ -156,18 +156,26 @@ def read_cluster() -> Cluster | None:
 def _addresses(worker_hosts: str) -> tuple[str, ...]:
     addresses = tuple(address.strip() for address in worker_hosts.split(","))
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if not _has_port(address):
             raise _mistake("runtime.worker_hosts", f"{address!r} is not host:port", "write them like 'a:2222,b:2222'")
         if addresses.count(address) > 1:
             raise _mistake("runtime.worker_hosts", f"{address!r} is listed twice", "each worker needs its own address")
     return addresses
 
 
+def _has_port(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
 def _tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(cluster, dict) or not all(isinstance(addresses, list) for addresses in cluster.values()):
         raise _bad_tf_config(f"'cluster' is {cluster!r}, not lists of addresses by task type")
-    return {name: tuple(str(address) for address in addresses) for name, addresses in cluster.items()}
+    tasks = {name: tuple(str(address) for address in addresses) for name, addresses in cluster.items()}
+    for address in (*tasks.get("chief", ()), *tasks.get("worker", ())):
+        if not _has_port(address):
+            raise _bad_tf_config(f"the address {address!r} is not host:port")
+    return tasks
 
 
 def _index(index: Any) -> int:

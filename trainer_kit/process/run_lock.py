@@ -17,21 +17,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from trainer_kit import files
-from trainer_kit.errors import (
-    ExitCode,
-    InterruptedRunError,
-    ModelDirInUseError,
-    PreemptedError,
-    StorageError,
-    UsageError,
-)
+from trainer_kit.errors import ExitCode, InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
 from trainer_kit.folder_identity import FolderIdentity
 from trainer_kit.process.watchdog import ProgressReader, call_within
 
@@ -93,27 +86,6 @@ def check_not_held(model_dir: str | os.PathLike[str]) -> None:
             raise lock._in_use(read_heartbeat(model_dir)) from None
         finally:
             os.close(descriptor)
-
-
-_running = threading.RLock()
-
-
-@contextlib.contextmanager
-def only_run_of_process() -> Iterator[None]:
-    """Keeps other threads of this process from running an experiment; the same thread may run one inside another.
-
-    Raises:
-      UsageError: when another thread runs one. The loops of both could wait for each other for ever: each needs threads
-        of TensorFlow's only pool, and Keras's and TensorFlow's settings belong to the whole process.
-    """
-    if not _running.acquire(blocking=False):
-        raise UsageError(
-            "another thread of this process runs an experiment; start one after the other, or each in its own process"
-        )
-    try:
-        yield
-    finally:
-        _running.release()
 
 
 class RunLock:

@@ -199,11 +199,7 @@ class StopSignals:
         if code is not None or not threading.main_thread().is_alive():
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
-            self._leave(
-                "ended at the end of the grace time (trainer.preemption_grace_seconds), although a thread, a child "
-                "process or an atexit handler of this program is still at work",
-                code,
-            )
+            self._leave("ended at the end of the grace time; threads, children or atexit handlers were at work", code)
 
     def _stop_in_time(self, begin: float) -> None:
         """Returns when the run has ended; ends the process at the end of the grace time."""

@@ -18,7 +18,6 @@ _PREEMPTED, _INTERRUPTED = os.EX_TEMPFAIL, 128 + signal.SIGINT  # errors.ExitCod
 _TOGETHER = 0.3  # seconds between two signals that a launcher forwards together
 _interrupted = False  # whether SIGINT has arrived
 _code: int | None = None  # the exit code of the command, once its work is done
-_is_command = False  # whether this process is a command, not a program that calls trainer_kit
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -37,8 +36,6 @@ def leave_when_asked() -> None:
 
     Before a run begins there is nothing to save. A run sets other signal handlers and restores these at its end.
     """
-    global _is_command
-    _is_command = True
     atexit.register(_ignore)  # the first one to be registered is called last
     os.register_at_fork(after_in_child=_give_back)
     for number in stop_signals():
@@ -54,7 +51,7 @@ def ends_with(code: int) -> int:
 
 def code_of_command() -> int | None:
     """Returns the exit code of a command whose work is done; None before that, and in a program of the user."""
-    return _code if _is_command else None
+    return _code if signal.getsignal(signal.SIGTERM) is _leave else None
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer_kit.config.experiments import task_class
-from trainer_kit.config.modes import CONTINUOUS_FINETUNE
+from trainer_kit.config.modes import CONTINUOUS_FINETUNE, lookup_mode
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.devices import configure_devices
 from trainer_kit.distribution.global_batch import check_global_batch
@@ -15,12 +15,12 @@ from trainer_kit.distribution.lost_workers import peers_needed
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.strategy import create_strategy
-from trainer_kit.distribution.tf_config import configure_cluster, parameter_server_mistakes
-from trainer_kit.errors import ConfigError
+from trainer_kit.distribution.tf_config import configure_cluster, parameter_server_mistakes, read_cluster
+from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import kept_threads
-from trainer_kit.process.run_lock import only_run_of_process
 from trainer_kit.run.finetune import finetune_checkpoints
+from trainer_kit.run.monitoring import only_run_of_process
 from trainer_kit.run.runner import run_experiment
 
 
@@ -50,6 +50,12 @@ def launch(
       PreemptedError: when another worker of this run is gone.
     """
     model_dir = follow_links(model_dir)
+    if mode == "continuous_eval" and config.runtime.distribution_strategy in ("auto", "multi_worker_mirrored"):
+        # A sidecar works alone, also with the params.yaml that a worker has written.
+        config = config.replace(runtime={"distribution_strategy": "auto", "worker_hosts": None, "task_index": -1})
+    cluster = read_cluster()
+    if cluster and not cluster.trains and lookup_mode(mode).trains:
+        raise UsageError("TF_CONFIG calls this process an evaluator; start it with mode continuous_eval")
     task_type = task_class(config.task)
     before_task()
     with only_run_of_process(), peers_needed():

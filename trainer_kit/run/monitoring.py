@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.errors import UsageError
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
@@ -17,6 +19,22 @@ from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.current_activity import CurrentActivity
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_writers import ReportWriters
+
+_running = threading.RLock()
+
+
+@contextlib.contextmanager
+def only_run_of_process() -> Iterator[None]:
+    """Raises UsageError while another thread runs an experiment; one thread may run one inside another.
+
+    The loops of two threads can wait for each other for ever, since both need the threads of TensorFlow's only pool.
+    """
+    if not _running.acquire(blocking=False):
+        raise UsageError("another thread of this process runs an experiment; run one after the other, or in processes")
+    try:
+        yield
+    finally:
+        _running.release()
 
 
 def guard(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,18 +18,19 @@ import tensorflow as tf
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.configured_callbacks import checked_callbacks, from_config
 from trainer_kit.callbacks.orbit_action_checks import checked_actions
+from trainer_kit.config.fields import leaves
 from trainer_kit.config.modes import Mode, lookup_mode
 from trainer_kit.config.resume_check import Change
 from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.collectives import is_chief, strategy_of_run, worker_count
-from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.distribution.collectives import all_gather, is_chief, strategy_of_run, worker_count
+from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
 from trainer_kit.evals.continuous_eval import with_chosen_sets
 from trainer_kit.files import follow_links
 from trainer_kit.folder_identity import held_if_there
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
-from trainer_kit.process.run_lock import RunLock
+from trainer_kit.process.run_lock import RunLock, read_heartbeat
 from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.run.preflight import profile_mistakes
 from trainer_kit.run.progress import Progress
@@ -35,6 +38,8 @@ from trainer_kit.telemetry.report import Writer
 from trainer_kit.training.loops.epochs import Epochs
 
 _LOG = logging.getLogger(__name__)
+_OF_ONE_WORKER = ("runtime.task_index", "runtime.worker_hosts")  # each worker may have others
+_SEEN_WITHIN = 60.0  # seconds; a network file system may hide a new file as long as that
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,36 @@ def plan_run(
         checkpoint = select_checkpoint(directory.path, checkpoint, directory.best)
     users = [*from_config(config.trainer.callbacks), *checked_callbacks(callbacks)]
     return RunPlan(mode, kind, config, options, strategy, directory, checkpoint, *actions, users, config, changes)
+
+
+def check_agreement(plan: RunPlan) -> None:
+    """Checks that all workers have the same config and model_dir; called on all of them, under the lock of the chief.
+
+    Raises:
+      ConfigError: when values differ that `allow_config_change` does not name.
+      UsageError: when this worker does not see the heartbeat of the chief in its model_dir.
+    """
+    if worker_count(plan.strategy) == 1:
+        return
+    exempt, folder = {*_OF_ONE_WORKER, *plan.options.allow_config_change}, plan.directory.path
+    values = {path: repr(value) for path, value in leaves(plan.config).items() if path not in exempt}
+    texts = all_gather(plan.strategy, json.dumps([values, read_heartbeat(folder)]))
+    (wanted, heartbeat), *others = map(json.loads, texts)
+    advice = "start all workers with the same config, or name the value in allow_config_change"
+    mistakes = [
+        Mistake(path, f"{other.get(path)} on worker {index}, but {wanted.get(path)} on worker 0", advice)
+        for index, (other, _) in enumerate(others, 1)
+        for path in sorted(wanted.keys() | other.keys())
+        if other.get(path) != wanted.get(path)
+    ]
+    if mistakes:
+        raise ConfigError(mistakes)
+
+    give_up = time.monotonic() + _SEEN_WITHIN
+    while plan.trains and (read_heartbeat(folder) or {}).get("started") != heartbeat["started"]:
+        if time.monotonic() > give_up:
+            raise UsageError(f"model_dir: worker 0 trains in another folder than {folder}; all need one shared folder")
+        time.sleep(1)
 
 
 def _single_mode(mode: str, profile: str | None) -> Mode:

@@ -17,7 +17,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.zero_learning_rate import rate_end_warnings
 from trainer_kit.distribution.collectives import barrier
 from trainer_kit.folder_identity import is_seen_lost
-from trainer_kit.process.run_lock import only_run_of_process, release_all
+from trainer_kit.process.run_lock import release_all
 from trainer_kit.run import assembly
 from trainer_kit.run.controller import Controller
 from trainer_kit.run.durations import counted_steps, with_durations
@@ -30,8 +30,8 @@ from trainer_kit.run.final_record import (
     was_stopped_at,
 )
 from trainer_kit.run.mode_entries import MODE_ENTRIES, BuiltRun
-from trainer_kit.run.monitoring import guard, open_writers, show_activity
-from trainer_kit.run.plan import RunOptions, RunPlan, plan_run, with_callbacks_of
+from trainer_kit.run.monitoring import guard, only_run_of_process, open_writers, show_activity
+from trainer_kit.run.plan import RunOptions, RunPlan, check_agreement, plan_run, with_callbacks_of
 from trainer_kit.run.progress import Progress
 from trainer_kit.run.save_after_error import saved_after_errors
 from trainer_kit.run.time_limit import TimeLimit
@@ -119,14 +119,12 @@ def run_experiment(
     plan = plan_run(distribution_strategy, mode, params, model_dir, options)
     strategy, directory, config, progress = plan.strategy, plan.directory, plan.config, Progress(release_all)
 
-    with (
-        only_run_of_process(),
-        progress.stop_signals(config.trainer.preemption_grace_seconds) as signals,
-        contextlib.ExitStack() as stack,
-    ):
+    with progress.stop_signals(config.trainer.preemption_grace_seconds) as signals, contextlib.ExitStack() as stack:
+        stack.enter_context(only_run_of_process())
         stack.enter_context(TimeLimit(config.trainer.max_time, signals))
         lock = stack.enter_context(plan.lock(progress))
         stack.enter_context(explaining())
+        check_agreement(plan)
         shown = show_activity(stack, progress, plan.chief, console)
         with strategy.scope():
             plan = with_durations(with_callbacks_of(task, plan), task)

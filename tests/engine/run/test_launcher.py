@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,30 +115,44 @@ def test_a_section_without_a_batch_size_is_left_to_the_task() -> None:
 
 
 def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
-    errors: list[Exception] = []
+    config, other, refused = linear_experiment(train_steps=5), str(tmp_path / "other"), []
 
-    class StartsAnother(trainer_kit.Callback):
-        name = "starts another"
+    def begin(start: Callable[[], Any]) -> None:
+        try:
+            start()
+        except UsageError as error:
+            refused.append(str(error))
+
+    class StartsOthers(trainer_kit.Callback):
+        name = "starts others"
 
         def train_begin(self, run: Any) -> None:
-            for start in (launch_other, run_other):
-                thread = threading.Thread(target=start)
+            task = LinearTask(config.task)
+            for start in (
+                lambda: launch(config, "train", other),
+                lambda: run_experiment(None, task, "train", config, other),
+            ):
+                thread = threading.Thread(target=begin, args=(start,))
                 thread.start()
                 thread.join()
 
-    def launch_other() -> None:
-        with pytest.raises(UsageError, match="another thread of this process runs an experiment; start one after"):
-            launch(config, "train", str(tmp_path / "other"))
-        errors.append(UsageError())
-
-    def run_other() -> None:
-        try:
-            run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path / "other"))
-        except UsageError as error:
-            errors.append(error)
-
-    config = linear_experiment(train_steps=5)
-    launch(config, "train", str(tmp_path / "run"), callbacks=[StartsAnother()])
-    assert len(errors) == 2
+    launch(config, "train", str(tmp_path / "run"), callbacks=[StartsOthers()])
+    assert [text.partition(";")[0] for text in refused] == ["another thread of this process runs an experiment"] * 2
     assert (tmp_path / "run/final.json").exists() and not (tmp_path / "other").exists()
-    launch(config, "train", str(tmp_path / "other"))  # afterwards there is nothing to wait for
+    launch(config, "train", other)  # afterwards there is nothing to wait for
+
+
+def test_an_evaluator_of_a_cluster_does_not_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    with pytest.raises(UsageError, match="TF_CONFIG calls this process an evaluator; start it with mode continuous"):
+        launch(linear_experiment(), "train_and_eval", str(tmp_path / "run"))
+
+
+def test_a_sidecar_with_the_config_of_a_worker_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    config, folder = linear_experiment(train_steps=5), str(tmp_path)
+    launch(config, "train", folder)
+    workers = {"distribution_strategy": "multi_worker_mirrored", "worker_hosts": "a:1,b:1", "task_index": 1}
+    _, logs = launch(config.replace(runtime=workers), "continuous_eval", folder)
+    assert logs["accuracy"] == launch(config, "eval", folder)[1]["accuracy"]

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.end_to_end.workers_experiment import LOOP, STEPS, TRAIN_STEPS, hit_worker, watched_worker, worker
+from tests.process.end_to_end.workers_experiment import (
+    LOOP,
+    STEPS,
+    TRAIN_STEPS,
+    hasty_worker,
+    hit_worker,
+    watched_worker,
+    worker,
+)
 from trainer_kit.files import read_lines
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.testing import Ended, ForkServer, compare_runs
@@ -40,6 +48,7 @@ class Runs:
     changed_by_other: str
     hit: Path
     hit_ends: list[list[Ended]]
+    copies: list[list[str]]  # the checkpoints of the second worker that are left after each hit
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +68,7 @@ def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         server.start(watched_worker, hosts, 1, str(notes), str(whole), *arguments(whole)),
     ]
     whole_ends = [start.wait(SECONDS) for start in starts]
-    hit, hit_ends = base / "hit", []
+    hit, hit_ends, copies = base / "hit", [], list[list[str]]()
     for index, number, moment, count in HITS:
         children = [
             server.start(hit_worker, hosts, own, int(number), moment, count, *arguments(hit))
@@ -69,10 +78,11 @@ def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ]
         children[index].wait(SECONDS)
         hit_ends.append([child.wait(SURVIVAL) for child in children])
+        copies.append(sorted(path.name for path in hit.glob("workers/1/checkpoints/ckpt-*.index")))
     (hit / f"best_checkpoints/two/ckpt-{2 * LOOP}.index").unlink()
     children = [server.start(worker, hosts, own, *arguments(hit)) for own in (0, 1)]
     hit_ends.append([child.wait(SECONDS) for child in children])
-    return Runs(whole, whole_ends, notes.read_text(), hit, hit_ends)
+    return Runs(whole, whole_ends, notes.read_text(), hit, hit_ends, copies)
 
 
 def free_hosts(count: int) -> list[str]:
@@ -101,8 +111,9 @@ def test_two_workers_train_and_only_the_chief_writes(runs: Runs) -> None:
     assert f"train | step {STEPS}/{TRAIN_STEPS}" in chief.text
     assert f"validation | step {STEPS}/{TRAIN_STEPS}" in chief.text
     assert "train | step" not in other.text
-    assert runs.changed_by_other == ""
-    assert not list(runs.whole.glob("**/*worker*"))
+    private = f"{runs.whole}/workers"
+    assert [line for line in runs.changed_by_other.splitlines() if private not in line] == []
+    assert not (runs.whole / "workers").exists()
     assert len(list(runs.whole.glob("train/events*"))) == 1
     assert sorted(path.name for path in runs.whole.glob("ckpt-*.index")) == [f"ckpt-{STEPS}.index", "ckpt-80.index"]
 
@@ -161,3 +172,31 @@ def test_the_chief_refuses_a_model_dir_in_which_others_train(server: ForkServer,
             time.sleep(0.05)
     other.kill()
     assert "train_and_eval" not in other.wait(SURVIVAL).text
+
+
+def test_a_killed_worker_leaves_one_copy_which_goes_away(runs: Runs) -> None:
+    assert runs.copies == [[], [], [f"ckpt-{2 * LOOP}.index"], []]  # killed after it had saved steps 40 and 80
+
+
+def test_workers_with_other_configs_are_told_what_differs(server: ForkServer, tmp_path: Path) -> None:
+    hosts, flags = free_hosts(2), arguments(tmp_path / "run")
+    other = "--params_override=trainer.train_steps=80,runtime.random_seed=7,task.width=9"
+    children = [server.start(worker, hosts, 0, *flags), server.start(worker, hosts, 1, *flags, other)]
+    for ended in [child.wait(SECONDS) for child in children]:
+        assert ended.code == 2, ended.text
+        for line in (
+            "trainer.train_steps: 80 on worker 1, but 160 on worker 0; start all workers with the same config",
+            "runtime.random_seed: 7 on worker 1, but 1 on worker 0",
+            "task.width: 9 on worker 1, but 16 on worker 0",
+        ):
+            assert line in ended.text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_with_another_model_dir_says_so(server: ForkServer, tmp_path: Path) -> None:
+    hosts = free_hosts(2)
+    children = [server.start(hasty_worker, hosts, own, *arguments(tmp_path / f"{own}")) for own in (0, 1)]
+    ended = [child.wait(SECONDS) for child in children]
+    assert [end.code for end in ended] == [75, 2], ended[0].text + ended[1].text
+    assert f"model_dir: worker 0 trains in another folder than {tmp_path}/1; all need one shared" in ended[1].text
+    assert not (tmp_path / "1").exists()

@@ -107,6 +107,8 @@ def test_wrong_hosts_and_indices_are_explained(hosts: str, index: int, message: 
         ("[1]", "TF_CONFIG: it is a list, not a JSON object"),
         ('{"cluster": ["a:1"]}', "TF_CONFIG: 'cluster' is .* not lists of addresses by task type"),
         ('{"cluster": {"worker": "a:1"}}', "not lists of addresses"),
+        ('{"cluster": {"worker": ["a:1", "b"]}}', "TF_CONFIG: the address 'b' is not host:port"),
+        ('{"cluster": {"chief": ["a"], "worker": ["b:1"]}}', "TF_CONFIG: the address 'a' is not host:port"),
         ('{"cluster": {"worker": ["a:1"]}, "task": 3}', "TF_CONFIG: 'task' is 3, without the type and index"),
         ('{"cluster": {"worker": ["a:1"]}}', "TF_CONFIG: 'task' is None, without the type and index"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}', "without the type and index"),
