@@ -29,8 +29,8 @@ SEARCH_SECONDS = 60.0  # how long the steps since the last checkpoint are gone t
 
 def explain_divergence(
     trainer: Any, manager: CheckpointManager, model_dir: str, recovery: Any, error: DivergedError, begun: int, end: int
-) -> str:
-    """Writes `diverged/step-<n>.json` and returns its path.
+) -> tuple[str, str]:
+    """Writes `diverged/step-<n>.json` and returns its path, and advice if its batch is not finite, else "".
 
     Runs eagerly. Every worker calls it, and the chief writes the file.
 
@@ -48,7 +48,7 @@ def explain_divergence(
     record: dict[str, Any] = {"error": str(error), "steps": [begun + 1, end], "trials": recovery.trials}
     record["not_finite"] = first_not_finite(trainer.model)
     record["batches"] = [trainer.data.batch_of(begun + 1), trainer.data.batch_of(end)]
-    path, step = manager.newest(), None
+    path, step, advice = manager.newest(), None, ""
     if path is not None:
         saved = recovery.restore_checkpoint(path)
         record["checkpoint"] = os.path.basename(path)
@@ -59,7 +59,12 @@ def explain_divergence(
             if step - saved > 1:
                 trainer.train(tf.constant(step - saved - 1, tf.int32))
         if step is not None and int(trainer.global_step.numpy()) == step - 1:  # else a stop was asked for meanwhile
-            record["gradient_norms"] = {name: to_json_number(norm) for name, norm in gradient_norms(trainer).items()}
+            batch = trainer.next_batch()
+            if examples := examples_not_finite(trainer.strategy, batch):
+                record["examples_not_finite"] = examples
+                advice = f"values of example {examples[0]} in batch {record['batch']} are not finite: repair the data"
+            norms = gradient_norms(trainer, batch)
+            record["gradient_norms"] = {name: to_json_number(norm) for name, norm in norms.items()}
             record["not_finite"] = first_not_finite(trainer.model) or record["not_finite"]
     if step is None:
         record["hint"] = (
@@ -70,7 +75,14 @@ def explain_divergence(
     target = os.path.join(model_dir, DIVERGED, f"step-{record.get('step', end)}.json")
     if trainer.strategy.extended.should_checkpoint:
         files.write_json(target, record, point="divergence")
-    return target
+    return target, advice
+
+
+def examples_not_finite(strategy: tf.distribute.Strategy, batch: Any) -> list[int]:
+    """Returns the places, in the batch of this worker, of the examples with values that are not finite."""
+    parts = [tf.concat(strategy.experimental_local_results(part), 0) for part in tf.nest.flatten(batch)]
+    floats = [part.numpy() for part in parts if part.dtype.is_floating]
+    return sorted({int(index) for part in floats for index in np.argwhere(~np.isfinite(part))[:, 0]})
 
 
 def first_not_finite(model: Any) -> str | None:
@@ -86,8 +98,8 @@ def _named(model: Any) -> list[tuple[str, Any]]:
     return list(variables.items()) if isinstance(variables, dict) else [(v.name, v) for v in model.variables]
 
 
-def gradient_norms(trainer: Any) -> dict[str, float]:
-    """Takes one training step eagerly and returns the L2 norm of each gradient before clipping, by variable.
+def gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
+    """Takes one training step eagerly on a batch and returns the L2 norm of each gradient before clipping, by variable.
 
     The gradients are those of the first replica. The result is empty when the task applies gradients without
     trainer_kit.apply_gradients.
@@ -105,7 +117,7 @@ def gradient_norms(trainer: Any) -> dict[str, float]:
     gradients.on_gradients = see
     tf.config.run_functions_eagerly(True)
     try:
-        trainer.train_step(OneElement(trainer.next_batch()))
+        trainer.train_step(OneElement(batch))
     except (tf.errors.OpError, RuntimeError, ValueError, TypeError) as error:
         # Some steps cannot run eagerly, under this strategy or by their nature: the rest of the file is still worth it.
         _LOG.warning("the norms of the gradients could not be computed: %s", (str(error).splitlines() or [""])[0])

@@ -34,7 +34,7 @@ class Recovery(Callback):
       trainer: The run's trainer.
       manager: The run's checkpoint manager.
       explain: A function of (this object, error, begin, end) that is called when no trial is left; it writes a report
-        of the divergence and returns its path.
+        of the divergence and returns its path, and what to do if the batch is the cause, else "".
 
     Attributes:
       trials: How often the run has gone back.
@@ -48,7 +48,7 @@ class Recovery(Callback):
         options: TrainerConfig,
         trainer: Any,
         manager: CheckpointManager,
-        explain: Callable[[Any, DivergedError, int, int], str],
+        explain: Callable[[Any, DivergedError, int, int], tuple[str, str]],
     ) -> None:
         self._options, self._trainer, self._manager, self._explain = options, trainer, manager, explain
         self._factor = 1.0
@@ -142,7 +142,8 @@ class Recovery(Callback):
         tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""
         otherwise = "" if self.trials else ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
         try:
-            more = f" (see {self._explain(self, error, begun, end)})"
+            path, advice_for_batch = self._explain(self, error, begun, end)
+            more, advice = f" (see {path})", advice_for_batch or advice
         except Exception as second:  # the exit code has to be that of the divergence: another try would not help
             _LOG.warning("the report of the divergence could not be written: %s", str(second).partition("\n")[0])
             more = ""

@@ -58,7 +58,8 @@ def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), opti
     if not name:
         raise UsageError(
             f"{folder / 'manifest.json'} names no experiment, since the run was started from Python without one; build "
-            f"its model yourself and call trainer_kit.load_weights(model, {str(folder)!r})"
+            f"its model yourself and call trainer_kit.load_weights(model, {str(folder)!r}), or, after a fit of "
+            f"trainer_kit.compat.keras, compat.keras.load(model, {str(folder)!r})"
         )
     if import_modules or name not in experiments:
         given = [import_modules] if isinstance(import_modules, str) and import_modules else import_modules

@@ -137,7 +137,7 @@ def test_norms_are_taken_before_clipping_and_leave_no_trace(eagerly: bool, preci
     with tf.GradientTape() as tape:
         loss = trainer.task.build_losses(labels, trainer.model(points, training=True))
     expected = [float(tf.norm(gradient)) for gradient in tape.gradient(loss, weights)]
-    norms = gradient_norms(trainer)
+    norms = gradient_norms(trainer, trainer.next_batch())
     assert list(norms) == ["sequential/dense/kernel", "sequential/dense/bias",
                            "sequential/dense_1/kernel", "sequential/dense_1/bias"]  # fmt: skip
     assert list(norms.values()) == pytest.approx(expected, rel=1e-5)
@@ -157,7 +157,7 @@ class _GraphOnly(TinyTask):
 
 def test_a_step_that_cannot_run_eagerly_gets_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     trainer = _trainer(_GraphOnly)
-    assert gradient_norms(trainer) == {}
+    assert gradient_norms(trainer, trainer.next_batch()) == {}
     assert "the norms of the gradients could not be computed: tf.gradients is not supported when eager" in caplog.text
     trainer.train(tf.constant(1))  # in graph again
     assert int(trainer.global_step) == 1

@@ -24,7 +24,7 @@ from trainer_kit.errors import DivergedError, PreemptedError
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.metrics_jsonl import active_history
-from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
 
 NAN = float("nan")
 ADAM = {**SGD, "optimizer": {"type": "adam"}}
@@ -319,6 +319,33 @@ def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
     assert bundle["not_finite"] == "sequential/dense/kernel"
     assert bundle["gradient_norms"]["sequential/dense/kernel"] == "nan"
     assert "trainer.train_steps=13" in bundle["command"] and "ckpt-10" in bundle["command"]
+
+
+class _OnePoisoned(LinearTask):
+    """One example of the training data, number 42 of 64, holds NaN."""
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        points, labels = (array[:64].copy() for array in tiny_arrays(bool(params.is_training)))
+        points[42, 3] = NAN if params.is_training else 0.0
+        return ArraySource((points, labels), params)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_example_that_is_not_finite_is_named_and_not_the_rate(replicas: int, tmp_path: Path) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if replicas > 1 else tf.distribute.get_strategy()
+    config = tiny_experiment(optimizer_config=SGD, recovery_max_trials=1, recovery_policy="retry")
+    with strategy.scope():
+        task = _OnePoisoned(config.task)
+    with pytest.raises(DivergedError) as error:
+        run_experiment(strategy, task, "train", config, str(tmp_path))
+    train_data = config.task.train_data
+    points = np.concatenate([batch[0] for batch in task.build_inputs(train_data).at(0).take(8)])
+    place = int(np.argwhere(np.isnan(points))[0, 0])
+    size = train_data.global_batch_size
+    advice = f"values of example {place % size} in batch {place // size} are not finite: repair the data"
+    assert advice in str(error.value) and "learning rate" not in str(error.value)
+    (report,) = (tmp_path / "diverged").glob("step-*.json")
+    assert json.loads(report.read_text())["examples_not_finite"] == [place % size]
 
 
 def test_a_checkpoint_of_bad_weights_is_moved_aside(hidden: tuple[Path, Any], tmp_path: Path) -> None:
