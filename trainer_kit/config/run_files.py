@@ -159,10 +159,7 @@ RUN_FILES: tuple[RunFile, ...] = (
         "One JSON object for each attempt: command, exit code, cause, last lines. "
         "Those of a sidecar are in `evals/<name>/`.",
     ),
-    RunFile(
-        "workers/<n>/", "worker n, from 1, and its supervisor", "with each checkpoint, and after each attempt",
-        "While worker n runs, a copy of the newest checkpoint, which nobody reads. The attempts of worker n.",
-    ),
+    RunFile("workers/<n>/", "worker n, from 1", "with checkpoints and attempts", "Its attempts, and its own copy."),
     RunFile(
         "finetune-<step>/", "mode continuous_train_and_eval", "from the start of a fine-tuning",
         "A run directory of its own for each checkpoint of the other run.",

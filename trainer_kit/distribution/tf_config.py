@@ -156,16 +156,12 @@ def read_cluster() -> Cluster | None:
 def _addresses(worker_hosts: str) -> tuple[str, ...]:
     addresses = tuple(address.strip() for address in worker_hosts.split(","))
     for address in addresses:
-        if not _has_port(address):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise _mistake("runtime.worker_hosts", f"{address!r} is not host:port", "write them like 'a:2222,b:2222'")
         if addresses.count(address) > 1:
             raise _mistake("runtime.worker_hosts", f"{address!r} is listed twice", "each worker needs its own address")
     return addresses
-
-
-def _has_port(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
 
 
 def _tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
@@ -173,8 +169,8 @@ def _tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
         raise _bad_tf_config(f"'cluster' is {cluster!r}, not lists of addresses by task type")
     tasks = {name: tuple(str(address) for address in addresses) for name, addresses in cluster.items()}
     for address in (*tasks.get("chief", ()), *tasks.get("worker", ())):
-        if not _has_port(address):
-            raise _bad_tf_config(f"the address {address!r} is not host:port")
+        if not address.rpartition(":")[2].isdecimal():
+            raise _bad_tf_config(f"the address {address!r} has no port")
     return tasks
 
 

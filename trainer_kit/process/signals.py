@@ -44,8 +44,6 @@ class StopSignals:
     save: the process ends a second after the signal. SIGHUP does nothing if it was ignored before, as under nohup.
     Forked children do not inherit this handling.
 
-    Python's own exit waits for threads, child processes and atexit handlers, but not after the end of the grace time.
-
     A nested StopSignals receives the same signals, also one that arrived before it was entered. So no signal is lost
     between two runs of a longer job.
 
@@ -121,10 +119,7 @@ class StopSignals:
                     self.reason = outermost.reason
                     self._hear(outermost.received)
         else:
-            _LOG.warning(
-                "this run is not in the main thread, where Python handles signals: SIGTERM and Ctrl-C end the process "
-                "without saving"
-            )
+            _LOG.warning("SIGTERM and Ctrl-C will not save this run, since it is not in the main thread of its process")
         return self
 
     def __exit__(

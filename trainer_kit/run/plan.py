@@ -179,8 +179,7 @@ def check_agreement(plan: RunPlan) -> None:
     """Checks that all workers have the same config and model_dir; called on all of them, under the lock of the chief.
 
     Raises:
-      ConfigError: when values differ that `allow_config_change` does not name.
-      UsageError: when this worker does not see the heartbeat of the chief in its model_dir.
+      UsageError: when values differ that `allow_config_change` does not name, or model_dir lacks the chief's heartbeat.
     """
     if worker_count(plan.strategy) == 1:
         return
@@ -188,7 +187,7 @@ def check_agreement(plan: RunPlan) -> None:
     values = {path: repr(value) for path, value in leaves(plan.config).items() if path not in exempt}
     texts = all_gather(plan.strategy, json.dumps([values, read_heartbeat(folder)]))
     (wanted, heartbeat), *others = map(json.loads, texts)
-    advice = "start all workers with the same config, or name the value in allow_config_change"
+    advice = "start all workers with one config, or name the value in allow_config_change"
     mistakes = [
         Mistake(path, f"{other.get(path)} on worker {index}, but {wanted.get(path)} on worker 0", advice)
         for index, (other, _) in enumerate(others, 1)

@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def saved_after_errors(controller: Any) -> Iterator[None]:
-    """Saves the state after an error, the user's sys.exit or KeyboardInterrupt, if it is sound; then raises it again.
+    """Saves the state after an error or the user's sys.exit, if it is sound; then raises the error again.
 
     Raises:
       InterruptedRunError: instead of a KeyboardInterrupt that the user's code raised.
@@ -39,8 +39,7 @@ def saved_after_errors(controller: Any) -> Iterator[None]:
                 _LOG.warning("nothing could be saved after the error: %s", second)
         if isinstance(error, Exception):
             raise
-        where = f"at step {controller.run.step}; the same command resumes from the last checkpoint"
-        raise InterruptedRunError(f"stopped by a KeyboardInterrupt of your code {where}") from error
+        raise InterruptedRunError(f"your code raised KeyboardInterrupt at step {controller.run.step}") from error
 
 
 def _save_what_is_sound(controller: Any, error: BaseException, alone: bool) -> None:

@@ -233,14 +233,19 @@ def test_a_checkpoint_that_others_removed_is_not_an_error(tmp_path: Path, withou
     assert names(tmp_path) == sorted(["checkpoint", *parts(2)])
 
 
-def test_a_worker_that_is_not_chief_saves_to_a_temporary_folder(tmp_path: Path) -> None:
+def test_a_worker_that_is_not_chief_keeps_one_copy_of_its_own(tmp_path: Path) -> None:
     SmallRun(tmp_path).train_to(1)
-    before = names(tmp_path)
-    other = SmallRun(tmp_path, keeps=False, agree=lambda number: 1, max_to_keep=1)
-    assert other.start == 1
-    other.train_to(2, 3)
-    assert names(tmp_path) == before
-    assert other.manager.newest() == f"{tmp_path}/ckpt-1"
+    before, attempts = names(tmp_path), tmp_path / "workers/2/attempts.jsonl"
+    attempts.parent.mkdir(parents=True)
+    attempts.write_text("of the supervisor")
+    for steps in ((2, 3), (2,)):  # the second process begins where the first one was killed
+        other = SmallRun(tmp_path, keeps=False, worker=2, agree=lambda number: 1, max_to_keep=5)
+        assert other.start == 1
+        other.train_to(*steps)
+        assert names(tmp_path / "workers/2/checkpoints") == ["checkpoint", *parts(steps[-1])[1:]]
+        assert other.manager.newest() == f"{tmp_path}/ckpt-1"
+    other.manager.__exit__(None, None, None)
+    assert names(tmp_path) == [*before, "workers"] and names(tmp_path / "workers/2") == ["attempts.jsonl"]
 
 
 def test_a_discarded_checkpoints_step_can_be_saved_again(tmp_path: Path) -> None:
