@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer_kit.errors import StorageError
+from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.folder_identity import check_held, make_folder
 
 _DEEPEST = 100  # levels of a record; walking a deeper one might exceed Python's recursion limit
@@ -32,10 +32,15 @@ def follow_links(folder: str) -> str:
     """Returns the path of `folder` without symbolic links, or `folder` unchanged when there are none.
 
     So a link that is redirected during a run, such as `runs/latest`, does not redirect the run.
+    Raises UsageError when the path is not ASCII and the locale is.
     """
     if not folder or is_remote(folder):
         return folder
-    real = os.path.realpath(folder)
+    try:
+        real = os.path.realpath(folder)
+        real.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{folder!a}: this locale has no UTF-8 for such paths; set LC_ALL=C.UTF-8") from error
     return os.fspath(folder) if real == os.path.abspath(folder) else real
 
 

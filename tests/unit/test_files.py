@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +31,15 @@ def points() -> Iterator[list[tuple[str, str]]]:
 def test_remote_paths_have_a_scheme() -> None:
     assert files.is_remote("gs://bucket/x") and files.is_remote("s3://bucket")
     assert not files.is_remote("/a/b") and not files.is_remote(Path("a:b"))
+
+
+def test_a_path_that_the_locale_cannot_hold_is_refused_in_a_line(tmp_path: Path) -> None:
+    locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    program = "import sys; from trainer_kit.files import follow_links; follow_links(sys.argv[1] or 'r\\xe9')"
+    for given in ("", f"{tmp_path}/r\xe9"):  # in the program, or as an argument
+        ended = subprocess.run([sys.executable, "-c", program, given], env=locale, capture_output=True, text=True)
+        last = ended.stderr.splitlines()[-1]
+        assert last.startswith("trainer_kit.errors.UsageError: ") and last.endswith("set LC_ALL=C.UTF-8"), ended.stderr
 
 
 def test_text_is_written_in_utf_8_and_replaces_what_was_there(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class Webhook(Callback):
         code = known.exit_code if known else ExitCode.BUG
         if code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):
             return
-        error = f"{'' if known else type(run.error).__name__ + ': '}{run.error}"[:_LONGEST]
+        error = f"{'' if known and str(known) else type(run.error).__name__ + ': '}{run.error}"[:_LONGEST]
         text = f"failed at step {run.step} with exit code {int(code)}: {error.splitlines()[0]}"
         self._post(run, "failed", text, {"step": run.step, "error": error, "exit_code": int(code)})
 

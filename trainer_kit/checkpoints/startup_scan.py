@@ -135,7 +135,7 @@ def not_written(what: str, folder: str, error: Exception | None) -> StorageError
     """Returns the error for a failed write: `what` failed, why, and how much space `folder` has."""
     if lost := lost_folder(folder):
         return StorageError(lost)
-    if not os.path.isdir(folder):
+    if not os.path.isdir(folder) or "Permission denied" in _reason(error):
         return StorageError(f"{what}: {_reason(error)}; give a writable folder")
     return StorageError(
         f"{what}: {_reason(error)} ({shutil.disk_usage(folder).free:,} bytes are free there); free some space, then "

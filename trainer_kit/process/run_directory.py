@@ -197,7 +197,7 @@ class RunDirectory:
             return None
 
     def _trainer_value(self, name: str) -> Any:
-        if not os.path.exists(self.params):
+        if not os.path.isfile(self.params):
             raise KeyError(name)
         return yaml_loader.parse(_read_params(self.params), self.params, own=True).values["trainer"][name]
 
@@ -230,7 +230,12 @@ def check_model_dir(
             f"model_dir={directory.path!r}: TensorFlow reads {' and '.join(found)} in the path of a checkpoint as a "
             "pattern, and would not find the checkpoint again; give a path without *, ? and ["
         )
+    for path in (directory.params, directory.manifest, directory.final, directory.metrics, directory.ledger):
+        # To read a FIFO or a device may never end.
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            raise StorageError(f"{path} is not a file; remove it, or give another model_dir")
     files.check_writable(directory.path)
+    files.check_writable(directory.best)
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):
         return []

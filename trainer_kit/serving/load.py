@@ -105,7 +105,8 @@ def load_weights(
 ) -> LoadedWeights:
     """Loads weights of any program into a model; prints a summary and returns it.
 
-    All variables of the model get their values, or, after an error, none. Runs eagerly, in cross-replica context.
+    All variables of the model get their values, or, after an error, none. A value is converted to the dtype of its
+    variable. Runs eagerly, in cross-replica context.
 
     Args:
       model: A built Keras 3 model, tf_keras model or tf.Module.

@@ -23,6 +23,7 @@ from trainer_kit.checkpoints.startup_scan import (
     done_going_back,
     going_back,
     newest_whole,
+    not_written,
     remove_checkpoint,
     remove_debris,
     remove_saved,
@@ -414,3 +415,12 @@ def test_the_record_of_a_checkpoint_is_removed_before_its_data(folder: Path, mon
     of_checkpoint = [name for name in removed if name.startswith("ckpt-1.")]
     assert of_checkpoint[0] == "ckpt-1.commit.json"
     assert [".data-" in name for name in of_checkpoint[1:]] == sorted(".data-" in name for name in of_checkpoint[1:])
+
+
+def test_only_a_full_disk_asks_for_space(tmp_path: Path) -> None:
+    denied = tf.errors.PermissionDeniedError(None, None, f"{tmp_path}/ckpt-1.index; Permission denied")
+    assert str(not_written("ckpt-1 was not written", str(tmp_path), denied)) == (
+        f"ckpt-1 was not written: {tmp_path}/ckpt-1.index; Permission denied; give a writable folder"
+    )
+    full = OSError(28, "No space left on device")
+    assert "free some space" in str(not_written("ckpt-1 was not written", str(tmp_path), full))

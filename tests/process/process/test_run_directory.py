@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,6 +197,33 @@ def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(tmp_path: Path,
 def test_a_folder_name_like_a_pattern_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"reads \* and \[ in the path of a checkpoint as a pattern"):
         check_model_dir(_directory(tmp_path / "run[1]*"), _config(), "mine", [])
+
+
+@pytest.mark.parametrize("name", ["params.yaml", "manifest.json", "metrics.jsonl", "final.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["FIFO", "device"])
+def test_what_is_no_file_is_not_read(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    assert directory.steps_per_epoch() is None  # which a fit asks for first
+    with pytest.raises(StorageError, match=f"{tmp_path}/{name} is not a file; remove it"):
+        check_model_dir(directory, _config(), "mine", [])
+
+
+def test_best_weights_that_cannot_be_read_end_a_run_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, make = _started(tmp_path), tempfile.TemporaryFile
+    (tmp_path / "best_ckpt").mkdir()
+
+    def refuse(*, dir: Path) -> Any:  # the user who runs the tests may do everything
+        if dir.name == "best_ckpt":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return make(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(StorageError, match="best_ckpt cannot be written: Permission denied"):
+        check_model_dir(directory, _config(), "mine", [])
 
 
 def test_an_unwritable_place_is_a_storage_error_with_code_6(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def test_why_a_run_stopped_early_is_in_the_text(server: Server, tmp_path: Path) 
     [
         (DivergedError("the loss is nan\nmore"), 3, "failed at step 15 with exit code 3: the loss is nan"),
         (KeyError("x"), 1, "failed at step 15 with exit code 1: KeyError: 'x'"),
+        (DivergedError(), 3, "failed at step 15 with exit code 3: DivergedError: "),
         (RuntimeError(), 1, "failed at step 15 with exit code 1: RuntimeError: "),
     ],
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ OPTIONAL = (
     "task",
 )  # what files of TF Model Garden and best checkpoints lack
 ROWS = 20  # of a table of differences
+_OTHER_DTYPE = re.compile(r"tensor_name = (\S+); expected dtype (\w+) does not equal original dtype (\w+)")
 _LOG = logging.getLogger(__name__)
 
 
@@ -105,7 +107,7 @@ def restore(
       advice: The advice for the message when it does not fit; "" selects the advice for the owner of a run.
 
     Raises:
-      UsageError: when a variable is missing, has another shape or, if `whole`, is not in the run; a table lists all.
+      UsageError: when a variable is missing, differs in shape or dtype or, if `whole`, is not in the run; lists all.
       StorageError: when the files are missing or damaged.
     """
     try:
@@ -135,6 +137,9 @@ def restore(
     except tf.errors.NotFoundError as error:
         raise StorageError(f"{path} is gone or incomplete: {error.message}") from error
     except (tf.errors.OpError, IndexError) as error:
+        found = _OTHER_DTYPE.findall(str(error))
+        if rows := [(readable(key), f"{saved} saved, {here} here", None, None) for key, here, saved in found]:
+            raise _does_not_fit(path, differences_table(rows), True, advice) from error
         raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
 
 

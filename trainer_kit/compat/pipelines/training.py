@@ -185,8 +185,11 @@ class Training:
             raise UsageError("train_ds is None; give the training data")
         if self._folder.is_finished(epochs) and build_on(self.model, train_ds):
             _LOG.warning(_STOPPED if self._folder.was_stopped() else _ENDED, self.job_dir, self.last_epoch)
-            load(self.model, self.checkpoints_dir, "latest")
-            return recorded_history(self.model, self.checkpoints_dir)
+            load(self.model, self.checkpoints_dir, self._folder.last_checkpoint())
+            history = recorded_history(self.model, self.checkpoints_dir)
+            if not history.epoch:
+                raise StorageError(f"{self.checkpoints_dir} has lost history.json: restore it, or take another job_dir")
+            return history
         # A job whose loss is not finite ends with an error. Keras would go on, and the artifact would hold NaN.
         trainer = {"recovery_max_trials": 0, **options.pop("trainer", {})}
         callbacks = [*self.callbacks, *(options.pop("callbacks", None) or ()), _Progress(self)]

@@ -132,6 +132,21 @@ def test_files_that_are_gone_or_damaged_are_storage_errors(tmp_path: Path) -> No
 # ---- a changed model
 
 
+@pytest.mark.parametrize("library", [keras, tf_keras])
+@pytest.mark.parametrize("options", [{"whole": True}, {"whole": False}, {"whole": True, "partial": True}])
+def test_another_dtype_is_a_table_of_differences(library: Any, options: dict[str, bool], tmp_path: Path) -> None:
+    def parts(dtype: str) -> dict[str, Any]:
+        inputs = library.Input((2,))
+        model = library.Model(inputs, library.layers.Dense(1, name="head", dtype=dtype)(inputs))
+        return {"global_step": tf.Variable(3, dtype=tf.int64), "model": model}
+
+    path = _save(tmp_path, parts("float32"))
+    with pytest.raises(UsageError, match="does not fit this run; use the code and the config") as error:
+        restore(training_checkpoint(**parts("float16")), path, **options)
+    rows = re.findall(r"(kernel|bias) +float saved, half here\n?", str(error.value))
+    assert sorted(rows) == ["bias", "kernel"]
+
+
 def _net(*layers: tuple[str, int], optimizer: Any = None) -> dict[str, Any]:
     model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(width, name=name) for name, width in layers)])
     optimizer = optimizer or keras.optimizers.Adam()

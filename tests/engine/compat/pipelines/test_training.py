@@ -108,6 +108,20 @@ def test_a_loss_that_is_not_finite_is_not_exported(tmp_path: Path, capsys: pytes
     assert made.last_checkpoint is None
 
 
+@pytest.mark.parametrize(("lost", "code"), [("ckpt-8.index", 2), ("history.json", 6)])
+def test_a_finished_job_does_not_export_what_it_has_lost(
+    lost: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job(tmp_path).run_train(data(), data(), 2)
+    shutil.rmtree(tmp_path / "artifacts")
+    (tmp_path / "job/checkpoints" / lost).unlink()
+    with pytest.raises(SystemExit) as ended:
+        job(tmp_path).run_train(data(), data(), 2)
+    assert ended.value.code == code
+    assert ("ckpt-8" if code == 2 else "has lost history.json") in capsys.readouterr().err
+    assert not (tmp_path / "artifacts").exists()
+
+
 def test_a_job_goes_on_and_writes_what_is_missing(tmp_path: Path) -> None:
     job(tmp_path).run_train(data(), data(), 1)
     first, made = exported(tmp_path), job(tmp_path)
