@@ -242,6 +242,8 @@ def steps_per_execution(model: Any) -> int:
     Keras 3 shows it. tf_keras keeps it in a variable, under a private name; without that name the answer is 1.
     """
     steps = getattr(model, "steps_per_execution", getattr(model, "_steps_per_execution", None))
+    if isinstance(steps, tf.Variable):
+        steps = steps.numpy()  # of several replicas, it has no `int`
     return 1 if steps is None or isinstance(steps, str) else int(steps)
 
 

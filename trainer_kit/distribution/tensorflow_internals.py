@@ -94,6 +94,9 @@ def converted_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     `tf.autograph.to_graph` takes functions and methods with a source only, and converts the marked ones too; without
     the name it is used for those, and all else stays as it is: an `if` over a tensor in a model then fails.
     """
+    if inspect.ismethod(function) and hasattr(function, "_tf_decorator"):
+        # A method of a metric of tf_keras: AutoGraph would convert what is decorated, which is then not called.
+        function = functools.partial(function)
     try:
         neither_on_nor_off = _outside_of_functions()
         return tf.__internal__.autograph.tf_convert(function, neither_on_nor_off)

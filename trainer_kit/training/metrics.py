@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
+from trainer_kit.inputs.autograph import converted
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.training.returned_metrics import ReturnedMetrics
 from trainer_kit.training.step_values import StepValues
@@ -196,7 +197,7 @@ class MetricSet:
         for part in self._parts:
             logs.update(part.results())
         for name, metric in [*((metric.name, metric) for metric in self.metrics), *self.returned.items()]:
-            result = metric.result()
+            result = converted(metric.result)()
             logs.update(result if isinstance(result, Mapping) else {name: result})
         if self.loss.reported:
             logs[self.loss.name] = tf.cast(self.loss.result(), tf.float32)

@@ -86,6 +86,36 @@ def test_a_metric_with_several_results_reports_each() -> None:
     assert to_numpy(MetricSet("loss", [_Parts(name="parts")]).results()) == {"low": 1.0, "high": 2.0}
 
 
+class _Signs(tf_keras.metrics.Metric):
+    """A metric that counts signs, with conditions of tensors in its methods."""
+
+    def __init__(self) -> None:
+        super().__init__(name="signs")
+        self.balance = self.add_weight("balance", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        if y_pred < y_true:
+            self.balance.assign_sub(1.0)
+        else:
+            self.balance.assign_add(1.0)
+
+    def result(self) -> Any:
+        return -10.0 if self.balance < 0 else self.balance
+
+
+def test_conditions_of_tensors_in_a_metric_of_tf_keras_become_part_of_the_graph() -> None:
+    metric = _Signs()
+    task, metrics = TinyTask(TinyConfig()), MetricSet("loss", [metric])
+
+    @tf.function(autograph=False)
+    def updated(prediction: Any) -> Any:
+        task.process_metrics([metric], tf.constant(0.0), prediction)
+        return metrics.results()["signs"]
+
+    predictions = (1.0, 2.0, -1.0, -1.0, -1.0)
+    assert [float(updated(tf.constant(one))) for one in predictions] == [1.0, 2.0, 1.0, 0.0, -10.0]
+
+
 def test_metrics_of_a_compiled_model_leave_out_its_loss_tracker() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     assert model_metrics(model) == []

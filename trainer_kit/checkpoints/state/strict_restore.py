@@ -267,18 +267,27 @@ def difference(
     wanted = wanted_shapes(items)
     rows: list[tuple[str, str, Any, Any]] = []
     rows += [(name, "missing in the checkpoint", None, wanted[name]) for name in wanted.keys() - saved.keys()]
-    named = {section for section, item in items.items() if isinstance(item, (Mapping, tf.Variable))}
     if whole:
-        others = {name for name in saved.keys() - wanted.keys() if name.split("/")[0] in named | _absent(items, saved)}
+        others = {name for name in saved.keys() - wanted.keys() if not name.startswith(_saved_by_structure(items))}
         rows += [(name, "not in this run", saved[name], None) for name in others]
     both = wanted.keys() & saved.keys()
     rows += [(name, "another shape", saved[name], wanted[name]) for name in both if saved[name] != wanted[name]]
     return differences_table(sorted(rows, key=lambda row: row[0].rpartition("/")), most)
 
 
-def _absent(items: Mapping[str, Any], saved: Mapping[str, Any]) -> set[str]:
-    """Returns the sections that only the file has."""
-    return _sections(saved) - items.keys()
+def _saved_by_structure(items: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the paths of what is saved by structure, such as each of several optimizers of tf_keras, with a "/"."""
+    paths: list[str] = []
+
+    def collect(path: str, item: Any) -> None:
+        if isinstance(item, Mapping):
+            for name, value in item.items():
+                collect(f"{path}{name}/", value)
+        elif not isinstance(item, tf.Variable):
+            paths.append(path)
+
+    collect("", items)
+    return tuple(paths)
 
 
 def differences_table(rows: Sequence[tuple[str, str, Any, Any]], most: int | None = ROWS) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.compat.keras.preparation import flattened
+from trainer_kit.compat.keras.preparation import flattened, with_autograph
 from trainer_kit.training.metrics import MetricSet
 
 
@@ -63,9 +63,9 @@ class KerasMetrics(MetricSet):
     def results(self) -> dict[str, Any]:
         """Returns all results by name; called in cross-replica context."""
         found = {name: tf.convert_to_tensor(one) for name, one in self._last.items()}
-        found = found or {
-            name: tf.convert_to_tensor(one) for name, one in flattened(self._model.get_metrics_result()).items()
-        }
+        if not found:
+            of_model = with_autograph(self._model.get_metrics_result, self._model)()
+            found = {name: tf.convert_to_tensor(one) for name, one in flattened(of_model).items()}
         return {
             **super().results(),
             **{(self._loss_name if name == "loss" else name): one for name, one in found.items()},

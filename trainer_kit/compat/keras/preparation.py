@@ -8,8 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer_kit.distribution.keras_internals import of_keras_2
 from trainer_kit.distribution.tracing import traced
 from trainer_kit.errors import UsageError
+from trainer_kit.inputs.autograph import converted
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def traced_logs(step: Callable[[Any], Any], model: Any, batch: Any) -> dict[str,
 
     @tf.autograph.experimental.do_not_convert
     def recording(data: Any) -> None:
-        logs = checked_logs(step(data), step)
+        logs = checked_logs(with_autograph(step, model)(data), step)
         names.update(logs)
         specs.update({name: _spec(value) for name, value in flattened(logs).items()})
 
@@ -81,6 +83,11 @@ def _build_for_step_of_keras(step: Callable[[Any], Any], model: Any, batch: Any)
     _trace(losses_and_metrics, batch)
     if trains and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+
+
+def with_autograph(method: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    """Returns a method of a model as its own Keras calls it in graph: tf_keras with AutoGraph, Keras 3 without."""
+    return converted(method) if of_keras_2(model) else method
 
 
 def checked_logs(logs: Any, step: Callable[[Any], Any]) -> Mapping[str, Any]:

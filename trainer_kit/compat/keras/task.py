@@ -14,7 +14,7 @@ from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders
 from trainer_kit.compat.keras.data.training_data import DatasetEpochs, training_data, validation_dataset
 from trainer_kit.compat.keras.fitting.callbacks import ExperimentCallbacks, split_callbacks
 from trainer_kit.compat.keras.fitting.program_changes import changes, description
-from trainer_kit.compat.keras.preparation import flattened, optimizers_of, traced_logs
+from trainer_kit.compat.keras.preparation import flattened, optimizers_of, traced_logs, with_autograph
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.distribution.keras_internals import clip_after_sum
 from trainer_kit.errors import UsageError
@@ -114,13 +114,13 @@ class KerasTask(Task):
     ) -> dict[str, Any]:
         """Runs the model's own training step, with its own optimizers, in graph, on a replica."""
         del optimizer, metrics
-        return dict(model.train_step(inputs))
+        return dict(with_autograph(model.train_step, model)(inputs))
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
         """Runs the model's own evaluation step, in graph, on a replica."""
         del metrics
-        return dict(model.test_step(inputs))
+        return dict(with_autograph(model.test_step, model)(inputs))
 
     def state(self) -> dict[str, Any]:
         """Returns what the model was made of, and the orders of the batches of a PyDataset."""

@@ -135,6 +135,81 @@ def of_tf_keras() -> Any:
     return model
 
 
+class Doubled(tf_keras.layers.Layer):
+    """A layer with a condition of tensors: it doubles a batch with a positive sum."""
+
+    def call(self, inputs: Any) -> Any:
+        outputs = inputs
+        if tf.reduce_sum(inputs) > 0:
+            outputs = inputs * 2.0
+        return outputs
+
+
+class PositiveBatches(tf_keras.metrics.Metric):
+    """A metric with conditions of tensors: the number of batches with a positive sum, negative from the third one."""
+
+    def __init__(self) -> None:
+        super().__init__(name="positive_batches")
+        self.number = self.add_weight("number", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del y_true, sample_weight
+        if tf.reduce_sum(y_pred) > 0:
+            self.number.assign_add(1.0)
+
+    def result(self) -> Any:
+        value = self.number + 0.0
+        if value > 2:
+            value = -value
+        return value
+
+
+def limited_squares(y_true: Any, y_pred: Any) -> Any:
+    """Returns the squared error, halved if its mean is above 1, which is a condition of tensors."""
+    error = tf.reduce_mean(tf.square(tf.cast(y_true, tf.float32)[:, None] - y_pred), -1)
+    if tf.reduce_mean(error) > 1:
+        error *= 0.5
+    return error
+
+
+def with_tensor_conditions() -> Any:
+    """Returns a model of tf_keras with conditions of tensors in a layer, in its loss and in its metrics."""
+    hidden = [Doubled(), tf_keras.layers.BatchNormalization()]
+    model = tf_keras.Sequential([tf_keras.Input((8,)), *hidden, tf_keras.layers.Dense(3)])
+    model.compile("adam", limited_squares, metrics=[PositiveBatches(), limited_squares])
+    return model
+
+
+class TwoOptimizers(tf_keras.Model):
+    """A model of tf_keras whose step trains its two layers with an optimizer each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = tf_keras.layers.Dense(4), tf_keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.second(self.first(inputs))
+
+    def compile(self, first_optimizer: Any, second_optimizer: Any) -> None:
+        super().compile()
+        self.first_optimizer, self.second_optimizer = first_optimizer, second_optimizer
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean(self(data) ** 2)
+        for optimizer, layer in ((self.first_optimizer, self.first), (self.second_optimizer, self.second)):
+            variables = layer.trainable_weights
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"square": loss}
+
+
+def with_two_optimizers() -> Any:
+    """Returns a model of tf_keras that is not built and has an optimizer of today and an old one."""
+    model = TwoOptimizers()
+    model.compile(tf_keras.optimizers.Adam(), tf_keras.optimizers.legacy.Adam(0.01))
+    return model
+
+
 def two_outputs() -> Any:
     """Returns a functional model with two inputs and two outputs."""
     a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")

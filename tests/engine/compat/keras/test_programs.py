@@ -31,6 +31,8 @@ from tests.engine.compat.keras.keras_programs import (
     of_tf_keras,
     pairs,
     two_outputs,
+    with_tensor_conditions,
+    with_two_optimizers,
 )
 from trainer_kit.compat import keras as tk_keras
 
@@ -83,6 +85,10 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
     "a Sequence of tf_keras": (
         of_tf_keras,
         lambda: {"x": OldBatches(), "shuffle": False, "validation_data": OldBatches()},
+    ),
+    "conditions of tensors in a model of tf_keras": (
+        with_tensor_conditions,
+        lambda: {"x": X, "y": Y, "validation_data": (X, Y)},
     ),
     "sparse arrays": (of_sparse_inputs, sparse_data),
     "a generator, averaged weights": (
@@ -175,6 +181,29 @@ def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
         ours, pairs().shuffle(100).batch(32), epochs=2, validation_data=(X, Y), verbose=0, model_dir=str(tmp_path)
     )
     assert_same(ours, history, theirs, expected)
+
+
+def test_two_replicas_give_the_numbers_of_tf_keras(tmp_path: Path) -> None:
+    data = {"x": pairs().batch(32), "epochs": 2, "validation_data": (X, Y), "verbose": 0}
+    with two_cpus().scope():
+        theirs = seeded(with_tensor_conditions)
+    expected = theirs.fit(**data)
+    with two_cpus().scope():
+        ours = seeded(with_tensor_conditions)
+    assert_same(ours, tk_keras.fit(ours, **data, model_dir=str(tmp_path)), theirs, expected)
+
+
+def test_a_model_of_tf_keras_with_two_optimizers_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    whole = seeded(with_two_optimizers)
+    expected = tk_keras.fit(whole, X, epochs=3, verbose=0, model_dir=str(tmp_path / "whole"))
+    for epochs in (1, 3, 3):  # the last one finds a finished run
+        model = seeded(with_two_optimizers)
+        history = tk_keras.fit(model, X, epochs=epochs, verbose=0, model_dir=str(tmp_path / "again"))
+    assert history.history == expected.history
+    for name, optimizer in (("first", model.first_optimizer), ("second", model.second_optimizer)):
+        assert int(optimizer.iterations) == 3 * 4, name
+    for found, weight in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, weight)
 
 
 def test_two_replicas_build_a_model_from_a_py_dataset(tmp_path: Path) -> None:
