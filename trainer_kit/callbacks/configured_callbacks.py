@@ -54,6 +54,8 @@ def from_config(sections: Iterable[CallbackConfig]) -> list[Callback]:
     Raises:
       UsageError: when no callback has such a name, or its class does not accept the arguments.
     """
+    if not isinstance(sections, Sequence):  # a field of this name that a Model Garden program has for itself
+        return []
     return [_made(f"trainer.callbacks[{place}]", section) for place, section in enumerate(sections)]
 
 

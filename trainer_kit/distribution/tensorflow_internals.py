@@ -104,6 +104,19 @@ def converted_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
         return tf.autograph.to_graph(function) if inspect.isroutine(function) else function
 
 
+def called_outside_of_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that is itself not converted, and in which AutoGraph is not off.
+
+    Runs in graph, in any context. Layers, losses and metrics of tf_keras convert their own code unless AutoGraph is off
+    around them, as it is in code marked `do_not_convert`. Without the name it stays off: an `if` over a tensor fails.
+    """
+    try:
+        status = _outside_of_functions()
+        return tf.__internal__.autograph.tf_convert(functools.partial(function), status, convert_by_default=False)
+    except AttributeError:
+        return function
+
+
 @functools.cache
 def _outside_of_functions() -> Any:
     """AutoGraph's state as it is outside of every tf.function."""

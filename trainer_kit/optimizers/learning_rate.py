@@ -83,7 +83,8 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     Runs eagerly or in graph, in any context.
 
     Args:
-      optimizer: An optimizer of Keras, wrapped for loss scaling or not; any object with a `learning_rate`; or a dict.
+      optimizer: An optimizer of Keras, wrapped for loss scaling or not; any object with a `learning_rate`, or with a
+        list of `optimizers`, whose rates have their numbers as names; or a dict.
       step: The step at which a schedule is evaluated; None means the optimizer's iterations, for its next step.
 
     Raises:
@@ -95,6 +96,8 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     schedule = learning_rate_of(optimizer)
     if step is None or not isinstance(schedule, Schedule):
         schedule = getattr(optimizer, "learning_rate", None)
+    if schedule is None and (parts := getattr(optimizer, "optimizers", None)):
+        return {str(number): current_learning_rate(part, step) for number, part in enumerate(parts)}
     if schedule is None:
         raise UsageError(f"{type(optimizer).__name__} has no learning_rate; give it an attribute of that name")
     if callable(schedule):

@@ -37,6 +37,10 @@ class _Loss(keras.metrics.Mean):
         self.count.value.assign_add(weight * tf.cast(tf.size(values), self.dtype))
         return None
 
+    def reset_states(self) -> None:
+        """Does what `reset_state` does: trainers of Model Garden call it by this name of Keras 2."""
+        self.reset_state()
+
 
 class MetricSet:
     """The metrics of training or of validation, with the loss. Created in the scope of the strategy.

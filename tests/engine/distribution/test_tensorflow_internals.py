@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from trainer_kit.distribution import tensorflow_internals as internals
 from trainer_kit.errors import TrainerKitError, UsageError
@@ -120,6 +121,23 @@ def test_code_that_is_not_converted_calls_what_is() -> None:
         _in_unconverted_code(kept)(tf.constant(1))
 
 
+def test_a_function_outside_of_autograph_is_not_converted_and_a_layer_in_it_is() -> None:
+    class Positive(tf_keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return _positive(x)
+
+    layer = Positive()
+
+    @tf.autograph.experimental.do_not_convert
+    def run(function: Any, x: Any) -> Any:
+        return internals.called_outside_of_autograph(function)(x)
+
+    traced = tf.function(run)
+    assert traced(lambda x: layer(x), tf.constant(1)) == b"yes"
+    with pytest.raises(TypeError, match="AutoGraph"):
+        traced(_positive, tf.constant(1))
+
+
 def test_an_object_is_converted_as_its_call() -> None:
     class Model(tf.Module):
         def __call__(self, x: Any) -> Any:
@@ -133,6 +151,7 @@ def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.Monk
     assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
     model = tf.Module()
     assert internals.converted_by_autograph(model) is model
+    assert internals.called_outside_of_autograph(_positive) is _positive
 
 
 # ---- what checkpoints hold

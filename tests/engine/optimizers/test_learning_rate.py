@@ -162,6 +162,13 @@ def test_an_object_with_nothing_but_a_rate_has_a_current_rate() -> None:
         current_learning_rate(object())
 
 
+def test_an_optimizer_that_consists_of_several_has_their_rates() -> None:
+    class Composite:
+        optimizers = (keras.optimizers.SGD(0.5), keras.optimizers.Adam(0.25))
+
+    assert {name: float(rate) for name, rate in current_learning_rate(Composite()).items()} == {"0": 0.5, "1": 0.25}
+
+
 @pytest.mark.parametrize("rate", [0.5, keras.optimizers.schedules.CosineDecay(0.5, 10)], ids=["constant", "schedule"])
 def test_factors_multiply_the_rate_of_a_traced_function(rate: Any) -> None:
     optimizer, variable = keras.optimizers.SGD(rate), keras.Variable(1.0)

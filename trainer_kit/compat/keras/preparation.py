@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.distribution.keras_internals import of_keras_2
+from trainer_kit.distribution.tensorflow_internals import called_outside_of_autograph
 from trainer_kit.distribution.tracing import traced
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autograph import converted
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
@@ -86,8 +86,11 @@ def _build_for_step_of_keras(step: Callable[[Any], Any], model: Any, batch: Any)
 
 
 def with_autograph(method: Callable[..., Any], model: Any) -> Callable[..., Any]:
-    """Returns a method of a model as its own Keras calls it in graph: tf_keras with AutoGraph, Keras 3 without."""
-    return converted(method) if of_keras_2(model) else method
+    """Returns a method of a model as its own Keras calls it in graph.
+
+    In tf_keras, AutoGraph converts layers, losses and metrics, and not the steps. In Keras 3 it converts nothing.
+    """
+    return called_outside_of_autograph(method) if of_keras_2(model) else method
 
 
 def checked_logs(logs: Any, step: Callable[[Any], Any]) -> Mapping[str, Any]:

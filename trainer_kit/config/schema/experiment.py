@@ -348,7 +348,7 @@ class TrainerConfig(Config):
                 advice = f"set optimizer_config.{field}.type=null, or remove these"
                 yield "optimizers", f"{names} would not use optimizer_config.{field}; {advice}"
         averaged = [name for name, one in self.optimizers.items() if one.ema is not None]
-        if averaged and self.optimizer_config.ema is not None:
+        if averaged and getattr(self.optimizer_config, "ema", None) is not None:
             problem = f"optimizer_config.ema averages all weights already; remove it, or that of {', '.join(averaged)}"
             yield "optimizers", problem
         yield from self._average_rules()
@@ -356,8 +356,8 @@ class TrainerConfig(Config):
     def _average_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that all averages are evaluated alike, and that several evaluations of a step see the same data."""
         averages = {f"optimizers.{name}.ema": one.ema for name, one in self.optimizers.items()}
-        averages["optimizer_config.ema"] = self.optimizer_config.ema
-        # The section of a Model Garden task has no such field.
+        # The section of a Model Garden task may have no such field, or one of another type.
+        averages["optimizer_config.ema"] = getattr(self.optimizer_config, "ema", None)
         evaluated = {path: list(ema.evaluate) for path, ema in averages.items() if isinstance(ema, EMAConfig)}
         first, *others = evaluated or [""]
         for path in others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from dataclasses import dataclass
@@ -13,14 +14,16 @@ import orbit
 import pytest
 import tensorflow as tf
 import tf_keras
-from official.core import exp_factory, task_factory, train_lib, train_utils
+from official.core import config_definitions, exp_factory, task_factory, train_lib, train_utils
+from official.modeling import hyperparams
 from official.utils.testing import mock_task  # noqa: F401 - registers the experiment
 
-from tests.engine.compat.model_garden.garden_task import eagerly
+from tests.engine.compat.model_garden.garden_task import SmallConfig, SmallTask, eagerly
 from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.config.config_classes import original
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.runner import OrbitExperimentRunner, run_experiment
+from trainer_kit.compat.model_garden.training.trainer import Trainer
 from trainer_kit.config.serialize import from_yaml
 from trainer_kit.errors import ConfigError, UsageError
 
@@ -293,3 +296,82 @@ def test_another_config_is_refused_before_any_file_is_touched(trained_here: Trai
         with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began and is 'adam' now"):
             _their_runner(cls, tmp_path, other).run()
         assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@dataclasses.dataclass
+class OwnSection(hyperparams.Config):  # type: ignore[misc]
+    """A section of a program, with a field that no section of trainer_kit has."""
+
+    momentum: float = 0.9
+
+
+@dataclasses.dataclass
+class OwnTrainerConfig(config_definitions.TrainerConfig):  # type: ignore[misc]
+    """Has sections of the program's own under names that trainer_kit uses."""
+
+    optimizer_config: OwnSection = dataclasses.field(default_factory=OwnSection)
+    callbacks: OwnSection = dataclasses.field(default_factory=OwnSection)
+
+
+class Composite(tf_keras.optimizers.legacy.Optimizer):  # type: ignore[misc]
+    """Updates each variable with an optimizer of its own, and has no learning rate, as one of TF Recommenders."""
+
+    def __init__(self, optimizers: Any) -> None:
+        super().__init__("Composite")
+        self.optimizers = optimizers
+        for number, optimizer in enumerate(optimizers):
+            self._track_trackable(optimizer, f"Optimizer{number}")
+
+    def apply_gradients(self, grads_and_vars: Any, **options: Any) -> Any:
+        for optimizer, pair in zip(self.optimizers, grads_and_vars, strict=True):
+            optimizer.apply_gradients([pair], **options)
+
+
+class OwnTask(SmallTask):  # type: ignore[misc]
+    """Makes the optimizer with the model, and none from the config, as the ranking program of Model Garden does."""
+
+    @classmethod
+    def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> None:
+        del optimizer_config, runtime_config
+
+    def build_model(self) -> Any:
+        model = super().build_model()
+        momentum, adam = (tf_keras.optimizers.legacy.SGD(0.1, 0.9), tf_keras.optimizers.legacy.Adam(0.01))
+        model.optimizer = Composite([momentum, adam])
+        return model
+
+
+class OwnTrainer(Trainer):
+    """Reads and resets the metrics itself, in the words of Keras 2."""
+
+    def train_loop_end(self) -> Any:
+        self.join()
+        logs = {}
+        for metric in [*self.train_metrics, self.train_loss]:
+            logs[metric.name] = metric.result()
+            metric.reset_states()
+        return {**logs, "momentum_rate": self.optimizer.optimizers[0].learning_rate}
+
+
+def _run_with_own_sections(folder: Path, steps: int) -> OwnTrainer:
+    trainer = OwnTrainerConfig(train_steps=steps, steps_per_loop=2, summary_interval=2, checkpoint_interval=2)
+    data = config_definitions.DataConfig(is_training=True)
+    params = config_definitions.ExperimentConfig(task=SmallConfig(train_data=data), trainer=trainer)
+    task = OwnTask(params.task)
+    model = task.build_model()
+    made = OwnTrainer(params, task, model, model.optimizer, train=True, evaluate=False)
+    run_experiment(tf.distribute.get_strategy(), task, "train", params, str(folder), trainer=made)
+    return made
+
+
+def test_a_program_with_sections_and_an_optimizer_of_its_own_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    whole = _run_with_own_sections(tmp_path / "whole", 4)
+    _run_with_own_sections(tmp_path / "again", 2)
+    again = _run_with_own_sections(tmp_path / "again", 4)
+    for found, expected in zip(_weights(again.model), _weights(whole.model), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    first, last = tf.nest.map_structure(float, [again.train_loss.result(), again.optimizer.optimizers[1].iterations])
+    assert (first, last) == (0.0, 4.0)  # the loss was reset
+    reported = [json.loads(line) for line in (tmp_path / "again" / "metrics.jsonl").read_text().splitlines()]
+    rates = [one["metrics"]["momentum_rate"] for one in reported if one["kind"] == "train"]
+    assert rates == pytest.approx([0.1, 0.1])
