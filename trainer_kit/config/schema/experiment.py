@@ -71,6 +71,8 @@ class DataConfig(Config):
       deterministic: Whether batches come in the same order in each run; unset leaves it to tf.data, whose default is
         true.
       sharding: Whether each worker reads only its own part of the files, for readers that split the files.
+      data_is_sharded: Whether each of several workers has its own part of the data already, such as other files, so
+        that build_inputs need not read the input_pipeline_id of its input context.
       enable_tf_data_service: Whether batches come from a tf.data service, for tasks that read with one.
       tf_data_service_address: The address of the tf.data service; the flag --tf_data_service sets it.
       tf_data_service_job_name: The name of the job in the tf.data service, by which several trainers share one stream
@@ -104,6 +106,7 @@ class DataConfig(Config):
     ram_budget: int | None = None
     deterministic: bool | None = None
     sharding: bool = True
+    data_is_sharded: bool = False
     enable_tf_data_service: bool = False
     tf_data_service_address: str | None = None
     tf_data_service_job_name: str | None = None

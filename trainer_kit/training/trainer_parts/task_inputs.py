@@ -18,6 +18,17 @@ from trainer_kit.inputs.sources.first_batches import only_first_batches
 from trainer_kit.inputs.train_data import TrainData, open_whole
 
 
+class _WatchedContext(tf.distribute.InputContext):
+    """An InputContext that knows whether its `input_pipeline_id` was read."""
+
+    was_read = False
+
+    @property
+    def input_pipeline_id(self) -> int:
+        self.was_read = True
+        return int(super().input_pipeline_id)
+
+
 class TaskInputs:
     """Opens training and validation data with a task's build_inputs. Created in the scope of the strategy.
 
@@ -108,10 +119,25 @@ class TaskInputs:
           params: The data's section of the config.
           open_data: A function of (build_inputs, params, input_context) that returns the dataset of one worker.
           build_inputs: The task's build_inputs.
+
+        Raises:
+          UsageError: when each of several workers would read all of the data.
         """
 
         def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-            return with_threads(open_data(build_inputs, params, input_context), self._config.runtime)
+            workers = input_context.num_input_pipelines if input_context is not None else 1
+            if input_context is None or workers == 1 or _is_sharded(params):
+                return with_threads(open_data(build_inputs, params, input_context), self._config.runtime)
+            context = _WatchedContext(workers, input_context.input_pipeline_id, input_context.num_replicas_in_sync)
+            dataset = with_threads(open_data(build_inputs, params, context), self._config.runtime)
+            if not context.was_read:
+                name = getattr(build_inputs, "__qualname__", "build_inputs")
+                raise UsageError(
+                    f"{name} gives each of {workers} workers all of the data; before shuffle and batch, add dataset = "
+                    "dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id), or set "
+                    "data_is_sharded: true in the section of the data if each worker has other data"
+                )
+            return dataset
 
         return self.distributed(dataset_fn)
 
@@ -122,6 +148,12 @@ class TaskInputs:
           dataset_or_fn: A dataset in global batches, or a function with the argument `input_context`.
         """
         return self._distribute(dataset_or_fn)
+
+
+def _is_sharded(params: Any) -> bool:
+    """Whether the section says that no worker reads all data; Model Garden's sections say so by `sharding: false`."""
+    says_so = getattr(params, "data_is_sharded", not getattr(params, "sharding", True))
+    return bool(says_so or getattr(params, "enable_tf_data_service", False))
 
 
 def _cut(build_inputs: Callable[..., Any], batches: int | None, repeats: bool) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -148,3 +149,48 @@ def test_ready_made_data_cannot_be_cut() -> None:
         inputs.train_data(tf.Variable(0, dtype=tf.int64), given)
     with pytest.raises(UsageError, match=r"task\.validation_data: "):
         inputs.validation_feeds(given)
+
+
+class _PlainTask(LinearTask):
+    """Its dataset of 0 to 19 is the same on each worker."""
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        return tf.data.Dataset.range(20).batch(2)
+
+
+class _ShardedTask(_PlainTask):
+    """Shards the dataset as the message says."""
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        dataset = super().build_inputs(params, input_context)
+        dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+        return dataset
+
+
+def _read(task_type: type[LinearTask], section: str, worker: int, **changes: Any) -> list[Any]:
+    """Returns the first elements that one of two workers reads of a section."""
+    config: ExperimentConfig = linear_experiment().replace(task={section: changes})
+    context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=worker, num_replicas_in_sync=2)
+    inputs = TaskInputs(config, task_type(config.task), lambda make: make(context))
+    data = inputs.train_data(tf.Variable(0, dtype=tf.int64), None)
+    feed = data.feed if section == "train_data" else inputs.validation_feeds(None)[""]
+    return list(feed.dataset.take(5).as_numpy_iterator())
+
+
+@pytest.mark.parametrize("section", ["train_data", "validation_data"])
+def test_workers_that_would_all_read_a_whole_dataset_are_refused(section: str) -> None:
+    line = "dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)"
+    with pytest.raises(UsageError, match=rf"_PlainTask.build_inputs .* 2 workers .*{re.escape(line)}"):
+        _read(_PlainTask, section, 0)
+
+
+def test_workers_read_their_own_parts() -> None:
+    parts = [np.concatenate(_read(_ShardedTask, "validation_data", worker)) for worker in (0, 1)]
+    assert sorted(np.concatenate(parts)) == list(range(20))
+    points = [np.concatenate([batch[0] for batch in _read(LinearTask, "train_data", worker)]) for worker in (0, 1)]
+    assert len(np.unique(np.concatenate(points), axis=0)) == 40  # a Source shards itself
+
+
+@pytest.mark.parametrize("change", [{"data_is_sharded": True}, {"enable_tf_data_service": True}])
+def test_a_section_may_say_that_its_data_is_sharded(change: dict[str, Any]) -> None:
+    assert np.concatenate(_read(_PlainTask, "validation_data", 1, **change)).tolist() == list(range(10))

@@ -26,7 +26,7 @@ ADDITIONS = {
         "intra_op_threads",
         "executor",
     },
-    "DataConfig": {"dataset"},
+    "DataConfig": {"dataset", "data_is_sharded"},
     "EMAConfig": {"more_decays", "evaluate"},
     "LrConfig": {"cosine_restarts", "one_cycle", "inverse_time"},
     "OptimizationConfig": {"learning_rate_multipliers", "layer_decay", "gradient_processors"},
