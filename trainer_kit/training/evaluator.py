@@ -474,6 +474,15 @@ class Evaluator(AveragingTrainer):
     def _metrics_of(self, one: ValidationSet | None) -> MetricSet:
         return self._validation_set if one is None or one.metrics is None else one.metrics
 
+    def check_aggregation(self) -> None:
+        """Raises UsageError when logs are aggregated on several workers: each has those of its own replicas only."""
+        for one in self.validation:
+            if self._aggregates(task := self._task_of(one)) and worker_count(self._strategy) > 1:
+                raise UsageError(
+                    f"{type(task).__name__}.aggregate_logs gets only the logs of one worker's replicas; on several "
+                    "workers use Keras metrics in build_metrics, which count the examples of all workers"
+                )
+
     def _aggregates(self, task: Any) -> bool:
         """Whether the outputs of the steps of a task are reduced to a state."""
         return task.aggregates() or type(self).eval_reduce is not Evaluator.eval_reduce

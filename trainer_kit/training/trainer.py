@@ -232,6 +232,7 @@ class Trainer(Evaluator):
         if self.trains:
             self.data.feed.check_not_empty()
         if self.evaluates:
+            self.check_aggregation()
             self.validation.check(self.config.trainer.validation_steps)
 
     def initialize(self) -> None:

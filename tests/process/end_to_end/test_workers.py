@@ -95,8 +95,8 @@ def free_hosts(count: int) -> list[str]:
     return [f"127.0.0.1:{port}" for port in ports]
 
 
-def arguments(folder: Path) -> Sequence[str]:
-    return f"--import_module={EXPERIMENT}", "--experiment=normalized", "--mode=train_and_eval", f"--model_dir={folder}"
+def arguments(folder: Path, experiment: str = "normalized", mode: str = "train_and_eval") -> Sequence[str]:
+    return f"--import_module={EXPERIMENT}", f"--experiment={experiment}", f"--mode={mode}", f"--model_dir={folder}"
 
 
 def starting_steps(ends: list[list[Ended]], index: int) -> list[int]:
@@ -122,6 +122,15 @@ def test_two_workers_are_stopped_together_by_the_chiefs_ledger(runs: Runs) -> No
     for end in (*runs.whole_ends, *runs.hit_ends[-1]):
         assert f"the run ends at step {STEPS}: " in end.text, end.text
     assert [json.loads((run / "final.json").read_text())["step"] for run in (runs.whole, runs.hit)] == [STEPS, STEPS]
+
+
+def test_logs_of_one_worker_are_not_aggregated(server: ForkServer, tmp_path: Path) -> None:
+    hosts = free_hosts(2)
+    starts = [server.start(worker, hosts, own, *arguments(tmp_path, "aggregating")) for own in (0, 1)]
+    for end in [start.wait(SECONDS) for start in starts]:
+        assert end.code == 2, end.text
+        assert "error: AggregatingTask.aggregate_logs gets only the logs of one worker's replicas" in end.text
+    assert not list(tmp_path.glob("ckpt-*"))
 
 
 def test_a_signal_to_either_worker_stops_both_at_the_same_step(runs: Runs) -> None:

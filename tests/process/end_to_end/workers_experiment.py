@@ -87,6 +87,26 @@ def normalized() -> Any:
     return config.replace(task=NormalizedConfig(), runtime=runtime)
 
 
+@trainer_kit.configclass
+class AggregatingConfig(NormalizedConfig):
+    """See AggregatingTask."""
+
+
+@trainer_kit.register_task(AggregatingConfig)
+class AggregatingTask(NormalizedTask):
+    """Collects the losses of an evaluation."""
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        """Adds the losses of one step."""
+        return [*(state or []), *step_logs[self.loss]]
+
+
+@trainer_kit.register_experiment("aggregating")
+def aggregating() -> Any:
+    """The same run with that task."""
+    return normalized().replace(task=AggregatingConfig())
+
+
 def worker(hosts: Sequence[str], index: int, *arguments: str) -> None:
     """Trains as one of the workers at `hosts`."""
     cluster = {"cluster": {"worker": list(hosts)}, "task": {"type": "worker", "index": index}}
