@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
+from trainer_kit.process.error_report import described
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.training.returned_metrics import ReturnedMetrics
 from trainer_kit.training.step_values import StepValues
@@ -285,11 +286,28 @@ def to_numpy(values: Any) -> Any:
 
 
 def _examples(inputs: Any) -> tf.Tensor | float:
-    """Returns the number of examples in a replica's batch, the first dimension of its first tensor.
+    """Returns the number of examples in a replica's batch: the first dimension of its labels, or of the whole batch.
 
-    It is a float if it is known beforehand and not 0, else a float32 scalar.
+    It is a float if it is known beforehand and not 0, else a float32 scalar. Features may contain scalars and tables,
+    so the labels count where a batch is a tuple with labels. If tensors that count differ in their first dimension,
+    the step fails when it runs.
     """
-    first = tf.nest.flatten(inputs)[0]
-    if not first.shape.rank:
-        return 1.0
-    return float(first.shape[0]) if first.shape[0] else tf.cast(tf.shape(first)[0], tf.float32)
+    labels = inputs[1] if isinstance(inputs, tuple) and len(inputs) in (2, 3) else None
+    leaves = _with_axes(labels) or _with_axes(inputs)
+    of_open_size = [leaf for leaf in leaves if not leaf.shape[0]]
+    if not of_open_size:  # each batch has the same size, so that any weight is right
+        return float(leaves[0].shape[0]) if leaves else 1.0
+    sizes = tf.stack([tf.cast(tf.shape(leaf)[0], tf.float32) for leaf in of_open_size])
+    if len(of_open_size) > 1:
+        message = (
+            f"the tensors of a batch differ in their first dimension, so its examples cannot be counted: "
+            f"{described(inputs)}; return (features, labels) from build_inputs: the labels are then counted"
+        )
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes == sizes[0]), [message, sizes])]):
+            sizes = tf.identity(sizes)
+    return sizes[0]
+
+
+def _with_axes(values: Any) -> list[Any]:
+    """Returns the tensors among nested values that have a first dimension."""
+    return [leaf for leaf in tf.nest.flatten(values) if hasattr(leaf, "shape") and leaf.shape.rank]

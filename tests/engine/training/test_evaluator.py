@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import time
@@ -20,7 +21,9 @@ from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.testing.tiny_task import FEATURES
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_creation import create_trainer
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSets
 
 AVERAGED = {"optimizer": {"type": "adam"}, "learning_rate": {"type": "constant"}, "ema": {"average_decay": 0.9}}
@@ -411,3 +414,66 @@ def test_error_of_a_greedy_subclass_loop_names_the_setting() -> None:
     trainer = _AsksForMore(config, task := LinearTask(config.task), task.build_model(), None, train=False)
     with pytest.raises(DataError, match=r"task\.validation_data has no more batches.*validation_steps"):
         trainer.evaluate(tf.constant(-1))
+
+
+def _on_replicas(task_type: type[LinearTask], replicas: int, **trainer: Any) -> Any:
+    """Returns a trainer on so many replicas of one CPU, with the same initial weights each time."""
+    config = linear_experiment(**trainer)
+    keras.utils.set_random_seed(3)
+    devices = [f"CPU:{number}" for number in range(replicas)]
+    several = tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
+    with several.scope() if replicas > 1 else contextlib.nullcontext():
+        return create_trainer(config, task_type(config.task))
+
+
+class _TableTask(LinearTask):
+    """The loss of an example is its label, 0 to 10. A table of 10 rows stands before the features."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        size = input_context.get_per_replica_batch_size(4) if input_context else 4
+        table = tf.zeros([10, 2])
+        dataset = tf.data.Dataset.from_tensor_slices((tf.zeros([11, FEATURES]), tf.range(11))).batch(size)
+        return dataset.map(lambda points, labels: ({"a_table": table, "points": points}, labels))
+
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        return []
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        mean = tf.reduce_mean(tf.cast(self.labels(inputs), tf.float32))
+        return {self.loss: mean, "label": mean}
+
+    def labels(self, inputs: Any) -> Any:
+        return inputs[1]
+
+
+class _ScalarTask(_TableTask):
+    """A scalar stands before the features."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        dataset = super().build_inputs(params, input_context)
+        return dataset.map(lambda features, labels: ({"a_scalar": 1.0, "points": features["points"]}, labels))
+
+
+class _UnlabelledTask(_TableTask):
+    """The labels are among the features, where nothing tells them from a table."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        dataset = super().build_inputs(params, input_context)
+        return dataset.map(lambda features, labels: {**features, "target": labels})
+
+    def labels(self, inputs: Any) -> Any:
+        return inputs["target"]
+
+
+@pytest.mark.parametrize(
+    ("task_type", "replicas"), [(_TableTask, 1), (_TableTask, 2), (_ScalarTask, 2), (_UnlabelledTask, 1)]
+)
+def test_batches_count_by_their_labels(task_type: type[LinearTask], replicas: int) -> None:
+    logs = _on_replicas(task_type, replicas).evaluate(-1)
+    assert logs == {"validation_loss": 5.0, "label": 5.0}
+
+
+def test_a_batch_whose_examples_cannot_be_counted_is_refused() -> None:
+    named = r"cannot be counted: {a_table: .*, target: .*}; return \(features, labels\)"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=named):
+        _on_replicas(_UnlabelledTask, 2).evaluate(-1)

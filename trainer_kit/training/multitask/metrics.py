@@ -47,7 +47,7 @@ class MultiTaskMetrics(MetricSet):
         """
         own = {name: value for name, value in logs.items() if name not in self.sets}
         self.update_loss(step_loss(task, own))  # batches of several tasks have no common number of examples
-        self.update_step_values(task, own, inputs)
+        self.update_step_values(task, own, next(iter(inputs.values())))
         for name, metrics in self.sets.items():
             if name in logs:
                 of_task = task.tasks[name]
