@@ -24,7 +24,7 @@ from trainer_kit.inputs.dataset_iterator import no_batch
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import current_learning_rate
-from trainer_kit.training.checks.batch_spec import batch_described, build_model, new_model
+from trainer_kit.training.checks.batch_spec import batch_described, build_metrics, build_model, new_model
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
 from trainer_kit.training.checks.model_and_config import check_model, check_sections
@@ -122,6 +122,8 @@ class Trainer(Evaluator):
             checkpoint_exporter=checkpoint_exporter,
         )  # fmt: skip
         self.evaluates = evaluate
+        build_metrics(config.task, task, model, self._train_set.metrics, True, train_dataset)
+        build_metrics(config.task, task, model, self._validation_set.metrics, False, validation_dataset)
         self._begin_training(train_dataset)
 
     def _begin_training(self, train_dataset: Any) -> None:

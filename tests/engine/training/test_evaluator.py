@@ -15,13 +15,13 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from trainer_kit.errors import DataError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.scalars import flat_scalars
-from trainer_kit.testing.tiny_task import FEATURES
+from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSets
@@ -477,3 +477,46 @@ def test_a_batch_whose_examples_cannot_be_counted_is_refused() -> None:
     named = r"cannot be counted: {a_table: .*, target: .*}; return \(features, labels\)"
     with pytest.raises(tf.errors.InvalidArgumentError, match=named):
         _on_replicas(_UnlabelledTask, 2).evaluate(-1)
+
+
+class _Lazy(keras.metrics.Metric):
+    """The sum of the outputs, with a variable of their width."""
+
+    def __init__(self) -> None:
+        super().__init__(name="lazy")
+        self.sums: Any = None
+
+    def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> None:
+        if self.sums is None:
+            self.sums = self.add_weight(shape=(outputs.shape[-1],), initializer="zeros", name="sums")
+        self.sums.assign_add(tf.reduce_sum(outputs, 0))
+
+    def result(self) -> Any:
+        return tf.reduce_max(self.sums)
+
+
+class _LazyTask(LinearTask):
+    """Metrics that make variables at their first update; R2Score has one before."""
+
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        metrics = keras.metrics
+        return [metrics.F1Score("macro"), metrics.R2Score(), metrics.AUC(multi_label=True, name="auc"), _Lazy()]
+
+    def process_metrics(self, metrics: Any, labels: Any, model_outputs: Any, **kwargs: Any) -> None:
+        for metric in metrics:
+            metric.update_state(tf.one_hot(labels, CLASSES), tf.nn.softmax(model_outputs))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_metrics_that_make_variables_late_have_keras_values(replicas: int) -> None:
+    trainer = _on_replicas(_LazyTask, replicas, best_checkpoint_eval_metric="lazy")
+    assert trainer.validation_metric_names() == ["f1_score", "r2_score", "auc", "lazy", "validation_loss"]
+    assert {"f1_score", "r2_score", "auc", "lazy"} < trainer.train(tf.constant(2)).keys()
+
+    trainer.evaluate(-1)
+    logs = trainer.evaluate(-1)
+
+    points, labels = tiny_arrays(False)
+    for metric in _LazyTask(LinearConfig()).build_metrics():
+        metric.update_state(tf.one_hot(labels, CLASSES), tf.nn.softmax(trainer.model(points)))
+        assert logs[metric.name] == pytest.approx(float(metric.result()), rel=1e-5, abs=1e-6)

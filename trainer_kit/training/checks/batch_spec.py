@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -77,6 +77,37 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
             f"is {described(batch)}; if it cannot be called so, build its variables in build_model",
         )
         raise errors[0]
+
+
+def build_metrics(sections: Any, task: Any, model: Any, metrics: Sequence[Any], train: bool, given: Any = None) -> None:
+    """Creates the variables of metrics that make theirs at the first update; runs eagerly, in strategy scope.
+
+    A loop that was traced before could not reset them, and several replicas cannot make them. What fails here fails
+    again in the loop, where the error is explained.
+
+    Args:
+      sections, task, model, train, given: See `build_model`.
+      metrics: The metrics, which the validation step updates.
+    """
+    if not any(_lacks_variables(metric) for metric in metrics):
+        return
+    strategy = tf.distribute.get_strategy()
+
+    def update(batch: Any) -> None:
+        converted(task.validation_step)(batch, model=model, metrics=list(metrics))
+
+    with contextlib.suppress(Exception):
+        _, spec = _first_batch(sections, task, model, train, given)
+        traced(lambda batch: strategy.run(tf.autograph.experimental.do_not_convert(update), (batch,)), spec)
+
+
+def _lacks_variables(metric: Any) -> bool:
+    """Whether a metric has no variables yet, or lacks some that its result needs."""
+    try:
+        metric.result()
+    except Exception:  # a missing attribute, or whatever else the class raises
+        return True
+    return not metric.variables
 
 
 def _name_for_graphs(task: Any, model: Any) -> None:

@@ -13,7 +13,7 @@ from trainer_kit.distribution.tensorflow_internals import stateless_random_opera
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
-from trainer_kit.training.checks.batch_spec import build_model
+from trainer_kit.training.checks.batch_spec import build_metrics, build_model
 from trainer_kit.training.checks.method_signatures import check_methods
 from trainer_kit.training.configured_metrics import configured_metrics
 from trainer_kit.training.loops.read_before_write import writes_after
@@ -134,9 +134,10 @@ class MultiTaskTrainer(Trainer):
     def _training_metrics(self, config: Any, task: Any, model: Any) -> MultiTaskMetrics:
         def of_task(name: str) -> Any:
             configured = configured_metrics(config, self.trains)
-            return training_metrics(
-                task.tasks[name], model_of_task(model, name), wanted=self.trains, configured=configured
-            )
+            own_task, own_model = task.tasks[name], model_of_task(model, name)
+            made = training_metrics(own_task, own_model, wanted=self.trains, configured=configured)
+            build_metrics(own_task.task_config, own_task, own_model, made.metrics, True)
+            return made
 
         return MultiTaskMetrics({name: of_task(name) for name in task.tasks}, count_steps=not task.is_joint)
 
@@ -144,4 +145,5 @@ class MultiTaskTrainer(Trainer):
         """Returns a validation set with the task, the model and new metrics that evaluate it; called in scope."""
         task, model = self.task.tasks[one.name], model_of_task(self.model, one.name)
         metrics = validation_metrics(task, model, wanted=True, configured=configured_metrics(self.config, True))
+        build_metrics(task.task_config, task, model, metrics.metrics, False)
         return dataclasses.replace(one, task=task, model=model, metrics=metrics)
