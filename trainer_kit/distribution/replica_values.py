@@ -1,8 +1,8 @@
 """Saves and restores the values of variables that differ between replicas, in a checkpoint's run state.
 
-A checkpoint holds one value of such a variable: the sum over the replicas for a metric, and the first replica's moving
-averages for batch normalization (Keras 3 lets each replica move its own). A restore gives that value to all replicas.
-A run that resumes with the same bits needs the value of each replica.
+A checkpoint holds one value of such a variable: the sum over the replicas for a metric, and for the moving averages of
+batch normalization the first replica's (Keras 3 lets each replica move its own) or their mean (tf_keras). A restore
+gives that value to all replicas. A run that resumes with the same bits needs the value of each replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.distribution.collectives import all_gather, worker_count, worker_index
+from trainer_kit.distribution.collectives import all_gather, chiefs_text, worker_count, worker_index
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,6 +94,47 @@ class ReplicasState:
             )
 
 
+class CheckpointedValues:
+    """Gives all replicas the values that a checkpoint would hold, for an evaluation, and puts their own back.
+
+    Args:
+      variables: A function that returns the variables that an evaluation reads.
+      strategy: The strategy in whose scope they were made.
+    """
+
+    def __init__(self, variables: Callable[[], Iterable[Any]], strategy: tf.distribute.Strategy) -> None:
+        self._variables, self._strategy = variables, strategy
+        self._own_values: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    def share(self) -> None:
+        """Gives all replicas the same values, unless they have them; runs eagerly. All workers call it."""
+        candidates = [] if self._own_values else own_to_each_replica(self._variables(), self._strategy)
+        variables = [variable for variable in candidates if _is_moving_average(_native(variable))]
+        if not variables:
+            return
+        values = [_encode(tf.convert_to_tensor(_native(variable)).numpy()) for variable in variables]
+        values = json.loads(chiefs_text(self._strategy, json.dumps(values)))  # the chief writes the checkpoint
+        for parts, value in zip(_parts(variables, self._strategy), values, strict=True):
+            for part in parts:
+                self._own_values.append((part, part.read_value()))
+                part.assign(_decode(value))
+
+    def put_back(self) -> None:
+        """Gives each replica its own values again; runs eagerly, from any thread."""
+        own_values, self._own_values = self._own_values, []
+        for part, value in own_values:
+            part.assign(value)
+
+
+def _is_moving_average(variable: tf.Variable) -> bool:
+    """Whether replicas may hold different numbers that a checkpoint does not sum, as it sums those of metrics."""
+    is_read_together = variable.synchronization == tf.VariableSynchronization.ON_READ
+    apart = [tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA]
+    return variable.dtype.is_floating and variable.aggregation in (
+        apart if is_read_together else [tf.VariableAggregation.NONE]
+    )
+
+
 def _parts(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Sequence[Any]]:
     """Returns each variable's local values, one per replica of this worker."""
     return [strategy.experimental_local_results(_native(variable)) for variable in variables]
@@ -107,7 +148,7 @@ def _encode(array: np.ndarray) -> dict[str, Any]:
     """Returns an array as JSON can hold it, bit by bit."""
     contiguous = np.ascontiguousarray(array)
     data = base64.b64encode(contiguous.tobytes()).decode()
-    return {"dtype": contiguous.dtype.str, "shape": list(array.shape), "data": data}
+    return {"dtype": contiguous.dtype.name, "shape": list(array.shape), "data": data}
 
 
 def _decode(value: dict[str, Any]) -> np.ndarray:

@@ -250,7 +250,10 @@ class Evaluator(AveragingTrainer):
         states, self.validation.results = {}, {}
         for name in self.validation.evaluated:
             start = time.perf_counter()
-            states[name] = self._evaluate_set(self.turn_to(name), num_steps, self.eval_begin())
+            one, state = self.turn_to(name), self.eval_begin()
+            with self.state.in_use:
+                self.state.checkpointed_values.share()
+            states[name] = self._evaluate_set(one, num_steps, state)
             self.eval_seconds[name] = self.eval_seconds.get(name, 0.0) + time.perf_counter() - start
         return states
 

@@ -5,6 +5,7 @@ import json
 import tensorflow as tf
 
 from trainer_kit.distribution.replica_values import (
+    CheckpointedValues,
     are_alike,
     own_to_each_replica,
     put_replica_values,
@@ -64,3 +65,38 @@ def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
     weight, average = variable_of(strategy, trainable=True), variable_of(strategy)
     assert [one is average for one in own_to_each_replica([weight, average], strategy)] == [True]
     assert own_to_each_replica([variable_of(alone)], alone) == []
+
+
+def test_numbers_of_16_bits_come_back_through_json() -> None:
+    strategy = two_replicas()
+    with strategy.scope():
+        variable = tf.Variable(tf.constant([0.5, 3.0], tf.bfloat16), trainable=False)
+    state = json.loads(json.dumps(replica_values([variable], strategy)))
+    variable.assign(tf.zeros_like(variable))
+    assert put_replica_values([variable], strategy, state)
+    assert variable.numpy().tolist() == [0.5, 3.0]
+
+
+def test_replicas_share_moving_averages_until_they_are_put_back() -> None:
+    strategy = two_replicas()
+    on_read = {"synchronization": tf.VariableSynchronization.ON_READ, "trainable": False}
+    with strategy.scope():
+        first_replicas = tf.Variable(0.0, trainable=False)
+        mean = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN, **on_read)
+        metric = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM, **on_read)
+        counter = tf.Variable(0, trainable=False)
+    variables = [first_replicas, mean, metric, counter]
+
+    def values() -> list[list[float]]:
+        return [[float(part) for part in strategy.experimental_local_results(variable)] for variable in variables]
+
+    for variable in variables:
+        for part, value in zip(strategy.experimental_local_results(variable), (1, 4), strict=True):
+            part.assign(tf.cast(value, part.dtype))
+    shared = CheckpointedValues(lambda: variables, strategy)
+    for _ in range(2):
+        shared.share()
+        assert values() == [[1, 1], [2.5, 2.5], [1, 4], [1, 4]]
+    for _ in range(2):
+        shared.put_back()
+        assert values() == [[1, 4]] * 4

@@ -14,11 +14,13 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+import tf_keras
 
-from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
+from tests.engine.linear_task import SGD, LinearConfig, LinearTask, linear_experiment
 from trainer_kit.errors import DataError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.optimizers.moving_average import MovingAverage
+from trainer_kit.optimizers.per_variable import native_variable
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
@@ -424,6 +426,50 @@ def _on_replicas(task_type: type[LinearTask], replicas: int, **trainer: Any) -> 
     several = tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
     with several.scope() if replicas > 1 else contextlib.nullcontext():
         return create_trainer(config, task_type(config.task))
+
+
+class _NormalizedTask(LinearTask):
+    """Its moving averages follow the last batches, which differ between replicas."""
+
+    def build_model(self) -> Any:
+        normalization = keras.layers.BatchNormalization(momentum=0.1)
+        return keras.Sequential([keras.Input((FEATURES,)), normalization, keras.layers.Dense(CLASSES)])
+
+
+class _NormalizedTaskOfKeras2(LinearTask):
+    def build_model(self) -> Any:
+        layers = tf_keras.layers
+        normalization = layers.BatchNormalization(momentum=0.1, input_shape=(FEATURES,))
+        return tf_keras.Sequential([normalization, layers.Dense(CLASSES)])
+
+
+@pytest.mark.parametrize(
+    ("task_type", "ema"),
+    [
+        (_NormalizedTask, None),
+        (_NormalizedTask, {"average_decay": 0.5, "trainable_weights_only": False}),
+        (_NormalizedTaskOfKeras2, None),
+    ],
+)
+def test_replicas_evaluate_what_the_checkpoint_holds(
+    task_type: type[LinearTask], ema: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    trainer = _on_replicas(task_type, 2, optimizer_config={**SGD, "ema": ema})
+    trainer.train(tf.constant(5))
+    variables = [native_variable(variable) for variable in trainer.model.variables]
+    parts = [part for variable in variables for part in trainer.strategy.experimental_local_results(variable)]
+    own_values = [part.numpy().tobytes() for part in parts]
+    assert len(set(own_values)) > len(variables)  # the replicas differ
+
+    logs = trainer.evaluate(-1)
+
+    assert [part.numpy().tobytes() for part in parts] == own_values
+    trainer.write_weights(str(tmp_path / "weights"))
+    plain_model = task_type(LinearConfig()).build_model()
+    tf.train.Checkpoint(model=plain_model).read(str(tmp_path / "weights")).expect_partial()
+    points, labels = tiny_arrays(False)
+    losses = keras.losses.sparse_categorical_crossentropy(labels, plain_model(points), from_logits=True)
+    assert logs["validation_loss"] == pytest.approx(float(tf.reduce_mean(losses)), rel=1e-5)
 
 
 class _TableTask(LinearTask):

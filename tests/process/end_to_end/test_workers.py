@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import time
@@ -25,6 +26,7 @@ from tests.process.end_to_end.workers_experiment import (
 from trainer_kit.files import read_lines
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.testing import Ended, ForkServer, compare_runs
+from trainer_kit.testing.fork_server import train
 
 EXPERIMENT = "tests.process.end_to_end.workers_experiment"
 SECONDS = 120.0  # the most that one process may take
@@ -122,6 +124,15 @@ def test_two_workers_are_stopped_together_by_the_chiefs_ledger(runs: Runs) -> No
     for end in (*runs.whole_ends, *runs.hit_ends[-1]):
         assert f"the run ends at step {STEPS}: " in end.text, end.text
     assert [json.loads((run / "final.json").read_text())["step"] for run in (runs.whole, runs.hit)] == [STEPS, STEPS]
+
+
+def test_two_workers_evaluate_what_their_checkpoint_holds(runs: Runs, server: ForkServer, tmp_path: Path) -> None:
+    folder = shutil.copytree(runs.whole, tmp_path / "alone")
+    alone = server.start(train, *arguments(folder, mode="eval"), "--params_override=runtime.distribution_strategy=auto")
+    assert alone.wait(SECONDS).code == 0
+    recorded, again = (list(read_lines(folder / f"evals/{name}.jsonl"))[-1] for name in ("validation", "eval"))
+    assert recorded["step"] == again["step"] == STEPS
+    assert again["metrics"] == pytest.approx(recorded["metrics"], rel=1e-6)
 
 
 def test_logs_of_one_worker_are_not_aggregated(server: ForkServer, tmp_path: Path) -> None:
