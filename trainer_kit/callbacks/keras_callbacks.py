@@ -11,7 +11,7 @@ import numpy as np
 
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.keras_batches import KerasBatches
-from trainer_kit.callbacks.keras_files import CsvFiles
+from trainer_kit.callbacks.keras_files import CsvFiles, write_to_temporary_folders
 from trainer_kit.callbacks.keras_hooks import is_stock
 from trainer_kit.callbacks.keras_state import AttributeState
 from trainer_kit.distribution.tensorflow_internals import SummaryState
@@ -59,6 +59,8 @@ class KerasCallbacks(Callback):
     def run_begin(self, run: Run) -> None:
         """Hands out the model, and finds out which methods around batches there are."""
         for one in self.callbacks:
+        if not run.chief:
+            write_to_temporary_folders(self.callbacks)
             one.set_params(self.params)
             with self._summaries.in_use():
                 one.set_model(run.model)

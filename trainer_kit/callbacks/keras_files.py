@@ -5,10 +5,21 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer_kit.callbacks.keras_hooks import is_stock
+
+_PATHS = {"CSVLogger": "filename", "ModelCheckpoint": "filepath", "TensorBoard": "log_dir"}
+
+
+def write_to_temporary_folders(callbacks: Sequence[Any]) -> None:
+    """Has callbacks of a worker beside the chief write to temporary folders: it reads variables as the chief does."""
+    for one in callbacks:
+        for name in [attribute for kind, attribute in _PATHS.items() if is_stock(one, kind)]:
+            one.temporary_folder = tempfile.TemporaryDirectory()
+            setattr(one, name, os.path.join(one.temporary_folder.name, os.path.basename(getattr(one, name))))
 
 
 class CsvFiles:

@@ -9,7 +9,7 @@ import keras
 import pytest
 import tf_keras
 
-from trainer_kit.callbacks.keras_files import CsvFiles
+from trainer_kit.callbacks.keras_files import CsvFiles, write_to_temporary_folders
 
 
 class Started:
@@ -64,3 +64,13 @@ def test_a_logger_that_is_new_in_the_run_does_as_it_says(append: bool, rows: int
     Started(keras.callbacks.CSVLogger, tmp_path / "log.csv").epochs(0)
     Started(keras.callbacks.CSVLogger, tmp_path / "log.csv", {}, append).epochs(5)
     assert len((tmp_path / "log.csv").read_text().splitlines()) == rows
+
+
+@pytest.mark.parametrize("module", [keras, tf_keras])
+def test_a_worker_beside_the_chief_writes_to_another_folder(module: Any, tmp_path: Path) -> None:
+    saver = module.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
+    logger, board = module.callbacks.CSVLogger(str(tmp_path / "log.csv")), module.callbacks.TensorBoard(str(tmp_path))
+    write_to_temporary_folders([keras.callbacks.History(), saver, logger, board])
+    paths = [Path(path) for path in (saver.filepath, logger.filename, board.log_dir)]
+    assert [path.name for path in paths] == ["{epoch}.keras", "log.csv", tmp_path.name]
+    assert all(path.parent.is_dir() and tmp_path not in (path, *path.parents) for path in paths)
