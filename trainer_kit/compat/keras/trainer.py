@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +12,16 @@ from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.data.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.compat.keras.metrics import KerasMetrics
 from trainer_kit.distribution.replica_values import put_replica_values, replica_values
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.dataset_resume import examine
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
+
+_LOG = logging.getLogger(__name__)
+_NEW_ORDERS = (
+    "draws another order in each evaluation, and a resumed run begins with the first one again, which may change "
+    "val_loss, and by it what callbacks do; set reshuffle_each_iteration=False"
+)
 
 
 class GlobalBatches(TaskInputs):
@@ -44,6 +53,16 @@ class KerasTrainer(Trainer):
         if evaluate:
             task.prepare_evaluation(model)
         return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
+
+    def check_data(self) -> None:
+        """Also warns of validation data that are shuffled, if the run trains; see Trainer."""
+        super().check_data()
+        data = self.task.build_inputs(self.config.task.validation_data) if self.trains and self.evaluates else None
+        if isinstance(data, tf.data.Dataset) and (orders := examine(data).new_orders):
+            text = f"validation_data: {', '.join(orders)} {_NEW_ORDERS}"
+            if self.config.trainer.require_exact_resume:
+                raise UsageError(f"trainer.require_exact_resume: {text}")
+            _LOG.warning("%s", text)
 
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs training steps, with a new iterator where a pass over data that needs it begins; see Trainer."""

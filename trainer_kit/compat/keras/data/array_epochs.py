@@ -67,6 +67,9 @@ class ArrayEpochs:
         passes = passes.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         return finished(passes, DataConfig(), options_of(DataConfig()))
 
+    def resumption(self, *, deterministic_ops: bool) -> None:
+        """Returns None: a resumed run reads the same batches. Orders that are drawn are drawn again from the first."""
+
     def _batches(self, order: tf.Tensor) -> tf.data.Dataset:
         even = self.num_examples % self._batch_size == 0
         if not self._are_dense:

@@ -8,7 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tests.engine.compat.keras.keras_programs import of_tf_keras
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.errors import UsageError
 
@@ -44,6 +46,29 @@ def test_epochs_of_another_length_are_refused(tmp_path: Path) -> None:
         classifier(), X[:50], Y[:50], epochs=3, verbose=0, model_dir=str(tmp_path), allow_config_change=allowed
     )
     assert again.model.optimizer.iterations == 6
+
+
+def test_shuffled_validation_data_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def halves(reshuffles: bool) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+        examples = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(100, 3, reshuffle_each_iteration=reshuffles)
+        return examples.take(60).batch(20), examples.skip(60).batch(20)
+
+    exact = {"trainer": {"require_exact_resume": True}, "epochs": 1, "verbose": 0}
+    train, validation = halves(reshuffles=True)
+    with pytest.raises(UsageError, match=r"validation_data: shuffle\(\) draws another order in each evaluation"):
+        tk_keras.fit(classifier(), train, validation_data=validation, model_dir=str(tmp_path / "a"), **exact)
+    tk_keras.fit(classifier(), train, validation_data=validation, epochs=2, verbose=0, model_dir=str(tmp_path / "b"))
+    assert caplog.text.count("validation_data: shuffle() draws another order") == 1
+    caplog.clear()
+    train, validation = halves(reshuffles=False)
+    tk_keras.fit(classifier(), train, validation_data=validation, model_dir=str(tmp_path / "c"), **exact)
+    assert "validation_data" not in caplog.text
+
+
+def test_shuffled_arrays_of_tf_keras_resume_exactly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    exact = {"require_exact_resume": True}
+    tk_keras.fit(of_tf_keras(), X, Y, epochs=1, verbose=0, model_dir=str(tmp_path), trainer=exact)
+    assert "resume is not exact" not in caplog.text
 
 
 class AddsMean(keras.layers.Layer):
