@@ -10,10 +10,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer_kit.compat.keras.data.own_memory import with_own_memory
 from trainer_kit.distribution.keras_internals import data_adapter
+from trainer_kit.inputs.dataset_resume import Resumption
+
+_MOVES_RANDOM_STATE = (
+    "x: resume is not exact: a batch of the PyDataset draws from the global state of random or np.random, which is in "
+    "no checkpoint; draw from np.random.default_rng((seed, index)) in __getitem__"
+)
 
 
 def as_py_dataset(data: Any) -> Any:
@@ -99,7 +106,9 @@ class PyDatasetEpochs:
         self._dataset, self._orders, self._class_weight = dataset, orders, class_weight
         adapter = data_adapter(dataset, shuffle=False)
         self.batches_per_epoch: int | None = adapter.num_batches
-        self._spec = adapter.get_tf_dataset().element_spec
+        before = repr((random.getstate(), np.random.get_state()))
+        self._spec = adapter.get_tf_dataset().element_spec  # reads the first batches
+        self._moves_random_state = before != repr((random.getstate(), np.random.get_state()))
         self._begun = 0  # passes
         self.by_pass, self._number = False, -1  # the number of the pass that is read
 
@@ -110,6 +119,10 @@ class PyDatasetEpochs:
         if self._class_weight is not None:
             batches = data_adapter(batches, class_weight=self._class_weight).get_tf_dataset()
         return batches.prefetch(1)
+
+    def resumption(self, *, deterministic_ops: bool) -> Resumption | None:
+        """Returns why a resumed run reads other batches, if the first ones showed it."""
+        return Resumption("inexact", (_MOVES_RANDOM_STATE,)) if self._moves_random_state else None
 
     def begin(self, position: int, *, reads: bool) -> bool:
         """Returns whether the batch of this position needs a new iterator; see DatasetPasses."""
