@@ -274,6 +274,7 @@ class Callback:
       tensors: The names of tensors of the training step that it reads in run.tensors: those of trainer_kit.expose and
         of layers.
       evaluation_tensors: The same of the evaluation step, for run.evaluation_tensors.
+      saved_state: What `state` returned for the checkpoint that this start begins with, before `restore` gets it.
     """
 
     every: int | None = None
@@ -282,6 +283,7 @@ class Callback:
     needs_epochs: bool = False
     tensors: Sequence[str] = ()
     evaluation_tensors: Sequence[str] = ()
+    saved_state: Any = None
 
     @property
     def name(self) -> str:

@@ -263,7 +263,7 @@ class CallbackList:
             if self._has_begun:
                 self._call(member, "restore", state)
             else:
-                self._restored[name] = state
+                self._restored[name] = member.saved_state = state
 
         return restore
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -58,9 +59,9 @@ class KerasCallbacks(Callback):
 
     def run_begin(self, run: Run) -> None:
         """Hands out the model, and finds out which methods around batches there are."""
-        for one in self.callbacks:
         if not run.chief:
             write_to_temporary_folders(self.callbacks)
+        for one in self.callbacks:
             one.set_params(self.params)
             with self._summaries.in_use():
                 one.set_model(run.model)
@@ -78,11 +79,16 @@ class KerasCallbacks(Callback):
             _LOG.info("%s: methods around each batch cost the host about half a millisecond a batch", names)
 
     def train_begin(self, run: Run) -> None:
-        """Calls `on_train_begin`, in which callbacks may reset themselves."""
+        """Calls `on_train_begin`, unless the training had ended; a resumed run keeps the values of its checkpoint."""
         run.model.stop_training = False
-        with self._files.kept(resumes=run.step > 0):
-            self._call("on_train_begin", {})
         self._states = [AttributeState(one) for one in self.callbacks]
+        saved = self.saved_state
+        if saved is None or not (saved["stopped"] or saved["ended"] >= self.params["epochs"]):
+            keeps = run.trainer.state.undisturbed(everything=True) if run.step > 0 else contextlib.nullcontext()
+            with self._files.kept(resumes=run.step > 0), keeps:
+                self._call("on_train_begin", {})
+        for one in self._states:
+            one.begin()
         self.has_begun = True
 
     def next_boundary(self, step: int) -> int | None:
@@ -181,7 +187,6 @@ class KerasCallbacks(Callback):
     def restore(self, state: Any) -> None:
         """Restores what `state` returned, also when the run goes back to an earlier step."""
         self._loop_logs, self._eval_logs, self._ended = dict(state["loop"]), {}, state["ended"]
-        self._batches.begun = state.get("begun")
         saved = list(state["callbacks"])
         for one in self._states:  # a callback that was added or removed since changes nothing for the others
             name = type(one.owner).__name__
@@ -189,9 +194,12 @@ class KerasCallbacks(Callback):
             if found is not None:
                 saved.remove(found)
             one.restore({} if found is None else found[1])
+        self._stopped = bool(state["stopped"])
+        if not self.has_begun:  # the run is finished
+            return
+        self._batches.begun = state.get("begun")
         self._files.restore(state.get("files", {}))
         self._draw_bars_again()
-        self._stopped = bool(state["stopped"])
         self._run.model.stop_training = self._stopped or bool(state.get("stopping"))
         if self._run.model.stop_training:
             self._run.stop("a Keras callback ended the run at an earlier start")

@@ -13,7 +13,7 @@ _NOT_STATE = {"_model", "model", "params", "_params", "validation_data"}
 
 
 class AttributeState:
-    """The attributes of a callback that have changed since this object was made, after `on_train_begin`.
+    """The attributes of a callback that have changed since this object was made, before `on_train_begin`.
 
     Numbers, texts, arrays, tuples, lists and dicts are state; other attributes are left alone. What the program has
     set, such as a patience, is no state: a restart uses what the program sets then.
@@ -24,12 +24,17 @@ class AttributeState:
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
-        self._begin = _encoded_attributes(owner)
+        self._made = self._begin = _encoded_attributes(owner)
+
+    def begin(self) -> None:
+        """Notes what `on_train_begin` has set, which `restore` leaves alone where an older state does not hold it."""
+        self._begin = _encoded_attributes(self.owner)
 
     def changed(self) -> dict[str, Any]:
         """Returns the changed and the new attributes by name, in types that a checkpoint can hold."""
         now = _encoded_attributes(self.owner)
-        return {name: value for name, value in now.items() if not _same(value, self._begin.get(name, _Absent))}
+        old = (self._made, self._begin)
+        return {k: value for k, value in now.items() if any(not _same(value, one.get(k, _Absent)) for one in old)}
 
     def restore(self, changed: Mapping[str, Any]) -> None:
         """Sets the attributes to what they were when `changed` returned this; open files and the like stay."""

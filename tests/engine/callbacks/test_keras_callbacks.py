@@ -104,6 +104,61 @@ def test_what_methods_of_an_evaluation_change_survives_a_kill(tmp_path: Path) ->
         np.testing.assert_array_equal(one, other)
 
 
+class Lowers(keras.callbacks.Callback):
+    """Trains with another rate, and may stop the fit in its second epoch; calls `note` with the name of each event."""
+
+    def __init__(self, note: Any, stops: bool) -> None:
+        super().__init__()
+        self.note, self.stops, self.before = note, stops, None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.note("on_train_begin")
+        self.before, self.seen = float(self.model.optimizer.learning_rate), {}
+        self.model.optimizer.learning_rate = 1e-5
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.note("on_epoch_end")
+        self.seen[epoch] = logs["val_loss"]
+        self.model.optimizer.learning_rate = 1e-3 * (epoch + 1)
+        self.model.stop_training = self.stops and epoch == 1
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.note("on_train_end")
+        self.model.optimizer.learning_rate = self.before / 2
+        self.best = min(self.seen.values())
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_finished_fit_restores_callbacks_and_calls_no_event(stops: bool, tmp_path: Path) -> None:
+    events: list[str] = []
+    first, again = Lowers(events.append, stops), Lowers(events.append, stops)
+    model, restored = seeded(), seeded()
+    fit(model, tmp_path, [first])
+    assert events.pop() == "on_train_end"
+    events.clear()
+    fit(restored, tmp_path, [again])
+    assert events == []
+    assert (again.before, again.seen, again.best) == (first.before, first.seen, first.best)
+    assert float(restored.optimizer.learning_rate) == float(model.optimizer.learning_rate) == pytest.approx(5e-3)
+    assert again.model is restored
+    assert restored.stop_training == model.stop_training == stops
+
+
+def test_on_train_begin_changes_nothing_in_a_resumed_run(tmp_path: Path) -> None:
+    events: list[str] = []
+    whole, resumed = (Lowers(events.append, stops=False) for _ in range(2))
+    models = seeded(), seeded()
+    fit(models[0], tmp_path / "a", [whole], checkpoint_interval=2)
+    callbacks = [Lowers(events.append, stops=False), StopAt(10)]  # inside of the third epoch
+    with pytest.raises(RuntimeError, match="stopped by the test"):
+        fit(seeded(), tmp_path / "b", callbacks, checkpoint_interval=2)
+    fit(models[1], tmp_path / "b", [resumed], checkpoint_interval=2)
+    assert events.count("on_train_begin") == 3
+    assert (resumed.before, resumed.seen) == (whole.before, whole.seen)
+    for one, other in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_plain_fit_saves_once_and_predict_has_callbacks(tmp_path: Path) -> None:
     saves, noted, model = Saves(), [], seeded()
     fit(model, tmp_path, [saves], epochs=1, validation_data=None)

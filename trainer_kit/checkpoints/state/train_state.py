@@ -269,12 +269,15 @@ class TrainState:
         self.discovered.report_evaluation(graph, handles([*_native(apart), *(self._generators or ())]), required)
 
     @contextlib.contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Restores the variables of the task and the training step at the end of this context.
+    def undisturbed(self, *, everything: bool = False) -> Iterator[None]:
+        """Restores the variables of the task and the training step, or everything, at the end of this context.
 
         Runs eagerly, on the host.
         """
-        parts = [part for one in self.other_variables for part in (getattr(one, "values", None) or [one])]
+        held = tf.train.TrackableView(self.checkpoint).descendants() if everything else self.other_variables
+        parts = [
+            part for one in held if isinstance(one, tf.Variable) for part in (getattr(one, "values", None) or [one])
+        ]
         before = [(part, part.read_value()) for part in parts]
         try:
             yield

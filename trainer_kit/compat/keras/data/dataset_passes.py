@@ -43,6 +43,7 @@ class DatasetPasses:
     Attributes:
       batches_per_epoch: See the arguments.
       by_pass: Whether an iterator ends with its pass; True at first.
+      earlier: The number of passes over `given` before the first one of this run; None until that is known.
       element_spec: The spec of a batch.
     """
 
@@ -56,6 +57,7 @@ class DatasetPasses:
     ) -> None:
         self._dataset, self.batches_per_epoch, self._unused = dataset, batches_per_epoch, unused
         self._given, self.by_pass = given, True
+        self.earlier: int | None = None
         self.element_spec = dataset.element_spec
         self._quick = without_idle_tuner(dataset)  # iterators that are dropped at once need no tuner
         self._number = -1  # of the pass that is read
@@ -85,17 +87,23 @@ class DatasetPasses:
         if number == self._number and reads:
             return False
         before = _BEGUN.get(self._given, 0)
-        if self._number < 0 and number == before > 0 and position % self.batches_per_epoch == 0:
-            self._number = number - 1  # an earlier fit of this process has ended here
-        elif number <= self._number or (self._number < 0 and before and position):
+        if self.earlier is None:  # the run begins, or its checkpoint is of an earlier version
+            self.earlier = 0 if position else before
+        if before > self.earlier + number:
             _LOG.warning(_READ_AGAIN)
-            self._number = number - 1
-        for earlier in range(self._number + 1, number):
-            self._draw_unused(earlier)
-            self._draw_orders()
-        self._draw_unused(number)
-        self._number, _BEGUN[self._given] = number, number + 1
+            self.earlier = before - number
+        self.begin_passes(number)
+        self._draw_unused(self.earlier + number)
+        self._number = number
+        _BEGUN[self._given] = self.earlier + number + 1
         return True
+
+    def begin_passes(self, count: int) -> None:
+        """Draws what the first `count` passes of the run and all before them draw, unless this process has drawn it."""
+        for number in range(_BEGUN.get(self._given, 0), (self.earlier or 0) + count):
+            self._draw_unused(number)
+            self._draw_orders()
+            _BEGUN[self._given] = number + 1
 
     def resumption(self, *, deterministic_ops: bool) -> Resumption:
         """Returns how a resumed run gets back to its position, for the engine's report."""
@@ -118,10 +126,10 @@ class DatasetPasses:
             next(iterator, None)
 
     def _draw_unused(self, number: int) -> None:
-        """Makes the iterators that are made before those of pass `number` and not read."""
+        """Makes the iterators that are made before those of pass `number`, counted over all fits, and not read."""
         at_begin, after_a_pass = self._unused
         before = after_a_pass if number > 0 or self._given in _BEGUN else 0
-        for _ in range(before + (at_begin if number == 0 else 0)):
+        for _ in range(before + (at_begin if number == self.earlier else 0)):
             iter(self._quick)
 
 

@@ -132,12 +132,16 @@ class PyDatasetEpochs:
     def _batches(self, position: int) -> Iterator[Any]:
         first, used = divmod(position, self.batches_per_epoch) if self.batches_per_epoch else (0, position)
         for epoch, order in enumerate(itertools.islice(self._passes(first), 1 if self.by_pass else None), first):
-            while self._begun <= epoch:
-                self._dataset.on_epoch_end()  # also before the first pass, as in Keras
-                self._dataset.on_epoch_begin()
-                self._begun += 1
+            self.begin_passes(epoch + 1)
             yield from self._read(itertools.islice(order, used, None))
             used = 0
+
+    def begin_passes(self, count: int) -> None:
+        """Calls the methods of the PyDataset that begin the first `count` passes, unless this run has called them."""
+        while self._begun < count:
+            self._dataset.on_epoch_end()  # also before the first pass, as in Keras
+            self._dataset.on_epoch_begin()
+            self._begun += 1
 
     def _passes(self, first: int) -> Iterator[Iterable[int]]:
         """Yields the numbers of the batches of each pass from pass `first` on."""

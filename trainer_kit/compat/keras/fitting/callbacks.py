@@ -13,6 +13,9 @@ import keras
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.keras_callbacks import KerasCallbacks
 from trainer_kit.callbacks.keras_hooks import is_stock
+from trainer_kit.callbacks.keras_state import AttributeState
+from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses
+from trainer_kit.compat.keras.data.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.compat.keras.fitting.history import read_history, write_history
 from trainer_kit.distribution.keras_internals import of_keras_2
 from trainer_kit.telemetry.report import SilentWriter, Writer
@@ -29,6 +32,7 @@ class FitCallbacks(KerasCallbacks):
       steps: The number of steps in an epoch.
       verbose: The argument of fit.
       validates: See KerasCallbacks.
+      data: The training data.
     """
 
     def __init__(
@@ -38,8 +42,10 @@ class FitCallbacks(KerasCallbacks):
         steps: int,
         verbose: str | int,
         validates: Callable[[int], bool],
+        data: Any,
     ) -> None:
         super().__init__(callbacks, parameters(epochs, steps, verbose), validates)
+        self._data = data
         self._has_trained = False  # in this start
 
     def loop_begin(self, run: Run, steps: int) -> None:
@@ -56,6 +62,21 @@ class FitCallbacks(KerasCallbacks):
         if run.chief:
             write_history(run.directory, self.history)
 
+    def state(self) -> dict[str, Any]:
+        """Returns also the step, and how many passes over the data came before the run; see KerasCallbacks."""
+        return {**super().state(), "step": self._run.step, "earlier_passes": getattr(self._data, "earlier", None)}
+
+    def restore(self, state: Any) -> None:
+        """Also begins all passes of a run that has ended, since a later fit may read the same data on."""
+        super().restore(state)
+        if isinstance(self._data, DatasetPasses) and self._data.earlier is None:
+            self._data.earlier = state.get("earlier_passes") or 0
+        total = self.params["epochs"] * self.params["steps"]
+        steps = min(state.get("step", 0), total)
+        has_ended = self._stopped or not self.has_begun or steps == total
+        if has_ended and isinstance(self._data, (DatasetPasses, PyDatasetEpochs)) and self._data.batches_per_epoch:
+            self._data.begin_passes(math.ceil(steps / self._data.batches_per_epoch))
+
     @property
     def history(self) -> Any:
         """The History of the fit."""
@@ -65,10 +86,17 @@ class FitCallbacks(KerasCallbacks):
         """Returns the History after the run, which may have been finished before; it is the model's, too."""
         history = self.history
         if not self.has_begun:
-            history.set_model(model)
+            for one in self.callbacks:
+                one.set_params(self.params)
+                if not is_stock(one, "TensorBoard"):  # which would begin new files
+                    one.set_model(model)
+            self._states = [AttributeState(one) for one in self.callbacks]
+            if self.saved_state is not None:
+                self.restore(self.saved_state)
+            model.stop_training = self._stopped
             read_history(model_dir, history)
         if not self._has_trained and self.params["verbose"]:
-            stopped = self.has_begun and model.stop_training
+            stopped = self._stopped
             how = "was ended by a callback" if stopped else "ended"
             advice = "" if stopped else "more epochs to go on, or "
             print(

@@ -31,7 +31,8 @@ def run_fit(
     trainer = config.trainer
     steps = trainer.steps_per_epoch
     assert steps is not None  # run_config sets it
-    around = FitCallbacks(with_history(of_keras, model), trainer.train_steps // steps, steps, verbose, validates)
+    data = task.build_inputs(config.task.train_data)
+    around = FitCallbacks(with_history(of_keras, model), trainer.train_steps // steps, steps, verbose, validates, data)
     run_experiment(
         model.distribute_strategy, task, "train_and_eval" if evaluates else "train", config, model_dir,
         callbacks=[around, *native], console=console_of(of_keras, verbose), **options,

@@ -103,3 +103,24 @@ def test_passes_before_are_not_read_only_for_their_orders() -> None:
     for shuffles in (shuffled, lambda dataset: shuffled(shuffled(dataset))):
         dataset = shuffles(tf.data.Dataset.range(24).map(failing)).batch(2)
         assert DatasetPasses(dataset, 12, given=dataset).begin(60, reads=False)
+
+
+def test_passes_of_a_finished_run_count_for_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    first, again = (tf.data.Dataset.range(24).shuffle(24, seed=1).batch(4) for _ in range(2))
+    whole = [batches(first) for _ in range(4)]
+    finished = DatasetPasses(again, 6, given=again)
+    finished.begin_passes(2)
+    finished.begin_passes(2)  # a second start of the same run in this process draws nothing
+    resumed = DatasetPasses(again, 6, given=again)
+    resumed.earlier = 2
+    resumed.begin(6 + 1, reads=False)
+    assert batches(resumed.at(6 + 1)) == whole[3][1:]
+    assert not caplog.text
+
+
+def test_a_run_that_goes_back_says_that_it_draws_other_orders(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = tf.data.Dataset.range(24).shuffle(24, seed=1).batch(4)
+    passes = DatasetPasses(dataset, 6, given=dataset)
+    for position in (0, 6, 0, 6):
+        passes.begin(position, reads=False)
+    assert caplog.text.count("x: a dataset that was read in this process before") == 1

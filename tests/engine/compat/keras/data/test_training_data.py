@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.engine.compat.keras.keras_programs import CROSSENTROPY, Batches, X, Y, of_tf_keras, pairs
+from tests.engine.compat.keras.keras_programs import CROSSENTROPY, Batches, Changing, X, Y, of_tf_keras, pairs
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.data.training_data import training_data, validation_dataset
-from trainer_kit.errors import DataError
+from trainer_kit.errors import DataError, UsageError
 
 
 def linear() -> Any:
@@ -161,3 +162,37 @@ def test_each_evaluation_has_the_same_batches_of_a_generator() -> None:
     batches = validation_dataset(numbered(9), steps=4)
     numbers = [[int(x[0, 0]) for x, _ in batches] for _ in range(2)]
     assert numbers == [[0, 1, 2, 3]] * 2
+
+
+# ---- random numbers in Python
+
+
+def test_a_finished_fit_begins_the_epochs_of_a_py_dataset(tmp_path: Path) -> None:
+    first, again = Changing(), Changing()
+    for data in (first, again):
+        losses("ours", data, model_dir=tmp_path, epochs=2)
+    assert (again.begun, again.ended) == (first.begun, first.ended) == (2, 2)
+
+
+class Drawn(Batches):
+    """Batches whose examples a function chooses."""
+
+    def __init__(self, choose: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._choose = choose
+
+    def __getitem__(self, index: int) -> Any:
+        chosen = self._choose(index)
+        return X[chosen], Y[chosen]
+
+
+def test_a_py_dataset_with_global_random_state_is_not_exact(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from_random = Drawn(lambda _: random.choices(range(100), k=20))
+    from_numpy = Drawn(lambda _: np.random.randint(0, 100, 20))
+    from_index = Drawn(lambda index: np.random.default_rng((1, index)).integers(0, 100, 20))
+    for data in (from_random, from_numpy):
+        with pytest.raises(UsageError, match=r"draws from the global state.* draw from np\.random\.default_rng"):
+            losses("ours", data, model_dir=tmp_path / "exact", epochs=1, trainer={"require_exact_resume": True})
+    losses("ours", from_numpy, model_dir=tmp_path / "numpy", epochs=2)
+    assert caplog.text.count("draws from the global state of random or np.random") == 1
+    losses("ours", from_index, model_dir=tmp_path / "index", epochs=1, trainer={"require_exact_resume": True})

@@ -1,0 +1,44 @@
+"""A program of several fits that is killed in the middle ends as one that was never killed: finished fits count."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from tests.process.compat.keras.several_fits import STEPS, run_killed, run_to_the_end
+from trainer_kit.testing import ForkServer
+
+KILLS = ((1, STEPS + 2), (3, STEPS + 2))  # in which fit, after which step; a checkpoint is saved after step 6
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """What a program has left that was never killed, and one that was killed in two of its fits."""
+    whole, killed = (str(tmp_path_factory.mktemp(name)) for name in ("whole", "killed"))
+    with ForkServer() as server:
+        for fit, step in KILLS:
+            assert server.run(run_killed, killed, fit, step).code == -signal.SIGKILL
+        end = server.run(run_to_the_end, killed, whole)  # the killed one first, in a new process
+    assert end.code == 0, end.text
+    of_killed, of_whole = json.loads(end.text.splitlines()[-1])
+    return of_whole, of_killed
+
+
+def test_fits_with_the_same_data_end_with_the_same_bits(results: tuple[Any, Any]) -> None:
+    whole, killed = results
+    assert killed["weights"] == whole["weights"]
+
+
+def test_a_finished_fit_leaves_the_rate_of_on_train_end(results: tuple[Any, Any]) -> None:
+    whole, killed = results
+    assert killed["rate"] == whole["rate"] == pytest.approx(1e-2)
+
+
+def test_a_callback_of_a_finished_fit_has_its_attributes(results: tuple[Any, Any]) -> None:
+    whole, killed = results
+    for name in ("losses", "mean", "rate"):
+        assert killed[name] == whole[name]
+    assert len(killed["losses"]) == 8
