@@ -205,7 +205,7 @@ def test_workers_with_other_configs_are_told_what_differs(server: ForkServer, tm
     for ended in [child.wait(SECONDS) for child in children]:
         assert ended.code == 2, ended.text
         for line in (
-            "trainer.train_steps: 80 on worker 1, but 160 on worker 0; start all workers with the same config",
+            "trainer.train_steps: 80 on worker 1, but 160 on worker 0; start all workers with one config",
             "runtime.random_seed: 7 on worker 1, but 1 on worker 0",
             "task.width: 9 on worker 1, but 16 on worker 0",
         ):
