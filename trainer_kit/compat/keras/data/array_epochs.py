@@ -123,7 +123,9 @@ def in_batches(arrays: Any, batch_size: int) -> tf.data.Dataset:
 
     Runs eagerly or in graph, on the host.
     """
-    if _are_dense(arrays):
+    one_replica = tf.distribute.get_strategy().num_replicas_in_sync == 1
+    leaves_out_rebatch = tf.distribute.has_strategy() and one_replica  # as a MirroredStrategy of one device does
+    if _are_dense(arrays) and not leaves_out_rebatch:
         # Without a function in it: an evaluation begins with a new iterator, which makes the functions of a dataset.
         return tf.data.Dataset.from_tensors(arrays).rebatch(batch_size)
     return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
