@@ -8,10 +8,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer_kit.checkpoints.state.traced_writes import written
 from trainer_kit.distribution.keras_internals import of_keras_2
 from trainer_kit.distribution.tensorflow_internals import called_outside_of_autograph
 from trainer_kit.distribution.tracing import traced
 from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.per_variable import native_variable
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def traced_logs(step: Callable[[Any], Any], model: Any, batch: Any) -> dict[str,
       The specs of what the step returns, by name; empty if that is the results of the model's metrics.
 
     Raises:
-      UsageError: when the step returns something else than a dict.
+      UsageError: when the step returns something else than a dict, or a value for each example.
       Exception: what the step raises.
     """
     if _is_of_keras(step, model):
@@ -59,8 +61,23 @@ def traced_logs(step: Callable[[Any], Any], model: Any, batch: Any) -> dict[str,
         specs.update({name: _spec(value) for name, value in flattened(logs).items()})
 
     strategy = tf.distribute.get_strategy()
-    _trace(lambda data: strategy.run(recording, args=(data,)), batch)
-    return {} if names == model.get_metrics_result().keys() else specs
+    graph = _trace(lambda data: strategy.run(recording, args=(data,)), batch).graph
+    if names == model.get_metrics_result().keys() and _updates_all(model.metrics, graph):
+        return {}
+    if outputs := [name for name, spec in specs.items() if not spec.shape.is_fully_defined()]:
+        raise UsageError(f"{step.__qualname__} returned {outputs[0]!r} for each example; return numbers only")
+    return specs
+
+
+def _updates_all(metrics: list[Any], graph: Any) -> bool:
+    """Whether a traced step updates all metrics; it may return a loss of its own in place of the result of one."""
+    changed = {id(handle) for handle in written(graph)}
+    for metric in metrics:
+        variables = map(native_variable, metric.variables)
+        handles = [part.handle for variable in variables for part in getattr(variable, "values", [variable])]
+        if handles and not any(id(handle) in changed for handle in handles):
+            return False
+    return True
 
 
 def _is_of_keras(step: Callable[[Any], Any], model: Any) -> bool:
@@ -124,8 +141,8 @@ def is_overridden(model: Any, name: str) -> bool:
     return owner.__module__.partition(".")[0] not in ("keras", "tf_keras")
 
 
-def _trace(function: Callable[[Any], Any], batch: Any) -> None:
-    traced(lambda data: function(data) and None, batch)
+def _trace(function: Callable[[Any], Any], batch: Any) -> Any:
+    return traced(lambda data: function(data) and None, batch)
 
 
 def _spec(value: Any) -> tf.TensorSpec:

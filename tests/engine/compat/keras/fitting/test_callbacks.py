@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,27 @@ class ReturnsRate(keras.Model):
         return {"size": tf.reduce_mean(tf.abs(self(data[0], training=False)))}
 
 
+class ReturnsOwnLoss(keras.Model):
+    """Returns losses under the name of the tracker of compile, which it never updates, and reads the tracker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(data[0]) - data[1]))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {**self.get_metrics_result(), "loss": loss}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        return {"loss": tf.reduce_mean(tf.square(self(data[0]) - data[1]))}
+
+
 def one_per_class() -> Any:
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, activation="softmax")])
@@ -55,6 +77,28 @@ def assert_same(history: Any, expected: Any) -> None:
             assert history.history[name] == values
         else:
             np.testing.assert_allclose(history.history[name], values, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_loss_in_place_of_a_metric_is_reported(replicas: int, tmp_path: Path) -> None:
+    losses: list[list[float]] = [[], []]
+    targets = X.sum(axis=1, keepdims=True)
+    for door, seen in zip((keras.Model.fit, tk_keras.fit), losses, strict=True):
+        devices = ["CPU:0", "CPU:1"][:replicas]
+        with tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice()).scope():
+            model = ReturnsOwnLoss()
+            model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs, to=seen: to.append(logs["loss"]))
+        options = {"validation_data": (X, targets), "batch_size": 50, "epochs": 2, "shuffle": False, "verbose": 0}
+        folder = {} if door is keras.Model.fit else {"model_dir": str(tmp_path)}
+        history = door(model, X, targets, callbacks=[note], **options, **folder).history
+    assert len(losses[0]) == 4
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(history["loss"], losses[0][1::2], rtol=1e-5)  # Keras shows 0 at the end of an epoch
+    last_batch = np.mean(np.square(model.predict(X[50:], verbose=0) - targets[50:]))
+    np.testing.assert_allclose(history["val_loss"][-1], last_batch, rtol=1e-5)
+    best = json.loads((tmp_path / "best_ckpt" / "info.json").read_text())
+    assert best["value"] == pytest.approx(min(history["val_loss"]))
 
 
 Fits = tuple[Any, list[Any], list[Any]]
