@@ -77,6 +77,10 @@ class KerasTrainer(Trainer):
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Runs an evaluation; see Trainer. Metrics of an epoch that goes on are those of before the evaluation."""
+        if self.task.validation_batches is not None and self.trains:
+            # By the step, since a restart may repeat an evaluation or leave it out.
+            evaluations = -(-self._read_step() // self.config.trainer.validation_interval)
+            self.task.validation_batches.evaluation = max(0, evaluations - 1)
         if not self.metrics_continue:
             return super().evaluate(num_steps, sets)
         variables = self._train_set.variables()

@@ -47,8 +47,9 @@ class _SequenceOfKeras2(keras.utils.PyDataset):
         self._has_begun = True
 
     def on_epoch_end(self) -> None:
-        if self._has_begun:  # Keras 3 also calls it before the first epoch
+        if self._has_begun:  # Keras 3 also calls it before the first epoch, and twice between evaluations
             self._sequence.on_epoch_end()
+        self._has_begun = False
 
 
 class BatchOrders:
@@ -88,7 +89,7 @@ class PyDatasetEpochs:
     """A Source of the batches of one pass after the other; they are global.
 
     The `workers` of the PyDataset are threads here, also with use_multiprocessing. Its `on_epoch_begin` and
-    `on_epoch_end` are called for each pass, also for those before a restart, so that a state which depends on that only
+    `on_epoch_end` are called for each epoch, also for those before a restart, so that a state which depends on them
     is the same.
 
     Args:
@@ -98,8 +99,10 @@ class PyDatasetEpochs:
 
     Attributes:
       batches_per_epoch: The number of batches in a pass; None if there is no end.
-      by_pass: Whether an iterator ends with its pass, for a trainer that calls `begin`: no batch is then read before
+      steps_per_epoch: The number of batches in an epoch; those of a pass at first.
+      by_pass: Whether an iterator ends with its epoch, for a trainer that calls `begin`: no batch is then read before
         callbacks have begun its epoch. False at first.
+      evaluation: The number of the evaluation that reads the next pass, counted from 0; None: it is for training.
     """
 
     def __init__(self, dataset: keras.utils.PyDataset, orders: BatchOrders | None, class_weight: Any = None) -> None:
@@ -109,11 +112,13 @@ class PyDatasetEpochs:
         before = repr((random.getstate(), np.random.get_state()))
         self._spec = adapter.get_tf_dataset().element_spec  # reads the first batches
         self._moves_random_state = before != repr((random.getstate(), np.random.get_state()))
-        self._begun = 0  # passes
-        self.by_pass, self._number = False, -1  # the number of the pass that is read
+        self.steps_per_epoch = self.batches_per_epoch or sys.maxsize
+        self.evaluation: int | None = None
+        self._begun = 0  # epochs
+        self.by_pass, self._number = False, -1  # the number of the epoch that is read
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the batches from `position` on, counted over all passes, up to the end of the pass if `by_pass`."""
+        """Returns the batches from `position` on, counted over all passes, up to the end of the epoch if `by_pass`."""
         del input_context
         batches = tf.data.Dataset.from_generator(lambda: self._batches(position), output_signature=self._spec)
         if self._class_weight is not None:
@@ -126,20 +131,26 @@ class PyDatasetEpochs:
 
     def begin(self, position: int, *, reads: bool) -> bool:
         """Returns whether the batch of this position needs a new iterator; see DatasetPasses."""
-        before, self._number = self._number, position // (self.batches_per_epoch or 1)
+        before, self._number = self._number, position // self.steps_per_epoch
         return self._number != before or not reads
 
     def _batches(self, position: int) -> Iterator[Any]:
         first, used = divmod(position, self.batches_per_epoch) if self.batches_per_epoch else (0, position)
-        for epoch, order in enumerate(itertools.islice(self._passes(first), 1 if self.by_pass else None), first):
-            self.begin_passes(epoch + 1)
-            yield from self._read(itertools.islice(order, used, None))
-            used = 0
+        numbers = itertools.islice(itertools.chain.from_iterable(self._passes(first)), used, None)
+        epoch, done = divmod(position, self.steps_per_epoch)
+        while True:
+            self.begin_epochs(1 + (epoch if self.evaluation is None else self.evaluation))
+            yield from self._read(itertools.islice(numbers, self.steps_per_epoch - done))
+            if self.by_pass or self.evaluation is not None:
+                return
+            epoch, done = epoch + 1, 0
 
-    def begin_passes(self, count: int) -> None:
-        """Calls the methods of the PyDataset that begin the first `count` passes, unless this run has called them."""
+    def begin_epochs(self, count: int) -> None:
+        """Calls the methods of the PyDataset that begin the first `count` epochs, unless this run has called them."""
         while self._begun < count:
-            self._dataset.on_epoch_end()  # also before the first pass, as in Keras
+            if self._begun and self.evaluation is not None:
+                self._dataset.on_epoch_end()  # Keras calls it after an evaluation and before the next one
+            self._dataset.on_epoch_end()  # also before the first epoch, as in Keras
             self._dataset.on_epoch_begin()
             self._begun += 1
 

@@ -107,8 +107,8 @@ def training_data(
     return _of_dataset(dataset, given, steps_per_epoch, size, by_pass, keras_2)
 
 
-def validation_dataset(given: Any, batch_size: int | None = None, steps: int | None = None) -> tf.data.Dataset:
-    """Returns one pass over validation data in global batches. Runs eagerly, on the host.
+def validation_dataset(given: Any, batch_size: int | None = None, steps: int | None = None) -> Any:
+    """Returns one pass over validation data in global batches, a dataset or PyDatasetEpochs. Runs eagerly, on the host.
 
     Batches of a generator are read here and kept, so that each evaluation has the same ones.
 
@@ -122,6 +122,10 @@ def validation_dataset(given: Any, batch_size: int | None = None, steps: int | N
       ValueError: for data that Keras cannot read, with Keras's message.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_py_dataset(given))
+    if isinstance(x, keras.utils.PyDataset):
+        source = PyDatasetEpochs(x, None)
+        source.evaluation = 0
+        return source
     x = with_own_batches(x)
     adapter = data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if is_array_adapter(adapter):
@@ -176,7 +180,8 @@ def _of_py_dataset(
     source = PyDatasetEpochs(x, orders, class_weight)
     length = source.batches_per_epoch
     steps = _steps(wanted, length, "a PyDataset without a length")
-    source.by_pass = by_pass and bool(length) and not (length or 0) % steps
+    source.steps_per_epoch = steps
+    source.by_pass = by_pass
     return TrainingData(source, steps, batch_size=0)
 
 

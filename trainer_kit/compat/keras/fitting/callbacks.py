@@ -74,8 +74,10 @@ class FitCallbacks(KerasCallbacks):
         total = self.params["epochs"] * self.params["steps"]
         steps = min(state.get("step", 0), total)
         has_ended = self._stopped or not self.has_begun or steps == total
-        if has_ended and isinstance(self._data, (DatasetPasses, PyDatasetEpochs)) and self._data.batches_per_epoch:
+        if has_ended and isinstance(self._data, DatasetPasses):
             self._data.begin_passes(math.ceil(steps / self._data.batches_per_epoch))
+        elif has_ended and isinstance(self._data, PyDatasetEpochs):
+            self._data.begin_epochs(math.ceil(steps / self._data.steps_per_epoch))
 
     @property
     def history(self) -> Any:

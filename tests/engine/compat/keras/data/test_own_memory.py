@@ -52,12 +52,15 @@ def refilled() -> Iterator[Any]:
 
 
 def training(data: Any) -> Any:
-    batches = training_data(data, steps_per_epoch=BATCHES).batches
-    return batches if isinstance(batches, tf.data.Dataset) else batches.at(0)
+    return opened(training_data(data, steps_per_epoch=BATCHES).batches)
 
 
 def validation(data: Any) -> Any:
-    return validation_dataset(data, steps=BATCHES)
+    return opened(validation_dataset(data, steps=BATCHES))
+
+
+def opened(batches: Any) -> Any:
+    return batches if isinstance(batches, tf.data.Dataset) else batches.at(0)
 
 
 @pytest.mark.parametrize("make", [Views, generated])

@@ -150,6 +150,52 @@ def test_a_model_of_tf_keras_reads_the_orders_of_tf_keras(tmp_path: Path) -> Non
     np.testing.assert_allclose(resumed.history["loss"], expected, rtol=1e-6)
 
 
+# ---- a PyDataset that changes at the end of an epoch
+
+
+class Counting(keras.utils.PyDataset):
+    """Four batches whose features are the number of ended epochs, and with a tenth for each epoch that has begun."""
+
+    ended = begun = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> Any:
+        return np.full((2, 1), self.ended + self.begun / 10, "float32"), np.zeros((2, 1), "float32")
+
+    def on_epoch_begin(self) -> None:
+        self.begun += 1
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+
+def mean() -> Any:
+    """Returns a model whose loss is the mean of the features, and which never changes."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.0), lambda _, outputs: tf.reduce_mean(outputs), jit_compile=False)
+    return model
+
+
+def test_a_py_dataset_changes_where_keras_changes_it(tmp_path: Path) -> None:
+    options = {"verbose": 0, "validation_data": Counting()}
+    expected = mean().fit(Counting(), epochs=4, **options).history
+    assert [round(value) for value in expected["val_loss"]] == [1, 3, 5, 7]
+    for epochs in (1, 3, 4):  # each with a dataset of its own, as in another process
+        options["validation_data"] = Counting()
+        ours = tk_keras.fit(mean(), Counting(), epochs=epochs, model_dir=str(tmp_path), **options).history
+    np.testing.assert_allclose(ours["loss"], expected["loss"], rtol=1e-6)
+    np.testing.assert_allclose(ours["val_loss"], expected["val_loss"], rtol=1e-6)
+
+
+def test_an_epoch_of_some_steps_ends_for_a_py_dataset(tmp_path: Path) -> None:
+    for epochs in (2, 5):
+        options = {"epochs": epochs, "steps_per_epoch": 3, "verbose": 0, "model_dir": str(tmp_path)}
+        history = tk_keras.fit(mean(), Counting(), **options).history
+    np.testing.assert_allclose(history["loss"], [1.1, 2.2, 3.3, 4.4, 5.5], rtol=1e-6)
+
+
 # ---- evaluation
 
 
