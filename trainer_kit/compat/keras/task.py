@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
+from trainer_kit.compat.keras.data.array_epochs import ArrayEpochs
 from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders, PyDatasetEpochs
 from trainer_kit.compat.keras.data.training_data import DatasetEpochs, training_data, validation_dataset
 from trainer_kit.compat.keras.fitting.callbacks import ExperimentCallbacks, split_callbacks
@@ -143,16 +144,19 @@ class KerasTask(Task):
             )
 
     def _batch(self, params: Any) -> Any:
-        """Returns the spec of a batch with any number of examples."""
+        """Returns the spec of a replica's batch; as in Keras only a dataset tells the number of its examples."""
         made = self.build_inputs(params)
         spec = getattr(made, "element_spec", None) or made.at(0).element_spec
-        return tf.nest.map_structure(_with_any_batch_size, spec)
+        replicas = 0 if isinstance(made, ArrayEpochs) else tf.distribute.get_strategy().num_replicas_in_sync
+        return tf.nest.map_structure(lambda one: _of_replica(one, replicas), spec)
 
 
-def _with_any_batch_size(spec: Any) -> Any:
+def _of_replica(spec: Any, replicas: int) -> Any:
+    """Returns the spec of a replica's part of a batch; without replicas it has any number of examples."""
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
         return spec
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+    is_known = replicas and spec.shape[0] and spec.shape[0] % replicas == 0
+    return tf.TensorSpec([spec.shape[0] // replicas if is_known else None, *spec.shape[1:]], spec.dtype)
 
 
 def data_of_experiment(data_fn: Callable[[Any], Any], params: DataConfig) -> tf.data.Dataset | Source:

@@ -153,7 +153,7 @@ def best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None)
     if not isinstance(name, str) or name not in known:
         raise UsageError(
             f"best={best!r}: an evaluation gives no such number; {suggestion(str(name), known)}. best=False keeps no "
-            "best weights"
+            "best weights. What a callback adds to the logs is for keras.callbacks.ModelCheckpoint(monitor=...)"
         )
     name = name.removeprefix("val_")
     if mode not in ("auto", *_COMPARISONS):

@@ -24,6 +24,7 @@ def model() -> Any:
         ({"epochs": "2"}, r"epochs='2' is not a whole number"),
         ({"validation_freq": 0}, r"validation_freq=0: .* at least 1"),
         ({"best": "val_acc"}, r"best='val_acc': .*did you mean val_accuracy"),
+        ({"best": "val_auc"}, r"best='val_auc': .*a callback adds.*ModelCheckpoint\(monitor"),
         ({"best": "accuracy"}, r"best='accuracy': .*did you mean val_accuracy"),
         ({"best": "val_loss", "validation_data": None}, r"best='val_loss': there is no validation data"),
         ({"x": pairs, "y": None}, r"x is a dataset of single examples: .* shape \(\); .*x\.batch\(32\)"),

@@ -90,6 +90,35 @@ class ReturnsLoss(keras.Sequential):
         return self.compute_loss(y=data[1], y_pred=self(data[0]))
 
 
+class StaticSize(keras.Sequential):
+    def train_step(self, data: Any) -> Any:
+        targets = np.zeros((data[0].shape[0], 3), "float32")  # a dataset that drops the remainder tells the size
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(data[0]) - targets))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"error": loss}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_may_need_the_size_of_a_batch(replicas: int, tmp_path: Path) -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(20, drop_remainder=True)
+    histories = []
+    for folder in ({}, {"model_dir": str(tmp_path)}):
+        devices = ["CPU:0", "CPU:1"][:replicas]
+        with tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice()).scope():
+            model = StaticSize([keras.Input((8,)), keras.layers.Dense(3, kernel_initializer="ones")])
+            model.compile("sgd", jit_compile=False)
+        door = tk_keras.fit if folder else keras.Model.fit
+        histories.append(door(model, dataset, epochs=2, verbose=0, **folder))
+    assert_same(histories[1], histories[0])
+
+
+class ReturnsOutputs(keras.Sequential):
+    def train_step(self, data: Any) -> Any:
+        return {"loss": 0.0, "outputs": self(data[0])}
+
+
 def test_limits_of_keras_for_trials_hold(tmp_path: Path) -> None:
     model = classifier()
     keras.config.set_max_epochs(2)
@@ -116,6 +145,12 @@ def _returns_loss() -> keras.Model:
     return model
 
 
+def _returns_outputs() -> keras.Model:
+    model = ReturnsOutputs([keras.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model
+
+
 @pytest.mark.parametrize(
     ("build", "given", "message"),
     [
@@ -126,6 +161,7 @@ def _returns_loss() -> keras.Model:
             {"validation_data": (X, Y)},
             r"test_step returned a SymbolicTensor.* return \{\"loss\": loss\}",
         ),
+        (_returns_outputs, {}, r"train_step returned 'outputs' for each example; return numbers only"),
         (classifier, {"x": X[:0], "y": Y[:0]}, r"x has no examples"),
         (classifier, {"validation_data": (X[:0], Y[:0])}, r"validation_data has no examples"),
         (classifier, {"initial_epoch": 1}, r"initial_epoch=1: .*leave it out"),
