@@ -15,7 +15,9 @@ from trainer_kit.callbacks.keras_batches import KerasBatches
 from trainer_kit.callbacks.keras_files import CsvFiles, write_to_temporary_folders
 from trainer_kit.callbacks.keras_hooks import is_stock
 from trainer_kit.callbacks.keras_state import AttributeState
+from trainer_kit.distribution.keras_internals import compilation
 from trainer_kit.distribution.tensorflow_internals import SummaryState
+from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.scalars import as_scalar
 from trainer_kit.training.loops.split_loop import TrainingHooks
 
@@ -61,6 +63,8 @@ class KerasCallbacks(Callback):
         """Hands out the model, and finds out which methods around batches there are."""
         if not run.chief:
             write_to_temporary_folders(self.callbacks)
+        self._compilation = compilation(run.model)
+        self._trained: list[int] | None = None  # the ids of the variables that are trained
         for one in self.callbacks:
             one.set_params(self.params)
             with self._summaries.in_use():
@@ -96,8 +100,17 @@ class KerasCallbacks(Callback):
         return None if self._short_loops is None else self._short_loops.next_end(step)
 
     def epoch_begin(self, run: Run, epoch: int) -> None:
-        """Calls `on_epoch_begin`."""
+        """Calls `on_epoch_begin`, and checks that callbacks have left what the training step was traced with."""
         self._call("on_epoch_begin", epoch - 1, {})
+        if compilation(run.model) is not self._compilation:
+            raise UsageError(
+                "a callback called model.compile, which has no effect on a run that has begun; compile the model after "
+                "this fit and call fit again with another model_dir, or change the rate: optimizer.learning_rate = 0.1"
+            )
+        trained = [id(variable) for variable in getattr(run.model, "trainable_variables", ())]
+        if self._trained not in (None, trained):
+            _LOG.warning("layer.trainable was changed, but the step is traced and trains as before; use a second fit")
+        self._trained = trained
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Calls `on_train_batch_begin` if loops are short."""

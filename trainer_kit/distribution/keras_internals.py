@@ -236,6 +236,11 @@ def compile_arguments(model: Any) -> dict[str, Any]:
     return dict(getattr(getattr(model, "_compile_config", None), "config", None) or {})
 
 
+def compilation(model: Any) -> Any:
+    """Returns an object that each `compile` of either Keras makes anew; without the name None: no change is seen."""
+    return getattr(model, "_compile_config", None)
+
+
 def steps_per_execution(model: Any) -> int:
     """Returns the argument of `compile`: the number of batches between two calls of methods around batches.
 

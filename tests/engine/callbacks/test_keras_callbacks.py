@@ -15,6 +15,7 @@ import pytest
 from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
 from trainer_kit import Callback
 from trainer_kit.compat import keras as tk_keras
+from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.metrics_jsonl import reported
 
 
@@ -157,6 +158,29 @@ def test_on_train_begin_changes_nothing_in_a_resumed_run(tmp_path: Path) -> None
     assert (resumed.before, resumed.seen) == (whole.before, whole.seen)
     for one, other in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("event", ["on_train_begin", "on_epoch_begin", "on_epoch_end"])
+def test_a_callback_that_compiles_the_model_ends_the_run(event: str, tmp_path: Path) -> None:
+    model = seeded()
+    callback = keras.callbacks.LambdaCallback(**{event: lambda *_: model.compile(model.optimizer, model.loss)})
+    with pytest.raises(UsageError, match=r"called model\.compile, which has no effect.*another model_dir"):
+        fit(model, tmp_path, [callback], validation_data=None)
+
+
+def test_a_layer_that_is_frozen_late_is_trained_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded()
+
+    def freeze(epoch: int, logs: Any) -> None:
+        model.layers[0].trainable = epoch != 1
+
+    fit(model, tmp_path / "a", [keras.callbacks.LambdaCallback(on_epoch_begin=freeze)], epochs=2, validation_data=None)
+    never_frozen = seeded()
+    fit(never_frozen, tmp_path / "b", [], epochs=2, validation_data=None)
+    assert caplog.text.count("layer.trainable was changed") == 1
+    np.testing.assert_array_equal(model.layers[0].kernel, never_frozen.layers[0].kernel)
 
 
 def test_a_plain_fit_saves_once_and_predict_has_callbacks(tmp_path: Path) -> None:
