@@ -43,7 +43,7 @@ def create_optimizer(
     Args:
       config: optimizer, learning rate, warm-up, gradient processors, and groups of variables with rates of their own;
         its `ema` is for moving_average.MovingAverage.
-      mixed_precision_dtype: for float16 the optimizer is wrapped in a loss_scale.LossScaleOptimizer.
+      mixed_precision_dtype: for float16 the optimizer is wrapped in a LossScaleOptimizer. None: Keras's global policy.
       loss_scale: 'dynamic' (also None) or a number above 0; only for float16.
       random_seed: The seed of the run, for processors that draw random numbers.
 
@@ -58,6 +58,7 @@ def create_optimizer(
     optimizer.clipping = Clipping.from_config(config)
     if config.gradient_processors:
         optimizer.gradient_processing = GradientProcessing(config.gradient_processors, random_seed)
+    mixed_precision_dtype = mixed_precision_dtype or keras.config.dtype_policy().name
     if mixed_precision_dtype in ("float16", "mixed_float16"):
         return _with_loss_scale(optimizer, loss_scale)
     if loss_scale is not None:

@@ -116,6 +116,17 @@ def test_float16_gets_a_loss_scale(dtype: str, scale: Any, optimization: Callabl
     assert float(optimizer.dynamic_scale.numpy()) == (128.0 if scale == 128.0 else 2.0**15)
 
 
+def test_a_policy_that_a_task_has_set_gets_a_loss_scale(optimization: Callable[..., OptimizationConfig]) -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        optimizer = create_optimizer(optimization("sgd"))
+        other = create_optimizer(optimization("sgd"), mixed_precision_dtype="bfloat16")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert isinstance(optimizer, LossScaleOptimizer)
+    assert not isinstance(other, LossScaleOptimizer)
+
+
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16", "mixed_bfloat16"])
 def test_other_precisions_ignore_a_loss_scale_with_a_warning(
     dtype: str | None, optimization: Callable[..., OptimizationConfig], caplog: pytest.LogCaptureFixture
