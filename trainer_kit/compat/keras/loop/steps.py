@@ -23,8 +23,8 @@ class LoopSteps:
     """What a loop by hand calls for each batch, and what its functions use.
 
     Attributes:
-      train_step: Trains on a batch and returns its loss.
-      test_step: Evaluates a batch, and returns its loss or None; None if there is no evaluation.
+      train_step: Trains on a batch and returns its loss, a tuple that begins with the loss, or a dict with "loss".
+      test_step: Evaluates a batch, and returns the same or None; None if there is no evaluation.
       model: The model.
       optimizer: The optimizer, or a dict of optimizers by name.
       metrics: The metrics that train_step updates.
@@ -59,11 +59,13 @@ class LoopSteps:
         Raises:
           UsageError: when a function does not accept a batch, or returns something else than a loss.
         """
-        _warn_of_metrics("metrics", self.metrics, self.train_step, traced(self.train_loss, train_spec).graph)
+        graph = traced(lambda batch: self.logs("train_step", batch) and None, train_spec).graph
+        _warn_of_metrics("metrics", self.metrics, self.train_step, graph)
         if val_spec is None:
             return
         assert self.test_step is not None
-        _warn_of_metrics("val_metrics", self.val_metrics, self.test_step, traced(self.val_loss, val_spec).graph)
+        graph = traced(lambda batch: self.logs("test_step", batch) and None, val_spec).graph
+        _warn_of_metrics("val_metrics", self.val_metrics, self.test_step, graph)
         if not self.evaluation_names:
             raise UsageError(
                 "test_step returns no loss and there are no val_metrics, so an evaluation has no result; return the "
@@ -71,34 +73,26 @@ class LoopSteps:
             )
 
     @tf.autograph.experimental.do_not_convert
-    def train_loss(self, batch: Any) -> Any:
-        """Runs train_step on a batch and returns the loss, a float scalar, in graph.
+    def logs(self, name: str, batch: Any) -> dict[str, Any]:
+        """Runs train_step or test_step on a batch and returns its results by name, in graph; "loss" is a float scalar.
 
         Raises:
-          UsageError: when train_step returns none.
+          UsageError: when train_step returns no loss.
         """
-        loss = self._loss("train_step", self.train_step, batch)
-        if loss is None:
-            raise UsageError("train_step returned None; it has to return the loss of the batch: add `return loss`")
-        return loss
-
-    @tf.autograph.experimental.do_not_convert
-    def val_loss(self, batch: Any) -> Any:
-        """Runs test_step on a batch and returns the loss, a float scalar, or None, in graph."""
-        assert self.test_step is not None
-        return self._loss("test_step", self.test_step, batch)
-
-    def _loss(self, name: str, step: Callable[..., Any], batch: Any) -> Any:
-        loss = converted(step)(*_arguments(name, step, batch))
-        self._losses[name] = loss is not None
-        if loss is None:
-            return None
-        if isinstance(loss, (Mapping, Sequence)):
-            raise UsageError(
-                f"{name} returned a {type(loss).__name__}; it has to return the loss of the batch only: update metrics "
-                f"inside of {name}, and give them as metrics= and val_metrics="
-            )
-        return tf.reduce_mean(tf.convert_to_tensor(loss))
+        step = getattr(self, name)
+        returned = converted(step)(*_arguments(name, step, batch))
+        if isinstance(returned, Sequence):
+            returned = returned[0]
+            if tf.TensorShape(getattr(returned, "shape", None)).rank != 0:
+                raise UsageError(f'{name} returned a tuple that does not begin with the loss; return {{"loss": loss}}')
+        by_name = returned if isinstance(returned, Mapping) else {"loss": returned}
+        logs = {str(key): value for key, value in by_name.items() if value is not None}
+        self._losses[name] = "loss" in logs
+        if "loss" in logs:
+            logs["loss"] = tf.reduce_mean(tf.convert_to_tensor(logs["loss"]))
+        elif name == "train_step":
+            raise UsageError('train_step returned no loss; add `return loss`, or return a dict with "loss"')
+        return logs
 
 
 def _warn_of_metrics(argument: str, listed: Sequence[Any], step: Callable[..., Any], graph: Any) -> None:

@@ -50,14 +50,13 @@ class LoopTask(KerasTask):
     ) -> dict[str, Any]:
         """Runs the caller's train_step, in graph."""
         del model, optimizer, metrics
-        return {self.loss: self.steps.train_loss(inputs)}
+        return self.steps.logs("train_step", inputs)
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
         """Runs the caller's test_step, in graph."""
         del model, metrics
-        loss = self.steps.val_loss(inputs)
-        return {} if loss is None else {self.loss: loss}
+        return self.steps.logs("test_step", inputs)
 
 
 class LoopMetrics(MetricSet):
@@ -68,8 +67,9 @@ class LoopMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
-        """Adds the loss of one training step; runs in graph."""
+        """Adds the loss and the other scalars of one training step; runs in graph."""
         self.update_loss(logs[task.loss], inputs)
+        self.update_step_values(task, logs, inputs)
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:

@@ -33,14 +33,14 @@ def train_loop(
     as their arguments. They use model, optimizer, loss and metrics that are around them, which are trained themselves.
 
     Args:
-      train_step: Trains on a batch and returns its loss.
+      train_step: Trains on a batch and returns its loss, `(loss, ...)`, or a dict of scalars to report with "loss".
       train_ds: A tf.data.Dataset of batches, read from its start in each epoch, also with steps_per_epoch; or what else
         `fit` takes as x.
       epochs: The total number of epochs, also of those before a restart.
       model: The model that train_step trains: a Keras model.
       optimizer: The optimizer that train_step applies; a dict of optimizers by name if there are several.
       metrics: The metrics that train_step updates. They are reset where an epoch begins.
-      test_step: Evaluates a batch; it may return the loss.
+      test_step: Evaluates a batch; it may return the same.
       val_dataset: A tf.data.Dataset of batches for test_step, read once at the end of each epoch.
       val_metrics: The metrics that test_step updates. They are reset before each evaluation.
       model_dir: The folder of the run.
@@ -49,7 +49,7 @@ def train_loop(
 
     Returns:
       A History with `loss`, the metrics by name, and `val_` before those of the evaluation, for all epochs of the run.
-      `loss` is the mean over the examples of the epoch.
+      `loss` and other scalars are means over the examples of the epoch.
 
     Raises:
       UsageError: when an argument cannot be used.

@@ -170,6 +170,36 @@ def test_each_epoch_of_some_steps_begins_at_the_start(tmp_path: Path) -> None:
     assert history["loss"][0] == history["loss"][1]
 
 
+def test_scalars_of_a_dict_are_means_over_the_examples(tmp_path: Path) -> None:
+    names = around()
+    sums = [float(tf.reduce_sum(x)) for x, _ in batches()]
+
+    def train_step(x: Any, y: Any) -> dict[str, Any]:
+        return {"loss": names["loss_fn"](y, names["model"](x)), "sum": tf.reduce_sum(x), "inputs": x}
+
+    def test_step(x: Any, y: Any) -> dict[str, Any]:
+        return {"loss": tf.reduce_max(x), "sum": tf.reduce_sum(x), "labels": y}
+
+    history = tk_keras.train_loop(
+        train_step, batches(), **parts(names),
+        test_step=test_step, val_dataset=batches(), model_dir=str(tmp_path),
+    ).history  # fmt: skip
+    assert list(history) == ["loss", "sum", "val_loss", "val_sum"]
+    np.testing.assert_allclose(history["sum"], [np.average(sums, weights=[16, 16, 8])] * 2, rtol=1e-6)
+    np.testing.assert_allclose(history["val_sum"], history["sum"], rtol=1e-6)
+    assert (tmp_path / "best_ckpt").exists()
+
+
+def test_a_tuple_begins_with_the_loss(tmp_path: Path) -> None:
+    def train_step(x: Any, y: Any) -> tuple[Any, Any]:
+        return tf.reduce_sum(x), x
+
+    history = tk_keras.train_loop(train_step, batches(), **parts(around()), model_dir=str(tmp_path)).history
+    sums = [float(tf.reduce_sum(x)) for x, _ in batches()]
+    np.testing.assert_allclose(history["loss"], [np.average(sums, weights=[16, 16, 8])] * 2, rtol=1e-6)
+    assert list(history) == ["loss"]
+
+
 def returning(value: Any) -> Any:
     return lambda x, y: value
 
@@ -177,8 +207,9 @@ def returning(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        ({"train_step": returning(None)}, r"train_step returned None.*return loss"),
-        ({"train_step": returning({"loss": 1.0})}, r"train_step returned a dict.*metrics="),
+        ({"train_step": returning(None)}, r"train_step returned no loss.*return loss"),
+        ({"train_step": returning({"error": 1.0})}, r"train_step returned no loss.*return a dict"),
+        ({"train_step": lambda x, y: (x, 1.0)}, r"a tuple that does not begin with the loss"),
         ({"train_step": lambda x, y, z: 1.0}, r"train_step\(x, y, z\) cannot be called .* 2 parts"),
         ({"step_per_epoch": 3}, r"train_loop has no argument 'step_per_epoch'; did you mean steps_per_epoch"),
         ({"test_step": returning(None)}, r"val_dataset is missing.*both or none"),
