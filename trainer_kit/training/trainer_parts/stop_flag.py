@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.collectives import sum_over_workers, worker_count
+from trainer_kit.distribution.collectives import all_gather, sum_over_workers, worker_count
 from trainer_kit.training.loops.host_variables import stop_variable
 
 AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several workers agree whether to stop
@@ -73,6 +73,12 @@ class StopFlag:
             return asked
 
         tf.cond(tf.equal(count % AGREE_EVERY, 0), agree, lambda: 0)
+
+    def agree_between_loops(self) -> None:
+        """Lets all workers stop if one was asked to, for trainers whose loops do not call `agree`; runs eagerly."""
+        if self._workers > 1:
+            requests = all_gather(self._strategy, "stop" if self._asked_at else "continue")
+            self.variable.assign("stop" in requests)
 
 
 def is_stopping(trainer: Any, asked: Callable[[], bool]) -> bool:

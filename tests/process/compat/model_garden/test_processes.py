@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tensorflow as tf
 import tf_keras
+from official.core import base_trainer, task_factory
+from official.core import train_utils as theirs
 
+from tests.engine.compat.model_garden.garden_task import small_config
 from tests.engine.compat.model_garden.tiny import multi_task
 from tests.process.compat.model_garden.multitask.registered import killed_at, stopped_in_step
+from tests.process.end_to_end.test_workers import free_hosts
 from trainer_kit import train
+from trainer_kit.compat.model_garden import run_experiment
 from trainer_kit.errors import ExitCode
 from trainer_kit.testing import ForkServer, compare_runs
 
@@ -127,3 +135,36 @@ def test_a_kill_a_sigterm_and_other_starts_change_no_bit(
     # Of all in a checkpoint, the description of its objects has names that count what this process made before.
     apart = compare_runs(tmp_path / "whole", tmp_path / "again")
     assert [one for one in apart if not ("_CHECKPOINTABLE_OBJECT_GRAPH" in one and "(1 of " in one)] == []
+
+
+class TheirTrainer(base_trainer.Trainer):  # type: ignore[misc]
+    """Keeps Model Garden's own loops; the second worker is asked to stop in the loop that ends with step 4."""
+
+    def train_loop_end(self) -> Any:
+        """Ends the loop."""
+        if self.strategy.cluster_resolver.task_id == 1 and self.global_step.numpy() == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().train_loop_end()
+
+
+def their_worker(hosts: Sequence[str], index: int, folder: str) -> None:
+    """Trains with a trainer of Model Garden as one of the workers at `hosts`."""
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": list(hosts)}, "task": {"type": "worker", "index": index}}
+    )
+    config = small_config()
+    config.trainer.override({"train_steps": 8, "steps_per_loop": 2, "summary_interval": 2, "checkpoint_interval": 2})
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        task = task_factory.get_task(config.task)
+        trainer = theirs.create_trainer(config, task, train=True, evaluate=False, trainer_cls=TheirTrainer)
+    run_experiment(strategy, task, "train", config, folder, trainer=trainer)
+
+
+def test_a_trainer_of_theirs_on_two_workers_is_stopped_on_both(server: ForkServer, tmp_path: Path) -> None:
+    hosts = free_hosts(2)
+    children = [server.start(their_worker, hosts, index, str(tmp_path)) for index in (0, 1)]
+    first, second = [child.wait(SECONDS) for child in children]
+    assert "another worker was asked to stop; this one stopped at step 4" in first.text, first.text
+    assert "stopped by SIGTERM at step 4" in second.text, second.text
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-4")

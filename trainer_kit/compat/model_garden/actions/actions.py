@@ -10,6 +10,7 @@ import tensorflow as tf
 from official.core.actions import PruningAction
 from official.modeling.optimization import ExponentialMovingAverage
 
+from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.compat.model_garden.actions.averages import EMACheckpointing
 from trainer_kit.compat.model_garden.actions.recovery import RecoveryAction, RecoveryCondition
 from trainer_kit.compat.model_garden.config.build_errors import told
@@ -72,7 +73,9 @@ def get_train_actions(
         bounds = options.loss_upper_bound, options.recovery_begin_steps, options.recovery_max_trials
         condition = RecoveryCondition(trainer.global_step, *bounds)
         actions.append(orbit.actions.ConditionalAction(condition, RecoveryAction(checkpoint_manager)))
-    if options.preemption_on_demand_checkpoint and trainer.strategy.cluster_resolver:
+    # A run of trainer_kit saves by itself when it is preempted, and TensorFlow's handler cannot use its manager.
+    saves_itself = isinstance(checkpoint_manager, CheckpointManager)
+    if options.preemption_on_demand_checkpoint and trainer.strategy.cluster_resolver and not saves_itself:
         resolver, step = trainer.strategy.cluster_resolver, trainer.global_step
         actions.append(
             orbit.actions.SaveCheckpointIfPreempted(resolver, checkpoint_manager, step, keep_running_after_save=True)

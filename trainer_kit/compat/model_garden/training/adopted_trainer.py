@@ -3,7 +3,7 @@
 A subclass of official.core's Trainer that is not ported yet keeps its own loops. trainer_kit's runner adds what it adds
 to its own trainers: checkpoints with random state, stops between loops, ledgers and best checkpoints. A resume is exact
 if the trainer's data has a position; data that the trainer distributes itself starts from its beginning, and a warning
-says so. A stop request reaches one worker only.
+says so. Several workers agree between loops whether to stop.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class AdoptedTrainer(BaseTrainer):
         self.state.python_state.add("learning rates", rates.state, rates.restore)
         self.state.python_state.add("data", self.data.state, self.data.put_state)
         self.sound: bool | None = True
-        self.stop_flag = StopFlag(self._strategy)
+        self.stop_flag: StopFlag = StopFlag(self._strategy)
 
     def _own_items(self) -> dict[str, Any]:
         """Returns the items of the trainer's own checkpoint that trainer_kit's checkpoint does not already hold."""
@@ -164,7 +164,9 @@ class AdoptedTrainer(BaseTrainer):
             self._dataset = self._inner._train_dataset
             self.data.feed.replace(self._dataset)
         self._inner._train_iter, self.sound = self.data.iterator(), None
-        return self._inner.train(num_steps)
+        logs = self._inner.train(num_steps)
+        self.stop_flag.agree_between_loops()
+        return logs
 
     def evaluate(self, num_steps: Any) -> Any:
         """Runs the trainer's own evaluation, eagerly, on the host."""
