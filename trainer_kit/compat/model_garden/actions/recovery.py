@@ -10,10 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.errors import DivergedError
+from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.training.metrics import to_numpy
 
 _LOG = logging.getLogger(__name__)
+
+
+class MissingLossError(UsageError, KeyError):
+    """A UsageError that is also a KeyError, which callers of Model Garden expect."""
+
+    __str__ = Exception.__str__  # KeyError's would show the text in quotes
 
 
 class RecoveryCondition:
@@ -47,8 +53,13 @@ class RecoveryCondition:
 
         Raises:
           DivergedError: (a RuntimeError) when no recovery is left.
-          KeyError: when the logs have no training loss.
+          MissingLossError: (a KeyError) when the logs have no training loss.
         """
+        if "training_loss" not in outputs:
+            raise MissingLossError(
+                f"a training loop returned {', '.join(outputs) or 'no logs'} and no training_loss, by which a run "
+                "recovers from a divergence; return it from train_loop_end, or set trainer.recovery_max_trials=-1"
+            )
         loss = float(np.asarray(to_numpy(outputs["training_loss"])).item())
         step = int(to_numpy(self.global_step))
         too_large = step >= self.recovery_begin_steps and loss > self.loss_upper_bound

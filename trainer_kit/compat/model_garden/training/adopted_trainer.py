@@ -32,12 +32,13 @@ _NEEDED = ("strategy", "model", "optimizer", "global_step", "checkpoint")
 _KNOWN = ("global_step", "model", "optimizer", "save_counter")
 
 
-def adopted(trainer: Any, seed: int = 0) -> Any:
+def adopted(trainer: Any, seed: int = 0, config: Any = None) -> Any:
     """Returns a trainer that trainer_kit's runner can use: `trainer` itself, or an AdoptedTrainer around it.
 
     Args:
       trainer: A trainer of trainer_kit or of Model Garden; None stays None.
       seed: The run's random seed.
+      config: The run's config, for a trainer that has none.
 
     Raises:
       UsageError: for any other object.
@@ -47,10 +48,10 @@ def adopted(trainer: Any, seed: int = 0) -> Any:
     missing = [name for name in _NEEDED if not hasattr(trainer, name)]
     if missing:
         raise UsageError(
-            f"{type(trainer).__name__} has no {', '.join(missing)}; pass a Trainer of trainer_kit, or a trainer "
-            "with the attributes of Model Garden's Trainer"
+            f"{type(trainer).__name__} has no {', '.join(missing)}; give a trainer of Orbit or Model Garden the "
+            f"attributes {', '.join(_NEEDED)}, or pass a Trainer of trainer_kit"
         )
-    return AdoptedTrainer(trainer, seed)
+    return AdoptedTrainer(trainer, seed, config)
 
 
 class AdoptedTrainer(BaseTrainer):
@@ -61,10 +62,12 @@ class AdoptedTrainer(BaseTrainer):
     Args:
       inner: The Model Garden trainer.
       seed: The run's random seed.
+      config: The run's config.
     """
 
-    def __init__(self, inner: Any, seed: int) -> None:
+    def __init__(self, inner: Any, seed: int, config: Any = None) -> None:
         self._inner, self._strategy = inner, inner.strategy
+        self._config = config
         optimizer, self._dataset = inner.optimizer, getattr(inner, "_train_dataset", None)
         self.trains = self._dataset is not None
         if self.trains and optimizer is not None:
@@ -103,6 +106,11 @@ class AdoptedTrainer(BaseTrainer):
     def class_name(self) -> str:
         """The name of the wrapped trainer's class, for messages."""
         return type(self._inner).__name__
+
+    @property
+    def config(self) -> Any:
+        """The config of the wrapped trainer, or else that of the run: trainers of Orbit have none."""
+        return getattr(self._inner, "config", self._config)
 
     @property
     def strategy(self) -> tf.distribute.Strategy:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import orbit
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -19,6 +20,7 @@ from trainer_kit.checkpoints.state.discovered_state import saved_section
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrainer, adopted
 from trainer_kit.compat.model_garden.training.runner import run_experiment
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.run import runner
 
@@ -166,7 +168,7 @@ def test_going_back_beyond_the_best_keeps_the_one_before(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_driven_is_told() -> None:
-    with pytest.raises(UsageError, match="SimpleNamespace has no model, optimizer, global_step, checkpoint; pass a"):
+    with pytest.raises(UsageError, match="SimpleNamespace has no model, optimizer, global_step, checkpoint; give a"):
         adopted(SimpleNamespace(strategy=None))
 
 
@@ -178,3 +180,52 @@ def test_batches_of_a_trainer_with_own_loops_are_not_split(tmp_path: Path) -> No
         trainer = adopted(theirs.create_trainer(small_config(), task, train=True, evaluate=True, trainer_cls=Counting))
     with pytest.raises(UsageError, match=r"accumulate_steps=2: Counting has training loops of its own, .* set it to 1"):
         runner.run_experiment(strategy, task, "train", config, str(tmp_path), trainer=trainer)
+
+
+class OrbitTrainer(orbit.StandardTrainer):  # type: ignore[misc]
+    """A trainer of Orbit, with a loop of its own and no config, that fits a constant to 24 numbers."""
+
+    def __init__(self, log: str = "training_loss") -> None:
+        super().__init__(tf.data.Dataset.range(24, output_type=tf.float32).repeat().batch(4))
+        self.strategy, self.log = tf.distribute.get_strategy(), log
+        self.model = tf.Module()
+        self.model.weight = tf.Variable(0.5)
+        self.optimizer = tf_keras.optimizers.Adam(0.1)
+        self.optimizer.build([self.model.weight])
+        self.global_step = orbit.utils.create_global_step()
+        self.loss = tf_keras.metrics.Mean()
+        self.checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.optimizer, step=self.global_step)
+
+    def train_loop_begin(self) -> None:
+        self.loss.reset_state()
+
+    def train_step(self, iterator: Any) -> None:
+        numbers = next(iterator)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((numbers - self.model.weight) ** 2)
+        self.optimizer.apply_gradients([(tape.gradient(loss, self.model.weight), self.model.weight)])
+        self.loss.update_state(loss)
+        self.global_step.assign_add(1)
+
+    def train_loop_end(self) -> Any:
+        return {self.log: self.loss.result()}
+
+
+def _run_of_orbit(folder: Path, steps: int, log: str = "training_loss") -> OrbitTrainer:
+    trainer = TrainerConfig(train_steps=steps, steps_per_loop=2, summary_interval=2, checkpoint_interval=2)
+    made = OrbitTrainer(log)
+    run_experiment(made.strategy, None, "train", ExperimentConfig(trainer=trainer), str(folder), trainer=made)
+    return made
+
+
+def test_a_trainer_of_orbit_without_a_config_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    whole = _run_of_orbit(tmp_path / "whole", 4)
+    _run_of_orbit(tmp_path / "again", 2)
+    again = _run_of_orbit(tmp_path / "again", 4)  # with numbers 8 to 15
+    assert int(again.optimizer.iterations) == int(again.global_step) == 4
+    assert again.model.weight.numpy() == whole.model.weight.numpy() != 0.5
+
+
+def test_a_loop_of_orbit_without_a_training_loss_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a training loop returned mse and no training_loss, by which a run recovers"):
+        _run_of_orbit(tmp_path, 4, log="mse")
