@@ -98,7 +98,7 @@ class CheckpointedValues:
     """Gives all replicas the values that a checkpoint would hold, for an evaluation, and puts their own back.
 
     Args:
-      variables: A function that returns the variables that an evaluation reads.
+      variables: A function that returns the model's variables.
       strategy: The strategy in whose scope they were made.
     """
 

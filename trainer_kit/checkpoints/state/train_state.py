@@ -61,7 +61,7 @@ class TrainState:
       loose: The names of the further parts.
       random_generator: The generator that random operations of training steps draw from: TensorFlow's global one, which
         checkpoints hold. None for evaluation.
-      checkpointed_values: Gives all replicas the values that a checkpoint holds, for an evaluation.
+      checkpointed_values: Gives all replicas the moving averages that a checkpoint holds, for an evaluation.
       in_use: A lock, held while variables have other values for an evaluation; a late save comes from another thread.
 
     Raises:
@@ -102,9 +102,7 @@ class TrainState:
         self.checkpoint = training_checkpoint(global_step=global_step, model=model, trainable=trainable, **others)
         self._saved_with_weights = evaluated
         self._optimizer = optimizer
-        self.checkpointed_values = CheckpointedValues(
-            lambda: [*self._model.variables, *self.other_variables], tf.distribute.get_strategy()
-        )
+        self.checkpointed_values = CheckpointedValues(lambda: self._model.variables, tf.distribute.get_strategy())
         self._incomplete: str | None = None  # the checkpoint that was restored but for what the first step makes
         self._weights_finite = tf.function(self.finite, autograph=False)
         self._others_finite: tuple[int, Any] = (0, None)  # of so many variables

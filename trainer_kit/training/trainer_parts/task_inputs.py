@@ -132,10 +132,11 @@ class TaskInputs:
             dataset = with_threads(open_data(build_inputs, params, context), self._config.runtime)
             if not context.was_read:
                 name = getattr(build_inputs, "__qualname__", "build_inputs")
+                option = "data_is_sharded: true" if hasattr(params, "data_is_sharded") else "sharding: false"
                 raise UsageError(
                     f"{name} gives each of {workers} workers all of the data; before shuffle and batch, add dataset = "
                     "dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id), or set "
-                    "data_is_sharded: true in the section of the data if each worker has other data"
+                    f"{option} in the section of the data if each worker has other data"
                 )
             return dataset
 
