@@ -29,19 +29,19 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def follow_links(folder: str) -> str:
-    """Returns the path of `folder` without symbolic links, or `folder` unchanged when there are none.
+    """Returns the absolute path of `folder` without symbolic links; a leading `~` is the user's home.
 
-    So a link that is redirected during a run, such as `runs/latest`, does not redirect the run.
-    Raises UsageError when the path is not ASCII and the locale is.
+    So neither a link that is redirected during a run, such as `runs/latest`, nor os.chdir in the user's code redirects
+    the run. A remote folder is unchanged. Raises UsageError when the path is not ASCII and the locale is.
     """
     if not folder or is_remote(folder):
         return folder
     try:
-        real = os.path.realpath(folder)
-        real.encode()
+        path = os.path.realpath(os.path.expanduser(folder))
+        path.encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"{folder!a}: this locale has no UTF-8 for such paths; set LC_ALL=C.UTF-8") from error
-    return os.fspath(folder) if real == os.path.abspath(folder) else real
+    return path
 
 
 def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> None:

@@ -70,7 +70,6 @@ def tell_log_dir(values: flags.FlagValues) -> Callable[[], Any]:
 
 def run_supervised(values: flags.FlagValues) -> int:
     """Runs the same flags under a supervisor and returns its exit code; after a mistake in them starts no attempt."""
-    values.model_dir = follow_links(values.model_dir)  # once, so that all attempts use the same folder
     arguments, once = attempt_flags(values), until_begun(values)
     code, log_dir = ask_log_dir([sys.executable, "-c", _ASK, *arguments, *once])
     if code:
@@ -95,6 +94,7 @@ def main(argv: Sequence[str] | None = None, plan: _Plan = checked_run) -> int:
     debug, model_dir = "--debug" in argv, None  # for mistakes in the flags themselves
     try:
         values = parse_flags(argv)
+        values.model_dir = follow_links(values.model_dir)  # once, before any code of the user runs
         debug, model_dir = values.debug, values.model_dir
         if values.help:
             print(help_text())

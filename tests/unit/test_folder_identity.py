@@ -165,5 +165,6 @@ def test_links_are_followed_once(folder: Path) -> None:
     link = folder.with_name("latest")
     link.symlink_to("run")
     assert files.follow_links(str(link)) == os.path.realpath(folder)
-    assert files.follow_links(os.path.relpath(os.path.realpath(folder))) == os.path.relpath(os.path.realpath(folder))
+    assert files.follow_links(os.path.relpath(folder)) == os.path.realpath(folder)
+    assert files.follow_links("~/run") == os.path.realpath(os.path.expanduser("~/run"))
     assert files.follow_links("gs://bucket/run") == "gs://bucket/run"

@@ -22,6 +22,7 @@ import tensorflow as tf
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from tests.engine.traces import times_traced
+from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import (
@@ -193,6 +194,31 @@ def test_a_finished_run_returns_its_final_metrics_and_says_so(
     assert second == {name: pytest.approx(float(value)) for name, value in once_evaluated.logs.items()}
     assert "nothing to do" in caplog.text
     assert active_history(str(evaluated / "metrics.jsonl")) and before in (evaluated / "metrics.jsonl").read_text()
+
+
+class _LeavesTheFolder(Callback):
+    """Changes the working directory at the start of the training, as user code may."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def train_begin(self, run: Run) -> None:
+        os.chdir(self._folder)
+
+
+def test_a_run_stays_in_its_folder_after_os_chdir(
+    linear: ReadyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(tmp_path)
+    _run(Path("run"), "train_and_eval", trainer=linear.again(), callbacks=[_LeavesTheFolder(other)])
+    assert os.listdir(other) == []
+    assert json.loads((tmp_path / "run" / "final.json").read_text())["step"] == linear_experiment().trainer.train_steps
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _run(Path("~/run"), "train_and_eval", trainer=linear.again())[1].keys() == {"accuracy", "validation_loss"}
+    assert not (tmp_path / "~").exists()
 
 
 def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluator: Trainer) -> None:

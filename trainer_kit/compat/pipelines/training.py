@@ -86,7 +86,8 @@ class Training:
         loss: Any = None,
         metrics: Any = None,
     ) -> None:
-        self.job_dir, self.artifacts_dir = os.fspath(job_dir or ""), os.fspath(artifacts_dir or "")
+        self.job_dir = files.follow_links(os.fspath(job_dir or ""))
+        self.artifacts_dir = files.follow_links(os.fspath(artifacts_dir or ""))
         self.use_tpu, self.custom_objects = use_tpu, custom_objects
         self.history: Any = None
         with exit_codes():

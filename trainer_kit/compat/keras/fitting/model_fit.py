@@ -18,6 +18,7 @@ from trainer_kit.compat.keras.task import KerasTask
 from trainer_kit.compat.keras.task_config import KerasTaskConfig
 from trainer_kit.distribution.keras_internals import of_keras_2, train_validation_split
 from trainer_kit.errors import UsageError
+from trainer_kit.files import follow_links
 
 
 def fit(
@@ -59,6 +60,7 @@ def fit(
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
     """
     check_options(fit, options)
+    model_dir = follow_links(model_dir)
     check_can_train(model)
     if initial_epoch:
         raise UsageError(

@@ -16,6 +16,7 @@ from trainer_kit.compat.keras.fitting.run_fit import run_fit
 from trainer_kit.compat.keras.loop.steps import LoopSteps
 from trainer_kit.compat.keras.loop.task import LoopTask, LoopTaskConfig
 from trainer_kit.errors import UsageError
+from trainer_kit.files import follow_links
 from trainer_kit.inputs.sources.base import Source
 
 
@@ -56,6 +57,7 @@ def train_loop(
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
     """
     check_options(train_loop, options)
+    model_dir = follow_links(model_dir)
     check_dataset(train_ds, options)
     if (test_step is None) != (val_dataset is None):
         missing = "val_dataset" if val_dataset is None else "test_step"

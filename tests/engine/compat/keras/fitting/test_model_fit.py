@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,18 @@ def test_shuffled_arrays_of_tf_keras_resume_exactly(tmp_path: Path, caplog: pyte
     exact = {"require_exact_resume": True}
     tk_keras.fit(of_tf_keras(), X, Y, epochs=1, verbose=0, model_dir=str(tmp_path), trainer=exact)
     assert "resume is not exact" not in caplog.text
+
+
+def test_a_fit_stays_in_its_folder_after_os_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    leave = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: os.chdir(tmp_path / "other"))
+    first = tk_keras.fit(classifier(), X, Y, epochs=2, verbose=0, model_dir="run", callbacks=[leave])
+    assert os.listdir("../other") == []
+    monkeypatch.chdir(tmp_path)
+    again = tk_keras.fit(classifier(), X, Y, epochs=2, verbose=0, model_dir="run")
+    assert_same(again, first)
+    assert again.model.optimizer.iterations == 8
 
 
 class AddsMean(keras.layers.Layer):
