@@ -189,6 +189,37 @@ def check_resume(
     return changes
 
 
+def data_mistakes(
+    old: Mapping[str, Any], new: Mapping[str, Any], changes: Sequence[Change], allowed_paths: Sequence[str]
+) -> list[Mistake]:
+    """Returns a mistake for each section of data that is other data than when the run began.
+
+    Values that only one side has are not compared, nor sections whose config has changed: check_resume judges these.
+
+    Args:
+      old, new: What describes the data that the run began with and that it resumes with, by name and section.
+      changes: The changes of the config since the run began.
+      allowed_paths: See check_resume.
+    """
+    mistakes = []
+    changed = [one.path for one in changes if one.kind == "dangerous" or "validation_data" in one.path]
+    for section, now in new.items():
+        before, path = old.get(section, {}), f"{section}.identity"
+        names = [name for name in now if before.get(name, now[name]) != now[name]]
+        differences = [f"{name} was {before[name]} and is {now[name]}" for name in names]
+        allowed = any(is_inside(path, one) for one in allowed_paths if one)
+        if differences and not allowed and not any(is_inside(one, section) for one in changed):
+            mistakes.append(
+                Mistake(
+                    section,
+                    f"the data has changed since this run began: {'; '.join(differences)}",
+                    f"go back to that data, use another model_dir, or accept it with {ALLOW_FLAG}={path} "
+                    f"(run_experiment, fit: allow_config_change=[{path!r}])",
+                )
+            )
+    return mistakes
+
+
 def _replace_executor(old: dict[str, Any], new: str, kept: str | None) -> None:
     """Replaces the old executor where it means the same as `new`: a run keeps the executor that it began with.
 
@@ -229,7 +260,7 @@ def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_
     return [
         Mistake(ALLOW_FLAG, f"the config has no {allowed!r}", suggestion(allowed, sorted(there)))
         for allowed in allowed_paths
-        if not any(is_inside(path, allowed) for path in there if allowed)
+        if not any(is_inside(path, allowed.removesuffix(".identity")) for path in there if allowed)
     ]
 
 

@@ -81,12 +81,14 @@ class RunDirectory:
         threads: Mapping[str, int] | None = None,
         train_steps: int | None = None,
         layer_names: Mapping[str, str] | None = None,
+        setup: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes params.yaml, manifest.json and the further files `texts`, by name; removes an older final.json.
 
         A resumed run reuses the thread counts `threads`. Other processes need `train_steps`, the steps of the run, if
-        the config counts epochs. `layer_names` are what `read_layer_names` returns. A warning names each difference of
-        platform, versions or threads to the first start, since the results may differ in their last bits.
+        the config counts epochs. `layer_names` are what `read_layer_names` returns. `setup` has the numbers of replicas
+        and workers, the kind of device, and the identity of the data. A warning names each difference of platform,
+        versions, threads or devices to the first start, since the results may differ in their last bits.
         """
         if os.path.exists(self.final):
             os.remove(self.final)
@@ -100,17 +102,18 @@ class RunDirectory:
             "mode": mode,
             "command": sys.argv,
             "starts": [*(starts if isinstance(starts, list) else []), now],
-            "python": platform.python_version(),
+            **versions(),
             "platform": platform.platform(),
-            "packages": {name: _version(name) for name in PACKAGES},
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
             "executor": _executor(before, config),
             "accumulate_steps": _accumulate_steps(before, config),
             **({"train_steps": train_steps} if train_steps is not None else {}),
             **({"layer_names": dict(layer_names)} if layer_names is not None else {}),
+            **(setup or {}),
         }
-        _warn_of_differences(before, record)
+        for difference in differences(before, record):
+            _LOG.warning("%s; results may differ", difference)
         files.write_json(self.manifest, record, point="manifest")
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
@@ -354,13 +357,18 @@ def has_begun(model_dir: str) -> bool:
     return any(glob.glob(os.path.join(inside, what)) for what in ("ckpt-*.index", f"{FINETUNE}*/params.yaml"))
 
 
-def _warn_of_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Warns when a run resumes with other versions, platform or threads, since its last bits may then differ."""
-    for name in ("python", "platform", "packages", "threads"):
-        if before and before.get(name) != now[name]:
-            _LOG.warning(
-                "%s: %s when the run was started, %s now; results may differ", name, before.get(name), now[name]
-            )
+def versions() -> dict[str, Any]:
+    """Returns the versions of Python and of the packages, for the manifest."""
+    return {"python": platform.python_version(), "packages": {name: _version(name) for name in PACKAGES}}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns a phrase for each difference of two manifests that may change the last bits of a run."""
+    return [
+        f"{name}: {before[name]} when the run was started, {now[name]} now"
+        for name in ("python", "platform", "packages", "threads", "replicas", "workers", "device")
+        if name in before and name in now and before[name] != now[name]
+    ]
 
 
 def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:

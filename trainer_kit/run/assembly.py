@@ -11,6 +11,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
@@ -23,14 +24,15 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.manager_creation import create_manager
+from trainer_kit.config.resume_check import data_mistakes
 from trainer_kit.config.schema.durations import seconds_of
-from trainer_kit.distribution.collectives import chiefs_text
-from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.distribution.collectives import chiefs_text, worker_count
+from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.best.repair import put_back_lost
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger, other_ledgers
 from trainer_kit.evals.run_history import RunHistory
-from trainer_kit.process.run_directory import config_hash
+from trainer_kit.process.run_directory import config_hash, differences, has_begun, versions
 from trainer_kit.process.sidecar_lease import Lease, Leases
 from trainer_kit.run import durations
 from trainer_kit.run.callback_order import callbacks_of_run
@@ -164,6 +166,33 @@ def build_sidecar(
         lambda: int(trainer.global_step.numpy()),
         lambda: put_back_lost(trainer, plan.directory.path, None, lock.read),
     )
+
+
+def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
+    """Returns what the manifest records of devices and data, once the trainer has opened its data. Runs eagerly.
+
+    Raises:
+      UsageError: when the run in model_dir began with other data or, if it has to resume exactly, with other versions
+        or devices. Raised on every worker: plain datasets differ between workers, so those of the chief count.
+    """
+    kinds = {device.device_type for device in tf.config.list_logical_devices()} - {"CPU", "TPU_SYSTEM"}
+    data = trainer.data_identities() if hasattr(trainer, "data_identities") else {}
+    setup = {
+        "replicas": plan.strategy.num_replicas_in_sync,
+        "workers": worker_count(plan.strategy),
+        "device": max(kinds, default="CPU"),
+    }
+
+    begun = plan.trains and has_begun(plan.directory.path)
+    before = (begun and files.read_json(plan.directory.manifest)) or {}
+    data_before = before.get("data", {})
+    mistakes = data_mistakes(data_before, data, plan.changes, tuple(plan.options.allow_config_change))
+    if plan.config.trainer.require_exact_resume:
+        path, advice = "trainer.require_exact_resume", "go back, or set it to false to continue with other last bits"
+        mistakes += [Mistake(path, problem, advice) for problem in differences(before, {**versions(), **setup})]
+    if text := chiefs_text(plan.strategy, str(ConfigError(mistakes))):
+        raise UsageError(text)
+    return {**setup, "data": {**data_before, **data}}
 
 
 def build_controller(

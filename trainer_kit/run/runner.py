@@ -143,17 +143,18 @@ def run_experiment(
 
         controller.restore_checkpoint()
         start = _log_start(plan, trainer)
+        trainer.check_data()
+        setup = assembly.checked_setup(plan, trainer)
         reason = assembly.reason_to_stop(early, plan, start)
         if plan.trains and (logs := finished_logs(directory, start, config, plan.evaluates, reason)) is not None:
             return trainer.model, logs
         controller.run.was_stopped = was_stopped_at(directory, start)
-        trainer.check_data()
         check_evaluation_tensors(trainer)
         for warning in rate_end_warnings(config.trainer) if plan.trains else ():
             _LOG.warning("%s", warning)
         manager.archive_later()
         known = (directory, plan.written, experiment, mode, records(), trainer.global_step, counted_steps(plan))
-        record = recorded(*known, layer_names(trainer.model)) if writers.history else contextlib.nullcontext()
+        record = recorded(*known, layer_names(trainer.model), setup) if writers.history else contextlib.nullcontext()
         with strategy.scope(), record, saved_after_errors(controller):
             if plan.trains:
                 history.begin_at(start, manager)

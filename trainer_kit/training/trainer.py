@@ -16,12 +16,14 @@ import tensorflow as tf
 
 from trainer_kit.checkpoint_names import ITERATOR
 from trainer_kit.checkpoints.state.train_state import TrainState
+from trainer_kit.distribution.collectives import worker_count
 from trainer_kit.distribution.replicas import local_tensors, run_options
 from trainer_kit.distribution.tensorflow_internals import stateless_random_operations
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
 from trainer_kit.inputs.sources.arrays import ArraySource
+from trainer_kit.inputs.sources.base import identity_of
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import current_learning_rate
 from trainer_kit.training.checks.batch_spec import batch_described, build_metrics, build_model, new_model
@@ -236,6 +238,13 @@ class Trainer(Evaluator):
         if self.evaluates:
             self.check_aggregation()
             self.validation.check(self.config.trainer.validation_steps)
+
+    def data_identities(self) -> dict[str, Any]:
+        """Returns what describes the data that `check_data` has opened, by the path of its section; see Source."""
+        workers, replicas = worker_count(self._strategy), self._strategy.num_replicas_in_sync
+        of_one = f" for one of {replicas} replicas on {workers} workers"
+        made = {"train_data": self.data.made, **self.inputs.validation_data}
+        return {f"task.{section}": identity_of(data, of_one) for section, data in made.items()}
 
     def initialize(self) -> None:
         """Lets the task load its initial weights; called when there is no checkpoint to restore.

@@ -298,6 +298,68 @@ def test_batch_size_may_change_when_it_is_allowed(trained: Path) -> None:
     assert _steps(trained, "train")[-1] == 25
 
 
+def _change_labels(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    """Changes one label of the training or the validation data of runs that follow."""
+
+    def arrays(of_training: bool, examples: int) -> tuple[np.ndarray, np.ndarray]:
+        points, labels = tiny_arrays(of_training, examples)
+        changed = labels.copy()
+        changed[3] += of_training == training
+        return points, changed
+
+    monkeypatch.setattr("trainer_kit.testing.tiny_task.tiny_arrays", arrays)
+
+
+@pytest.mark.parametrize("steps", [17, 25])  # a finished run, and one that goes on
+def test_other_training_data_is_refused(trained: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    _change_labels(monkeypatch, training=True)
+    advice = r"array 1 was int32 .*--allow_config_change=task\.train_data\.identity"
+    with pytest.raises(UsageError, match=rf"^task\.train_data: the data has changed .*{advice}"):
+        _run(trained, config=_TRAINED.replace(trainer={"train_steps": steps}))
+
+
+def test_other_training_data_is_the_runs_once_it_is_allowed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _change_labels(monkeypatch, training=True)
+    longer = _TRAINED.replace(trainer={"train_steps": 25})
+    _run(trained, config=longer, allow_config_change=["task.train_data.identity"])
+    _run(trained, config=longer)
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match=r"task\.train_data: the data has changed"):
+        _run(trained, config=longer)
+
+
+def test_other_validation_data_is_refused(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _change_labels(monkeypatch, training=False)
+    with pytest.raises(UsageError, match=r"^task\.validation_data: .*task\.validation_data\.identity"):
+        _run(evaluated, "train_and_eval", _EVALUATED)
+
+
+def test_a_run_of_an_earlier_release_takes_the_data_that_it_finds(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, of_trained: ReadyTrainer
+) -> None:
+    manifest = json.loads((trained / "manifest.json").read_text())
+    for name in ("data", "replicas", "workers", "device"):
+        del manifest[name]
+    (trained / "manifest.json").write_text(json.dumps(manifest))
+    _change_labels(monkeypatch, training=True)
+    exact = _TRAINED.replace(trainer={"require_exact_resume": True})
+    _run(trained, config=exact, trainer=of_trained.again())
+    assert _steps(trained, "train")[-1] == 17
+
+
+def test_exactness_needs_the_versions_and_devices_of_the_first_start(trained: Path) -> None:
+    manifest = json.loads((trained / "manifest.json").read_text())
+    assert (manifest["replicas"], manifest["workers"], manifest["device"]) == (1, 1, "CPU")
+    manifest |= {"replicas": 2, "workers": 3, "device": "GPU", "python": "3.1"}
+    manifest["packages"]["keras"] = "1.0"
+    (trained / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UsageError) as refused:
+        _run(trained, config=_TRAINED.replace(trainer={"require_exact_resume": True, "train_steps": 25}))
+    lines = str(refused.value).split("\n")[1:]
+    assert [line.split(": ")[1] for line in lines] == ["python", "packages", "replicas", "workers", "device"]
+    assert "replicas: 2 when the run was started, 1 now; go back, or set it to false" in lines[2]
+
+
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="is a file, not a folder"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer_kit.config.merge import apply
-from trainer_kit.config.resume_check import ABSENT, Change, check_resume, compare, kind_of
+from trainer_kit.config.resume_check import ABSENT, Change, check_resume, compare, data_mistakes, kind_of, unknown_paths
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.config.sources import yaml_loader
@@ -248,3 +248,41 @@ def test_a_key_of_the_task_that_an_old_record_lacks_is_a_change(default: Experim
 
 def test_an_empty_record_lacks_everything(default: ExperimentConfig) -> None:
     assert {change.old for change in compare({}, default)} == {ABSENT}
+
+
+_DATA = {"task.train_data": {"array 0": "a", "array 1": "b"}, "task.validation_data": {"array 0": "c"}}
+
+
+def test_other_data_is_a_mistake_that_names_what_differs() -> None:
+    now = {"task.train_data": {"array 0": "a", "array 1": "other"}, "task.validation_data": {"array 0": "c"}}
+    (mistake,) = data_mistakes(_DATA, now, [], [])
+    assert mistake.path == "task.train_data"
+    assert mistake.problem.endswith(": array 1 was b and is other")
+    assert "--allow_config_change=task.train_data.identity (" in mistake.advice
+
+
+@pytest.mark.parametrize("allowed", ["task.train_data.identity", "task.train_data", "task"])
+def test_other_data_is_allowed_by_its_path_or_a_section(allowed: str) -> None:
+    assert data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], [allowed]) == []
+    assert len(data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], ["task.validation_data"])) == 1
+
+
+def test_data_that_one_side_does_not_know_is_not_compared() -> None:
+    assert data_mistakes({}, _DATA, [], []) == data_mistakes(_DATA, {}, [], []) == []
+    assert data_mistakes(_DATA, {"task.train_data": {"files": "1"}}, [], []) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "is_judged"),
+    [("train_data.seed", True), ("train_data.cache", False), ("validation_data.cache", True)],
+)
+def test_data_whose_config_was_judged_is_not_compared(path: str, is_judged: bool) -> None:
+    change = Change(f"task.{path}", 1, 2, kind_of(f"task.{path}"))
+    section = f"task.{path.partition('.')[0]}"
+    assert (data_mistakes(_DATA, {section: {"array 0": "other"}}, [change], []) == []) == is_judged
+
+
+def test_the_identity_of_data_can_be_allowed_by_name() -> None:
+    allowed = ["task.train_data.identity", "task.validation_data.identity", "task.tain_data.identity"]
+    (mistake,) = unknown_paths(allowed, ExperimentConfig())
+    assert "task.tain_data.identity" in mistake.problem

@@ -25,6 +25,10 @@ class Source(Protocol):
 
     A Source may have a method `resumption(*, deterministic_ops) -> Resumption | None` that tells how exactly it
     resumes; without one the functions of its dataset are looked at.
+
+    A Source may have a method `identity() -> dict[str, Any]` that describes its data, by the same JSON values in every
+    process: a run refuses to resume with other values. It has to be cheap, so it may look at a fixed sample. Without
+    one, changes of the data are not noticed.
     """
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
@@ -35,6 +39,20 @@ class Source(Protocol):
           input_context: the worker's place among the others; None for a single replica.
         """
         ...
+
+
+def identity_of(made: Any, replicas: str = "") -> dict[str, Any]:
+    """Returns the JSON values that describe data, by name; none if nothing is known. Runs eagerly, on the host.
+
+    Args:
+      made: What `build_inputs` has returned.
+      replicas: The numbers of replicas and workers, in words: the batches of a plain dataset are for one of them, and
+        are compared only with those of a run on as many.
+    """
+    if isinstance(made, tf.data.Dataset):
+        return {f"batches{replicas}": int(made.cardinality()), f"element_spec{replicas}": str(made.element_spec)}
+    identity = getattr(made, "identity", None)
+    return dict(identity()) if callable(identity) else {}
 
 
 def made_inputs(

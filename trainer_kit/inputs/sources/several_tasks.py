@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.sources.base import Source
+from trainer_kit.inputs.sources.base import Source, identity_of
 from trainer_kit.inputs.sources.example_order import replicas_here
 from trainer_kit.inputs.task_sampler import TaskSampler
 
@@ -64,6 +64,11 @@ class JointSource:
         """Returns the dataset from global batch `position` of every task on; see Source."""
         return tf.data.Dataset.zip({name: one.at(position, input_context) for name, one in self._parts.items()})
 
+    def identity(self) -> dict[str, Any]:
+        """Returns what describes the data of each task; see Source."""
+        parts = {task: identity_of(one) for task, one in self._parts.items()}
+        return {f"{task}, {name}": value for task, part in parts.items() for name, value in part.items()}
+
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
         """Returns the dataset of `at` with `size` successive batches of each task in an element; see ArraySource.
 
@@ -77,7 +82,7 @@ class JointSource:
         return None if None in stacks.values() else tf.data.Dataset.zip(stacks)
 
 
-class InterleavedSource:
+class InterleavedSource(JointSource):
     """A Source whose elements hold a batch of one task: (number of the task, {task: batch}).
 
     Args:
@@ -86,7 +91,8 @@ class InterleavedSource:
     """
 
     def __init__(self, parts: Mapping[str, Source], sampler: TaskSampler) -> None:
-        self._parts, self._sampler = dict(parts), sampler
+        super().__init__(parts)
+        self._sampler = sampler
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
         """Returns the dataset from element `position` on, each task from its own batch on; see Source."""

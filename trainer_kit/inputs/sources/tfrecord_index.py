@@ -16,7 +16,9 @@ import itertools
 import mmap
 import os
 import struct
+import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +30,7 @@ _HEAD, _FRAME = 12, 16  # bytes of length and checksum; and with the checksum af
 _COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78\x01": "ZLIB", b"\x78\x5e": "ZLIB", b"\x78\x9c": "ZLIB", b"\x78\xda": "ZLIB"}
 _CASTAGNOLI = 0x82F63B78  # the polynomial of the checksum, CRC-32C, bits reversed
 _CHECKED_AT_ONCE = 1 << 20  # headers
+_SAMPLED = 64  # records that the identity reads
 # Without the decorator that logs, once in a process, that another reader should be used: none reads such files faster.
 _records_of_file = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)
 
@@ -79,6 +82,17 @@ class RecordFiles:
         records = np.empty(len(indices), object)
         records[:] = sound
         return records
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what describes the files: their names, and the number, the lengths and a sample of the records."""
+        sample = np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(np.int64))
+        of_records = zlib.crc32(b"".join(self.read(sample)), zlib.crc32(self._offsets.tobytes()))
+        names = [os.path.basename(path) for path in self._paths]
+        of_names = zlib.crc32("/".join(names).encode())
+        return {
+            "files": f"{len(names)} from {names[0]} to {names[-1]}, checksum of their names {of_names:08x}",
+            "records": f"{len(self)}, checksum {of_records:08x}",
+        }
 
     def _read_frames(self, path: str, places: list[tuple[int, int, int]], frames: list[bytes]) -> None:
         """Puts the bytes of a file from `begin` to `end` into `frames` at `row`, for each of the places."""

@@ -104,6 +104,10 @@ class TFRecordSource:
             batches = function.over(batches, seeded=self._seeded, keep_seeds=self._seeded and more)
         return finished(batches, self._params, self._options)
 
+    def identity(self) -> dict[str, Any]:
+        """Returns what describes files and records; see Source and RecordFiles."""
+        return self._files.identity()
+
     @tf.autograph.experimental.do_not_convert
     def _read(self, indices: tf.Tensor, seeds: tf.Tensor | None = None) -> Any:
         # Not stateful: TensorFlow may then run several in parallel, in order, with op determinism too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,11 +37,15 @@ class TaskInputs:
       config: The experiment's config.
       task: The trainer's task.
       distribute: The function distribute_dataset of the trainer.
+
+    Attributes:
+      validation_data: What build_inputs has returned for each validation set that was opened, by its section.
     """
 
     def __init__(self, config: Any, task: Any, distribute: Callable[[Any], Any]) -> None:
         self._config, self._task, self._distribute = config, task, distribute
         self._strategy = tf.distribute.get_strategy()
+        self.validation_data: dict[str, Any] = {}
         self._overfit: int | None = getattr(config.trainer, "overfit_batches", None)
 
     def train_data(self, steps: tf.Variable, given: Any) -> TrainData:
@@ -96,11 +101,17 @@ class TaskInputs:
         section, replicas = self.validation_section(name), self._strategy.num_replicas_in_sync
         _refuse_cut(given, self._overfit, f"task.{section}")
         params = self._config.task.train_data if self._overfit else params
+        build_inputs = inputs_of(task, params)
+
+        @functools.wraps(build_inputs)
+        def build(*args: Any, **kwargs: Any) -> Any:
+            self.validation_data[section] = build_inputs(*args, **kwargs)
+            return self.validation_data[section]
 
         def make() -> Any:
             path = f"task.{section}.global_batch_size"
             with tell_uneven_batch(getattr(params, "global_batch_size", 0), replicas, path):
-                return self.opened(params, self.open_validation, _cut(inputs_of(task, params), self._overfit, False))
+                return self.opened(params, self.open_validation, _cut(build, self._overfit, False))
 
         return DatasetIterator(section, make, given)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as some
 
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.inputs.sources.arrays import ArraySource
+from trainer_kit.inputs.sources.arrays import ArraySource, array_identity
 
 EXAMPLES, BATCH = 11, 4
 
@@ -296,3 +297,29 @@ def test_what_arrays_use_or_need_not_use_is_no_warning(caplog: pytest.LogCapture
     )
     _source(_validation())
     assert caplog.records == []
+
+
+def test_the_identity_of_arrays_tells_which_one_has_changed() -> None:
+    features, labels = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20)
+    identity = ArraySource((features, labels), _training()).identity()
+    assert json.loads(json.dumps(identity)) == ArraySource((features, labels), _validation()).identity()
+    other = ArraySource((features, np.where(labels == 13, 0, labels)), _training()).identity()
+    assert [name for name in identity if identity[name] != other[name]] == ["array 1"]
+    reordered = ArraySource((features[::-1], labels), _training()).identity()
+    assert [name for name in identity if identity[name] != reordered[name]] == ["array 0"]
+    assert identity["array 1"].startswith("int64 [20], checksum ")
+
+
+def test_the_identity_of_a_large_array_reads_a_sample() -> None:
+    large = np.zeros(2**25, np.uint8)  # 32 MiB, of which every second byte is read
+    identity = array_identity(large)
+    large[7] = 1
+    assert array_identity(large) == identity
+    large[8] = 1
+    assert array_identity(large) != identity
+
+
+def test_strings_have_an_identity_that_is_not_their_address() -> None:
+    words = [b"one", b"two", b"three"]
+    assert array_identity(np.array(words, object)) == array_identity(tf.constant(words))
+    assert array_identity(np.array(words, object)) != array_identity(tf.constant(words[::-1]))

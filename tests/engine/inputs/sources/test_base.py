@@ -15,7 +15,7 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.sources.arrays import ArraySource
-from trainer_kit.inputs.sources.base import Source, made_inputs, positioned
+from trainer_kit.inputs.sources.base import Source, identity_of, made_inputs, positioned
 from trainer_kit.testing import tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
@@ -24,6 +24,18 @@ from trainer_kit.training.trainer_creation import create_trainer
 def test_arrays_are_a_source_and_a_dataset_is_none() -> None:
     assert isinstance(ArraySource(np.zeros(3), DataConfig(global_batch_size=1)), Source)
     assert not isinstance(tf.data.Dataset.range(3), Source)
+
+
+def test_a_plain_dataset_is_described_by_length_and_spec() -> None:
+    data = tf.data.Dataset.range(10).batch(4)
+    spec = "TensorSpec(shape=(None,), dtype=tf.int64, name=None)"
+    assert identity_of(data) == {"batches": 3, "element_spec": spec}
+    assert identity_of(data, " of one replica") == {"batches of one replica": 3, "element_spec of one replica": spec}
+
+
+def test_a_source_without_identity_is_not_known() -> None:
+    assert identity_of(_Recorded(ArraySource(np.zeros(3), DataConfig(global_batch_size=1)), [])) == {}
+    assert identity_of(None) == {}
 
 
 class _Recorded:

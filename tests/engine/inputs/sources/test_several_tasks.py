@@ -92,3 +92,11 @@ def test_interleaved_batches_have_to_be_dense() -> None:
     ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])).ragged_batch(2)
     with pytest.raises(UsageError, match=r"the task 'b' hold a RaggedTensor.*task\.training=joint"):
         interleaved_data({"a": _parts()["a"], "b": ragged}, SAMPLER)
+
+
+def test_the_identity_of_several_tasks_is_that_of_each() -> None:
+    of_b = ArraySource({"x": np.arange(9)}, DataConfig(global_batch_size=2)).identity()
+    for source in (joint_data(_parts()), interleaved_data(_parts(), SAMPLER)):
+        identity = source.identity()
+        assert list(identity) == ["a, array 0", "a, array 1", "b, array 0"]
+        assert identity["b, array 0"] == of_b["array 0"]

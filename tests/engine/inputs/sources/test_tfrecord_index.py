@@ -170,3 +170,16 @@ def test_what_is_no_pattern_is_told(pattern: object) -> None:
 def test_remote_files_are_refused() -> None:
     with pytest.raises(UsageError, match=r"gs://b/a\* is remote.*copy the files"):
         matching_files("gs://b/a*")
+
+
+def test_the_identity_of_files_changes_with_names_and_records(tmp_path: Path) -> None:
+    records = [b"%02d" % index for index in range(50)]
+    paths = [_write(tmp_path / "a", records), _write(tmp_path / "b", records)]
+    identity = RecordFiles(paths).identity()
+    assert RecordFiles(paths).identity() == identity
+    added = RecordFiles([*paths, _write(tmp_path / "c", [b"more"])])
+    assert added.identity().items().isdisjoint(identity.items())
+    renamed = RecordFiles([paths[0], _write(tmp_path / "d", records)]).identity()
+    assert renamed["files"] != identity["files"] and renamed["records"] == identity["records"]
+    reordered = RecordFiles([_write(tmp_path / "a", records[::-1]), paths[1]]).identity()
+    assert reordered["files"] == identity["files"] and reordered["records"] != identity["records"]

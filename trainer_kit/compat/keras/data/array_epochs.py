@@ -11,6 +11,7 @@ import tensorflow as tf
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.distribution.keras_internals import data_adapter
 from trainer_kit.distribution.tensorflow_internals import has_global_seed
+from trainer_kit.inputs.sources.arrays import array_identity
 from trainer_kit.inputs.sources.source_pipeline import finished, options_of
 
 _MOST_BATCHES, _GATHERED_BYTES = 16, 2**18
@@ -69,6 +70,10 @@ class ArrayEpochs:
 
     def resumption(self, *, deterministic_ops: bool) -> None:
         """Returns None: a resumed run reads the same batches. Orders that are drawn are drawn again from the first."""
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what describes the arrays; see Source."""
+        return array_identity(self._arrays)
 
     def _batches(self, order: tf.Tensor) -> tf.data.Dataset:
         even = self.num_examples % self._batch_size == 0

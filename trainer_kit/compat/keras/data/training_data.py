@@ -19,6 +19,8 @@ from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders, PyDatas
 from trainer_kit.distribution.keras_internals import data_adapter, is_array_adapter
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_graph import graph_of
+from trainer_kit.inputs.sources.arrays import array_identity
+from trainer_kit.inputs.sources.base import identity_of
 
 _LOG = logging.getLogger(__name__)
 _SHORT = "steps_per_epoch=%d: x has only %d batches; as in Keras, an epoch ends with them"
@@ -45,20 +47,25 @@ class TrainingData:
 
 
 class DatasetEpochs:
-    """A Source of a tf.data.Dataset without end, of which the length of a pass is known.
+    """A Source of a tf.data.Dataset of which the length of a pass is known.
 
     Args:
       dataset: The dataset of global batches, one pass after the other.
-      batches_per_epoch: The number of batches in a pass.
+      batches_per_epoch: The number of batches in a pass; None: not known.
+      arrays: The nested arrays that the dataset was made of, for its identity; None: there are none.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, batches_per_epoch: int) -> None:
-        self._dataset, self.batches_per_epoch = dataset, batches_per_epoch
+    def __init__(self, dataset: tf.data.Dataset, batches_per_epoch: int | None, arrays: Any = None) -> None:
+        self._dataset, self.batches_per_epoch, self._arrays = dataset, batches_per_epoch, arrays
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
         """Returns the dataset from batch `position` on; the batches before it are read. Runs on the host."""
         del input_context
-        return self._dataset.skip(position)
+        return self._dataset.skip(position) if position else self._dataset
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what describes the arrays, or else the dataset; see Source."""
+        return identity_of(self._dataset) if self._arrays is None else array_identity(self._arrays)
 
 
 def training_data(

@@ -97,7 +97,7 @@ class FitCallbacks(KerasCallbacks):
                 self.restore(self.saved_state)
             model.stop_training = self._stopped
             read_history(model_dir, history)
-        if not self._has_trained and self.params["verbose"]:
+        if not self._has_trained:  # at any verbosity: a program may have taken the folder of another fit
             stopped = self._stopped
             how = "was ended by a callback" if stopped else "ended"
             advice = "" if stopped else "more epochs to go on, or "

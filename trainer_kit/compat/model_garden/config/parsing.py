@@ -20,7 +20,6 @@ from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources.gin_source import read_config_file, read_params_override
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError, UsageError, suggestion
-from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
@@ -156,9 +155,9 @@ def serialize_config(params: Any, model_dir: str) -> None:
       StorageError: when the file cannot be written.
     """
     config = convert(params)
-    directory = RunDirectory(follow_links(model_dir), config.trainer)
+    directory = RunDirectory(model_dir, config.trainer)
     check_model_dir(directory, config, "", ())
-    os.makedirs(directory.path, exist_ok=True)
+    os.makedirs(model_dir, exist_ok=True)
     write_params(directory.params, config)
 
 

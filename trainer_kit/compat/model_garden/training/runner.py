@@ -19,7 +19,6 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.collectives import is_chief
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.checkpoint_selection import INITIAL, newest_checkpoint
-from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run import runner
 from trainer_kit.run.controller import Controller
@@ -81,7 +80,7 @@ class OrbitExperimentRunner:
     ) -> None:
         self._refuse_own_parts()
         self.strategy = distribution_strategy or tf.distribute.get_strategy()
-        self._params, self._model_dir, self._mode, self._task = params, follow_links(model_dir), mode, task
+        self._params, self._model_dir, self._mode, self._task = params, model_dir, mode, task
         self._controller: Any = None
         self._arguments: dict[str, Any] = {
             "run_post_eval": run_post_eval,

@@ -42,7 +42,7 @@ def test_epochs_of_another_length_are_refused(tmp_path: Path) -> None:
     tk_keras.fit(classifier(), X, Y, epochs=1, verbose=0, model_dir=str(tmp_path))
     with pytest.raises(UsageError, match=r"has 4 steps, and .* it has 2; give the data of the run"):
         tk_keras.fit(classifier(), X[:50], Y[:50], epochs=2, verbose=0, model_dir=str(tmp_path))
-    allowed = ["trainer.steps_per_epoch"]
+    allowed = ["trainer.steps_per_epoch", "task.train_data.identity"]
     again = tk_keras.fit(
         classifier(), X[:50], Y[:50], epochs=3, verbose=0, model_dir=str(tmp_path), allow_config_change=allowed
     )
@@ -82,6 +82,30 @@ def test_a_fit_stays_in_its_folder_after_os_chdir(tmp_path: Path, monkeypatch: p
     again = tk_keras.fit(classifier(), X, Y, epochs=2, verbose=0, model_dir="run")
     assert_same(again, first)
     assert again.model.optimizer.iterations == 8
+
+
+def test_folds_that_share_a_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fit_fold(held_out: slice, **options: Any) -> Any:
+        rest = np.delete(np.arange(100), held_out)
+        of_fold = X[held_out], Y[held_out]
+        return tk_keras.fit(
+            classifier(), X[rest], Y[rest], epochs=1, verbose=0, validation_data=of_fold, model_dir=str(tmp_path),
+            **options,
+        )  # fmt: skip
+
+    fit_fold(slice(0, 50))
+    fit_fold(slice(0, 50))
+    assert "nothing to do: the run in" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"task\.train_data: .*\n.*task\.validation_data: the data has changed"):
+        fit_fold(slice(50, 100))
+    allowed = ["task.train_data.identity", "task.validation_data.identity"]
+    assert fit_fold(slice(50, 100), allow_config_change=allowed).model.optimizer.iterations == 2
+
+
+def test_other_validation_labels_are_refused(tmp_path: Path) -> None:
+    tk_keras.fit(classifier(), X, Y, epochs=1, verbose=0, validation_data=(X, Y), model_dir=str(tmp_path))
+    with pytest.raises(UsageError, match=r"^task\.validation_data: .*: array 1 was int64 \[100\]"):
+        tk_keras.fit(classifier(), X, Y, epochs=2, verbose=0, validation_data=(X, Y[::-1]), model_dir=str(tmp_path))
 
 
 class AddsMean(keras.layers.Layer):
