@@ -334,7 +334,7 @@ def test_other_validation_data_is_refused(evaluated: Path, monkeypatch: pytest.M
         _run(evaluated, "train_and_eval", _EVALUATED)
 
 
-def test_a_run_of_an_earlier_release_takes_the_data_that_it_finds(
+def test_a_run_of_an_earlier_release_takes_any_data(
     trained: Path, monkeypatch: pytest.MonkeyPatch, of_trained: ReadyTrainer
 ) -> None:
     manifest = json.loads((trained / "manifest.json").read_text())
@@ -347,7 +347,7 @@ def test_a_run_of_an_earlier_release_takes_the_data_that_it_finds(
     assert _steps(trained, "train")[-1] == 17
 
 
-def test_exactness_needs_the_versions_and_devices_of_the_first_start(trained: Path) -> None:
+def test_exactness_needs_the_versions_and_devices_of_before(trained: Path) -> None:
     manifest = json.loads((trained / "manifest.json").read_text())
     assert (manifest["replicas"], manifest["workers"], manifest["device"]) == (1, 1, "CPU")
     manifest |= {"replicas": 2, "workers": 3, "device": "GPU", "python": "3.1"}
