@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from trainer_kit.checkpoint_names import owner
 from trainer_kit.cli.checkpoint_list import PATH
 from trainer_kit.errors import ExitCode, UsageError
 
@@ -34,6 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if len(arguments.paths) < 2:
         raise UsageError(f"an average needs two or more files, and there are {len(arguments.paths)}; give their paths")
+    folder, name = os.path.split(arguments.output)
+    if owner(f"{name}.index") and any(os.path.exists(os.path.join(folder, up, "manifest.json")) for up in ("", "..")):
+        raise UsageError(f"--output: {arguments.output} would be taken for a checkpoint of the run; give another name")
     files = [open_weights(weights_at(path)) for path in arguments.paths]
     count = write_average(files, arguments.output)
     print(f"{arguments.output}: the means of {count} variables of {len(files)} files")

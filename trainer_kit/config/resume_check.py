@@ -191,33 +191,26 @@ def check_resume(
 
 def data_mistakes(
     old: Mapping[str, Any], new: Mapping[str, Any], changes: Sequence[Change], allowed_paths: Sequence[str]
-) -> list[Mistake]:
-    """Returns a mistake for each section of data that is other data than when the run began.
+) -> Iterator[Mistake]:
+    """Yields a mistake for each section of data that is other data than when the run began.
 
     Values that only one side has are not compared, nor sections whose config has changed: check_resume judges these.
 
     Args:
       old, new: What describes the data that the run began with and that it resumes with, by name and section.
-      changes: The changes of the config since the run began.
-      allowed_paths: See check_resume.
+      changes, allowed_paths: The changes of the config, and the paths that may differ; see check_resume.
     """
-    mistakes = []
     changed = [one.path for one in changes if one.kind == "dangerous" or "validation_data" in one.path]
     for section, now in new.items():
-        before, path = old.get(section, {}), f"{section}.identity"
+        path = f"{section}.identity"
+        before = old.get(section, {})
         names = [name for name in now if before.get(name, now[name]) != now[name]]
-        differences = [f"{name} was {before[name]} and is {now[name]}" for name in names]
         allowed = any(is_inside(path, one) for one in allowed_paths if one)
-        if differences and not allowed and not any(is_inside(one, section) for one in changed):
-            mistakes.append(
-                Mistake(
-                    section,
-                    f"the data has changed since this run began: {'; '.join(differences)}",
-                    f"go back to that data, use another model_dir, or accept it with {ALLOW_FLAG}={path} "
-                    f"(run_experiment, fit: allow_config_change=[{path!r}])",
-                )
-            )
-    return mistakes
+        if names and not allowed and not any(is_inside(one, section) for one in changed):
+            differences = "; ".join(f"{name} was {before[name]} and is {now[name]}" for name in names)
+            advice = f"go back to that data, use another model_dir, or accept it with {ALLOW_FLAG}={path}"
+            python = f"(run_experiment, fit: allow_config_change=[{path!r}])"
+            yield Mistake(section, f"the data has changed since this run began: {differences}", f"{advice} {python}")
 
 
 def _replace_executor(old: dict[str, Any], new: str, kept: str | None) -> None:

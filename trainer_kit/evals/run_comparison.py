@@ -127,7 +127,8 @@ def _apart(one: Any, other: Any) -> str:
 def _evaluations(folder: str) -> list[Any]:
     ledger = Ledger(os.path.join(folder, "evals", "validation.jsonl"), dataset="validation", config_hash="")
     # A stopped run has saved additional steps; if such a step is evaluated, its record names the checkpoint.
-    return [_without(record, ("seconds", "checkpoint")) for record in active_records(ledger.records())]
+    # A run that is killed after a recovery may go back once more, in another lineage.
+    return [_without(record, ("seconds", "checkpoint", "lineage")) for record in active_records(ledger.records())]
 
 
 def _history(folder: str) -> list[Any]:

@@ -69,6 +69,7 @@ class TrainData:
       one_iterator: Whether the dataset is a plain one for one replica, whose iterator can be saved.
       deterministic_ops: whether TensorFlow's op determinism is on.
       require_exact: whether data that cannot be resumed exactly is refused.
+      batch_size: The number of examples in a global batch; 0: not known.
       instead: The advice about a ready-made dataset without a position, for the warning.
 
     Attributes:
@@ -86,9 +87,11 @@ class TrainData:
         one_iterator: bool = False,
         deterministic_ops: bool = False,
         require_exact: bool = False,
+        batch_size: int = 0,
         instead: str = "return the data from build_inputs instead",
     ) -> None:
         self._instead = instead
+        self._batch_size = batch_size
         self.feed = DatasetIterator(
             "train_data", lambda: make(self._open), given, begin=self._begin, replaced=self._replaced
         )
@@ -172,7 +175,8 @@ class TrainData:
     def state(self) -> dict[str, Any]:
         """Returns the position, for the checkpoint."""
         stack = {"stack": self.stack} if self.stack > 1 else {}
-        return {"batch": self.position.batch, "left_out": list(self.position.left_out), **stack}
+        size = {"batch_size": self._batch_size} if self._batch_size else {}
+        return {"batch": self.position.batch, "left_out": list(self.position.left_out), **stack, **size}
 
     def put_state(self, state: dict[str, Any] | None) -> None:
         """Moves to the position of a checkpoint; without one, to the batch of the global step.
@@ -184,6 +188,9 @@ class TrainData:
         if not state or "batch" not in state:  # earlier releases kept a position for each of several tasks
             state = here
         batch, left_out = state["batch"], state["left_out"]
+        size = state.get("batch_size", 0)
+        if size and self._batch_size not in (0, size):  # continue after as many examples; batches are others now
+            batch, left_out = batch * size // self._batch_size, ()
         self._start = Position(batch, (*left_out, *self._left_out))
         self.feed.forget()
         if state.get("stack", 1) != self.stack:

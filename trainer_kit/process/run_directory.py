@@ -86,9 +86,9 @@ class RunDirectory:
         """Writes params.yaml, manifest.json and the further files `texts`, by name; removes an older final.json.
 
         A resumed run reuses the thread counts `threads`. Other processes need `train_steps`, the steps of the run, if
-        the config counts epochs. `layer_names` are what `read_layer_names` returns. `setup` has the numbers of replicas
-        and workers, the kind of device, and the identity of the data. A warning names each difference of platform,
-        versions, threads or devices to the first start, since the results may differ in their last bits.
+        the config counts epochs. `layer_names` are what `read_layer_names` returns. A warning names each difference of
+        platform, versions or threads to the first start, since the results may differ in their last bits.
+        `setup` has the numbers of replicas and workers, the kind of device, and what describes the data.
         """
         if os.path.exists(self.final):
             os.remove(self.final)

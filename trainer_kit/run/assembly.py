@@ -171,12 +171,10 @@ def build_sidecar(
 def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
     """Returns what the manifest records of devices and data, once the trainer has opened its data. Runs eagerly.
 
-    Raises:
-      UsageError: when the run in model_dir began with other data or, if it has to resume exactly, with other versions
-        or devices. Raised on every worker: plain datasets differ between workers, so those of the chief count.
+    Raises UsageError, on all workers, when the chief sees that the run began with others, unless they are allowed.
     """
     kinds = {device.device_type for device in tf.config.list_logical_devices()} - {"CPU", "TPU_SYSTEM"}
-    data = trainer.data_identities() if hasattr(trainer, "data_identities") else {}
+    data = trainer.data_identities() if plan.trains and hasattr(trainer, "data_identities") else {}
     setup = {
         "replicas": plan.strategy.num_replicas_in_sync,
         "workers": worker_count(plan.strategy),
@@ -186,10 +184,11 @@ def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
     begun = plan.trains and has_begun(plan.directory.path)
     before = (begun and files.read_json(plan.directory.manifest)) or {}
     data_before = before.get("data", {})
-    mistakes = data_mistakes(data_before, data, plan.changes, tuple(plan.options.allow_config_change))
+    mistakes = list(data_mistakes(data_before, data, plan.changes, tuple(plan.options.allow_config_change)))
     if plan.config.trainer.require_exact_resume:
-        path, advice = "trainer.require_exact_resume", "go back, or set it to false to continue with other last bits"
-        mistakes += [Mistake(path, problem, advice) for problem in differences(before, {**versions(), **setup})]
+        advice = "go back, or set it to false to continue with other last bits"
+        problems = differences(before, {**versions(), **setup})
+        mistakes += [Mistake("trainer.require_exact_resume", problem, advice) for problem in problems]
     if text := chiefs_text(plan.strategy, str(ConfigError(mistakes))):
         raise UsageError(text)
     return {**setup, "data": {**data_before, **data}}

@@ -13,6 +13,7 @@ import tensorflow as tf
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.reports import epoch_place
 from trainer_kit.checkpoints.state.variable_names import layer_names
+from trainer_kit.config.run_length import interval_warnings
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.zero_learning_rate import rate_end_warnings
 from trainer_kit.distribution.collectives import barrier
@@ -150,7 +151,7 @@ def run_experiment(
             return trainer.model, logs
         controller.run.was_stopped = was_stopped_at(directory, start)
         check_evaluation_tensors(trainer)
-        for warning in rate_end_warnings(config.trainer) if plan.trains else ():
+        for warning in (*rate_end_warnings(config.trainer), *interval_warnings(config.trainer)) if plan.trains else ():
             _LOG.warning("%s", warning)
         manager.archive_later()
         known = (directory, plan.written, experiment, mode, records(), trainer.global_step, counted_steps(plan))

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.distribution.collectives import worker_count
+from trainer_kit.distribution.collectives import strategy_of_run, worker_count
 from trainer_kit.distribution.datasets import distribute_dataset
 from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors
@@ -179,6 +179,10 @@ class Evaluator(AveragingTrainer):
           **kwargs: Keyword arguments of the function.
         """
         return self._workers.per_worker(distribute_dataset, dataset_or_fn, *args, **kwargs)
+
+    def init_async(self) -> None:
+        """Does nothing, as Model Garden's method without parameter servers; raises UsageError with them."""
+        strategy_of_run(self._strategy)
 
     def coordinator_for_async(self) -> Any:
         """Returns the coordinator of asynchronous training.

@@ -241,8 +241,8 @@ class Trainer(Evaluator):
 
     def data_identities(self) -> dict[str, Any]:
         """Returns what describes the data that `check_data` has opened, by the path of its section; see Source."""
-        workers, replicas = worker_count(self._strategy), self._strategy.num_replicas_in_sync
-        of_one = f" for one of {replicas} replicas on {workers} workers"
+        replicas = self._strategy.num_replicas_in_sync
+        of_one = f" for one of {replicas} replicas on {worker_count(self._strategy)} workers"
         made = {"train_data": self.data.made, **self.inputs.validation_data}
         return {f"task.{section}": identity_of(data, of_one) for section, data in made.items()}
 

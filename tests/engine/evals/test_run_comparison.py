@@ -56,6 +56,7 @@ def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
 def test_a_run_equals_its_copy_and_itself_except_clock_times(finished: Path, other: Path) -> None:
     edit(other / "metrics.jsonl", lambda record: record.update(seconds=9e9))
     edit(other / "evals/validation.jsonl", lambda record: record.update(seconds=9e9))
+    edit(other / "evals/validation.jsonl", lambda record: record.update(lineage=2))  # of one more recovery
     edit(other / "final.json", lambda record: record.update(time={"seconds": 9e9}))
     assert compare_runs(finished, other) == compare_runs(finished, finished) == []
 

@@ -309,6 +309,23 @@ def test_a_batch_that_is_left_out_stays_out_after_a_restart() -> None:
     assert [first.data.batch_of(step) for step in (3, 4, 5, 6)] == [2, 3, 5, 6]
 
 
+def test_another_batch_size_continues_after_as_many_examples() -> None:
+    def pairs(params: DataConfig) -> ArraySource:
+        return _source(params.replace(global_batch_size=2))
+
+    whole = np.concatenate(_whole(_source)).tolist()
+    first = _Run(_source, batch_size=4)
+    first.take(3)
+    first.data.leave_out(5)
+    second = _Run(pairs, step=3, batch_size=2)
+    second.data.put_state(first.data.state())
+    assert np.concatenate(second.take(4)).tolist() == whole[12:20]
+    assert second.data.state() == {"batch": 10, "left_out": [], "batch_size": 2}
+    third = _Run(_source, step=7, batch_size=4)
+    third.data.put_state(second.data.state())
+    assert third.take(1) == [whole[20:24]]
+
+
 def test_a_second_rollback_keeps_left_out_batches_out() -> None:
     whole = _whole(_cached)
     run = _Run(_cached)

@@ -491,6 +491,15 @@ def test_synchronous_training_has_no_coordinator() -> None:
         trainer.coordinator_for_async()
 
 
+def test_model_gardens_init_async_refuses_parameter_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _trainer()
+    trainer.init_async()
+    kind = tf.distribute.experimental.ParameterServerStrategy
+    monkeypatch.setattr(trainer, "_strategy", kind.__new__(kind))
+    with pytest.raises(UsageError, match="distribution_strategy: "):
+        trainer.init_async()
+
+
 def test_loop_functions_can_be_had_by_themselves() -> None:
     trainer = _trainer()
     trainer.create_train_loop_fn()(iter(trainer.train_dataset), tf.constant(3))

@@ -263,13 +263,13 @@ def test_other_data_is_a_mistake_that_names_what_differs() -> None:
 
 @pytest.mark.parametrize("allowed", ["task.train_data.identity", "task.train_data", "task"])
 def test_other_data_is_allowed_by_its_path_or_a_section(allowed: str) -> None:
-    assert data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], [allowed]) == []
-    assert len(data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], ["task.validation_data"])) == 1
+    assert not list(data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], [allowed]))
+    assert list(data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], ["task.validation_data"]))
 
 
 def test_data_that_one_side_does_not_know_is_not_compared() -> None:
-    assert data_mistakes({}, _DATA, [], []) == data_mistakes(_DATA, {}, [], []) == []
-    assert data_mistakes(_DATA, {"task.train_data": {"files": "1"}}, [], []) == []
+    assert not [*data_mistakes({}, _DATA, [], []), *data_mistakes(_DATA, {}, [], [])]
+    assert not list(data_mistakes(_DATA, {"task.train_data": {"files": "1"}}, [], []))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_data_that_one_side_does_not_know_is_not_compared() -> None:
 def test_data_whose_config_was_judged_is_not_compared(path: str, is_judged: bool) -> None:
     change = Change(f"task.{path}", 1, 2, kind_of(f"task.{path}"))
     section = f"task.{path.partition('.')[0]}"
-    assert (data_mistakes(_DATA, {section: {"array 0": "other"}}, [change], []) == []) == is_judged
+    assert (not list(data_mistakes(_DATA, {section: {"array 0": "other"}}, [change], []))) == is_judged
 
 
 def test_the_identity_of_data_can_be_allowed_by_name() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
-from trainer_kit.config.run_length import RunLength, with_steps
-from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.run_length import RunLength, interval_warnings, with_steps
+from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import ConfigError
 
 EPOCH = Fraction(103, 10)
@@ -67,3 +69,26 @@ def test_an_interval_keeps_the_fraction_of_a_step() -> None:
     assert length.interval("10 epochs") == 103 and isinstance(length.interval("10 epochs"), int)
     assert length.interval(7) == 7
     assert length.interval("30 min") is length.interval(None) is None
+
+
+def test_intervals_longer_than_the_run_give_one_warning() -> None:
+    early = EarlyStoppingConfig(metric="loss", patience=4)
+    options = TrainerConfig(
+        train_steps=90, checkpoint_interval=100, validation_interval=30, summary_interval=2000, early_stopping=early
+    )
+    names = "trainer.checkpoint_interval and trainer.summary_interval and trainer.early_stopping.patience"
+    assert interval_warnings(options) == [f"{names}: longer than the run of 90 steps, so it is never reached"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"train_steps": 90},  # the defaults are longer
+        {"train_steps": -1, "checkpoint_interval": 100},
+        {"train_steps": 100, "checkpoint_interval": 100, "validation_interval": "30 %"},
+        {"train_steps": 90, "checkpoint_interval": "30 min"},
+        {"train_steps": 90, "early_stopping": {"metric": "loss", "eval_name": "sidecar"}},
+    ],
+)
+def test_other_intervals_give_no_warning(values: dict[str, Any]) -> None:
+    assert interval_warnings(ExperimentConfig(trainer=values).trainer) == []

@@ -26,9 +26,8 @@ class Source(Protocol):
     A Source may have a method `resumption(*, deterministic_ops) -> Resumption | None` that tells how exactly it
     resumes; without one the functions of its dataset are looked at.
 
-    A Source may have a method `identity() -> dict[str, Any]` that describes its data, by the same JSON values in every
-    process: a run refuses to resume with other values. It has to be cheap, so it may look at a fixed sample. Without
-    one, changes of the data are not noticed.
+    A Source may have a cheap method `identity() -> dict[str, Any]` that describes its data by JSON values, the same in
+    every process: a run refuses to resume with other values. Without one, changes of the data are not noticed.
     """
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
@@ -42,12 +41,9 @@ class Source(Protocol):
 
 
 def identity_of(made: Any, replicas: str = "") -> dict[str, Any]:
-    """Returns the JSON values that describe data, by name; none if nothing is known. Runs eagerly, on the host.
+    """Returns the JSON values that describe `made`, which build_inputs has returned; none if nothing is known.
 
-    Args:
-      made: What `build_inputs` has returned.
-      replicas: The numbers of replicas and workers, in words: the batches of a plain dataset are for one of them, and
-        are compared only with those of a run on as many.
+    Runs eagerly. `replicas` tells, in words, for whom a plain dataset has batches: others have another number.
     """
     if isinstance(made, tf.data.Dataset):
         return {f"batches{replicas}": int(made.cardinality()), f"element_spec{replicas}": str(made.element_spec)}

@@ -72,6 +72,7 @@ class TaskInputs:
             one_iterator=has_plain_iterator(self._strategy),
             deterministic_ops=getattr(self._config.runtime, "deterministic_ops", False) or is_op_determinism_enabled(),
             require_exact=getattr(self._config.trainer, "require_exact_resume", False),
+            batch_size=getattr(getattr(self._config.task, "train_data", None), "global_batch_size", 0),
         )
 
     def validation_feeds(self, given: Any) -> dict[str, DatasetIterator]:

@@ -61,7 +61,7 @@ class DatasetEpochs:
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
         """Returns the dataset from batch `position` on; the batches before it are read. Runs on the host."""
         del input_context
-        return self._dataset.skip(position) if position else self._dataset
+        return self._dataset.skip(position)
 
     def identity(self) -> dict[str, Any]:
         """Returns what describes the arrays, or else the dataset; see Source."""
