@@ -189,7 +189,8 @@ def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
 
 
 def test_two_replicas_give_the_numbers_of_tf_keras(tmp_path: Path) -> None:
-    data = {"x": pairs().batch(32), "epochs": 2, "validation_data": (X, Y), "verbose": 0}
+    # Without validation data: tf_keras evaluates each replica with its own moving averages.
+    data = {"x": pairs().batch(32), "epochs": 2, "verbose": 0}
     with two_cpus().scope():
         theirs = seeded(with_tensor_conditions)
     expected = theirs.fit(**data)
@@ -198,7 +199,7 @@ def test_two_replicas_give_the_numbers_of_tf_keras(tmp_path: Path) -> None:
     assert_same(ours, tk_keras.fit(ours, **data, model_dir=str(tmp_path)), theirs, expected)
 
 
-def test_a_model_of_tf_keras_with_two_optimizers_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_killed_model_of_two_optimizers_ends_with_the_bits(tmp_path: Path) -> None:
     whole = seeded(with_two_optimizers)
     expected = tk_keras.fit(whole, X, epochs=3, verbose=0, model_dir=str(tmp_path / "whole"))
     for epochs in (1, 3, 3):  # the last one finds a finished run
