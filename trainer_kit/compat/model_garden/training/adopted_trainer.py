@@ -41,7 +41,7 @@ def adopted(trainer: Any, seed: int = 0, config: Any = None) -> Any:
       config: The run's config, for a trainer that has none.
 
     Raises:
-      UsageError: for any other object.
+      UsageError: for any other object, and for best weights that the trainer does not keep.
     """
     if trainer is None or isinstance(trainer, (Trainer, AdoptedTrainer)):
         return trainer
@@ -50,6 +50,12 @@ def adopted(trainer: Any, seed: int = 0, config: Any = None) -> Any:
         raise UsageError(
             f"{type(trainer).__name__} has no {', '.join(missing)}; give a trainer of Orbit or Model Garden the "
             f"attributes {', '.join(_NEEDED)}, or pass a Trainer of trainer_kit"
+        )
+    best = getattr(getattr(config, "trainer", None), "best_checkpoint_eval_metric", "")
+    if best and not hasattr(trainer, "config") and not getattr(trainer, "checkpoint_exporter", None):
+        raise UsageError(
+            f"trainer.best_checkpoint_eval_metric={best}: {type(trainer).__name__} keeps no best weights; remove this "
+            "field, or have the trainer's eval_end call a checkpoint_exporter, an attribute of the trainer"
         )
     return AdoptedTrainer(trainer, seed, config)
 
