@@ -121,7 +121,7 @@ def test_code_that_is_not_converted_calls_what_is() -> None:
         _in_unconverted_code(kept)(tf.constant(1))
 
 
-def test_a_function_outside_of_autograph_is_not_converted_and_a_layer_in_it_is() -> None:
+def test_outside_of_autograph_layers_alone_are_converted() -> None:
     class Positive(tf_keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
             return _positive(x)

@@ -103,7 +103,7 @@ class _Signs(tf_keras.metrics.Metric):
         return -10.0 if self.balance < 0 else self.balance
 
 
-def test_conditions_of_tensors_in_a_metric_of_tf_keras_become_part_of_the_graph() -> None:
+def test_tensor_conditions_in_a_metric_of_tf_keras_are_converted() -> None:
     metric = _Signs()
     task, metrics = TinyTask(TinyConfig()), MetricSet("loss", [metric])
 

@@ -199,7 +199,7 @@ def test_two_replicas_give_the_numbers_of_tf_keras(tmp_path: Path) -> None:
     assert_same(ours, tk_keras.fit(ours, **data, model_dir=str(tmp_path)), theirs, expected)
 
 
-def test_a_killed_model_of_two_optimizers_ends_with_the_bits(tmp_path: Path) -> None:
+def test_two_optimizers_of_tf_keras_go_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = seeded(with_two_optimizers)
     expected = tk_keras.fit(whole, X, epochs=3, verbose=0, model_dir=str(tmp_path / "whole"))
     for epochs in (1, 3, 3):  # the last one finds a finished run

@@ -161,7 +161,7 @@ def their_worker(hosts: Sequence[str], index: int, folder: str) -> None:
     run_experiment(strategy, task, "train", config, folder, trainer=trainer)
 
 
-def test_a_trainer_of_theirs_on_two_workers_is_stopped_on_both(server: ForkServer, tmp_path: Path) -> None:
+def test_a_trainer_of_theirs_is_stopped_on_both_workers(server: ForkServer, tmp_path: Path) -> None:
     hosts = free_hosts(2)
     children = [server.start(their_worker, hosts, index, str(tmp_path)) for index in (0, 1)]
     first, second = [child.wait(SECONDS) for child in children]

@@ -37,7 +37,7 @@ def test_a_changed_program_is_named_at_a_resume(of: Any, tmp_path: Path, caplog:
     assert "the loss was SparseCategoricalCrossentropy" in fit(2, activation="tanh", from_logits=False)
 
 
-def test_an_optimizer_that_cannot_be_serialized_is_described_by_its_class() -> None:
+def test_an_optimizer_without_a_config_is_described_by_its_class() -> None:
     class Composite(tf_keras.optimizers.legacy.SGD):  # type: ignore[misc]
         def get_config(self) -> dict[str, Any]:
             raise NotImplementedError("it consists of several")

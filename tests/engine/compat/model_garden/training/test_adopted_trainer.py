@@ -218,7 +218,7 @@ def _run_of_orbit(folder: Path, steps: int, log: str = "training_loss") -> Orbit
     return made
 
 
-def test_a_trainer_of_orbit_without_a_config_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_trainer_of_orbit_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = _run_of_orbit(tmp_path / "whole", 4)
     _run_of_orbit(tmp_path / "again", 2)
     again = _run_of_orbit(tmp_path / "again", 4)  # with numbers 8 to 15
@@ -226,12 +226,12 @@ def test_a_trainer_of_orbit_without_a_config_goes_on_to_the_same_bits(tmp_path: 
     assert again.model.weight.numpy() == whole.model.weight.numpy() != 0.5
 
 
-def test_a_loop_of_orbit_without_a_training_loss_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_loop_of_orbit_without_a_training_loss_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a training loop returned mse and no training_loss, by which a run recovers"):
         _run_of_orbit(tmp_path, 4, log="mse")
 
 
-def test_best_weights_that_a_trainer_of_orbit_does_not_keep_are_refused() -> None:
+def test_best_weights_that_no_trainer_keeps_are_refused() -> None:
     config = ExperimentConfig(trainer=TrainerConfig(best_checkpoint_eval_metric="accuracy"))
     with pytest.raises(UsageError, match="best_checkpoint_eval_metric=accuracy: OrbitTrainer keeps no best weights"):
         adopted(OrbitTrainer(), config=config)

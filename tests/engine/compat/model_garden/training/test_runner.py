@@ -364,7 +364,7 @@ def _run_with_own_sections(folder: Path, steps: int) -> OwnTrainer:
     return made
 
 
-def test_a_program_with_sections_and_an_optimizer_of_its_own_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_program_with_own_sections_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = _run_with_own_sections(tmp_path / "whole", 4)
     _run_with_own_sections(tmp_path / "again", 2)
     again = _run_with_own_sections(tmp_path / "again", 4)
