@@ -26,7 +26,7 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.manager_creation import create_manager
 from trainer_kit.config.resume_check import data_mistakes
 from trainer_kit.config.schema.durations import seconds_of
-from trainer_kit.distribution.collectives import chiefs_text, worker_count
+from trainer_kit.distribution.collectives import barrier, chiefs_text, worker_count
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.best.repair import put_back_lost
 from trainer_kit.evals.continuous_eval import Sidecar
@@ -183,15 +183,15 @@ def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
 
     begun = plan.trains and has_begun(plan.directory.path)
     before = (begun and files.read_json(plan.directory.manifest)) or {}
-    data_before = before.get("data", {})
-    mistakes = list(data_mistakes(data_before, data, plan.changes, tuple(plan.options.allow_config_change)))
+    mistakes = list(data_mistakes(before.get("data", {}), data, plan.changes, tuple(plan.options.allow_config_change)))
     if plan.config.trainer.require_exact_resume:
         advice = "go back, or set it to false to continue with other last bits"
         problems = differences(before, {**versions(), **setup})
         mistakes += [Mistake("trainer.require_exact_resume", problem, advice) for problem in problems]
     if text := chiefs_text(plan.strategy, str(ConfigError(mistakes))):
+        barrier(plan.strategy)  # no worker ends before the others have the text
         raise UsageError(text)
-    return {**setup, "data": {**data_before, **data}}
+    return {**setup, "data": {**before.get("data", {}), **data}}
 
 
 def build_controller(

@@ -180,6 +180,19 @@ def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(server: ForkServer, 
     assert ended.code == 75, ended.text
 
 
+def test_both_workers_refuse_other_data(runs: Runs, server: ForkServer, tmp_path: Path) -> None:
+    folder = shutil.copytree(runs.whole, tmp_path / "run")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["replicas"], manifest["workers"]) == (2, 2)
+    manifest["data"]["task.train_data"]["array 1"] = "other labels"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    hosts = free_hosts(2)
+    children = [server.start(worker, hosts, own, *arguments(folder)) for own in (0, 1)]
+    for end in [child.wait(SECONDS) for child in children]:
+        assert end.code == 2
+        assert "task.train_data: the data has changed since this run began: array 1 was other labels" in end.text
+
+
 def test_the_chief_refuses_a_model_dir_in_which_others_train(server: ForkServer, tmp_path: Path) -> None:
     hosts = free_hosts(2)
     with RunLock(tmp_path):
