@@ -71,6 +71,7 @@ _ENGINE = ("trainer.", "runtime.")
 # Fields of sections that earlier releases had without them, by the end of the path, with what those releases did.
 _LATER: dict[str, Any] = {
     ".dataset.type": None,  # of each section of data: the task makes the data
+    ".data_is_sharded": False,
     ".gradient_processors": [],
     ".ema.more_decays": {},
     ".ema.evaluate": [AVERAGE],

@@ -386,7 +386,7 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     evaluated = _evaluated_task(config.task, validation_set)
     if overfit:
         evaluated["train_data"] = config.task.as_dict()["train_data"]
-    task, steps = _without_unnamed_datasets(evaluated), config.trainer.validation_steps
+    task, steps = _without_later_fields(evaluated), config.trainer.validation_steps
     if validation_set:
         own = config.trainer.validation_sets.get(validation_set)
         steps = steps if own is None or own.steps is None else own.steps
@@ -426,12 +426,12 @@ def _evaluated_average(options: OptimizationConfig) -> dict[str, Any] | None:
     return average
 
 
-def _without_unnamed_datasets(values: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out datasets that are not named, which configs of earlier releases did not have: the hash stays theirs."""
+def _without_later_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out fields with values that mean the same as their absence in earlier releases: the hash stays theirs."""
     return {
-        name: _without_unnamed_datasets(value) if isinstance(value, dict) else value
+        name: _without_later_fields(value) if isinstance(value, dict) else value
         for name, value in values.items()
-        if (name, value) != ("dataset", {"type": None})
+        if (name, value) not in (("dataset", {"type": None}), ("data_is_sharded", False))
     }
 
 

@@ -332,7 +332,9 @@ class _OnePoisoned(LinearTask):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_example_that_is_not_finite_is_named_and_not_the_rate(replicas: int, tmp_path: Path) -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if replicas > 1 else tf.distribute.get_strategy()
+    strategy = tf.distribute.get_strategy()
+    if replicas > 1:
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     config = tiny_experiment(optimizer_config=SGD, recovery_max_trials=1, recovery_policy="retry")
     with strategy.scope():
         task = _OnePoisoned(config.task)

@@ -39,7 +39,9 @@ class NoisyTask(LinearTask):
 @pytest.mark.parametrize(("replicas", "trainer"), [(1, {}), (1, {"fuse_steps": 5}), (2, {})])
 def test_a_resumed_run_draws_the_numbers_that_come_next(replicas: int, trainer: dict[str, Any], tmp_path: Path) -> None:
     config = linear_experiment(require_exact_resume=True, **trainer)
-    config = config.replace(task=NoisyConfig(), runtime={"virtual_cpus": 2} if replicas == 2 else {})
+    # Without TensorFlow's collectives: only one strategy of a process may use them.
+    mirrored = {"virtual_cpus": 2, "distribution_strategy": "mirrored", "all_reduce_alg": "hierarchical_copy"}
+    config = config.replace(task=NoisyConfig(), runtime=mirrored if replicas == 2 else {})
     tf.random.set_global_generator(None)  # that of another test may have one state for all replicas
     results = []
     for from_step in (None, 10):

@@ -169,6 +169,13 @@ def test_a_moving_average_that_appears_is_dangerous(default: ExperimentConfig) -
     assert check_resume(to_yaml(default), new, ["trainer.optimizer_config.ema"]) == changes
 
 
+def test_data_of_an_earlier_release_is_the_same(default: ExperimentConfig) -> None:
+    old = default.as_dict()
+    for section in ("train_data", "validation_data"):
+        del old["task"][section]["data_is_sharded"]
+    assert compare(old, default) == []
+
+
 def test_an_average_of_an_earlier_release_is_the_same(default: ExperimentConfig) -> None:
     new = changed(default, "trainer.optimizer_config.ema", {"average_decay": 0.5})
     old = new.as_dict()
