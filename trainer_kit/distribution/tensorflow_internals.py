@@ -212,26 +212,18 @@ def run_after(operation: tf.Operation, others: Sequence[tf.Operation]) -> None:
 
 # By the name of a function that makes a random operation: the same draw from a seed of shape [2].
 _STATELESS_TWINS: dict[str, Callable[..., tf.Tensor]] = {
-    "random_standard_normal": lambda seed, shape, dtype: tf.raw_ops.StatelessRandomNormal(
-        shape=shape, seed=seed, dtype=dtype
-    ),
-    "random_uniform": lambda seed, shape, dtype: tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=dtype),
-    "truncated_normal": lambda seed, shape, dtype: tf.raw_ops.StatelessTruncatedNormal(
-        shape=shape, seed=seed, dtype=dtype
-    ),
-    "random_uniform_int": lambda seed, shape, minval, maxval: tf.raw_ops.StatelessRandomUniformInt(
-        shape=shape, seed=seed, minval=minval, maxval=maxval
-    ),
-    "multinomial": lambda seed, logits, num_samples, output_dtype=tf.int64: tf.raw_ops.StatelessMultinomial(
-        logits=logits, num_samples=num_samples, seed=seed, output_dtype=output_dtype
-    ),
+    "random_standard_normal": tf.raw_ops.StatelessRandomNormal,
+    "random_uniform": tf.raw_ops.StatelessRandomUniform,
+    "truncated_normal": tf.raw_ops.StatelessTruncatedNormal,
+    "random_uniform_int": tf.raw_ops.StatelessRandomUniformInt,
+    "multinomial": tf.raw_ops.StatelessMultinomial,
     "random_gamma": lambda seed, shape, alpha: tf.raw_ops.StatelessRandomGammaV2(
         shape=_samples_shape(shape, alpha), seed=seed, alpha=alpha
     ),
-    "random_poisson_v2": lambda seed, shape, rate, dtype=tf.int64: tf.raw_ops.StatelessRandomPoisson(
+    "random_poisson_v2": lambda seed, shape, rate, dtype: tf.raw_ops.StatelessRandomPoisson(
         shape=_samples_shape(shape, rate), seed=seed, lam=rate, dtype=dtype
     ),
-    "random_shuffle": lambda seed, value: tf.random.experimental.stateless_shuffle(value, seed),
+    "random_shuffle": tf.random.experimental.stateless_shuffle,
 }
 
 
@@ -281,8 +273,8 @@ def stateless_random_operations(generator: tf.random.Generator | None) -> Iterat
             graph = tf.compat.v1.get_default_graph()
             if not _is_inside(graph, outer) or tf.distribute.in_cross_replica_context():
                 return functions[name](*arguments, seed=seed, seed2=seed2, **options)
-            options.pop("name", None)
-            return _STATELESS_TWINS[name](next_seed(graph, seed, seed2), *arguments, **options)
+            named = inspect.signature(functions[name]).bind(*arguments, **options).arguments
+            return _STATELESS_TWINS[name](seed=next_seed(graph, seed, seed2), **named)
 
         return draw
 
