@@ -149,6 +149,8 @@ def _items(value: Any) -> Iterable[Any]:
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Returns the JSON object in the file at `path`; None if there is no file or no object in it."""
+    if not os.path.isfile(path):  # a FIFO would block the reader
+        return None
     try:
         value = parse_json(Path(path).read_bytes())
     except (OSError, ValueError):

@@ -80,9 +80,13 @@ def explain_divergence(
 
 def examples_not_finite(strategy: tf.distribute.Strategy, batch: Any) -> list[int]:
     """Returns the places, in the batch of this worker, of the examples with values that are not finite."""
-    parts = [tf.concat(strategy.experimental_local_results(part), 0) for part in tf.nest.flatten(batch)]
-    floats = [part.numpy() for part in parts if part.dtype.is_floating]
-    return sorted({int(index) for part in floats for index in np.argwhere(~np.isfinite(part))[:, 0]})
+    places: set[int] = set()
+    for leaf in tf.nest.flatten(batch):
+        parts = strategy.experimental_local_results(leaf)
+        if all(isinstance(part, tf.Tensor) and part.dtype.is_floating and part.shape.rank for part in parts):
+            values = tf.concat(parts, 0).numpy()
+            places.update(np.argwhere(~np.isfinite(values))[:, 0].tolist())
+    return sorted(places)
 
 
 def first_not_finite(model: Any) -> str | None:

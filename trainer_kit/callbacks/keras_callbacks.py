@@ -88,8 +88,10 @@ class KerasCallbacks(Callback):
         self._states = [AttributeState(one) for one in self.callbacks]
         saved = self.saved_state
         if saved is None or not (saved["stopped"] or saved["ended"] >= self.params["epochs"]):
-            keeps = run.trainer.state.undisturbed(everything=True) if run.step > 0 else contextlib.nullcontext()
-            with self._files.kept(resumes=run.step > 0), keeps:
+            # The copy needs as much memory as the state, and callbacks of Keras change none of it.
+            changes_state = run.step > 0 and any(_runs_own_code(callback) for callback in self.callbacks)
+            restored = run.trainer.state.undisturbed(everything=True) if changes_state else contextlib.nullcontext()
+            with self._files.kept(resumes=run.step > 0), restored:
                 self._call("on_train_begin", {})
         for one in self._states:
             one.begin()
@@ -244,3 +246,8 @@ def _plain(logs: Mapping[str, Any], left_out: Set[str] = frozenset()) -> dict[st
         elif np.asarray(value).dtype.kind in "biuf":
             found[_NAMES.get(name, name)] = np.asarray(value)
     return dict(sorted(found.items()))
+
+
+def _runs_own_code(callback: Any) -> bool:
+    """Whether methods of a callback are the user's and not those of Keras."""
+    return is_stock(callback, "LambdaCallback") or not type(callback).__module__.startswith(("keras.", "tf_keras."))

@@ -256,7 +256,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         if not self._keeps:
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):
-                os.removedirs(os.path.dirname(self._folder))
+                os.rmdir(os.path.dirname(self._folder))
 
     @property
     def is_new_run(self) -> bool:

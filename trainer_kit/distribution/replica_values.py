@@ -127,12 +127,8 @@ class CheckpointedValues:
 
 
 def _is_moving_average(variable: tf.Variable) -> bool:
-    """Whether replicas may hold different numbers that a checkpoint does not sum, as it sums those of metrics."""
-    is_read_together = variable.synchronization == tf.VariableSynchronization.ON_READ
-    apart = [tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA]
-    return variable.dtype.is_floating and variable.aggregation in (
-        apart if is_read_together else [tf.VariableAggregation.NONE]
-    )
+    """Whether a variable that is not trained is no count or sum: a checkpoint adds up those of all replicas."""
+    return variable.dtype.is_floating and variable.aggregation != tf.VariableAggregation.SUM
 
 
 def _parts(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Sequence[Any]]:

@@ -23,7 +23,8 @@ from trainer_kit.config.modes import Mode, lookup_mode
 from trainer_kit.config.resume_check import Change
 from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.collectives import all_gather, is_chief, strategy_of_run, worker_count
+from trainer_kit.config.sources.layer import is_inside
+from trainer_kit.distribution.collectives import all_gather, barrier, is_chief, strategy_of_run, worker_count
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
 from trainer_kit.evals.continuous_eval import with_chosen_sets
@@ -183,8 +184,12 @@ def check_agreement(plan: RunPlan) -> None:
     """
     if worker_count(plan.strategy) == 1:
         return
-    exempt, folder = {*_OF_ONE_WORKER, *plan.options.allow_config_change}, plan.directory.path
-    values = {path: repr(value) for path, value in leaves(plan.config).items() if path not in exempt}
+    exempt, folder = (*_OF_ONE_WORKER, *plan.options.allow_config_change), plan.directory.path
+    values = {
+        path: repr(value)
+        for path, value in leaves(plan.config).items()
+        if not any(is_inside(path, section) for section in exempt if section)
+    }
     texts = all_gather(plan.strategy, json.dumps([values, read_heartbeat(folder)]))
     (wanted, heartbeat), *others = map(json.loads, texts)
     advice = "start all workers with one config, or name the value in allow_config_change"
@@ -195,13 +200,19 @@ def check_agreement(plan: RunPlan) -> None:
         if other.get(path) != wanted.get(path)
     ]
     if mistakes:
+        barrier(plan.strategy)  # no worker ends before the others know
         raise ConfigError(mistakes)
 
+    if not plan.trains:
+        return
     give_up = time.monotonic() + _SEEN_WITHIN
-    while plan.trains and (read_heartbeat(folder) or {}).get("started") != heartbeat["started"]:
+    while not (is_shared := (read_heartbeat(folder) or {}).get("started") == heartbeat["started"]):
         if time.monotonic() > give_up:
-            raise UsageError(f"model_dir: worker 0 trains in another folder than {folder}; all need one shared folder")
+            break
         time.sleep(1)
+    if others := list(filter(None, all_gather(plan.strategy, "" if is_shared else folder))):
+        barrier(plan.strategy)
+        raise UsageError(f"model_dir: worker 0 trains in another folder than {others[0]}; all need one shared folder")
 
 
 def _single_mode(mode: str, profile: str | None) -> Mode:

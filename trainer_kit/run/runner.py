@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from trainer_kit.config.run_length import interval_warnings
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.zero_learning_rate import rate_end_warnings
 from trainer_kit.distribution.collectives import barrier
+from trainer_kit.errors import DataError
 from trainer_kit.folder_identity import is_seen_lost
 from trainer_kit.process.run_lock import release_all
 from trainer_kit.run import assembly
@@ -144,10 +146,17 @@ def run_experiment(
 
         controller.restore_checkpoint()
         start = _log_start(plan, trainer)
-        trainer.check_data()
-        setup = assembly.checked_setup(plan, trainer)
         reason = assembly.reason_to_stop(early, plan, start)
-        if plan.trains and (logs := finished_logs(directory, start, config, plan.evaluates, reason)) is not None:
+        finished = functools.partial(finished_logs, directory, start, config, plan.evaluates, reason)
+        try:
+            trainer.check_data()
+            setup = assembly.checked_setup(plan, trainer)
+        except DataError:
+            # The data of a finished run may be gone.
+            if not plan.trains or (logs := finished()) is None:
+                raise
+            return trainer.model, logs
+        if plan.trains and (logs := finished()) is not None:
             return trainer.model, logs
         controller.run.was_stopped = was_stopped_at(directory, start)
         check_evaluation_tensors(trainer)

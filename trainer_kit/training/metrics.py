@@ -38,9 +38,7 @@ class _Loss(keras.metrics.Mean):
         self.count.value.assign_add(weight * tf.cast(tf.size(values), self.dtype))
         return None
 
-    def reset_states(self) -> None:
-        """Does what `reset_state` does: trainers of Model Garden call it by this name of Keras 2."""
-        self.reset_state()
+    reset_states = keras.metrics.Metric.reset_state  # the name of Keras 2, which trainers of Model Garden use
 
 
 class MetricSet:

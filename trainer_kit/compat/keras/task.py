@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.compat.keras.data.array_epochs import ArrayEpochs
-from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders, PyDatasetEpochs
+from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders
 from trainer_kit.compat.keras.data.training_data import DatasetEpochs, training_data, validation_dataset
 from trainer_kit.compat.keras.fitting.callbacks import ExperimentCallbacks, split_callbacks
 from trainer_kit.compat.keras.fitting.program_changes import changes, description
@@ -40,7 +40,6 @@ class KerasTask(Task):
     Attributes:
       train_logs, eval_logs: The specs of what the steps return, by name; empty if that is the results of the model's
         metrics. `prepare_training` and `prepare_evaluation` set them.
-      validation_batches: The validation data if that is a PyDataset.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class KerasTask(Task):
         self._program: dict[str, Any] = {}
         self.train_logs: dict[str, tf.TensorSpec] = {}
         self.eval_logs: dict[str, tf.TensorSpec] = {}
-        self.validation_batches: PyDatasetEpochs | None = None
         self._trains: Any = None  # the model that is prepared for training
         self._evaluates: Any = None  # and for an evaluation
 
@@ -109,8 +107,6 @@ class KerasTask(Task):
         """Returns the data of `params`, in global batches."""
         del input_context
         found: tf.data.Dataset | Source = self._data(params)
-        if isinstance(found, PyDatasetEpochs) and not params.is_training:
-            self.validation_batches = found
         return found
 
     @tf.autograph.experimental.do_not_convert

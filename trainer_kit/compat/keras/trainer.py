@@ -57,12 +57,12 @@ class KerasTrainer(Trainer):
     def check_data(self) -> None:
         """Also warns of validation data that are shuffled, if the run trains; see Trainer."""
         super().check_data()
-        data = self.task.build_inputs(self.config.task.validation_data) if self.trains and self.evaluates else None
-        if isinstance(data, tf.data.Dataset) and (orders := examine(data).new_orders):
-            text = f"validation_data: {', '.join(orders)} {_NEW_ORDERS}"
-            if self.config.trainer.require_exact_resume:
-                raise UsageError(f"trainer.require_exact_resume: {text}")
-            _LOG.warning("%s", text)
+        for data in self.inputs.validation_data.values() if self.trains else ():
+            if isinstance(data, tf.data.Dataset) and (orders := examine(data).new_orders):
+                text = f"validation_data: {', '.join(orders)} {_NEW_ORDERS}"
+                if self.config.trainer.require_exact_resume:
+                    raise UsageError(f"trainer.require_exact_resume: {text}")
+                _LOG.warning("%s", text)
 
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs training steps, with a new iterator where a pass over data that needs it begins; see Trainer."""
@@ -77,10 +77,11 @@ class KerasTrainer(Trainer):
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Runs an evaluation; see Trainer. Metrics of an epoch that goes on are those of before the evaluation."""
-        if self.task.validation_batches is not None and self.trains:
-            # By the step, since a restart may repeat an evaluation or leave it out.
-            evaluations = -(-self._read_step() // self.config.trainer.validation_interval)
-            self.task.validation_batches.evaluation = max(0, evaluations - 1)
+        for data in self.inputs.validation_data.values() if self.trains else ():
+            if isinstance(data, PyDatasetEpochs):
+                # By the step, since a restart may repeat an evaluation or leave it out.
+                evaluations = -(-self._read_step() // self.config.trainer.validation_interval)
+                data.evaluation = max(0, evaluations - 1)
         if not self.metrics_continue:
             return super().evaluate(num_steps, sets)
         variables = self._train_set.variables()

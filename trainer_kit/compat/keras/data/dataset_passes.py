@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import weakref
+from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.inputs.autotune_off import without_idle_tuner
 from trainer_kit.inputs.dataset_resume import Resumption, examine, resume_method
 from trainer_kit.inputs.dataset_structure import kind_of, transformations
+from trainer_kit.inputs.sources.base import identity_of
 
 _LOG = logging.getLogger(__name__)
 _NEW_ITERATORS = "each pass has an iterator of its own, as in Keras"
@@ -97,6 +99,10 @@ class DatasetPasses:
         self._number = number
         _BEGUN[self._given] = self.earlier + number + 1
         return True
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what describes the dataset that was given; see Source."""
+        return identity_of(self._given)
 
     def begin_passes(self, count: int) -> None:
         """Draws what the first `count` passes of the run and all before them draw, unless this process has drawn it."""

@@ -82,8 +82,8 @@ class LoopSteps:
         step = getattr(self, name)
         returned = converted(step)(*_arguments(name, step, batch))
         if isinstance(returned, Sequence):
-            returned = returned[0]
-            if tf.TensorShape(getattr(returned, "shape", None)).rank != 0:
+            returned = returned[0] if returned else None
+            if returned is None or tf.convert_to_tensor(returned).shape.rank != 0:
                 raise UsageError(f'{name} returned a tuple that does not begin with the loss; return {{"loss": loss}}')
         by_name = returned if isinstance(returned, Mapping) else {"loss": returned}
         logs = {str(key): value for key, value in by_name.items() if value is not None}
