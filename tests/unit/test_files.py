@@ -157,6 +157,8 @@ def test_a_json_object_is_read_as_it_was_written(tmp_path: Path) -> None:
     files.write_json(tmp_path / "a.json", {"a": [1, None]})
     assert files.read_json(tmp_path / "a.json") == {"a": [1, None]}
     assert files.read_json(tmp_path) is None
+    os.mkfifo(tmp_path / "pipe.json")
+    assert files.read_json(tmp_path / "pipe.json") is None
 
 
 DAMAGED = {

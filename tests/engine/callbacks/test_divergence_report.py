@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit import apply_gradients, train
-from trainer_kit.callbacks.divergence_report import command, first_not_finite, gradient_norms
+from trainer_kit.callbacks.divergence_report import command, examples_not_finite, first_not_finite, gradient_norms
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 
@@ -161,3 +161,10 @@ def test_a_step_that_cannot_run_eagerly_gets_a_warning(caplog: pytest.LogCapture
     assert "the norms of the gradients could not be computed: tf.gradients is not supported when eager" in caplog.text
     trainer.train(tf.constant(1))  # in graph again
     assert int(trainer.global_step) == 1
+
+
+def test_examples_that_are_not_finite_are_found_beside_scalars() -> None:
+    values = tf.constant([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 0.0]])
+    words = tf.ragged.constant([["a"], [], ["b"]])
+    batch = {"rate": tf.constant(0.5), "values": values, "words": words, "number": tf.constant([1, 2, 3])}
+    assert examples_not_finite(tf.distribute.get_strategy(), batch) == [1, 2]

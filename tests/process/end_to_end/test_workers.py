@@ -115,7 +115,7 @@ def test_two_workers_train_and_only_the_chief_writes(runs: Runs) -> None:
     assert "train | step" not in other.text
     private = f"{runs.whole}/workers"
     assert [line for line in runs.changed_by_other.splitlines() if private not in line] == []
-    assert not (runs.whole / "workers").exists()
+    assert not any((runs.whole / "workers").rglob("*"))
     assert len(list(runs.whole.glob("train/events*"))) == 1
     assert sorted(path.name for path in runs.whole.glob("ckpt-*.index")) == [f"ckpt-{STEPS}.index", "ckpt-80.index"]
 
@@ -230,6 +230,6 @@ def test_a_worker_with_another_model_dir_says_so(server: ForkServer, tmp_path: P
     hosts = free_hosts(2)
     children = [server.start(hasty_worker, hosts, own, *arguments(tmp_path / f"{own}")) for own in (0, 1)]
     ended = [child.wait(SECONDS) for child in children]
-    assert [end.code for end in ended] == [75, 2], ended[0].text + ended[1].text
+    assert [end.code for end in ended] == [2, 2], ended[0].text + ended[1].text
     assert f"model_dir: worker 0 trains in another folder than {tmp_path}/1; all need one shared" in ended[1].text
     assert not (tmp_path / "1").exists()
