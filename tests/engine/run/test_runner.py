@@ -328,6 +328,16 @@ def test_other_training_data_is_the_runs_once_it_is_allowed(trained: Path, monke
         _run(trained, config=longer)
 
 
+def test_a_finished_run_needs_no_data(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(of_training: bool, examples: int) -> Any:
+        raise DataError("the files are gone")
+
+    monkeypatch.setattr("trainer_kit.testing.tiny_task.tiny_arrays", lost)
+    _run(trained, config=_TRAINED)
+    with pytest.raises(DataError, match="the files are gone"):
+        _run(trained, config=_TRAINED.replace(trainer={"train_steps": 25}))
+
+
 def test_other_validation_data_is_refused(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _change_labels(monkeypatch, training=False)
     with pytest.raises(UsageError, match=r"^task\.validation_data: .*task\.validation_data\.identity"):
