@@ -15,7 +15,7 @@ _PATHS = {"CSVLogger": "filename", "ModelCheckpoint": "filepath", "TensorBoard":
 
 
 def write_to_temporary_folders(callbacks: Sequence[Any]) -> None:
-    """Has callbacks of a worker beside the chief write to temporary folders: it reads variables as the chief does."""
+    """Sends the files of a worker other than the chief to temporary folders. Reading variables can need all workers."""
     for one in callbacks:
         for name in [attribute for kind, attribute in _PATHS.items() if is_stock(one, kind)]:
             one.temporary_folder = tempfile.TemporaryDirectory()

@@ -254,10 +254,11 @@ class Evaluator(AveragingTrainer):
         states, self.validation.results = {}, {}
         for name in self.validation.evaluated:
             start = time.perf_counter()
-            one, state = self.turn_to(name), self.eval_begin()
+            validation_set = self.turn_to(name)
+            state = self.eval_begin()
             with self.state.in_use:
                 self.state.checkpointed_values.share()
-            states[name] = self._evaluate_set(one, num_steps, state)
+            states[name] = self._evaluate_set(validation_set, num_steps, state)
             self.eval_seconds[name] = self.eval_seconds.get(name, 0.0) + time.perf_counter() - start
         return states
 
