@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
+import functools
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 _LOG = logging.getLogger(__name__)
+_LOSSES_ARE_UNDIVIDED = contextvars.ContextVar("losses are undivided", default=False)  # each replica has a thread
 _GENERATOR, _COUNTS = "global_seed_generator", "object_name_uids"
 
 
@@ -239,6 +242,34 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 def compilation(model: Any) -> Any:
     """Returns an object that each `compile` of either Keras makes anew; without the name None: no change is seen."""
     return getattr(model, "_compile_config", None)
+
+
+@contextlib.contextmanager
+def undivided_losses() -> Iterator[None]:
+    """Has Loss objects and `compute_loss` of either Keras return the mean loss of a replica; runs in graph, on one.
+
+    On several replicas they divide it by the number of replicas; functions of keras.losses do not. Keras has no public
+    switch for that. Without the names they divide in this context, too.
+    """
+    for place in ("keras.src.losses.loss", "tf_keras.src.utils.losses_utils"):
+        module = sys.modules.get(place)
+        for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+            function = getattr(module, name, None)
+            if function is not None and not hasattr(function, "__wrapped__"):
+                setattr(module, name, _divides_where_it_should(function))
+    token = _LOSSES_ARE_UNDIVIDED.set(True)
+    try:
+        yield
+    finally:
+        _LOSSES_ARE_UNDIVIDED.reset(token)
+
+
+def _divides_where_it_should(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(function)
+    def divide(value: Any) -> Any:
+        return value if _LOSSES_ARE_UNDIVIDED.get() else function(value)
+
+    return divide
 
 
 def steps_per_execution(model: Any) -> int:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.distribution.keras_internals import undivided_losses
 from trainer_kit.errors import TrainerKitError, UsageError, add_note
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.base import Source
@@ -254,12 +255,13 @@ class Task(abc.ABC):
           sample_weight: The weights of the examples, for the loss of a model's `compile`; None: all count alike.
         """
         added, build_losses = list(getattr(model, "losses", None) or []), converted(self.build_losses)
-        if is_compiled(model):  # Keras' own loss holds what the layers added
-            weights = {} if sample_weight is None else {"sample_weight": sample_weight}
-            loss = converted(model.compute_loss)(x=features, y=labels, y_pred=outputs, **weights)
-            loss += build_losses(labels=labels, model_outputs=outputs, aux_losses=None)
-        else:
-            loss = build_losses(labels=labels, model_outputs=outputs, aux_losses=added)
+        with undivided_losses():
+            if is_compiled(model):  # Keras' own loss holds what the layers added
+                weights = {} if sample_weight is None else {"sample_weight": sample_weight}
+                loss = converted(model.compute_loss)(x=features, y=labels, y_pred=outputs, **weights)
+                loss += build_losses(labels=labels, model_outputs=outputs, aux_losses=None)
+            else:
+                loss = build_losses(labels=labels, model_outputs=outputs, aux_losses=added)
         return _scalar(loss, type(self).__name__)
 
     @tf.autograph.experimental.do_not_convert

@@ -148,3 +148,17 @@ def test_a_model_tells_its_steps_per_execution(kind: Any) -> None:
     model.compile("sgd", "mse", steps_per_execution=3)
     assert internals.steps_per_execution(model) == 3
     assert internals.steps_per_execution(object()) == 1
+
+
+def test_a_loss_is_undivided_in_its_context_only() -> None:
+    loss, zeros = keras.losses.MeanSquaredError(), tf.zeros([2, 1])
+
+    def losses() -> list[Any]:
+        with internals.undivided_losses():
+            undivided = loss(zeros, zeros + 2)
+        return [undivided, loss(zeros, zeros + 2)]
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    undivided, divided = map(strategy.experimental_local_results, strategy.run(tf.function(losses)))
+    assert [float(one) for one in undivided] == [4, 4]
+    assert [float(one) for one in divided] == [2, 2]
