@@ -65,12 +65,13 @@ class ReplicasState:
     """The values that differ between replicas, such as averages of batch normalization, for the checkpoint.
 
     Args:
-      variables: A function that returns the model's variables.
+      variables: A function that returns the variables.
       strategy: The strategy in whose scope they were made.
     """
 
     def __init__(self, variables: Callable[[], Iterable[Any]], strategy: tf.distribute.Strategy) -> None:
         self._variables, self._strategy = variables, strategy
+        self._own_values: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def state(self) -> list[Any] | None:
         """Returns the values of all replicas; None if all replicas have the same.
@@ -93,21 +94,11 @@ class ReplicasState:
                 "such as the moving averages of batch normalization"
             )
 
-
-class CheckpointedValues:
-    """Gives all replicas the values that a checkpoint would hold, for an evaluation, and puts their own back.
-
-    Args:
-      variables: A function that returns the model's variables.
-      strategy: The strategy in whose scope they were made.
-    """
-
-    def __init__(self, variables: Callable[[], Iterable[Any]], strategy: tf.distribute.Strategy) -> None:
-        self._variables, self._strategy = variables, strategy
-        self._own_values: list[tuple[tf.Variable, tf.Tensor]] = []
-
     def share(self) -> None:
-        """Gives all replicas the same values, unless they have them; runs eagerly. All workers call it."""
+        """Gives all replicas the values that a checkpoint would hold, for an evaluation, unless they have them.
+
+        Runs eagerly. All workers call it.
+        """
         candidates = [] if self._own_values else own_to_each_replica(self._variables(), self._strategy)
         variables = [variable for variable in candidates if _is_moving_average(_native(variable))]
         if not variables:

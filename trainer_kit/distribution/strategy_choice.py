@@ -96,12 +96,6 @@ def _check_cluster(policy: str, runtime: RuntimeConfig, cluster: Cluster | None)
             "multi_worker_mirrored needs the addresses of the workers",
             "set runtime.worker_hosts (host:port of each, separated by commas) and runtime.task_index, or TF_CONFIG",
         )
-    if policy == "multi_worker_mirrored" and cluster and cluster.task_type not in ("chief", "worker"):
-        raise _mistake(
-            "distribution_strategy",
-            f"multi_worker_mirrored trains on chief and workers, but TF_CONFIG calls this process {cluster.task_type}",
-            "start an evaluator with --mode=continuous_eval and distribution_strategy=auto, and no process for a ps",
-        )
     if policy == "parameter_server":
         _check_parameter_servers(cluster)
 

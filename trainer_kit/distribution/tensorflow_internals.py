@@ -87,34 +87,27 @@ def has_global_seed() -> bool:
     return bool(tf.compat.v1.get_seed(1)[0] != _WITHOUT_SEED)
 
 
-def converted_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+def converted_by_autograph(function: Callable[..., Any], *, itself: bool = True) -> Callable[..., Any]:
     """Returns a function, model or layer as AutoGraph makes a graph of it, in code that is itself not converted.
 
     Runs in graph, in any context. What users have marked `do_not_convert`, and the layers of Keras 3, stay as they are.
     `tf.autograph.to_graph` takes functions and methods with a source only, and converts the marked ones too; without
     the name it is used for those, and all else stays as it is: an `if` over a tensor in a model then fails.
+
+    Args:
+      function: What to convert.
+      itself: Whether its own code is converted, or only what converts itself unless AutoGraph is off around it, as the
+        layers, losses and metrics of tf_keras do.
     """
     if inspect.ismethod(function) and hasattr(function, "_tf_decorator"):
         # A method of a metric of tf_keras: AutoGraph would convert what is decorated, which is then not called.
         function = functools.partial(function)
     try:
         neither_on_nor_off = _outside_of_functions()
-        return tf.__internal__.autograph.tf_convert(function, neither_on_nor_off)
+        convert = functools.partial(tf.__internal__.autograph.tf_convert, ctx=neither_on_nor_off)
+        return convert(function) if itself else convert(functools.partial(function), convert_by_default=False)
     except AttributeError:
-        return tf.autograph.to_graph(function) if inspect.isroutine(function) else function
-
-
-def called_outside_of_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that is itself not converted, and in which AutoGraph is not off.
-
-    Runs in graph, in any context. Layers, losses and metrics of tf_keras convert their own code unless AutoGraph is off
-    around them, as it is in code marked `do_not_convert`. Without the name it stays off: an `if` over a tensor fails.
-    """
-    try:
-        status = _outside_of_functions()
-        return tf.__internal__.autograph.tf_convert(functools.partial(function), status, convert_by_default=False)
-    except AttributeError:
-        return function
+        return tf.autograph.to_graph(function) if itself and inspect.isroutine(function) else function
 
 
 @functools.cache
@@ -236,13 +229,12 @@ def _samples_shape(shape: tf.Tensor, parameter: tf.Tensor) -> tf.Tensor:
 def stateless_random_operations(generator: tf.random.Generator | None) -> Iterator[None]:
     """Makes random operations of the graph that is being traced draw from a generator; in eager mode nothing changes.
 
-    The state of `tf.random.normal`, `tf.nn.dropout` and the like is in their kernels, where no
-    checkpoint can reach it. TensorFlow has no public place to replace them. Inside this context they become stateless
-    operations with seeds of the generator, also in loops, branches and functions that are traced meanwhile. Each
-    replica has a stream of its own. As in TensorFlow, operations of one graph that have the same seed draw the same
-    numbers: two shuffles stay in step. A tf.function that was traced before is traced again. Operations that run across
-    replicas are left as they are, since the generator differs between replicas. Without the names all are, and the
-    check for an exact resume warns of them.
+    `tf.random.normal`, `tf.nn.dropout` and the like keep their state in their kernels, where no checkpoint reaches it,
+    and TensorFlow has no public place to replace them. Here they become stateless operations with seeds of the
+    generator, also in loops, branches and functions, which are traced again. Each replica has a stream of its own. As
+    in TensorFlow, operations of one graph that have the same seed draw the same numbers: two shuffles stay in step.
+    Operations that run across replicas are left as they are, since the generator differs between replicas. Without the
+    names all are, and the check for an exact resume warns of them.
 
     Args:
       generator: The generator, created in the scope of the strategy; None: no operation is replaced.

@@ -80,15 +80,14 @@ class RunDirectory:
         texts: Mapping[str, str],
         threads: Mapping[str, int] | None = None,
         train_steps: int | None = None,
-        layer_names: Mapping[str, str] | None = None,
         setup: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes params.yaml, manifest.json and the further files `texts`, by name; removes an older final.json.
 
         A resumed run reuses the thread counts `threads`. Other processes need `train_steps`, the steps of the run, if
-        the config counts epochs. `layer_names` are what `read_layer_names` returns. A warning names each difference of
-        platform, versions or threads to the first start, since the results may differ in their last bits.
-        `setup` has the numbers of replicas and workers, the kind of device, and what describes the data.
+        the config counts epochs. A warning names each difference of platform, versions or threads to the first start,
+        since the results may differ in their last bits. `setup` has the numbers of replicas and workers, the kind of
+        device, what describes the data, and what `read_layer_names` returns.
         """
         if os.path.exists(self.final):
             os.remove(self.final)
@@ -109,7 +108,6 @@ class RunDirectory:
             "executor": _executor(before, config),
             "accumulate_steps": _accumulate_steps(before, config),
             **({"train_steps": train_steps} if train_steps is not None else {}),
-            **({"layer_names": dict(layer_names)} if layer_names is not None else {}),
             **(setup or {}),
         }
         for difference in differences(before, record):

@@ -24,6 +24,7 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.manager_creation import create_manager
+from trainer_kit.checkpoints.state.variable_names import layer_names
 from trainer_kit.config.resume_check import data_mistakes
 from trainer_kit.config.schema.durations import seconds_of
 from trainer_kit.distribution.collectives import barrier, chiefs_text, worker_count
@@ -169,7 +170,9 @@ def build_sidecar(
 
 
 def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
-    """Returns what the manifest records of devices and data, once the trainer has opened its data. Runs eagerly.
+    """Returns what the manifest records of devices, data and layers, once the trainer has opened its data.
+
+    Runs eagerly.
 
     Raises UsageError, on all workers, when the chief sees that the run began with others, unless they are allowed.
     """
@@ -191,7 +194,8 @@ def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
     if text := chiefs_text(plan.strategy, str(ConfigError(mistakes))):
         barrier(plan.strategy)  # no worker ends before the others have the text
         raise UsageError(text)
-    return {**setup, "data": {**before.get("data", {}), **data}}
+    names = layer_names(trainer.model)
+    return {**setup, "data": {**before.get("data", {}), **data}, "layer_names": names}
 
 
 def build_controller(

@@ -54,8 +54,12 @@ def launch(
         # A sidecar works alone, also with the params.yaml that a worker has written.
         config = config.replace(runtime={"distribution_strategy": "auto", "worker_hosts": None, "task_index": -1})
     cluster = read_cluster()
-    if cluster and not cluster.trains and lookup_mode(mode).trains:
-        raise UsageError("TF_CONFIG calls this process an evaluator; start it with mode continuous_eval")
+    has_strategy = lookup_mode(mode).trains or config.runtime.distribution_strategy == "multi_worker_mirrored"
+    if cluster and cluster.task_type not in ("chief", "worker") and has_strategy:
+        raise UsageError(
+            f"chief and workers train, but TF_CONFIG calls this process {cluster.task_type}; start an evaluator with "
+            "mode continuous_eval, and no process for a ps"
+        )
     task_type = task_class(config.task)
     before_task()
     with only_run_of_process(), peers_needed():

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.reports import epoch_place
-from trainer_kit.checkpoints.state.variable_names import layer_names
 from trainer_kit.config.run_length import interval_warnings
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.zero_learning_rate import rate_end_warnings
@@ -164,7 +163,7 @@ def run_experiment(
             _LOG.warning("%s", warning)
         manager.archive_later()
         known = (directory, plan.written, experiment, mode, records(), trainer.global_step, counted_steps(plan))
-        record = recorded(*known, layer_names(trainer.model), setup) if writers.history else contextlib.nullcontext()
+        record = recorded(*known, setup) if writers.history else contextlib.nullcontext()
         with strategy.scope(), record, saved_after_errors(controller):
             if plan.trains:
                 history.begin_at(start, manager)

@@ -257,7 +257,7 @@ class Evaluator(AveragingTrainer):
             validation_set = self.turn_to(name)
             state = self.eval_begin()
             with self.state.in_use:
-                self.state.checkpointed_values.share()
+                self.state.model_replicas.share()
             states[name] = self._evaluate_set(validation_set, num_steps, state)
             self.eval_seconds[name] = self.eval_seconds.get(name, 0.0) + time.perf_counter() - start
         return states

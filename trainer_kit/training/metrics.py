@@ -292,18 +292,16 @@ def _examples(inputs: Any) -> tf.Tensor | float:
     """
     labels = inputs[1] if isinstance(inputs, tuple) and len(inputs) in (2, 3) else None
     leaves = _with_axes(labels) or _with_axes(inputs)
-    of_open_size = [leaf for leaf in leaves if not leaf.shape[0]]
-    if not of_open_size:  # each batch has the same size, so that any weight is right
+    sizes = [tf.shape(leaf)[0] for leaf in leaves if not leaf.shape[0]]
+    if not sizes:  # each batch has the same size, so that any weight is right
         return float(leaves[0].shape[0]) if leaves else 1.0
-    sizes = tf.stack([tf.cast(tf.shape(leaf)[0], tf.float32) for leaf in of_open_size])
-    if len(of_open_size) > 1:
+    if len(sizes) > 1:
         message = (
             f"the tensors of a batch differ in their first dimension, so its examples cannot be counted: "
             f"{described(inputs)}; return (features, labels) from build_inputs: the labels are then counted"
         )
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes == sizes[0]), [message, sizes])]):
-            sizes = tf.identity(sizes)
-    return sizes[0]
+        tf.debugging.assert_equal(tf.stack(sizes), sizes[0], message)
+    return tf.cast(sizes[0], tf.float32)
 
 
 def _with_axes(values: Any) -> list[Any]:

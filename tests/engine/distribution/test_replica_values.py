@@ -5,7 +5,7 @@ import json
 import tensorflow as tf
 
 from trainer_kit.distribution.replica_values import (
-    CheckpointedValues,
+    ReplicasState,
     are_alike,
     own_to_each_replica,
     put_replica_values,
@@ -93,7 +93,7 @@ def test_replicas_share_moving_averages_until_they_are_put_back() -> None:
     for variable in variables:
         for part, value in zip(strategy.experimental_local_results(variable), (1, 4), strict=True):
             part.assign(tf.cast(value, part.dtype))
-    shared = CheckpointedValues(lambda: variables, strategy)
+    shared = ReplicasState(lambda: variables, strategy)
     for _ in range(2):
         shared.share()
         assert values() == [[1, 1], [2.5, 2.5], [1, 4], [1, 4]]

@@ -130,7 +130,7 @@ def test_outside_of_autograph_layers_alone_are_converted() -> None:
 
     @tf.autograph.experimental.do_not_convert
     def run(function: Any, x: Any) -> Any:
-        return internals.called_outside_of_autograph(function)(x)
+        return internals.converted_by_autograph(function, itself=False)(x)
 
     traced = tf.function(run)
     assert traced(lambda x: layer(x), tf.constant(1)) == b"yes"
@@ -151,7 +151,7 @@ def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.Monk
     assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
     model = tf.Module()
     assert internals.converted_by_autograph(model) is model
-    assert internals.called_outside_of_autograph(_positive) is _positive
+    assert internals.converted_by_autograph(_positive, itself=False) is _positive
 
 
 # ---- what checkpoints hold

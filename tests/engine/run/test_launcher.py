@@ -142,11 +142,16 @@ def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
     launch(config, "train", other)  # afterwards there is nothing to wait for
 
 
-def test_an_evaluator_of_a_cluster_does_not_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}
+@pytest.mark.parametrize("task_type", ["evaluator", "ps"])
+@pytest.mark.parametrize(("mode", "strategy"), [("train_and_eval", "auto"), ("eval", "multi_worker_mirrored")])
+def test_only_chief_and_workers_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task_type: str, mode: str, strategy: str
+) -> None:
+    cluster = {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": task_type, "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    with pytest.raises(UsageError, match="TF_CONFIG calls this process an evaluator; start it with mode continuous"):
-        launch(linear_experiment(), "train_and_eval", str(tmp_path / "run"))
+    config = linear_experiment().replace(runtime={"distribution_strategy": strategy})
+    with pytest.raises(UsageError, match=f"TF_CONFIG calls this process {task_type}; start an evaluator with mode co"):
+        launch(config, mode, str(tmp_path / "run"))
 
 
 def test_a_sidecar_with_the_config_of_a_worker_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,14 +73,6 @@ def test_the_strategy_follows_from_config_and_machine(arguments: dict[str, Any],
             CPU,
             "multi_worker_mirrored needs the addresses of the workers; set runtime.worker_hosts",
         ),
-        *[
-            (
-                {"distribution_strategy": "multi_worker_mirrored"},
-                Machine(cluster=cluster),
-                f"trains on chief and workers, but TF_CONFIG calls this process {cluster.task_type}; start",
-            )
-            for cluster in (EVALUATOR, PS)
-        ],
         ({"distribution_strategy": "parameter_server"}, CPU, "parameter_server needs a cluster"),
         ({"distribution_strategy": "parameter_server"}, Machine(cluster=WORKERS), "parameter_server needs a cluster"),
         ({"distribution_strategy": "parameter_server"}, Machine(cluster=PS), "directed by the chief, .* is ps 0"),

@@ -137,8 +137,8 @@ def restore(
     except tf.errors.NotFoundError as error:
         raise StorageError(f"{path} is gone or incomplete: {error.message}") from error
     except (tf.errors.OpError, IndexError) as error:
-        found = _OTHER_DTYPE.findall(str(error))
-        if rows := [(readable(key), f"{saved} saved, {here} here", None, None) for key, here, saved in found]:
+        dtypes = _OTHER_DTYPE.findall(str(error))
+        if rows := [(readable(key), f"{saved} saved, {here} here", None, None) for key, here, saved in dtypes]:
             raise _does_not_fit(path, differences_table(rows), True, advice) from error
         raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
 
@@ -268,26 +268,21 @@ def difference(
     rows: list[tuple[str, str, Any, Any]] = []
     rows += [(name, "missing in the checkpoint", None, wanted[name]) for name in wanted.keys() - saved.keys()]
     if whole:
-        others = {name for name in saved.keys() - wanted.keys() if not name.startswith(_saved_by_structure(items))}
+        by_structure = tuple(_saved_by_structure(items))
+        others = {name for name in saved.keys() - wanted.keys() if not name.startswith(by_structure)}
         rows += [(name, "not in this run", saved[name], None) for name in others]
     both = wanted.keys() & saved.keys()
     rows += [(name, "another shape", saved[name], wanted[name]) for name in both if saved[name] != wanted[name]]
     return differences_table(sorted(rows, key=lambda row: row[0].rpartition("/")), most)
 
 
-def _saved_by_structure(items: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the paths of what is saved by structure, such as each of several optimizers of tf_keras, with a "/"."""
-    paths: list[str] = []
-
-    def collect(path: str, item: Any) -> None:
+def _saved_by_structure(items: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yields the paths of what is saved by structure, such as each of several optimizers of tf_keras, with a "/"."""
+    for name, item in items.items():
         if isinstance(item, Mapping):
-            for name, value in item.items():
-                collect(f"{path}{name}/", value)
+            yield from _saved_by_structure(item, f"{path}{name}/")
         elif not isinstance(item, tf.Variable):
-            paths.append(path)
-
-    collect("", items)
-    return tuple(paths)
+            yield f"{path}{name}/"
 
 
 def differences_table(rows: Sequence[tuple[str, str, Any, Any]], most: int | None = ROWS) -> str:

@@ -30,7 +30,7 @@ from trainer_kit.checkpoints.state.strict_restore import (
     weights_checkpoint,
 )
 from trainer_kit.config.schema.optimization import AVERAGE
-from trainer_kit.distribution.replica_values import CheckpointedValues, ReplicasState
+from trainer_kit.distribution.replica_values import ReplicasState
 from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import UsageError
 
@@ -61,7 +61,7 @@ class TrainState:
       loose: The names of the further parts.
       random_generator: The generator that random operations of training steps draw from: TensorFlow's global one, which
         checkpoints hold. None for evaluation.
-      checkpointed_values: Gives all replicas the moving averages that a checkpoint holds, for an evaluation.
+      model_replicas: The model's values on each replica; an evaluation shares those that a checkpoint holds.
       in_use: A lock, held while variables have other values for an evaluation; a late save comes from another thread.
 
     Raises:
@@ -102,7 +102,7 @@ class TrainState:
         self.checkpoint = training_checkpoint(global_step=global_step, model=model, trainable=trainable, **others)
         self._saved_with_weights = evaluated
         self._optimizer = optimizer
-        self.checkpointed_values = CheckpointedValues(lambda: self._model.variables, tf.distribute.get_strategy())
+        self.model_replicas = ReplicasState(lambda: self._model.variables, tf.distribute.get_strategy())
         self._incomplete: str | None = None  # the checkpoint that was restored but for what the first step makes
         self._weights_finite = tf.function(self.finite, autograph=False)
         self._others_finite: tuple[int, Any] = (0, None)  # of so many variables
@@ -125,8 +125,7 @@ class TrainState:
 
     def keep_replicas(self, strategy: tf.distribute.Strategy) -> None:
         """Adds each replica's local values, such as the averages of batch normalization, to checkpoints."""
-        of_model = ReplicasState(lambda: self._model.variables, strategy)
-        self.python_state.add("replicas", of_model.state, of_model.restore)
+        self.python_state.add("replicas", self.model_replicas.state, self.model_replicas.restore)
         others = ReplicasState(lambda: self.other_variables, strategy)
         self.python_state.add("replicas of other variables", others.state, others.restore)
         if generator := self.random_generator:  # replicas draw unequally often where they take different branches

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.callbacks.keras_callbacks import KerasCallbacks
-from trainer_kit.compat.keras.data.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.compat.keras.data.training_data import known_length, validation_dataset
 from trainer_kit.compat.keras.fitting.callbacks import console_of, parameters, split_callbacks
 from trainer_kit.compat.keras.task import KerasTask
@@ -69,7 +68,7 @@ def evaluate(
         params = KerasTaskConfig(validation_data=of_data)
         task = KerasTask(params, model_dir, build=lambda: model, data=lambda _: data)
     config = ExperimentConfig(task=params, trainer=TrainerConfig(validation_steps=steps or -1))
-    batches = steps or (data.batches_per_epoch if isinstance(data, PyDatasetEpochs) else known_length(data))
+    batches = steps or (known_length(data) if isinstance(data, tf.data.Dataset) else data.batches_per_epoch)
     _, logs = run_experiment(
         strategy, task, "eval", config, model_dir, checkpoint=_checkpoint(model_dir, which),
         callbacks=[KerasCallbacks(of_keras, parameters(1, batches, verbose)), *native],

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.traced_writes import written
 from trainer_kit.distribution.keras_internals import of_keras_2
-from trainer_kit.distribution.tensorflow_internals import called_outside_of_autograph
+from trainer_kit.distribution.tensorflow_internals import converted_by_autograph
 from trainer_kit.distribution.tracing import traced
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import native_variable
@@ -107,7 +107,7 @@ def with_autograph(method: Callable[..., Any], model: Any) -> Callable[..., Any]
 
     In tf_keras, AutoGraph converts layers, losses and metrics, and not the steps. In Keras 3 it converts nothing.
     """
-    return called_outside_of_autograph(method) if of_keras_2(model) else method
+    return converted_by_autograph(method, itself=False) if of_keras_2(model) else method
 
 
 def checked_logs(logs: Any, step: Callable[[Any], Any]) -> Mapping[str, Any]:

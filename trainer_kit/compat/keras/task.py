@@ -172,8 +172,7 @@ def data_of_experiment(data_fn: Callable[[Any], Any], params: DataConfig) -> tf.
             "a tf.data.Dataset of batches or a PyDataset"
         )
     if not params.is_training:
-        validation = validation_dataset(given, size)
-        return DatasetEpochs(validation, None, arrays=given) if isinstance(given, (tuple, list)) else validation
+        return validation_dataset(given, size)
     data = training_data(
         *keras.utils.unpack_x_y_sample_weight(given), batch_size=size, seed=params.seed or 0, by_pass=False
     )

@@ -94,7 +94,7 @@ class EvaluatedWeights:
 
     def _hold(self, name: str) -> None:
         """Gives the model the average of this name, or the weights; each replica has its own values then."""
-        self._state.checkpointed_values.put_back()
+        self._state.model_replicas.put_back()
         held = "" if self._average is None else self._average.swapped
         if self._average is None or held == ("" if name == WEIGHTS else name):
             return

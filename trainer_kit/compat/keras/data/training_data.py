@@ -115,9 +115,9 @@ def training_data(
 
 
 def validation_dataset(given: Any, batch_size: int | None = None, steps: int | None = None) -> Any:
-    """Returns one pass over validation data in global batches, a dataset or PyDatasetEpochs. Runs eagerly, on the host.
+    """Returns one pass over validation data in global batches: a dataset, or a Source of arrays or of a PyDataset.
 
-    Batches of a generator are read here and kept, so that each evaluation has the same ones.
+    Runs eagerly, on the host. Batches of a generator are read here and kept, so that each evaluation has the same ones.
 
     Args:
       given: What `validation_data` of `Model.fit` may be: (x, y), (x, y, sample_weight), or data that holds both.
@@ -137,10 +137,8 @@ def validation_dataset(given: Any, batch_size: int | None = None, steps: int | N
     adapter = data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if is_array_adapter(adapter):
         size, examples = int(adapter.batch_size), _number_of_examples((x, y), "validation_data")
-        dataset: tf.data.Dataset = in_batches(_arrays(x, y, sample_weight), size)
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:  # which would drop the length, with a warning
-            return dataset
-        return dataset.apply(tf.data.experimental.assert_cardinality(math.ceil(examples / size)))
+        batches = in_batches(_arrays(x, y, sample_weight), size)
+        return DatasetEpochs(batches, math.ceil(examples / size), arrays=(x, y, sample_weight))
     dataset = adapter.get_tf_dataset()
     if isinstance(x, GeneratorType):
         kept = list(dataset.take(steps or -1))

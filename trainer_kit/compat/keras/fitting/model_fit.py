@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders
-from trainer_kit.compat.keras.data.training_data import DatasetEpochs, training_data, validation_dataset
+from trainer_kit.compat.keras.data.training_data import training_data, validation_dataset
 from trainer_kit.compat.keras.fitting.arguments import check_dataset, check_options, limited
 from trainer_kit.compat.keras.fitting.run_config import Evaluations, check_epoch_length, run_config, task_config
 from trainer_kit.compat.keras.fitting.run_fit import run_fit
@@ -80,8 +80,6 @@ def fit(
         )  # fmt: skip
         if validation_data is not None:
             validation = validation_dataset(validation_data, validation_batch_size or batch_size, validation_steps)
-            if isinstance(validation_data, (tuple, list)):
-                validation = DatasetEpochs(validation, None, arrays=validation_data)
         find = lambda params: data.batches if params.is_training else validation  # noqa: E731
         params = task_config(KerasTaskConfig, data.batch_size)
         task = KerasTask(params, model_dir, build=lambda: model, data=find, orders=orders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -24,10 +25,9 @@ def description(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"loss": _text(getattr(model, "loss", None))}
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not int(tf.convert_to_tensor(optimizer.iterations)):
-        try:
+        config: dict[str, Any] = {}
+        with contextlib.suppress(NotImplementedError):  # of several in one, such as one of TensorFlow Recommenders
             config = optimizer.get_config()
-        except NotImplementedError:  # an optimizer that consists of several, such as one of TensorFlow Recommenders
-            config = {}
         settings = {name: _text(value) for name, value in config.items() if name not in _NAMED}
         found["optimizer"] = {"class": type(optimizer).__name__, **settings}
     found["layers"] = [[type(layer).__name__, _digest(layer)] for layer in getattr(model, "layers", ())]

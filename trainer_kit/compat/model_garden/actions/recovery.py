@@ -16,12 +16,6 @@ from trainer_kit.training.metrics import to_numpy
 _LOG = logging.getLogger(__name__)
 
 
-class MissingLossError(UsageError, KeyError):
-    """A UsageError that is also a KeyError, which callers of Model Garden expect."""
-
-    __str__ = Exception.__str__  # KeyError's would show the text in quotes
-
-
 class RecoveryCondition:
     """Decides after each training loop whether the loss has diverged.
 
@@ -53,10 +47,10 @@ class RecoveryCondition:
 
         Raises:
           DivergedError: (a RuntimeError) when no recovery is left.
-          MissingLossError: (a KeyError) when the logs have no training loss.
+          UsageError: when the logs have no training loss.
         """
         if "training_loss" not in outputs:
-            raise MissingLossError(
+            raise UsageError(
                 f"a training loop returned {', '.join(outputs) or 'no logs'} and no training_loss, by which a run "
                 "recovers from a divergence; return it from train_loop_end, or set trainer.recovery_max_trials=-1"
             )

@@ -28,17 +28,16 @@ from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 
-_NEEDED = ("strategy", "model", "optimizer", "global_step", "checkpoint")
+_NEEDED = ("strategy", "config", "model", "optimizer", "global_step", "checkpoint")
 _KNOWN = ("global_step", "model", "optimizer", "save_counter")
 
 
-def adopted(trainer: Any, seed: int = 0, config: Any = None) -> Any:
+def adopted(trainer: Any, seed: int = 0) -> Any:
     """Returns a trainer that trainer_kit's runner can use: `trainer` itself, or an AdoptedTrainer around it.
 
     Args:
       trainer: A trainer of trainer_kit or of Model Garden; None stays None.
       seed: The run's random seed.
-      config: The run's config, for a trainer that has none.
 
     Raises:
       UsageError: for any other object, and for best weights that the trainer does not keep.
@@ -51,13 +50,13 @@ def adopted(trainer: Any, seed: int = 0, config: Any = None) -> Any:
             f"{type(trainer).__name__} has no {', '.join(missing)}; give a trainer of Orbit or Model Garden the "
             f"attributes {', '.join(_NEEDED)}, or pass a Trainer of trainer_kit"
         )
-    best = getattr(getattr(config, "trainer", None), "best_checkpoint_eval_metric", "")
-    if best and not hasattr(trainer, "config") and not getattr(trainer, "checkpoint_exporter", None):
+    best = getattr(getattr(trainer.config, "trainer", None), "best_checkpoint_eval_metric", "")
+    if best and not hasattr(trainer, "checkpoint_exporter"):
         raise UsageError(
             f"trainer.best_checkpoint_eval_metric={best}: {type(trainer).__name__} keeps no best weights; remove this "
             "field, or have the trainer's eval_end call a checkpoint_exporter, an attribute of the trainer"
         )
-    return AdoptedTrainer(trainer, seed, config)
+    return AdoptedTrainer(trainer, seed)
 
 
 class AdoptedTrainer(BaseTrainer):
@@ -68,12 +67,10 @@ class AdoptedTrainer(BaseTrainer):
     Args:
       inner: The Model Garden trainer.
       seed: The run's random seed.
-      config: The run's config.
     """
 
-    def __init__(self, inner: Any, seed: int, config: Any = None) -> None:
+    def __init__(self, inner: Any, seed: int) -> None:
         self._inner, self._strategy = inner, inner.strategy
-        self._config = config
         optimizer, self._dataset = inner.optimizer, getattr(inner, "_train_dataset", None)
         self.trains = self._dataset is not None
         if self.trains and optimizer is not None:
@@ -112,11 +109,6 @@ class AdoptedTrainer(BaseTrainer):
     def class_name(self) -> str:
         """The name of the wrapped trainer's class, for messages."""
         return type(self._inner).__name__
-
-    @property
-    def config(self) -> Any:
-        """The config of the wrapped trainer, or else that of the run: trainers of Orbit have none."""
-        return getattr(self._inner, "config", self._config)
 
     @property
     def strategy(self) -> tf.distribute.Strategy:

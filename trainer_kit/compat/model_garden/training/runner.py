@@ -145,8 +145,7 @@ class OrbitExperimentRunner:
           (model, logs): the last evaluation's logs with run_post_eval or in mode train_and_post_eval, else {}.
         """
         with self.strategy.scope():
-            # None: the engine makes it.
-            trainer = adopted(self._trainer, self._config.runtime.random_seed, self._config)
+            trainer = adopted(self._trainer, self._config.runtime.random_seed)  # None: the engine makes it
         arguments = with_options_of_eval(self._mode, self._config, self._model_dir, self.strategy, self._arguments)
         model, logs = runner.run_experiment(
             self.strategy, self._task, self._mode, self._config, self._model_dir, trainer=trainer, **arguments

@@ -201,7 +201,7 @@ def test_an_epoch_of_some_steps_ends_for_a_py_dataset(tmp_path: Path) -> None:
 
 def test_steps_divide_validation_arrays_as_in_keras() -> None:
     batches = validation_dataset((X[:37], Y[:37]), steps=2)
-    assert [len(y) for _, y in batches] == [19, 18]
+    assert [len(y) for _, y in batches.at(0)] == [19, 18]
 
 
 def test_each_evaluation_has_the_same_batches_of_a_generator() -> None:

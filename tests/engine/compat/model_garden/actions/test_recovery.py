@@ -12,7 +12,7 @@ from official.core import actions as theirs
 
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.compat.model_garden.actions.recovery import RecoveryAction, RecoveryCondition
-from trainer_kit.errors import DivergedError
+from trainer_kit.errors import DivergedError, UsageError
 
 NAN = math.nan
 
@@ -66,10 +66,9 @@ def test_the_error_has_loss_and_step_and_is_a_divergence() -> None:
     assert condition.recover_counter == 2
 
 
-def test_logs_without_a_training_loss_are_a_key_error_as_theirs() -> None:
-    for condition in (RecoveryCondition, theirs.RecoveryCondition):
-        with pytest.raises(KeyError, match="training_loss"):
-            condition(tf.Variable(7), 0.5)({"loss": 0.1})
+def test_logs_without_a_training_loss_are_refused() -> None:
+    with pytest.raises(UsageError, match="a training loop returned loss and no training_loss"):
+        RecoveryCondition(tf.Variable(7), 0.5)({"loss": 0.1})
 
 
 class _Run:

@@ -168,7 +168,7 @@ def test_going_back_beyond_the_best_keeps_the_one_before(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_driven_is_told() -> None:
-    with pytest.raises(UsageError, match="SimpleNamespace has no model, optimizer, global_step, checkpoint; give a"):
+    with pytest.raises(UsageError, match="SimpleNamespace has no config, model, optimizer, global_step, checkpoint; g"):
         adopted(SimpleNamespace(strategy=None))
 
 
@@ -183,11 +183,11 @@ def test_batches_of_a_trainer_with_own_loops_are_not_split(tmp_path: Path) -> No
 
 
 class OrbitTrainer(orbit.StandardTrainer):  # type: ignore[misc]
-    """A trainer of Orbit, with a loop of its own and no config, that fits a constant to 24 numbers."""
+    """A trainer of Orbit, with a loop of its own, that fits a constant to 24 numbers."""
 
-    def __init__(self, log: str = "training_loss") -> None:
+    def __init__(self, config: ExperimentConfig, log: str = "training_loss") -> None:
         super().__init__(tf.data.Dataset.range(24, output_type=tf.float32).repeat().batch(4))
-        self.strategy, self.log = tf.distribute.get_strategy(), log
+        self.strategy, self.config, self.log = tf.distribute.get_strategy(), config, log
         self.model = tf.Module()
         self.model.weight = tf.Variable(0.5)
         self.optimizer = tf_keras.optimizers.Adam(0.1)
@@ -212,10 +212,11 @@ class OrbitTrainer(orbit.StandardTrainer):  # type: ignore[misc]
 
 
 def _run_of_orbit(folder: Path, steps: int, log: str = "training_loss") -> OrbitTrainer:
-    trainer = TrainerConfig(train_steps=steps, steps_per_loop=2, summary_interval=2, checkpoint_interval=2)
-    made = OrbitTrainer(log)
-    run_experiment(made.strategy, None, "train", ExperimentConfig(trainer=trainer), str(folder), trainer=made)
-    return made
+    options = TrainerConfig(train_steps=steps, steps_per_loop=2, summary_interval=2, checkpoint_interval=2)
+    config = ExperimentConfig(trainer=options)
+    trainer = OrbitTrainer(config, log)
+    run_experiment(trainer.strategy, None, "train", config, str(folder), trainer=trainer)
+    return trainer
 
 
 def test_a_trainer_of_orbit_goes_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -234,4 +235,4 @@ def test_a_loop_of_orbit_without_a_training_loss_is_refused(tmp_path: Path) -> N
 def test_best_weights_that_no_trainer_keeps_are_refused() -> None:
     config = ExperimentConfig(trainer=TrainerConfig(best_checkpoint_eval_metric="accuracy"))
     with pytest.raises(UsageError, match="best_checkpoint_eval_metric=accuracy: OrbitTrainer keeps no best weights"):
-        adopted(OrbitTrainer(), config=config)
+        adopted(OrbitTrainer(config))
