@@ -16,10 +16,12 @@ _PATHS = {"CSVLogger": "filename", "ModelCheckpoint": "filepath", "TensorBoard":
 
 def write_to_temporary_folders(callbacks: Sequence[Any]) -> None:
     """Sends the files of a worker other than the chief to temporary folders. Reading variables can need all workers."""
-    for one in callbacks:
-        for name in [attribute for kind, attribute in _PATHS.items() if is_stock(one, kind)]:
-            one.temporary_folder = tempfile.TemporaryDirectory()
-            setattr(one, name, os.path.join(one.temporary_folder.name, os.path.basename(getattr(one, name))))
+    for callback in callbacks:
+        for class_name, attribute in _PATHS.items():
+            if is_stock(callback, class_name):
+                callback.temporary_folder = tempfile.TemporaryDirectory()
+                path = os.path.join(callback.temporary_folder.name, os.path.basename(getattr(callback, attribute)))
+                setattr(callback, attribute, path)
 
 
 class CsvFiles:

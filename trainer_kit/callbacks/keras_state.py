@@ -24,22 +24,22 @@ class AttributeState:
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
-        self._made = self._begin = _encoded_attributes(owner)
+        self._at_creation = self._after_train_begin = _encoded_attributes(owner)
 
     def begin(self) -> None:
         """Notes what `on_train_begin` has set, which `restore` leaves alone where an older state does not hold it."""
-        self._begin = _encoded_attributes(self.owner)
+        self._after_train_begin = _encoded_attributes(self.owner)
 
     def changed(self) -> dict[str, Any]:
         """Returns the changed and the new attributes by name, in types that a checkpoint can hold."""
         now = _encoded_attributes(self.owner)
-        old = (self._made, self._begin)
+        old = (self._at_creation, self._after_train_begin)
         return {k: value for k, value in now.items() if any(not _same(value, one.get(k, _Absent)) for one in old)}
 
     def restore(self, changed: Mapping[str, Any]) -> None:
         """Sets the attributes to what they were when `changed` returned this; open files and the like stay."""
         open_objects = vars(self.owner).keys() - _encoded_attributes(self.owner).keys()
-        for name, value in {**self._begin, **changed}.items():
+        for name, value in {**self._after_train_begin, **changed}.items():
             if name in changed or name not in open_objects:
                 setattr(self.owner, name, _decoded(value))
         if changed.get("best") is not None:

@@ -242,9 +242,9 @@ class Trainer(Evaluator):
     def data_identities(self) -> dict[str, Any]:
         """Returns what describes the data that `check_data` has opened, by the path of its section; see Source."""
         replicas = self._strategy.num_replicas_in_sync
-        of_one = f" for one of {replicas} replicas on {worker_count(self._strategy)} workers"
+        key_suffix = f" for one of {replicas} replicas on {worker_count(self._strategy)} workers"
         made = {"train_data": self.data.made, **self.inputs.validation_data}
-        return {f"task.{section}": identity_of(data, of_one) for section, data in made.items()}
+        return {f"task.{section}": identity_of(data, key_suffix) for section, data in made.items()}
 
     def initialize(self) -> None:
         """Lets the task load its initial weights; called when there is no checkpoint to restore.

@@ -40,14 +40,14 @@ class Source(Protocol):
         ...
 
 
-def identity_of(made: Any, replicas: str = "") -> dict[str, Any]:
-    """Returns the JSON values that describe `made`, which build_inputs has returned; none if nothing is known.
+def identity_of(data: Any, key_suffix: str = "") -> dict[str, Any]:
+    """Returns the JSON values that describe `data`, which build_inputs has returned; none if nothing is known.
 
-    Runs eagerly. `replicas` tells, in words, for whom a plain dataset has batches: others have another number.
+    Runs eagerly. `key_suffix` says for whom a plain dataset has batches: others have another number of them.
     """
-    if isinstance(made, tf.data.Dataset):
-        return {f"batches{replicas}": int(made.cardinality()), f"element_spec{replicas}": str(made.element_spec)}
-    identity = getattr(made, "identity", None)
+    if isinstance(data, tf.data.Dataset):
+        return {f"batches{key_suffix}": int(data.cardinality()), f"element_spec{key_suffix}": str(data.element_spec)}
+    identity = getattr(data, "identity", None)
     return dict(identity()) if callable(identity) else {}
 
 

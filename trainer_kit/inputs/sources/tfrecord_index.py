@@ -86,12 +86,12 @@ class RecordFiles:
     def identity(self) -> dict[str, Any]:
         """Returns what describes the files: their names, and the number, the lengths and a sample of the records."""
         sample = np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(np.int64))
-        of_records = zlib.crc32(b"".join(self.read(sample)), zlib.crc32(self._offsets.tobytes()))
+        records_checksum = zlib.crc32(b"".join(self.read(sample)), zlib.crc32(self._offsets.tobytes()))
         names = [os.path.basename(path) for path in self._paths]
-        of_names = zlib.crc32("/".join(names).encode())
+        names_checksum = zlib.crc32("/".join(names).encode())
         return {
-            "files": f"{len(names)} from {names[0]} to {names[-1]}, checksum of their names {of_names:08x}",
-            "records": f"{len(self)}, checksum {of_records:08x}",
+            "files": f"{len(names)} from {names[0]} to {names[-1]}, checksum of their names {names_checksum:08x}",
+            "records": f"{len(self)}, checksum {records_checksum:08x}",
         }
 
     def _read_frames(self, path: str, places: list[tuple[int, int, int]], frames: list[bytes]) -> None:
