@@ -137,8 +137,10 @@ def validation_dataset(given: Any, batch_size: int | None = None, steps: int | N
     adapter = data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if is_array_adapter(adapter):
         size, examples = int(adapter.batch_size), _number_of_examples((x, y), "validation_data")
-        batches = in_batches(_arrays(x, y, sample_weight), size)
-        return DatasetEpochs(batches, math.ceil(examples / size), arrays=(x, y, sample_weight))
+        batches, length = in_batches(_arrays(x, y, sample_weight), size), math.ceil(examples / size)
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1:  # others would drop the length, with a warning
+            batches = batches.apply(tf.data.experimental.assert_cardinality(length))
+        return DatasetEpochs(batches, length, arrays=(x, y, sample_weight))
     dataset = adapter.get_tf_dataset()
     if isinstance(x, GeneratorType):
         kept = list(dataset.take(steps or -1))
