@@ -209,7 +209,7 @@ def data_mistakes(
         allowed = any(is_inside(path, one) for one in allowed_paths if one)
         if names and not allowed and not any(is_inside(one, section) for one in changed):
             differences = "; ".join(f"{name} was {before[name]} and is {now[name]}" for name in names)
-            advice = f"go back to that data, use another model_dir, or accept it with {ALLOW_FLAG}={path}"
+            advice = f"use another model_dir, go back to that data, or accept it with {ALLOW_FLAG}={path}"
             python = f"(run_experiment, fit: allow_config_change=[{path!r}])"
             yield Mistake(section, f"the data has changed since this run began: {differences}", f"{advice} {python}")
 

@@ -100,10 +100,10 @@ class FitCallbacks(KerasCallbacks):
         if not self._has_trained:  # at any verbosity: a program may have taken the folder of another fit
             stopped = self._stopped
             how = "was ended by a callback" if stopped else "ended"
-            advice = "" if stopped else "more epochs to go on, or "
+            advice = "" if stopped else ", or more epochs to go on"
             print(
-                f"nothing to do: the run in {model_dir} {how} after {len(history.epoch)} epochs; give {advice}another "
-                "model_dir to start a new run"
+                f"nothing to do: the run in {model_dir} {how} after {len(history.epoch)} epochs; give another model_dir "
+                f"to start a new run{advice}"
             )
         model.history = history
         return history

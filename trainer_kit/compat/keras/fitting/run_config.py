@@ -152,8 +152,9 @@ def best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None)
         )
     if not isinstance(name, str) or name not in known:
         raise UsageError(
-            f"best={best!r}: an evaluation gives no such number; {suggestion(str(name), known)}. best=False keeps no "
-            "best weights. What a callback adds to the logs is for keras.callbacks.ModelCheckpoint(monitor=...)"
+            f"best={best!r}: an evaluation gives no such number. best=False keeps no best weights, and what a callback "
+            "adds to the logs is for keras.callbacks.ModelCheckpoint(monitor=...); "
+            f"{suggestion(str(name), known)}"
         )
     name = name.removeprefix("val_")
     if mode not in ("auto", *_COMPARISONS):
