@@ -102,8 +102,8 @@ class FitCallbacks(KerasCallbacks):
             how = "was ended by a callback" if stopped else "ended"
             advice = "" if stopped else ", or more epochs to go on"
             print(
-                f"nothing to do: the run in {model_dir} {how} after {len(history.epoch)} epochs; give another model_dir "
-                f"to start a new run{advice}"
+                f"nothing to do: the run in {model_dir} {how} after {len(history.epoch)} epochs; give another "
+                f"model_dir to start a new run{advice}"
             )
         model.history = history
         return history
