@@ -45,25 +45,20 @@ def recipes() -> Subject:
 def _by_hand_and_ours(recipe: str) -> Iterator[Contender]:
     hand, options = f"{recipe}_by_hand", {"recipe": recipe, "loop": LOOP}
     yield Contender(name=hand, label=f"{LABELS[recipe]}: by hand", run=f"{MODULE}:by_hand", options=options, quick=True)
-    yield from _ours(recipe, LABELS[recipe], f"{MODULE}:ours", options)
+    yield _ours(recipe, LABELS[recipe], f"{MODULE}:ours", options)
 
 
-def _ours(recipe: str, label: str, run: str, options: dict[str, Any]) -> Iterator[Contender]:
+def _ours(recipe: str, label: str, run: str, options: dict[str, Any]) -> Contender:
     hand = f"{recipe}_by_hand"
-    executors = {recipe: "default", f"{recipe}_auto": "auto"}
-    if recipe == "accumulation":
-        del executors[f"{recipe}_auto"]  # it has a loop, so that auto is default
-    for name, executor in executors.items():
-        how = "as it comes (executor=auto)" if executor == "auto" else f"executor={executor}"
-        yield Contender(
-            name=name,
-            label=f"{label}: ours, {how}",
-            run=run,
-            options={**options, "executor": executor},
-            to=hand,
-            goals=(at_least(0.95, hand),),
-            quick=True,
-        )
+    return Contender(
+        name=recipe,
+        label=f"{label}: ours",
+        run=run,
+        options=options,
+        to=hand,
+        goals=(at_least(0.95, hand),),
+        quick=True,
+    )
 
 
 def _gan() -> Iterator[Contender]:
@@ -71,4 +66,4 @@ def _gan() -> Iterator[Contender]:
     yield Contender(
         name="gan_by_hand", label=f"{label}: by hand", run=f"{MODULE}:gan_by_hand", options=options, quick=True
     )
-    yield from _ours("gan", label, f"{MODULE}:gan", options)
+    yield _ours("gan", label, f"{MODULE}:gan", options)

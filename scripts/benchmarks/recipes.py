@@ -119,9 +119,9 @@ def by_hand(pacer: Pacer, folder: str, *, recipe: str, loop: int) -> None:
     run_loops(pacer, loop, lambda: run(iterator, steps))
 
 
-def ours(pacer: Pacer, folder: str, *, recipe: str, loop: int, executor: str) -> None:
+def ours(pacer: Pacer, folder: str, *, recipe: str, loop: int) -> None:
     """Trains the dense net in trainer_kit."""
-    config = config_of("dense", loop, {}, TRAINER[recipe], {"executor": executor})
+    config = config_of("dense", loop, {}, TRAINER[recipe], {})
     tk.launch(config, "train", f"{folder}/run", train_actions=[lambda logs: pacer.done(loop)])
 
 
@@ -194,7 +194,7 @@ class GanBenchTask(tk.GanTask):
         return _points()
 
 
-def gan(pacer: Pacer, folder: str, *, loop: int, executor: str) -> None:
+def gan(pacer: Pacer, folder: str, *, loop: int) -> None:
     """Trains the same GAN in trainer_kit."""
     optimizer = {"optimizer": ADAM, "learning_rate": _rate(samples.RATE)}
     optimizers = {"generator": optimizer, "discriminator": optimizer}
@@ -203,7 +203,6 @@ def gan(pacer: Pacer, folder: str, *, loop: int, executor: str) -> None:
     config = tk.ExperimentConfig(
         task=GanBenchConfig(latent_size=LATENTS, train_data=data),
         trainer=tk.TrainerConfig().replace(optimizers=optimizers, validation_interval=FOR_EVER, **steps),
-        runtime=tk.RuntimeConfig().replace(executor=executor),
     )
     tk.launch(config, "train", f"{folder}/run", train_actions=[lambda logs: pacer.done(loop)])
 

@@ -87,22 +87,19 @@ def dense() -> Subject:
     hundred = {"net": "dense", "loop": 100}
     contenders = [
         *by_hand({"net": "dense", "loop": 1000}, "by hand, loops of 1,000"),
-        ours("ours", "ours, executor=default, loops of 1,000", "dense", at_least(0.97), loop=1000, runtime=DEFAULT),
-        ours("ours_auto", "ours, as it comes (executor=auto), loops of 1,000", "dense", at_least(1.5), loop=1000),
-        ours("ours_arrays", "ours with an ArraySource (executor=auto)", "dense", loop=1000, task={"source": "arrays"}),
+        ours("ours", "ours, loops of 1,000", "dense", at_least(0.97), loop=1000),
+        ours("ours_arrays", "ours with an ArraySource", "dense", loop=1000, task={"source": "arrays"}),
         Contender(
             name="by_hand_100", label="by hand, loops of 100", run=f"{BY_HAND}:train", options=hundred, to="by_hand"
         ),
         ours(
             "ours_100",
-            "ours, executor=default, loops of 100",
+            "ours, loops of 100",
             "dense",
             at_least(0.95, "by_hand_100"),
             at_least(1.0, "keras_fit_100"),
             to="by_hand_100",
-            runtime=DEFAULT,
         ),
-        ours("ours_auto_100", "ours, as it comes (executor=auto), loops of 100", "dense", to="by_hand_100"),
         *fused(),
         *peers("dense", "by_hand_100"),
     ]
@@ -116,23 +113,23 @@ def dense() -> Subject:
     )
 
 
-DEFAULT, SINGLE_THREADED = {"executor": "default"}, {"executor": "single_threaded"}
+ONE_THREAD = {"executor": "single_threaded"}
 SIZES = (10_000, 30_000, 100_000)  # parameters in three dense layers
 
 
 def executors() -> Subject:
-    """Returns the step rate of dense nets of three sizes under each executor, and what `auto` makes of it."""
+    """Returns the step rate of dense nets of three sizes under each executor."""
     contenders = []
     for size in SIZES:
         base, task = f"default_{size}", {"size": size}
         label = f"{size:,} parameters, executor="
-        row = ours(base, f"{label}default", "wide", loop=1000, to="", task=task, runtime=DEFAULT)
+        row = ours(base, f"{label}default", "wide", loop=1000, to="", task=task)
         contenders.append(row)
         if size == SIZES[0]:
             contenders.append(replace(row, name="again", label=f"{row.label}, again", to=base))
-        for executor, settings in (("single_threaded", SINGLE_THREADED), ("auto", {})):
-            name = f"{executor}_{size}"
-            contenders.append(ours(name, label + executor, "wide", loop=1000, to=base, task=task, runtime=settings))
+        name = f"single_threaded_{size}"
+        name_shown = f"{label}single_threaded"
+        contenders.append(ours(name, name_shown, "wide", loop=1000, to=base, task=task, runtime=ONE_THREAD))
     return Subject(
         name="executors",
         title="three dense layers, batch 32, by executor",
@@ -147,8 +144,8 @@ def executors() -> Subject:
 def named_tensors() -> Subject:
     """Returns the step rate with tensors that are exposed, and with one that a summary asks for."""
     trainer = {"summaries": ({"tensor": "logits_0", "type": "histogram"},)}
-    plain = ours("plain", "no tensor is exposed", "dense", loop=1000, to="", runtime=DEFAULT)
-    ten: dict[str, Any] = {"loop": 1000, "to": "plain", "task": {"exposed": 10}, "runtime": DEFAULT}
+    plain = ours("plain", "no tensor is exposed", "dense", loop=1000, to="")
+    ten: dict[str, Any] = {"loop": 1000, "to": "plain", "task": {"exposed": 10}}
     contenders = (
         replace(plain, quick=True),
         replace(plain, name="again", label=f"{plain.label}, again", to="plain", quick=True),
@@ -157,7 +154,7 @@ def named_tensors() -> Subject:
     )
     return Subject(
         name="named_tensors",
-        title="named tensors, dense net, executor=default, loops of 1,000",
+        title="named tensors, dense net, loops of 1,000",
         unit="steps/s",
         contenders=contenders,
         plan=SMALL_STEPS,
@@ -170,9 +167,8 @@ def larger(net: str, title: str) -> Subject:
     """Returns the step rate of the convolutional net or the transformer."""
     contenders = [
         *by_hand({"net": net, "loop": LOOP}),
-        ours("ours", "ours, as it comes (executor=auto)", net, at_least(0.98)),
-        ours("ours_default", "ours, executor=default", net, runtime=DEFAULT),
-        ours("ours_single_threaded", "ours, executor=single_threaded", net, runtime=SINGLE_THREADED),
+        ours("ours", "ours", net, at_least(0.98)),
+        ours("ours_single_threaded", "ours, executor=single_threaded", net, runtime=ONE_THREAD),
         *peers(net, "by_hand"),
     ]
     plan = Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=4, seconds=0.6)

@@ -16,7 +16,7 @@ from trainer_kit.config.allowed_values import show
 from trainer_kit.config.fields import leaves, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.optimization import AVERAGE
-from trainer_kit.config.serialize import replace_auto_fuse_steps
+from trainer_kit.config.serialize import replace_removed_auto
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import is_inside, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion
@@ -156,7 +156,8 @@ def check_resume(
       allowed_paths: The values of --allow_config_change: dotted paths of values or of whole sections.
       chosen_fuse_steps: the number that trainer.fuse_steps=auto, a value of earlier releases, stands for in the old
         config; None: not known, so that any number fits.
-      kept_executor: the executor that runtime.executor=auto stands for in the old config; None: not known.
+      kept_executor: the executor that runtime.executor=auto, a value of earlier releases, stands for in the old config;
+        None: not known, so that any executor fits.
       kept_accumulate_steps: the number that trainer.accumulate_steps=auto stands for in the old config; None: the run
         had not chosen yet, so that any number fits.
 
@@ -166,8 +167,7 @@ def check_resume(
     old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values
     if not isinstance(old, dict):
         raise ConfigError([Mistake("", "holds no config", "restore it, or start in another model_dir", "params.yaml")])
-    replace_auto_fuse_steps(old, chosen_fuse_steps or new.trainer.fuse_steps)
-    _replace_executor(old, new.runtime.executor, kept_executor)
+    replace_removed_auto(old, chosen_fuse_steps or new.trainer.fuse_steps, kept_executor or new.runtime.executor)
     _replace_accumulate_steps(old, new.trainer.accumulate_steps, kept_accumulate_steps)
     changes = compare(old, new)
     refused = [
@@ -212,22 +212,6 @@ def data_mistakes(
             advice = f"use another model_dir, go back to that data, or accept it with {ALLOW_FLAG}={path}"
             python = f"(run_experiment, fit: allow_config_change=[{path!r}])"
             yield Mistake(section, f"the data has changed since this run began: {differences}", f"{advice} {python}")
-
-
-def _replace_executor(old: dict[str, Any], new: str, kept: str | None) -> None:
-    """Replaces the old executor where it means the same as `new`: a run keeps the executor that it began with.
-
-    The default value is now auto; runs of earlier releases began with the value default, or before there was a choice.
-    """
-    runtime = old.get("runtime")
-    if not isinstance(runtime, dict):
-        return
-    if "executor" not in runtime:
-        runtime["executor"] = "auto" if new == "auto" else kept or "default"
-    if new == "auto" and runtime["executor"] == "default":
-        runtime["executor"] = "auto"
-    elif new != "auto" and runtime["executor"] == "auto" and kept:
-        runtime["executor"] = kept
 
 
 def _replace_accumulate_steps(old: dict[str, Any], new: int | str, kept: int | None) -> None:

@@ -18,16 +18,19 @@ def to_yaml(config: ExperimentConfig) -> str:
     return yaml_loader.dump(config.as_dict())
 
 
-def replace_auto_fuse_steps(values: dict[str, Any], fuse_steps: int) -> None:
-    """Replaces trainer.fuse_steps=auto, a value of earlier releases, in the values of a params.yaml.
+def replace_removed_auto(values: dict[str, Any], fuse_steps: int, executor: str) -> None:
+    """Replaces `auto` in the values of a params.yaml, for fields that had this value in earlier releases.
 
     Args:
       values: The values of the params.yaml; changed in place.
-      fuse_steps: The number that the run has chosen for auto.
+      fuse_steps: The number that the run has chosen for trainer.fuse_steps.
+      executor: The executor that the run has chosen for runtime.executor.
     """
-    trainer = values.get("trainer")
-    if isinstance(trainer, dict) and trainer.get("fuse_steps") == "auto":
-        trainer["fuse_steps"] = fuse_steps
+    choices = (("trainer", "fuse_steps", fuse_steps), ("runtime", "executor", executor))
+    for section, field, choice in choices:
+        fields = values.get(section)
+        if isinstance(fields, dict) and fields.get(field) == "auto":
+            fields[field] = choice
 
 
 def from_yaml(text: str, default_config: ExperimentConfig, chosen_fuse_steps: int | None = None) -> ExperimentConfig:
@@ -36,7 +39,8 @@ def from_yaml(text: str, default_config: ExperimentConfig, chosen_fuse_steps: in
     Args:
       text: The text of a params.yaml.
       default_config: The default config of the experiment.
-      chosen_fuse_steps: The number that trainer.fuse_steps=auto stands for in the text; None: auto is refused.
+      chosen_fuse_steps: The number that trainer.fuse_steps=auto, a value of earlier releases, stands for in the text;
+        None: auto is refused.
 
     Raises:
       ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their lines.
@@ -45,7 +49,8 @@ def from_yaml(text: str, default_config: ExperimentConfig, chosen_fuse_steps: in
     if not isinstance(parsed.values, dict):
         raise ConfigError([Mistake("", "holds no config", "it needs the sections of an experiment", "params.yaml")])
     if chosen_fuse_steps is not None:
-        replace_auto_fuse_steps(parsed.values, chosen_fuse_steps)
+        # Evaluations had the default executor, whatever a run had chosen for its training loop.
+        replace_removed_auto(parsed.values, chosen_fuse_steps, "default")
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
     return apply(default_config, [Layer(parsed.values, origins, complete=True)]).config
 

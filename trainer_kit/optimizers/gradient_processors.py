@@ -162,8 +162,7 @@ def _without_mean(gradient: Gradient) -> tf.Tensor:
 def _check(gradients: list[Gradient], variables: list[Any], step: Any) -> list[Gradient]:
     """Fails unless all gradients are finite; `refused_gradient` reads the variable and the step from the error.
 
-    There is one assertion for all gradients, and no branch: with one, runtime.executor=auto would choose the executor
-    that is slower for small steps.
+    There is one assertion for all gradients, and no branch, which would cost a small step more.
     """
     finite = [tf.reduce_all(tf.math.is_finite(_values(one))) for one in gradients]
     flags, names = tf.cast(tf.stack(finite), tf.int32), "|".join(variable_path(one) for one in variables)

@@ -105,7 +105,6 @@ class RunDirectory:
             "platform": platform.platform(),
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
-            "executor": _executor(before, config),
             "accumulate_steps": _accumulate_steps(before, config),
             **({"train_steps": train_steps} if train_steps is not None else {}),
             **(setup or {}),
@@ -318,7 +317,7 @@ def kept_fuse_steps(model_dir: str) -> int | None:
 
 
 def kept_executor(model_dir: str) -> str | None:
-    """Returns the executor that the run in `model_dir` uses; None when it has not chosen one."""
+    """Returns the executor that a run begun with runtime.executor=auto, a value of earlier releases, has chosen."""
     name = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("executor")
     return name if name in ("default", "single_threaded") else None
 
@@ -334,13 +333,6 @@ def _accumulate_steps(before: Mapping[str, Any], config: ExperimentConfig) -> in
     steps = config.trainer.accumulate_steps
     chosen = before.get("accumulate_steps", "auto")
     return chosen if steps == "auto" and isinstance(chosen, int) else steps
-
-
-def _executor(before: Mapping[str, Any], config: ExperimentConfig) -> str:
-    """Returns the executor for the manifest; a run that an earlier release began uses the default one."""
-    if config.runtime.executor != "auto":
-        return config.runtime.executor
-    return str(before.get("executor", "default" if before else "auto"))
 
 
 def count_starts(model_dir: str | os.PathLike[str]) -> int:

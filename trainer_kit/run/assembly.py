@@ -15,7 +15,7 @@ from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
-from trainer_kit.callbacks.keep_choices import ACCUMULATE_STEPS, EXECUTOR, KeepChoices
+from trainer_kit.callbacks.keep_choices import KeepChoices
 from trainer_kit.callbacks.named_tensors import TensorSummaries, ask_for_tensors
 from trainer_kit.callbacks.orbit_action_checks import checked_actions
 from trainer_kit.callbacks.orbit_actions import Actions, keep_states
@@ -243,9 +243,8 @@ def build_controller(
 
 def _keepers(plan: RunPlan) -> list[Callback]:
     """Returns the callback that makes a resumed run keep to what `auto` has chosen."""
-    values = {EXECUTOR: plan.config.runtime.executor, ACCUMULATE_STEPS: plan.config.trainer.accumulate_steps}
-    fields = [field for field, value in values.items() if value == "auto"]
-    return [KeepChoices(plan.directory, fields)] if plan.trains and fields else []
+    chooses = plan.trains and plan.config.trainer.accumulate_steps == "auto"
+    return [KeepChoices(plan.directory)] if chooses else []
 
 
 def _tensor_summaries(plan: RunPlan, writers: ReportWriters) -> list[Callback]:

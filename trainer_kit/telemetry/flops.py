@@ -14,7 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import functions_called
 from trainer_kit.telemetry.flops_graph import CALLS, with_calls_inlined
 from trainer_kit.telemetry.model_stats import count_parameters
 
@@ -59,25 +58,6 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
     try:
         spec = tf.nest.map_structure(_one_example, inputs_spec)
         return _count(with_calls_inlined(_trace(model, spec).graph))
-    except Exception as error:
-        return FlopsResult(None, _plain(f"{type(error).__name__}: {error}"))
-
-
-def count_loop_flops(graph: tf.Graph, batch_size: int) -> FlopsResult:
-    """Counts the operations of one pass through the body of a traced loop, such as one training step.
-
-    Counts like `count_flops`. Runs eagerly, on the host; never raises: `problem` reports any failure.
-
-    Args:
-      graph: The graph of a function with one tf.while_loop that reads an element of an iterator in each pass.
-      batch_size: The number of examples in an element, used where its first dimension is not known.
-    """
-    try:
-        loops = [one for one in graph.get_operations() if one.type in ("While", "StatelessWhile")]
-        bodies = [functions_called(graph).get(loop.get_attr("body").name) for loop in loops]
-        if len(bodies) != 1 or bodies[0] is None:
-            return FlopsResult(None, f"the graph has {len(loops)} loops instead of one")
-        return _count(with_calls_inlined(bodies[0], batch_size))
     except Exception as error:
         return FlopsResult(None, _plain(f"{type(error).__name__}: {error}"))
 

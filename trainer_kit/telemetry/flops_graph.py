@@ -10,11 +10,10 @@ import tensorflow as tf
 from trainer_kit.distribution.tensorflow_internals import functions_called
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_ELEMENTS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 _NOTES = ("_class", "_output_shapes")  # attributes that name other nodes, or shapes that the body may know better
 
 
-def with_calls_inlined(graph: Any, batch_size: int | None = None) -> tf.Graph:
+def with_calls_inlined(graph: Any) -> tf.Graph:
     """Returns a graph without function calls, for inspection only; `graph` itself if it has no calls.
 
     Runs eagerly, on the host. Calls come from layers with a tf.function and from loaded SavedModels. Variables become
@@ -23,16 +22,13 @@ def with_calls_inlined(graph: Any, batch_size: int | None = None) -> tf.Graph:
 
     Args:
       graph: The graph of a concrete function.
-      batch_size: The first dimension of the elements of iterators, where it is not known; None leaves it unknown.
     """
-    if batch_size is None and not any(operation.type in CALLS for operation in graph.get_operations()):
+    if not any(operation.type in CALLS for operation in graph.get_operations()):
         return graph
     definition = tf.compat.v1.GraphDef()
     definition.library.CopyFrom(graph.as_graph_def().library)
     definition.node.extend(_nodes(graph, "", {}, {}))
     _know_shapes(definition, graph)
-    if batch_size is not None:
-        _know_batches(definition, batch_size)
     result = tf.Graph()
     with result.as_default():
         tf.graph_util.import_graph_def(definition, name="")
@@ -49,15 +45,6 @@ def _know_shapes(definition: Any, graph: Any) -> None:
             node.CopyFrom(type(node)(name=node.name, op="VarHandleOp"))
             node.attr["dtype"].type = variable.dtype.as_datatype_enum
             node.attr["shape"].shape.CopyFrom(variable.shape.as_proto())
-
-
-def _know_batches(definition: Any, batch_size: int) -> None:
-    """Sets the first dimension of the elements of iterators where it is unknown."""
-    for node in definition.node:
-        if node.op in _ELEMENTS:
-            for shape in node.attr["output_shapes"].list.shape:
-                if shape.dim and shape.dim[0].size < 0:
-                    shape.dim[0].size = batch_size
 
 
 def _nodes(graph: Any, prefix: str, given: dict[str, str], known: dict[str, tf.Graph]) -> Iterator[Any]:

@@ -20,8 +20,7 @@ _LOG = logging.getLogger(__name__)
 def profiled(trainer: Any, profile: str | None, folder: str, writes: bool = True) -> Iterator[None]:
     """While entered, traces `trainer` during the steps of `profile`. Runs eagerly.
 
-    The steps compute the same, with one exception: runtime.executor=auto chooses default for a run that begins with a
-    profile, and the run keeps it; see docs/guides/speed.md.
+    The steps compute the same.
 
     The trace is written to `folder`/plugins/profile/<time>/ after the last of the steps, or at the exit if that comes
     first. An error of TensorFlow's profiler is logged as a warning, and the run continues.

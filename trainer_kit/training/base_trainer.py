@@ -36,7 +36,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
       train_tensors, eval_tensors: The StepTensors of training and evaluation steps; None: the steps expose no tensors.
       batch_spec: The spec of a replica's training batch; None before it is known.
-      executor: The TensorFlow executor that runs training loops; auto until one is chosen.
       best_is_kept_by_run: Whether the run calls keep_best once the ledger has recorded the evaluation; else `evaluate`
         keeps the best checkpoint.
     """
@@ -60,7 +59,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     train_tensors: Any = None
     eval_tensors: Any = None
     batch_spec: Any = None
-    executor: str = "default"
     best_is_kept_by_run: bool = False
 
     @property

@@ -145,9 +145,14 @@ class Trainer(Evaluator):
         self.data.put_in_stacks(fuse_steps)
         self.accumulation = Accumulation(self, self._replica_train_step, self._train_set.variables, fuse_steps > 1)
         self.new_loops = NewLoops(
-            config, self._train_set.reset, self.train_step, self._train_results, self.stop_flag, self._global_step,
-            lambda: self.model.trainable_variables, fuse_steps, own_loop=self.has_own_loop,
-        )  # fmt: skip
+            config,
+            self._train_set.reset,
+            self.train_step,
+            self._train_results,
+            self.stop_flag,
+            self._global_step,
+            fuse_steps,
+        )
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -191,15 +196,6 @@ class Trainer(Evaluator):
     def fuse_steps(self) -> int:
         """The number of training steps in one XLA program; 1: steps are not fused."""
         return self.new_loops.fuse_steps
-
-    @property
-    def executor(self) -> str:
-        """The TensorFlow executor that runs training loops; auto until one is chosen."""
-        return self.new_loops.executor
-
-    @executor.setter
-    def executor(self, name: str) -> None:
-        self.new_loops.executor = name
 
     @property
     def current_loop(self) -> TrainLoop | FusedLoop | None:
@@ -301,29 +297,29 @@ class Trainer(Evaluator):
                     with self._in_loop(iterator):
                         graph = loop.graph(iterator)
                     self._search.look_into(graph)
-                    loop = self.new_loops.chosen(loop, graph, iterator.element_spec, self.loop_parts.window)
+                    self.new_loops.check(graph, iterator.element_spec, self.loop_parts.window)
                 self._run_in_parts(loop, iterator, num_steps)
             else:
                 if self.has_own_loop:
                     self._train_set.reset()  # our own loops do so inside the graph
-                with self._in_loop(iterator, loop):
+                with self._in_loop(iterator):
                     loop(iterator, num_steps)
         self._task_attributes.look()
         return self.train_loop_end()
 
     def _run_in_parts(self, loop: Any, iterator: Any, num_steps: Any) -> None:
-        self._train_loop, self.between_steps, context = loop, True, lambda: self._in_loop(iterator, loop)
+        self._train_loop, self.between_steps, context = loop, True, lambda: self._in_loop(iterator)
         self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue, context)
         self.input_seconds = self.loop_parts.waited
         self.metrics_continue = 0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()
 
     @contextlib.contextmanager
-    def _in_loop(self, iterator: Any, loop: Any = None) -> Iterator[None]:
+    def _in_loop(self, iterator: Any) -> Iterator[None]:
         """A context in which a loop is traced, or runs: an error may then come from the middle of a step."""
         self.between_steps = False
         spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
         described = batch_described("task.train_data", spec, self.task, self.model)
-        with described, self.data.reporting_damage(), self.new_loops.running(loop):
+        with described, self.data.reporting_damage(), self.new_loops.running():
             yield
         self.between_steps = True
 
@@ -343,7 +339,7 @@ class Trainer(Evaluator):
 
         Override it to run a different training loop.
         """
-        loop = self.new_loops.make(getattr(self.data.iterator(), "element_spec", None))
+        loop = self.new_loops.make()
         return self._workers.scheduled(loop.whole) if self._workers.are_there else loop
 
     def forget_train_loop(self) -> None:
@@ -446,8 +442,7 @@ class Trainer(Evaluator):
         metrics += [*self.validation.metric_variables(), *self.stop_flag.variables, self.evaluated_batches]
         metrics += [*self._gradient_reports.persistent_variables, *self.hyper_parameters.factors]
         metrics += [*self.train_tensors.value_variables, *self.eval_tensors.value_variables]
-        last_batch = getattr(self.current_loop, "last_batch", None)
-        return [*metrics, *self.accumulation.variables, *(last_batch.variables if last_batch else ())]
+        return [*metrics, *self.accumulation.variables]
 
     def _first_step_done(self) -> None:
         self.accumulation.check_used()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from tensorflow.python.eager import context
 
 from trainer_kit.distribution.executor import executor
@@ -19,7 +18,6 @@ def test_the_single_threaded_executor_is_used_only_inside() -> None:
     assert _type() == before
 
 
-@pytest.mark.parametrize("name", ["default", "auto"])
-def test_the_default_is_left_alone(name: str) -> None:
-    with executor(name):
+def test_the_default_is_left_alone() -> None:
+    with executor("default"):
         assert _type() == ""

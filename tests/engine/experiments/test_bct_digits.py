@@ -47,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Short runs of the old model, and of the new one with and without the influence loss."""
     base, found = tmp_path_factory.mktemp("runs"), {}
     for name, weight in {"old": None, "new": 1.0, "alone": 0.0}.items():
-        config = trainer_kit.get_experiment("bct_digits").replace(trainer=SHORT, runtime={"executor": "default"})
+        config = trainer_kit.get_experiment("bct_digits").replace(trainer=SHORT)
         if weight is not None:
             config = config.replace(task={**NEW, "old_model": {"run": str(base / "old"), "influence_weight": weight}})
         found[name] = launch(config, "train_and_eval", str(base / name))

@@ -170,7 +170,7 @@ def test_a_few_steps_already_learn(tmp_path: Path) -> None:
         "validation_data": {"global_batch_size": 3},
     }
     steps = {"train_steps": 60, "steps_per_loop": 20, "summary_interval": 20, "validation_interval": 20}
-    config = trainer_kit.get_experiment("char_lm").replace(task=task, trainer=steps, runtime={"executor": "default"})
+    config = trainer_kit.get_experiment("char_lm").replace(task=task, trainer=steps)
     _, logs = launch(config, "train_and_eval", str(tmp_path / "run"))
     assert logs["bits_per_character"] < 3  # by chance: 7
     assert logs["bits_per_character"] == pytest.approx(logs["validation_loss"] / math.log(2), rel=1e-4)

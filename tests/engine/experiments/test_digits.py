@@ -65,7 +65,7 @@ def test_a_longer_run_gets_a_longer_schedule() -> None:
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """The metrics after 40 steps."""
     short = {"train_steps": 40, "steps_per_loop": 20, "summary_interval": 20, "validation_interval": 40}
-    config = trainer_kit.get_experiment("digits").replace(trainer=short, runtime={"executor": "default"})
+    config = trainer_kit.get_experiment("digits").replace(trainer=short)
     _, logs = launch(config, "train_and_eval", str(tmp_path_factory.mktemp("digits")))
     return logs
 

@@ -55,7 +55,7 @@ def test_dropout_can_be_asked_for() -> None:
 
 def test_a_few_steps_already_learn(tmp_path: Path) -> None:
     short = {"train_steps": 100, "steps_per_loop": 50, "summary_interval": 50}
-    config = trainer_kit.get_experiment("digits_mlp").replace(trainer=short, runtime={"executor": "default"})
+    config = trainer_kit.get_experiment("digits_mlp").replace(trainer=short)
     _, logs = launch(config, "train_and_eval", str(tmp_path))
     assert logs["accuracy"] > 0.6  # by chance: 0.1
     assert logs["validation_loss"] < 1.8  # by chance: 2.3

@@ -27,7 +27,7 @@ def test_the_tasks_share_the_hidden_layer() -> None:
 
 def test_a_short_run_learns_both_tasks(tmp_path: Path) -> None:
     short = {"train_steps": 100, "steps_per_loop": 100, "summary_interval": 100}
-    config = trainer_kit.get_experiment("digits_tasks").replace(trainer=short, runtime={"executor": "default"})
+    config = trainer_kit.get_experiment("digits_tasks").replace(trainer=short)
     _, logs = launch(config, "train_and_eval", str(tmp_path))
     assert logs["digit"]["accuracy"] > 0.7 and logs["parity"]["accuracy"] > 0.7  # by chance: 0.1 and 0.5
     assert (tmp_path / "best_checkpoints" / "parity" / "info.json").is_file()

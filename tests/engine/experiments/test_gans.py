@@ -56,7 +56,7 @@ def test_the_distances_of_digits_tell_copies_from_coverage() -> None:
 @pytest.mark.parametrize("name", ["gan_rings", "gan_digits"])
 def test_a_short_run_reports_draws_and_keeps_its_best(name: str, tmp_path: Path) -> None:
     short = {"train_steps": 8, "steps_per_loop": 4, "summary_interval": 4, "validation_interval": 4}
-    config = trainer_kit.get_experiment(name).replace(trainer=short, runtime={"executor": "default"})
+    config = trainer_kit.get_experiment(name).replace(trainer=short)
     gan, logs = launch(config, "train_and_eval", str(tmp_path))
     wanted = {"gan_rings": {"modes", "near", "distance"}, "gan_digits": {"fidelity_distance", "coverage_distance"}}
     assert {"discriminator_loss", "generator_loss", *wanted[name]} <= {*logs}

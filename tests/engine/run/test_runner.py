@@ -43,7 +43,7 @@ from trainer_kit.training.trainer_creation import create_trainer
 
 _BEST = {"best_checkpoint_eval_metric": "accuracy"}
 # Ends within a loop, and off every interval; with dropout, it depends on random numbers too.
-_TRAINED = linear_experiment(train_steps=17).replace(task={"dropout": 0.3}, runtime={"executor": "default"})
+_TRAINED = linear_experiment(train_steps=17).replace(task={"dropout": 0.3})
 # Half of the evaluations are at steps without a checkpoint.
 _EVALUATED = linear_experiment(train_steps=60, checkpoint_interval=20, **_BEST)
 
@@ -169,8 +169,7 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(of_trained: ReadyTrainer,
 
 
 def test_profiled_steps_are_traced_without_changing_the_run(once_trained: _Finished, tmp_path: Path) -> None:
-    config = _TRAINED.replace(runtime={"executor": "auto"})  # which chooses default
-    model, _ = _run(tmp_path, config=config, profile="4:11")  # over the ends of two loops
+    model, _ = _run(tmp_path, config=_TRAINED, profile="4:11")  # over the ends of two loops
     assert times_traced(tmp_path / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
     assert all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(model), strict=True))
     lines, others = (active_history(str(folder / "metrics.jsonl")) for folder in (once_trained.folder, tmp_path))

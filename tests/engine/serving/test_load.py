@@ -79,7 +79,8 @@ def test_an_earlier_runs_auto_setting_has_the_number_it_chose(
 ) -> None:
     text, manifest = (run / "params.yaml").read_text(), json.loads((run / "manifest.json").read_text())
     assert "fuse_steps: 1\n" in text
-    (tmp_path / "params.yaml").write_text(text.replace("fuse_steps: 1\n", "fuse_steps: auto\n"))
+    text = text.replace("fuse_steps: 1\n", "fuse_steps: auto\n").replace("executor: default\n", "executor: auto\n")
+    (tmp_path / "params.yaml").write_text(text)
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "fuse_steps": noted}))
     config = recorded_config(tmp_path, modules)
     assert config == recorded_config(run, modules).replace(trainer={"fuse_steps": expected})

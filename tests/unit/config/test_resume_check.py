@@ -99,12 +99,21 @@ def test_fuse_steps_auto_means_the_number_chosen_earlier(default: ExperimentConf
 
 def test_a_run_that_began_before_there_was_a_choice_of_executors(default: ExperimentConfig) -> None:
     old = "".join(line for line in to_yaml(default).splitlines(keepends=True) if "executor:" not in line)
-    by_default, single = (changed(default, "runtime.executor", name) for name in ("default", "single_threaded"))
     assert old != to_yaml(default)
-    assert check_resume(old, by_default, []) == check_resume(old, default, []) == []
-    assert check_resume(old, by_default, [], kept_executor="default") == []
+    assert check_resume(old, default, []) == []
     with pytest.raises(ConfigError, match=r"runtime\.executor: was 'default' when this run began"):
-        check_resume(old, single, [])
+        check_resume(old, changed(default, "runtime.executor", "single_threaded"), [])
+
+
+def test_executor_auto_means_the_executor_chosen_earlier(default: ExperimentConfig) -> None:
+    old = to_yaml(default).replace("executor: default", "executor: auto")
+    single = changed(default, "runtime.executor", "single_threaded")
+    assert "auto" in old
+    assert check_resume(old, default, [], kept_executor="default") == []
+    assert check_resume(old, single, [], kept_executor="single_threaded") == []
+    assert check_resume(old, default, []) == check_resume(old, single, []) == []  # it had not chosen yet
+    with pytest.raises(ConfigError, match=r"executor: was 'single_threaded' when this run began and is 'default' now"):
+        check_resume(old, default, [], kept_executor="single_threaded")
 
 
 def test_accumulate_steps_auto_means_the_number_of_the_run(default: ExperimentConfig) -> None:

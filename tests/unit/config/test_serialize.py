@@ -31,10 +31,12 @@ def test_sections_lists_choices_and_none_come_back_equal(default: ExperimentConf
     assert again.task.weights[1].hex() == (0.1 + 0.2).hex()
 
 
-def test_fuse_steps_auto_is_refused_without_the_chosen_number(default: ExperimentConfig) -> None:
-    text = to_yaml(default).replace("fuse_steps: 1", "fuse_steps: auto")
+def test_auto_of_earlier_releases_is_refused_without_a_choice(default: ExperimentConfig) -> None:
+    text = to_yaml(default).replace("fuse_steps: 1", "fuse_steps: auto").replace("executor: default", "executor: auto")
     assert from_yaml(text, default, 5) == default.replace(trainer={"fuse_steps": 5})
     with pytest.raises(ConfigError, match=r"trainer\.fuse_steps.*'auto' is not a whole number"):
+        from_yaml(text, default)
+    with pytest.raises(ConfigError, match=r"runtime\.executor.*'auto'.*default.*single_threaded"):
         from_yaml(text, default)
 
 

@@ -42,12 +42,10 @@ class RuntimeConfig(Config):
       use_tpu_mp_strategy: Whether a TPU strategy with model parallelism is used; only false is supported.
       virtual_cpus: The number of devices that the CPU is split into, for runs on several replicas without
         accelerators; 0 does not split it.
-      executor: How TensorFlow runs the operations of a training loop: `default` on all threads, `single_threaded` one
-        after the other, and `auto` whichever of the two is faster. One thread is faster for steps of up to 8 MFLOP on
-        one CPU, and slower for larger ones. `auto` decides before the first step, and the run keeps to it. An executor
-        gives the same bits every time, but not the bits of the other, which adds up a sum of several parts in another
-        order. A profile of one thread shows no operations, so `auto` chooses `default` for a run that begins with
-        `--profile`, and that choice holds for the whole run.
+      executor: How TensorFlow runs the operations of a loop: `default` on all threads, `single_threaded` one after the
+        other. One thread is for very small models on one CPU: 1.5 to 2 times as fast, and slower for larger ones. An
+        executor gives the same bits every time, but not the bits of the other, which adds up a sum of several parts in
+        another order. On one thread neither errors nor a profile name the operations.
       random_seed: The seed of Python, NumPy, TensorFlow and Keras.
       deterministic_ops: Whether TensorFlow uses deterministic kernels where it has a choice.
       inter_op_threads: The number of threads that run operations side by side; 0 means as many as at the run's first
@@ -78,7 +76,7 @@ class RuntimeConfig(Config):
     default_shard_dim: int = -1
     use_tpu_mp_strategy: bool = False
     virtual_cpus: Count = 0
-    executor: Literal["auto", "default", "single_threaded"] = "auto"
+    executor: Literal["default", "single_threaded"] = "default"
     random_seed: Count = 1
     deterministic_ops: bool = False
     inter_op_threads: Count = 0

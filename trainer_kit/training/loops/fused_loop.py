@@ -102,10 +102,7 @@ class FusedLoop:
     Attributes:
       waited: The seconds that the last call waited for batches; None with op determinism, which has no clock.
       fuse_steps: The argument of this name.
-      last_batch: None, as in a TrainLoop that does not keep its batches.
     """
-
-    last_batch = None
 
     def __init__(
         self, begin: Begin, step: Step, results: Results, stop: tf.Variable, stack: Stack, fuse_steps: int

@@ -34,14 +34,15 @@ class WaitingClock:
       waited: The seconds so far: `no_waits`, or the value of the clock before.
       exact: Whether the element waits for the first reading of the clock, which costs 3 % of such a step. Otherwise the
         reading may come some microseconds late; if operations run one after the other, at any time.
-      read: A function that returns the next element of an iterator.
 
     Attributes:
       waited: The seconds so far, including the elements since.
     """
 
-    def __init__(self, iterator: Any, waited: tf.Tensor, exact: bool = True, read: Callable[[Any], Any] = next) -> None:
-        self._iterator, self.waited, self._exact, self._read = iterator, waited, exact, read
+    def __init__(self, iterator: Any, waited: tf.Tensor, exact: bool = True) -> None:
+        self._iterator = iterator
+        self.waited = waited
+        self._exact = exact
 
     def __iter__(self) -> WaitingClock:
         return self
@@ -50,10 +51,10 @@ class WaitingClock:
         here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         elsewhere = here is not (self.waited.graph if tf.is_symbolic_tensor(self.waited) else None)
         if elsewhere or is_op_determinism_enabled():
-            return self._read(self._iterator)
+            return next(self._iterator)
         begin = tf.timestamp()
         with tf.control_dependencies([begin] if self._exact else []):
-            element = self._read(self._iterator)
+            element = next(self._iterator)
         parts = [part for part in tf.nest.flatten(element, expand_composites=True) if tf.is_symbolic_tensor(part)]
         with tf.control_dependencies(list(dict.fromkeys(part.op for part in parts))), tf.device("CPU:0"):
             self.waited += tf.timestamp() - begin

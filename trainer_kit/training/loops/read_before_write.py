@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from trainer_kit.distribution.tensorflow_internals import run_after
 
-WAITING = "waiting_for_batch"  # the name of an operation that notes only that a batch is being read: that is no state
 _READS = re.compile(r"(MultiDevice)?IteratorGetNext\w*")
 _WRITES = re.compile(
     r"Assign\w*|Resource(Sparse)?Apply\w*|ResourceScatter\w*|ResourceStridedSliceAssign|Rng\w*|(Eager)?PyFunc|"
@@ -73,8 +72,6 @@ def reads_before_writes(graph: tf.Graph) -> bool:
         return any(holds(node, op) for node in functions.get(function, ()))
 
     def holds(node: Any, op: re.Pattern[str]) -> bool:
-        if WAITING in node.name:
-            return False
         return op.fullmatch(node.op) is not None or any(does(function, op) for function in _called(node))
 
     loops = [node.attr["body"].func.name for node in definition.node if node.op in ("While", "StatelessWhile")]

@@ -6,7 +6,6 @@ This module does not know what a step does.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ import tensorflow as tf
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.training.loops.host_variables import as_int32, flags, should_continue
 from trainer_kit.training.loops.iterators import WaitingClock, known_waits, no_waits
-from trainer_kit.training.loops.last_batch import LastBatch
 from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.tracing import LoopFunction, eager, graph_function
 
@@ -35,8 +33,8 @@ class TrainLoop:
       stop: The flag of stop_variable.
       use_tf_function: Whether to compile; if not, everything runs eagerly.
       use_tf_while_loop: Whether to compile the loop too, not only the step.
-      last_batch: Reads the batches, for a loop that runs on one thread; None: they are not kept, and the time that the
-        loop waits for them is less exact.
+      exact_waits: Whether the time that the loop waits for batches is exact; for a loop that runs on one thread, where
+        it costs nothing. See WaitingClock.
 
     Attributes:
       waited: The seconds that the last call waited for batches; None if the loop is not compiled, and with
@@ -53,7 +51,7 @@ class TrainLoop:
         after_step: Callable[[], None] = lambda: None,
         use_tf_function: bool = True,
         use_tf_while_loop: bool = True,
-        last_batch: LastBatch | None = None,
+        exact_waits: bool = False,
     ) -> None:
         compiled = graph_function if use_tf_function else eager
         self._begin, self._stop = compiled(begin), stop
@@ -62,8 +60,7 @@ class TrainLoop:
         self._results = Readback(results, compiled)
         self.waited: float | None = None
         self._flags = flags()
-        self.last_batch = last_batch
-        whole = self._graph(begin, step, after_step, self._results.pack, stop, last_batch)
+        whole = self._graph(begin, step, after_step, self._results.pack, stop, exact_waits)
         self.whole = LoopFunction(whole, "the training loop") if use_tf_while_loop else None
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
@@ -115,19 +112,15 @@ class TrainLoop:
         after_step: Callable[[], None],
         results: Callable[..., Any],
         stop: tf.Variable,
-        last_batch: LastBatch | None,
+        exact_waits: bool,
     ) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
             def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
                 return should_continue(stop, done < num_steps)
 
             def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                if last_batch is None:
-                    clock = WaitingClock(iterator, waited, exact=False)
-                else:
-                    clock = WaitingClock(iterator, waited, read=last_batch.read)
-                noted = contextlib.nullcontext() if last_batch is None else last_batch.step()
-                with noted, tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+                clock = WaitingClock(iterator, waited, exact_waits)
+                with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
                     converted(step)(clock)
                     after_step()
                 return done + 1, clock.waited

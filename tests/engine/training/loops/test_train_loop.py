@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tests.engine.training.loops.counting_step import Counter, batches
 from trainer_kit.training.loops.iterators import OneElement
-from trainer_kit.training.loops.last_batch import LastBatch
 from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.train_loop import TrainLoop
 
@@ -32,16 +31,15 @@ def test_a_number_of_steps_may_be_of_any_integer_type() -> None:
         assert train(iterator, one_step)[0] == 1
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_the_waits_for_batches_are_measured(keeps: bool) -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_waits_for_batches_are_measured(exact: bool) -> None:
     def wait(batch: np.ndarray) -> np.ndarray:
         time.sleep(0.02)
         return batch
 
     counter, shape = Counter(), batches().element_spec.shape
     slow = batches().map(lambda batch: tf.ensure_shape(tf.numpy_function(wait, [batch], batch.dtype), shape))
-    last_batch = LastBatch(slow.element_spec) if keeps else None
-    train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop, last_batch=last_batch)
+    train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop, exact_waits=exact)
     assert train(iter(slow), tf.constant(3))[0] == 3
     assert train.waited is not None and train.waited > 0.03
 
