@@ -27,8 +27,7 @@ from typing import Any
 
 from scripts.manifest_environment import environment
 from scripts.source_files import ROOT
-from trainer_kit.cli.view.run_status import read_process
-from trainer_kit.process.run_lock import HEARTBEAT
+from trainer_kit.cli.view.run_status import read_trainer
 from trainer_kit.telemetry.metrics_jsonl import newest_report
 
 
@@ -67,7 +66,7 @@ def _run(python: Path, model_dir: Path, flags: list[str], stop_at: int | None = 
         with subprocess.Popen(command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT) as process:
             while stop_at is not None and process.poll() is None:
                 report = newest_report(model_dir / "metrics.jsonl", "train")
-                trainer = read_process(model_dir / HEARTBEAT)
+                trainer = read_trainer(model_dir)
                 if report and trainer and trainer.pid and report["step"] >= stop_at:
                     os.kill(trainer.pid, signal.SIGTERM)
                     break

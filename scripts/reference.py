@@ -172,10 +172,6 @@ class _Recorder(argparse.ArgumentParser):
         self.noted.append((f"`{shown if names[0].startswith('-') else value}`", options.get("help", "")))
         return super().add_argument(*names, **options)
 
-    def add_mutually_exclusive_group(self, **options: Any) -> Any:
-        """Returns the parser itself, so that the arguments of the group are recorded too."""
-        return self
-
 
 def _arguments(verb: ModuleType) -> list[str]:
     """Returns the table of a verb's arguments."""

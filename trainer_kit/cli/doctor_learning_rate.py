@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         from trainer_kit.training.rate_range import measure, range_test_config
     changed = range_test_config(config, arguments.lowest, arguments.highest, arguments.steps)
     with tempfile.TemporaryDirectory() as folder, prepare(changed).scope():
-        trainer = create_trial_trainer(changed, task_type(changed.task, logging_dir=folder), evaluate=False)
+        trainer = create_trial_trainer(changed, task_type(changed.task, logging_dir=folder))
         found = measure(trainer, arguments.lowest, arguments.steps)
     _print(found)
     if arguments.picture:

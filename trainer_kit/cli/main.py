@@ -24,16 +24,13 @@ from trainer_kit.cli import (
     checkpoint_diff,
     checkpoint_list,
     checkpoint_rename,
-    doctor_fuse,
     doctor_learning_rate,
-    doctor_precision,
     doctor_resume,
     evals,
     list_names,
     render,
     show,
     tensorboard,
-    watch,
 )
 from trainer_kit.cli.stop_signals import Stops
 from trainer_kit.errors import EXIT_CODES, ExitCode, near_names
@@ -45,7 +42,6 @@ VERBS = {
     "list": list_names,
     "show": show,
     "check": check,
-    "watch": watch,
     "evals": evals,
     "best": best,
     "tensorboard": tensorboard,
@@ -53,9 +49,7 @@ VERBS = {
 }
 CHECKS = {  # of the verb `doctor`
     "resume": doctor_resume,
-    "fuse": doctor_fuse,
     "learning_rate": doctor_learning_rate,
-    "precision": doctor_precision,
 }
 CHECKPOINTS = {  # the commands of the verb `checkpoint`
     "list": checkpoint_list,
@@ -64,7 +58,7 @@ CHECKPOINTS = {  # the commands of the verb `checkpoint`
     "rename": checkpoint_rename,
 }
 _CHECKPOINT = "Lists, compares, averages and renames the variables of checkpoints, of any program."
-_DOCTOR = "Tries a question on your experiment: exact resume, fused steps, the learning rate, or the precision."
+_DOCTOR = "Tries a question on your experiment: exact resume, or the learning rate."
 
 
 class _Parser(argparse.ArgumentParser):

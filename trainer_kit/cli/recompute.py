@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Unseen:
-    """Keeps a lock from writing a heartbeat: `trainer-kit watch` would take this command for a trainer."""
+    """Keeps a lock from writing a heartbeat: `trainer-kit tensorboard` would take this command for a trainer."""
 
     def _write(self) -> None:
         pass

@@ -9,17 +9,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainer_kit import files
-from trainer_kit.cli.view.liveness import Pulses, pulse_text
-from trainer_kit.cli.view.run_status import holds_run, read_status, readable
+from trainer_kit.cli.view.run_status import Process, holds_run, read_trainer, readable
 from trainer_kit.cli.view.tables import Table, show
 from trainer_kit.errors import UsageError
+from trainer_kit.process.run_lock import runs
 
 _LAST_PORT = 65535
+_SILENT_AFTER = 20.0  # seconds: four beats
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,13 +77,25 @@ def runs_in(folder: Path) -> Iterator[Path]:
 
 
 def _table(folder: Path) -> Table:
-    rows, pulses = [], Pulses()
+    rows = []
     for path in runs_in(folder):
-        status = read_status(path)
-        trainer = status.trainer
-        state = pulse_text(trainer, pulses.feel(str(path), trainer)) if trainer else "no heartbeat"
-        step = trainer.step if trainer else status.finished
-        rows.append([os.path.relpath(path, folder), state, "" if step is None else str(step)])
+        trainer = read_trainer(path)
+        state = _state_of(trainer) if trainer else "no heartbeat"
+        step = "" if trainer is None or trainer.step is None else str(trainer.step)
+        rows.append([os.path.relpath(path, folder), state, step])
     if not rows:
         return Table(f"{folder} holds no run yet", (), ())
     return Table(f"runs in {folder}", ("run", "state", "step"), rows, left=frozenset({"run", "state"}))
+
+
+def _state_of(trainer: Process) -> str:
+    """Returns "alive", "ended: done", "gone, no end recorded" or "silent for 23 s"."""
+    if trainer.ended:
+        return f"ended: {trainer.ended}"
+
+    # The process table of another machine cannot be read.
+    if trainer.host == socket.gethostname() and trainer.pid is not None and not runs(trainer.pid):
+        return "gone, no end recorded"
+
+    seconds = time.time() - trainer.written
+    return "alive" if seconds < _SILENT_AFTER else f"silent for {seconds:.0f} s"

@@ -25,8 +25,8 @@ _NAMES: dict[Any, str] = {
 _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of at most"))
 _FORMER = {  # values of earlier releases, and the advice about each
     ("trainer.fuse_steps", "auto"): (
-        "set a number: `trainer-kit doctor fuse EXPERIMENT` measures the fastest one; for a run that began with auto, "
-        "take fuse_steps from its manifest.json"
+        "set a number: compare short runs with 1 and 20; for a run that began with auto, take fuse_steps from its "
+        "manifest.json"
     )
 }
 _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")

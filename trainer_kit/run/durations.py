@@ -101,13 +101,13 @@ def let_data_restart(trainer: Any, written: ExperimentConfig) -> None:
         data.restarts = True
 
 
-def create_trial_trainer(written: ExperimentConfig, task: Any, evaluate: bool = True) -> Any:
-    """Returns a trainer that sees steps and data as in a run, for a command without a run. Called in strategy scope.
+def create_trial_trainer(written: ExperimentConfig, task: Any) -> Any:
+    """Returns a trainer that sees steps and data as in a run, to train without a run. Called in strategy scope.
 
     Raises:
       ConfigError: as in_steps does.
     """
-    trainer = create_trainer(in_steps(written, task)[0], task, evaluate=evaluate)
+    trainer = create_trainer(in_steps(written, task)[0], task, evaluate=False)
     let_data_restart(trainer, written)
     return trainer
 

@@ -12,7 +12,7 @@ _SHORT_STEP = 0.5e-3  # seconds; in a shorter step, the host's work for each op 
 _TINY_STEP = 0.2e-3  # seconds; one thread runs a shorter step faster than several threads do
 _SHORT_LOOP = 5e-3  # seconds; a loop costs the host about half a millisecond besides its steps
 _NEW_RUN = ", in a new model_dir"  # a run keeps the value it was started with
-_FUSE = "the trainer.fuse_steps that `trainer-kit doctor fuse` measures"
+_FUSE = "trainer.fuse_steps=20"
 _START = 0.5  # the share of the start above which no other advice is given
 
 

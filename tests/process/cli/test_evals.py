@@ -102,7 +102,7 @@ def test_a_mistake_is_one_message_and_exit_2(
 
 
 def test_looking_at_a_run_does_without_tensorflow(finished_run: Path) -> None:
-    commands = [[*verb, str(finished_run)] for verb in (["evals"], ["best"], ["watch", "--once"])]
+    commands = [[*verb, str(finished_run)] for verb in (["evals"], ["best"])]
     code = f"import sys, trainer_kit.cli.main as m; print({{*map(m.main, {commands})}}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, timeout=60)
     *_, codes, modules = done.stdout.splitlines()

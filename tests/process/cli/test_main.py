@@ -55,7 +55,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         ([], "the following arguments are required: VERB"),
         (
             ["shwo"],
-            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'watch', 'evals', 'best', 'tensorboard', ",
+            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'evals', 'best', 'tensorboard', ",
         ),
         (["show"], "the following arguments are required: experiment"),
         (["list", "extra"], "invalid choice: 'extra' (choose from 'experiments', 'optimizers', "),
@@ -63,7 +63,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),  # no abbreviations
         (["best", "run", "--metrc=loss"], "unrecognized arguments: --metrc=loss; did you mean --metric?"),
         (["list", "optimzers"], "'callbacks'); did you mean optimizers?"),
-        (["doctor", "resum"], "'precision'); did you mean resume?"),
+        (["doctor", "resum"], "'learning_rate'); did you mean resume?"),
     ],
 )
 def test_a_wrong_command_line_is_exit_2_with_the_usage(

@@ -16,7 +16,10 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from tests.process.cli.written_runs import write_params, write_process
 from trainer_kit.cli.main import main
+from trainer_kit.cli.tensorboard import _table
+from trainer_kit.cli.view.tables import plain
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,6 +70,35 @@ def test_running_jobs_and_new_ones_are_served_on_loopback(tmp_path: Path) -> Non
         assert "job_2/logs/train" in _runs(found[1], {"job_2/logs/train"})
         process.send_signal(signal.SIGTERM)
         process.wait(20)
+
+
+def test_the_state_of_a_trainer_comes_from_its_heartbeat(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    here = os.uname().nodename
+    heartbeats = {
+        "alive": {"host": here, "pid": os.getpid(), "step": 7},
+        "dead": {"host": here, "pid": dead.pid, "step": 8},
+        "elsewhere": {"host": "far", "pid": dead.pid, "step": 9},
+        "ended": {"host": here, "pid": dead.pid, "step": 10, "ended": "done"},
+    }
+    for name, heartbeat in heartbeats.items():
+        write_process(tmp_path / name / "heartbeat.json", **heartbeat)
+    hour_ago = time.time() - 3600
+    silent = write_process(tmp_path / "silent" / "heartbeat.json", host="far", pid=1, step=11)
+    os.utime(silent, (hour_ago, hour_ago))
+    write_params(tmp_path / "waiting")
+
+    _, _, *rows = plain(_table(tmp_path)).splitlines()
+
+    assert [re.split("  +", row) for row in rows] == [
+        ["alive", "alive", "7"],
+        ["dead", "gone, no end recorded", "8"],
+        ["elsewhere", "alive", "9"],
+        ["ended", "ended: done", "10"],
+        ["silent", "silent for 3600 s", "11"],
+        ["waiting", "no heartbeat", "-"],
+    ]
 
 
 @pytest.mark.parametrize(

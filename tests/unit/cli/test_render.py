@@ -169,7 +169,7 @@ def test_the_pipeline_evaluates_the_best_weights(capsys: pytest.CaptureFixture[s
     text = _rendered(capsys, "kfp", "digits")
     compile(text, "pipeline.py", "exec")
     assert '"--checkpoint=best"' in text and ".after(trained)" in text
-    assert '["trainer-kit", "watch", "--once", "/runs/digits"]' in text and "dsl.ExitHandler" in text
+    assert '["trainer-kit", "evals", "/runs/digits"]' in text and "dsl.ExitHandler" in text
     assert '"--checkpoint=latest"' in _rendered(capsys, "kfp", "digits", "--mode=train")
 
 

@@ -82,5 +82,5 @@ def test_a_hint_says_what_was_probably_meant(annotation: object, value: object, 
 
 
 def test_a_value_of_an_earlier_release_is_told_with_what_to_do() -> None:
-    assert "`trainer-kit doctor fuse EXPERIMENT`" in hint(int, "auto", "trainer.fuse_steps")
+    assert "compare short runs with 1 and 20" in hint(int, "auto", "trainer.fuse_steps")
     assert hint(int, "auto", "trainer.steps_per_loop") == ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.cli.view.run_status import read_status
+from trainer_kit.cli.view.run_status import sidecar_names
 from trainer_kit.config.resolve import Sources
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.sources import yaml_loader
@@ -115,7 +115,7 @@ def of_run(folder: Path, job_dir: str, model_dir: str, mode: str | None, sidecar
     values = parse_flags(command)
     mode = mode or values.mode
     flags = [flag for flag in attempt_flags(values) if not flag.startswith(_PLACED)]
-    names = sidecars or [name for name in read_status(folder).sidecars if name != "eval"]
+    names = sidecars or [name for name in sidecar_names(folder) if name != "eval"]
     best = bool(recorded.get("best_checkpoint_eval_metric")) and "eval" in mode
     placed = _below(os.path.abspath(folder), os.path.abspath(job_dir), model_dir)
     return _train_commands(flags, mode, placed, names, best, seconds)

@@ -62,8 +62,8 @@ def train(attempt: str) -> dsl.ContainerSpec:
 $components
 @dsl.container_component
 def show_run() -> dsl.ContainerSpec:
-    """Prints the state of the run, its last metrics and its evaluations."""
-    return dsl.ContainerSpec(image=IMAGE, command=["trainer-kit", "watch", "--once", $run_dir])
+    """Prints the evaluations of the run."""
+    return dsl.ContainerSpec(image=IMAGE, command=["trainer-kit", "evals", $run_dir])
 
 
 def prepare(task: dsl.PipelineTask, gpus: int) -> None:

@@ -7,7 +7,6 @@ another version, can be read too. Nothing is written.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,15 +15,12 @@ from typing import Any
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.config.schema.durations import unit_of
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, StorageError, UsageError, path_suggestion
 from trainer_kit.evals.best.criterion import Criterion
-from trainer_kit.process.run_directory import steps_of_run
 from trainer_kit.process.run_lock import HEARTBEAT, LOCK
-from trainer_kit.telemetry.metrics_jsonl import newest_report
 
 LEASE = ".lease.json"
 _LISTED = 12  # most names in a message
@@ -36,14 +32,12 @@ class Settings:
     """The settings in params.yaml that a viewer needs; missing ones have the config's defaults.
 
     Attributes:
-      train_steps: The last step of training; None if it is not known.
       metric: The metric that decides what is best; "" if there is none.
       comparison: "higher" or "lower": which value is better.
       best_folder: The name of the best checkpoint's folder; "" if there is none.
       named: The criteria of trainer.best_checkpoints by name.
     """
 
-    train_steps: int | None
     metric: str
     comparison: str
     best_folder: str
@@ -52,59 +46,23 @@ class Settings:
 
 @dataclass(frozen=True)
 class Process:
-    """The content of a trainer's heartbeat or a sidecar's lease.
+    """The content of a trainer's heartbeat.
 
     Attributes:
       host, pid: Where the process runs; "" and None if the file does not say.
-      phase: What the process is doing.
-      step: The trainer's step, or the step that a sidecar reads; None if the file does not say.
-      beat: A text that changes while the process lives.
+      step: The trainer's step; None if the file does not say.
       ended: "" while the process lives, else how it ended.
       written: When the file was written, in seconds of the file system's clock.
     """
 
     host: str
     pid: int | None
-    phase: str
     step: int | None
-    beat: str
     ended: str
     written: float
 
 
-@dataclass(frozen=True)
-class TrainReport:
-    """The last report of a training loop; a metric in a group is named "group/name"."""
-
-    step: int
-    metrics: Mapping[str, float]
-    steps_per_second: float | None
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """The state of a run and of its sidecars.
-
-    Attributes:
-      settings: The settings in params.yaml.
-      trainer: The trainer's heartbeat; None before the first one.
-      report: The last training report; None before the first one.
-      checkpoint: The name of the newest checkpoint; "" if there is none.
-      sidecars: Each sidecar's lease by the sidecar's name; None for a sidecar without one.
-      finished: The step at which the run finished; None if it has not finished.
-      stopped: Why the run finished before its last step; "" if it did not.
-    """
-
-    settings: Settings
-    trainer: Process | None
-    report: TrainReport | None
-    checkpoint: str
-    sidecars: Mapping[str, Process | None]
-    finished: int | None
-    stopped: str = ""
-
-
-def open_run(model_dir: str, may_be_empty: bool = False) -> Path:
+def open_run(model_dir: str) -> Path:
     """Returns `model_dir` as a path, after checking that it is the folder of a run.
 
     Raises:
@@ -122,7 +80,7 @@ def open_run(model_dir: str, may_be_empty: bool = False) -> Path:
         if not folder.is_dir():
             raise UsageError(f"MODEL_DIR: {model_dir} is a file; give the folder of a run")
         there = sorted(os.listdir(folder))
-        if holds_run(folder) or (may_be_empty and not there):
+        if holds_run(folder):
             return folder
         runs = [str(path) for path in _folders(folder) if holds_run(path)]
     inside = f"runs in it: {', '.join(runs[:_LISTED])}" if runs else f"it holds: {listed(there)}"
@@ -158,11 +116,9 @@ def read_settings(folder: Path) -> Settings:
     trainer = values.get("trainer") if isinstance(values, dict) else None
     recorded = trainer if isinstance(trainer, dict) else {}
     plain = TrainerConfig()
-    steps, comparison = recorded.get("train_steps"), recorded.get("best_checkpoint_metric_comp")
-    steps = steps_of_run(steps, folder) if unit_of(steps) else steps
+    comparison = recorded.get("best_checkpoint_metric_comp")
     metric, best = recorded.get("best_checkpoint_eval_metric"), recorded.get("best_checkpoint_export_subdir")
     return Settings(
-        train_steps=steps if isinstance(steps, int) and steps >= 0 else None,
         metric=metric if isinstance(metric, str) else plain.best_checkpoint_eval_metric,
         comparison=comparison if comparison in ("higher", "lower") else plain.best_checkpoint_metric_comp,
         best_folder=best if isinstance(best, str) else plain.best_checkpoint_export_subdir,
@@ -179,29 +135,9 @@ def _named_bests(recorded: Any) -> dict[str, Criterion]:
     return found
 
 
-def read_status(folder: Path) -> RunStatus:
-    """Returns the current state of the run in `folder`, read from its files.
-
-    Raises:
-      StorageError: when the folder, or metrics.jsonl in it, cannot be read.
-    """
-    with readable(folder):
-        checkpoints = complete_checkpoints(os.fspath(folder))
-    final = files.read_json(folder / "final.json") or {}
-    step, stopped = final.get("step"), final.get("stopped")
-    return RunStatus(
-        settings=read_settings(folder),
-        trainer=read_process(folder / HEARTBEAT),
-        report=_read_report(folder / "metrics.jsonl"),
-        checkpoint=f"ckpt-{max(checkpoints)}" if checkpoints else "",
-        sidecars={name: read_process(folder / "evals" / f"{name}{LEASE}") for name in _sidecar_names(folder)},
-        finished=step if isinstance(step, int) else None,
-        stopped=stopped if isinstance(stopped, str) else "",
-    )
-
-
-def read_process(path: Path) -> Process | None:
-    """Returns the content of the heartbeat or lease at `path`; None if the file is missing or incomplete."""
+def read_trainer(folder: Path) -> Process | None:
+    """Returns the heartbeat of the run in `folder`; None if there is none, or it is incomplete."""
+    path = folder / HEARTBEAT
     recorded = files.read_json(path)
     try:
         written = path.stat().st_mtime
@@ -213,23 +149,13 @@ def read_process(path: Path) -> Process | None:
     return Process(
         host=str(recorded.get("host") or ""),
         pid=pid if isinstance(pid, int) and pid > 0 else None,
-        phase=str(recorded.get("phase") or ""),
         step=step if isinstance(step, int) else None,
-        beat=str(recorded.get("beat")),
         ended=ended if isinstance(ended, str) else "done" if ended else "",
         written=written,
     )
 
 
-def _read_report(path: Path) -> TrainReport | None:
-    report: dict[str, Any] | None = newest_report(path, "train")
-    if report is None:
-        return None
-    rate = report.get("steps_per_second")
-    return TrainReport(report["step"], report["metrics"], rate if rate is not None and math.isfinite(rate) else None)
-
-
-def _sidecar_names(folder: Path) -> list[str]:
+def sidecar_names(folder: Path) -> list[str]:
     """Returns the names of the run's sidecars: each has a lease, a ledger or a folder."""
     leases = [path.name.removesuffix(LEASE) for path in (folder / "evals").glob(f"*{LEASE}")]
     ledgers = [path.stem for path in (folder / "evals").glob("*.jsonl")]

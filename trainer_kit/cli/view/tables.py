@@ -46,11 +46,6 @@ def number(value: float | None) -> str:
     return "" if value is None else number_text(value, _DIGITS)
 
 
-def rate(value: float) -> str:
-    """Returns a rate as text with three significant digits and commas between thousands."""
-    return f"{float(f'{value:.3g}'):,.{0 if value >= 100 else 2}f}"
-
-
 def terminal(stream: TextIO) -> Console | None:
     """Returns a rich Console for `stream`; None if it is not a terminal that can be drawn on."""
     if not stream.isatty():

@@ -205,9 +205,9 @@ class TrainerConfig(Config):
       steps_per_loop: The number of training steps in a loop; logs, checkpoints and evaluations come at the ends of
         loops only.
       fuse_steps: The number of training steps that XLA compiles into one program; 1 fuses none. It takes at most the
-        steps of a loop. Small dense models train several times as fast, convolutions on a CPU slower; `trainer-kit
-        doctor fuse` measures what is fastest. It is for one replica. Results equal those of separate steps to the last
-        digits of float32, but dropout draws other masks. A stop waits for the end of a program.
+        steps of a loop. Small dense models train several times as fast, convolutions on a CPU slower; compare two short
+        runs. It is for one replica. Results equal those of separate steps to the last digits of float32, but dropout
+        draws other masks. A stop waits for the end of a program.
       accumulate_steps: The number of micro-batches that a batch is split into, for batches that do not fit into memory:
         global_batch_size is the batch of one update, and each replica adds up the gradients of this number of parts of
         its share. auto finds the smallest number that fits into memory before the first step, and the run keeps it.

@@ -30,20 +30,10 @@ _SPELLED = {
     "StringFormat": "tf.print", "PrintV2": "tf.print", "WriteSummary": "tf.summary",
 }  # fmt: skip
 
-_OVERDRAWN = "a training step takes more than one batch from its iterator, and a fused step can take only one"
-
-
-class UnfusableError(UsageError):
-    """The training steps cannot be fused; raised while they are traced.
-
-    Args:
-      reason: Why the steps cannot be fused.
-      advice: An alternative to not fusing, ending in "or ".
-    """
-
-    def __init__(self, reason: str, advice: str = "") -> None:
-        super().__init__(f"trainer.fuse_steps: {reason}; {advice}set trainer.fuse_steps to 1")
-        self.reason = reason
+_OVERDRAWN = (
+    "trainer.fuse_steps: a training step takes more than one batch from its iterator, and a fused step can take only "
+    "one; set trainer.fuse_steps to 1"
+)
 
 
 class Stack:
@@ -185,7 +175,7 @@ def _program(step: Step) -> Callable[[Any, tf.Tensor, tf.Tensor], None]:
                     converted(step)(batch)
             except Exception:
                 if batch.overdrawn:
-                    raise UnfusableError(_OVERDRAWN) from None
+                    raise UsageError(_OVERDRAWN) from None
                 raise
             return (number + 1,)
 
@@ -209,9 +199,9 @@ def _refuse_summaries(graph: tf.Graph) -> None:
     """Raises UsageError when the steps write summaries, which the message of XLA would not say."""
     for node in nodes(graph.as_graph_def()):
         if re.fullmatch(r"Write\w*Summary|ImportEvent", node.op):
-            raise UnfusableError(
-                f"XLA cannot compile the training step: it writes a tf.summary ({node.name})",
-                "report the value as a metric, or ",
+            raise UsageError(
+                f"trainer.fuse_steps: XLA cannot compile the training step: it writes a tf.summary ({node.name}); "
+                "report the value as a metric, or set trainer.fuse_steps to 1"
             )
 
 

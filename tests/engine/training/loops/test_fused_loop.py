@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
 from tests.engine.training.loops.counting_step import Counter
+from trainer_kit.errors import UsageError
 from trainer_kit.inputs.fused_batches import stacked
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, not_compiled, refusal_of_xla
 
@@ -105,6 +109,33 @@ def test_what_xla_refuses_is_named_with_its_place() -> None:
     assert "set trainer.fuse_steps to 1" in told
     assert not_compiled(caught.value, 1) is None
     assert refusal_of_xla(ValueError("XLA")) is None
+
+
+def test_a_traced_step_that_writes_a_summary_is_refused(tmp_path: Path) -> None:
+    counter = Counter()
+
+    def step(iterator: object) -> None:
+        counter.step(iterator)
+        tf.summary.scalar("own", 1.0, step=0)
+
+    loop = FusedLoop(counter.begin, step, counter.results, counter.stop, Stack(), 4)
+    with (
+        tf.summary.create_file_writer(str(tmp_path)).as_default(),
+        pytest.raises(UsageError, match=r"it writes a tf\.summary \(.*\); report the value as a metric, or set"),
+    ):
+        loop(iter(stacked(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
+
+
+def test_a_traced_step_that_takes_two_batches_is_refused() -> None:
+    counter = Counter()
+
+    def step(iterator: Any) -> None:
+        next(iterator)
+        counter.step(iterator)
+
+    loop = FusedLoop(counter.begin, step, counter.results, counter.stop, Stack(), 4)
+    with pytest.raises(UsageError, match="takes more than one batch from its iterator"):
+        loop(iter(stacked(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
 
 
 def test_a_variable_out_of_reach_of_a_gpu_program_is_named() -> None:

@@ -16,7 +16,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.criterion import Criterion
 from trainer_kit.evals.ledger import Ledger
 
-_RUN = Settings(20, "accuracy", "higher", "best_ckpt")
+_RUN = Settings("accuracy", "higher", "best_ckpt")
 _HIGHER, _LOWER = Choice("accuracy", "higher"), Choice("accuracy", "lower")
 
 
@@ -134,7 +134,7 @@ def test_each_ledger_has_the_folder_where_its_best_is_kept(tmp_path: Path) -> No
     assert ledgers.best_folder(tmp_path, _RUN, "validation") == tmp_path / "best_ckpt"
     assert ledgers.best_folder(tmp_path, _RUN, "fast") == tmp_path / "evals" / "fast" / "best_ckpt"
     assert ledgers.best_folder(tmp_path, _RUN, "eval") is None
-    assert ledgers.best_folder(tmp_path, Settings(20, "", "higher", ""), "validation") is None
+    assert ledgers.best_folder(tmp_path, Settings("", "higher", ""), "validation") is None
 
 
 def test_info_json_agrees_differs_or_cannot_be_compared(finished_run: Path, tmp_path: Path) -> None:
