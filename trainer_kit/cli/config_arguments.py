@@ -24,11 +24,6 @@ _REPEATED = {
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the experiment's name and the sources of its config."""
     parser.add_argument("experiment", help="The name of the experiment; `trainer-kit list` shows all names.")
-    add_source_arguments(parser)
-
-
-def add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds arguments for the sources of an experiment's config."""
     for name, meaning in _REPEATED.items():
         parser.add_argument(
             f"--{name}", action="append", default=[], help=f"{meaning} It may be repeated; later ones win."

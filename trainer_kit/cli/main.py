@@ -28,7 +28,6 @@ from trainer_kit.cli import (
     doctor_resume,
     evals,
     list_names,
-    render,
     show,
     tensorboard,
 )
@@ -45,7 +44,6 @@ VERBS = {
     "evals": evals,
     "best": best,
     "tensorboard": tensorboard,
-    "render": render,
 }
 CHECKS = {  # of the verb `doctor`
     "resume": doctor_resume,

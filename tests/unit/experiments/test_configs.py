@@ -16,7 +16,7 @@ from trainer_kit.config.modes import MODES
 from trainer_kit.config.resolve import Sources, describe, resolve
 
 ROOT = Path(__file__).parents[3]
-CONFIGS = sorted(path for path in (ROOT / "configs").iterdir() if path.name != "kubernetes_job.yaml")
+CONFIGS = sorted(path for path in (ROOT / "configs").iterdir() if path.is_file())
 EXPERIMENTS = sorted(path.parent.name for path in ROOT.glob("experiments/*/__init__.py"))
 SOURCE_OF = {"--config_file": "config_files", "--gin_file": "gin_files", "--params_override": "params_overrides"}
 COMMAND = re.compile(r"python -m trainer_kit\.train((?:\s+--\w+=\S+)+)")

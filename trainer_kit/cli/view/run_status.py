@@ -22,7 +22,6 @@ from trainer_kit.errors import ConfigError, StorageError, UsageError, path_sugge
 from trainer_kit.evals.best.criterion import Criterion
 from trainer_kit.process.run_lock import HEARTBEAT, LOCK
 
-LEASE = ".lease.json"
 _LISTED = 12  # most names in a message
 _RUN_FILES = ("params.yaml", "manifest.json", "metrics.jsonl", "final.json", "attempts.jsonl", "evals", HEARTBEAT, LOCK)
 
@@ -153,13 +152,6 @@ def read_trainer(folder: Path) -> Process | None:
         ended=ended if isinstance(ended, str) else "done" if ended else "",
         written=written,
     )
-
-
-def sidecar_names(folder: Path) -> list[str]:
-    """Returns the names of the run's sidecars: each has a lease, a ledger or a folder."""
-    leases = [path.name.removesuffix(LEASE) for path in (folder / "evals").glob(f"*{LEASE}")]
-    ledgers = [path.stem for path in (folder / "evals").glob("*.jsonl")]
-    return sorted({*leases, *ledgers, *(path.name for path in _folders(folder / "evals"))} - {"validation", "eval", ""})
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.cli.written_runs import write_ledger, write_params, write_process
-from trainer_kit.cli.view.run_status import Process, Settings, open_run, read_settings, read_trainer, sidecar_names
+from tests.process.cli.written_runs import write_params, write_process
+from trainer_kit.cli.view.run_status import Process, Settings, open_run, read_settings, read_trainer
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.process.run_lock import RunLock
 
@@ -62,15 +62,6 @@ def test_half_a_heartbeat_is_none(tmp_path: Path, text: str) -> None:
     assert read_trainer(tmp_path) is None
     (tmp_path / "heartbeat.json").write_bytes(text.encode("latin-1"))
     assert read_trainer(tmp_path) is None
-
-
-def test_sidecars_are_found_by_lease_ledger_or_folder(tmp_path: Path) -> None:
-    write_process(tmp_path / "evals" / "leased.lease.json", host="a", pid=1, beat=1)
-    for name in ("validation", "eval", "told"):
-        write_ledger(tmp_path, name=name)
-    (tmp_path / "evals" / "begun").mkdir()
-    (tmp_path / "evals" / "notes.txt").write_text("mine")
-    assert sidecar_names(tmp_path) == ["begun", "leased", "told"]
 
 
 def test_looking_writes_nothing(finished_run: Path) -> None:

@@ -1,1 +1,0 @@
-"""What `trainer-kit render` writes: a job described once, and one module for each system that runs it."""
