@@ -81,10 +81,7 @@ def _run_with_faults(soak: Soak, seconds: float) -> int | None:
 
 
 def _progress(soak: Soak) -> bool:
-    """Returns True once the trainer is alive and beyond its current heartbeat; False if the run has ended or hangs.
-
-    A supervisor takes two crashes at the same heartbeat's step for a permanent fault, and ends.
-    """
+    """Returns True once the trainer is alive and beyond its current heartbeat; False if the run has ended or hangs."""
     begin, known = time.monotonic(), (read_heartbeat(soak.run) or {}).get("step", 0)
     told: object = None
     while soak.supervisor.poll() is None:

@@ -20,22 +20,22 @@ from typing import Any, TextIO, cast
 from absl import flags
 
 from trainer_kit.config.experiments import task_class
+from trainer_kit.config.modes import MODES
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import gin_second_pass, operative_gin
+from trainer_kit.distribution.tf_config import worker_number
 from trainer_kit.errors import ExitCode
 from trainer_kit.files import follow_links
 from trainer_kit.process.deferred_imports import defer_imports
 from trainer_kit.process.error_report import print_error
 from trainer_kit.process.gc_freeze import gc_frozen
+from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.standard_streams import CurrentError, outlast_readers
 from trainer_kit.process.startup_signals import ends_with
 from trainer_kit.run.flag_texts import help_text
 from trainer_kit.run.flags import attempt_flags, parse_flags, request, until_begun
 from trainer_kit.run.preflight import check_request
 from trainer_kit.run.supervisor.attempts import supervise
-from trainer_kit.run.supervisor.log_dir import ask_log_dir, log_dir_of, tell
-
-_Plan = Callable[[flags.FlagValues], Callable[[], Any]]
-_ASK = "import sys; from trainer_kit import train; sys.exit(train.main(plan=train.tell_log_dir))"
 
 
 def checked_run(values: flags.FlagValues) -> Callable[[], Any]:
@@ -62,29 +62,33 @@ def checked_run(values: flags.FlagValues) -> Callable[[], Any]:
     )
 
 
-def tell_log_dir(values: flags.FlagValues) -> Callable[[], Any]:
-    """Returns a function that prints the folder of the supervisor's attempts.jsonl, for `ask_log_dir`."""
-    asked = request(values)
-    return functools.partial(tell, log_dir_of(asked, check_request(asked).config))
-
-
 def run_supervised(values: flags.FlagValues) -> int:
     """Runs the same flags under a supervisor and returns its exit code; after a mistake in them starts no attempt."""
-    arguments, once = attempt_flags(values), until_begun(values)
-    code, log_dir = ask_log_dir([sys.executable, "-c", _ASK, *arguments, *once])
-    if code:
-        return code
+    resolved = check_request(request(values))
     return supervise(
-        [sys.executable, "-m", "trainer_kit.train", *arguments],
+        [sys.executable, "-m", "trainer_kit.train", *attempt_flags(values)],
         max_restarts=values.max_restarts,
-        log_dir=log_dir,
-        step=None if log_dir == values.model_dir else lambda: None,  # model_dir's heartbeat is another process's
-        until_begun=once,
+        log_dir=attempts_folder(values, resolved.config),
+        until_begun=until_begun(values),
         run_dir=values.model_dir,
     )
 
 
-def main(argv: Sequence[str] | None = None, plan: _Plan = checked_run) -> int:
+def attempts_folder(values: flags.FlagValues, config: ExperimentConfig) -> str:
+    """Returns the folder of the supervisor's attempts.jsonl: each process that shares a model_dir has its own.
+
+    It is model_dir for the process that trains there, and for the first of its workers. A process that only evaluates
+    has model_dir/evals/<name>/. Other workers have workers/<number>/ in the folder of the first one.
+    """
+    folder: str = values.model_dir
+    if not MODES[values.mode].trains:
+        name = "eval" if values.mode == "eval" else values.eval_name
+        folder = RunDirectory(folder, config.trainer, name).own
+    number = worker_number(config.runtime.worker_hosts, config.runtime.task_index)
+    return os.path.join(folder, "workers", str(number)) if number else folder
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code; prints errors in a few lines."""
     argv = sys.argv if argv is None else argv
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -101,8 +105,7 @@ def main(argv: Sequence[str] | None = None, plan: _Plan = checked_run) -> int:
         elif values.max_restarts and values.model_dir:
             return run_supervised(values)
         else:
-            act = plan(values)
-            act()
+            checked_run(values)()
     except (Exception, SystemExit) as error:
         return print_error(error, debug=debug, model_dir=model_dir)
     except KeyboardInterrupt:

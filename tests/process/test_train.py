@@ -19,7 +19,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.files import read_lines
 from trainer_kit.run.flags import define_flags, parse_flags, request
 from trainer_kit.run.preflight import check_request
-from trainer_kit.train import main
+from trainer_kit.train import attempts_folder, main
 
 _numbers = itertools.count()
 Supervised = tuple["subprocess.CompletedProcess[str]", set[str]]
@@ -127,22 +127,17 @@ def test_the_tf_data_service_is_refused_for_readers_of_ours(name: str, capsys: p
 
 
 # An experiment's file that ends as FOLDER/ends tells for each import; the first one is the supervisor's, for a look.
-# Beside it a trainer is at step 40 in FOLDER/run.
 _FAILING = """
 import os
 from pathlib import Path
 import trainer_kit
 from trainer_kit.errors import DataError
-from trainer_kit.process.run_lock import RunLock
 
 folder = Path(os.environ["FOLDER"])
 number = len(list(folder.glob("import-*")))
 (folder / f"import-{number}").touch()
 print("import", number, flush=True)
 end = (folder / "ends").read_text().split()[number]
-if number and "beside" in os.environ:
-    with RunLock(folder / "run", lambda: ("train", 40)):
-        pass
 if end == "preempted":
     os._exit(75)
 if end == "crash":
@@ -153,7 +148,7 @@ trainer_kit.register_experiment("a")(trainer_kit.ExperimentConfig)
 """
 
 
-def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train", **environment: str) -> Supervised:
+def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train") -> Supervised:
     """Runs the file under a supervisor; returns it with the flags that each run is to have."""
     (folder / "failing.py").write_text(_FAILING)
     (folder / "ends").write_text(ends)
@@ -161,14 +156,14 @@ def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train", **env
     code = "import sys; from trainer_kit.train import main; c = main(); print('tensorflow' in sys.modules); sys.exit(c)"
     done = subprocess.run(
         [sys.executable, "-c", code, "--max_restarts=3", *common, *flags],
-        capture_output=True, text=True, env={**os.environ, "FOLDER": str(folder), **environment},
+        capture_output=True, text=True, env={**os.environ, "FOLDER": str(folder)},
     )  # fmt: skip
     return done, {*common, *flags}
 
 
 _RESTARTED: dict[str, tuple[list[str], dict[str, str]]] = {
     "trainer": (["look preempted crash no-data", "--from_step=0"], {}),
-    "sidecar": (["look crash crash no-data", "--eval_name=test_set"], {"mode": "continuous_eval", "beside": ""}),
+    "sidecar": (["look crash crash no-data", "--eval_name=test_set"], {"mode": "continuous_eval"}),
 }
 
 
@@ -192,7 +187,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
 def test_with_restarts_the_same_flags_run_in_a_child_process(restarted: Restarted) -> None:
     folder, (done, flags) = restarted("trainer")
     assert done.returncode == 5, done.stderr
-    assert done.stdout == "import 1\nimport 2\nimport 3\nFalse\n"
+    assert done.stdout == "import 0\nimport 1\nimport 2\nimport 3\nFalse\n"
     assert "RuntimeError: the crash" in done.stderr and "error: there is no data" in done.stderr
     assert "attempt 3: data after" in done.stderr
     records = list(read_lines(folder / "run" / "attempts.jsonl"))
@@ -203,12 +198,12 @@ def test_with_restarts_the_same_flags_run_in_a_child_process(restarted: Restarte
     assert "  RuntimeError: the crash" in records[1]["log"]
 
 
-def test_a_supervised_sidecar_ignores_the_trainers_step(restarted: Restarted) -> None:
+def test_a_supervised_sidecar_has_attempts_of_its_own(restarted: Restarted) -> None:
     folder, (done, _) = restarted("sidecar")
     assert done.returncode == 5, done.stderr
     assert not (folder / "run" / "attempts.jsonl").exists()
     records = list(read_lines(folder / "run" / "evals" / "test_set" / "attempts.jsonl"))
-    assert [(record["exit_code"], record["step"]) for record in records] == [(1, None), (1, None), (5, None)]
+    assert [record["exit_code"] for record in records] == [1, 1, 5]
 
 
 def test_with_restarts_an_early_failure_is_reported_at_once(tmp_path: Path) -> None:
@@ -227,3 +222,25 @@ def test_with_restarts_a_mistake_is_reported_once(name: str, tmp_path: Path, cap
 def test_a_missing_model_dir_is_reported_without_a_supervisor(capsys: pytest.CaptureFixture[str]) -> None:
     assert _main("--max_restarts=5", "--mode=train") == 2
     assert "--model_dir: is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        (["--mode=train"], "run"),
+        (["--mode=train_and_post_eval"], "run"),
+        (["--mode=eval", "--eval_name=test_set"], "run/evals/eval"),
+        (["--mode=continuous_eval"], "run/evals/continuous_eval"),
+        (["--mode=continuous_eval", "--eval_name=test_set"], "run/evals/test_set"),
+    ],
+)
+def test_attempts_of_a_sidecar_have_their_own_folder(flags: list[str], folder: str) -> None:
+    values = parse_flags(["train", "--model_dir=run", *flags])
+    assert attempts_folder(values, ExperimentConfig()) == folder
+
+
+@pytest.mark.parametrize(("index", "folder"), [(0, "run"), (1, "run/workers/1"), (2, "run/workers/2")])
+def test_attempts_of_each_worker_have_their_own_folder(index: int, folder: str) -> None:
+    values = parse_flags(["train", "--model_dir=run", "--mode=train"])
+    config = ExperimentConfig().replace(runtime={"worker_hosts": "a:1,b:1,c:1", "task_index": index})
+    assert attempts_folder(values, config) == folder

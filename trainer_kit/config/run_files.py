@@ -156,7 +156,7 @@ RUN_FILES: tuple[RunFile, ...] = (
     RunFile("foreign/", _TRAINER, _ASIDE, "Checkpoints that another run saved."),
     RunFile(
         "attempts.jsonl", _SUPERVISOR, "after each attempt",
-        "One JSON object for each attempt: command, exit code, cause, last lines. "
+        "One JSON object for each attempt: command, exit code, cause, last errors. "
         "Those of a sidecar are in `evals/<name>/`.",
     ),
     RunFile("workers/<n>/", "worker n, from 1", "with checkpoints and attempts", "Its attempts, and its own copy."),

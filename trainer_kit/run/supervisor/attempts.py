@@ -1,6 +1,6 @@
 """Runs a command until it is done, and restarts it after a preemption or a crash, unless a restart cannot help.
 
-The exit codes of trainer_kit.errors decide. The supervisor does not import TensorFlow.
+The exit codes of trainer_kit.errors decide. The supervisor does not import TensorFlow. POSIX only.
 """
 
 from __future__ import annotations
@@ -9,27 +9,23 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
+from typing import IO
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import ExitCode, StorageError, UsageError
-from trainer_kit.folder_identity import FolderIdentity
-from trainer_kit.process.run_directory import count_starts, has_begun
-from trainer_kit.process.run_lock import read_heartbeat
-from trainer_kit.process.startup_signals import exit_code
-from trainer_kit.run.supervisor.child_process import Wakeups, run
-from trainer_kit.run.supervisor.restart_rules import Policy, Verdict, outcome
-from trainer_kit.telemetry.metrics_jsonl import newest_report
+from trainer_kit.process.run_directory import count_starts
+from trainer_kit.process.startup_signals import exit_code, stop_signals
+from trainer_kit.run.supervisor.restart_rules import Decision, outcome
 
-ATTEMPTS = "attempts.jsonl"
-_METRICS = "metrics.jsonl"
-_OVER = "stopped by trainer.max_time"  # as StopSignals says it
+_MAX_TIME_IS_OVER = "stopped by trainer.max_time"  # as StopSignals says it
+_LOG_BYTES = 4000  # the end of the output of an attempt
+_POLL_SECONDS = 0.05
+_LAST_OUTPUT_SECONDS = 2.0  # a process that left the process group may keep the pipe open
 _LOG = logging.getLogger(__name__)
 
 
@@ -41,21 +37,18 @@ def supervise(
     backoff_seconds: float = 1.0,
     most_backoff_seconds: float = 60.0,
     grace_seconds: float = 30.0,
-    step: Callable[[], int | None] | None = None,
     until_begun: Sequence[str] = (),
     run_dir: str | os.PathLike[str] | None = None,
 ) -> int:
     """Runs `command` until it is done, and restarts it after a preemption or a crash; in the main thread only.
 
-    A preempted run (exit code 75) is restarted at once, any number of times; if it gained no step, after a wait. A run
-    whose trainer.max_time is over (75, too) is not restarted.
-    A crash (code 1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`. The wait after
-    them doubles each time, and is short again after an attempt that reached a later step. Two of them in a row at the
-    same step end the supervisor, since the next attempt would fail there too. Every other code ends it; the table is
-    restart_rules.OUTCOMES.
+    A preempted run (exit code 75) is restarted any number of times, unless `trainer.max_time` stopped it. A crash
+    (code 1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`. Every other code ends
+    the supervisor; the table is restart_rules.OUTCOMES. The wait before a restart doubles each time, up to
+    `most_backoff_seconds`, and is short again after an attempt that lasted longer than that.
 
     SIGTERM, SIGHUP (unless it is ignored) and SIGINT are sent on to the command's process group, and no attempt starts
-    after them. The command's output goes to descriptors 1 and 2 as it arrives. Each attempt becomes one line of
+    after them. What is left of the group is killed when the command has ended. Each attempt becomes one line of
     `log_dir`/attempts.jsonl.
 
     Args:
@@ -65,8 +58,6 @@ def supervise(
       backoff_seconds: The first wait, in seconds.
       most_backoff_seconds: The longest wait, in seconds.
       grace_seconds: The seconds from a forwarded signal to SIGKILL.
-      step: Called after each attempt; returns the step that was reached, None if it is not known. By default it reads
-        `run_dir`/heartbeat.json, if that was written during the attempt, and the newest checkpoint.
       until_begun: Further arguments for actions that happen once. Attempts get them until the run in `run_dir` has
         started or resumed since this call, as its manifest.json shows.
       run_dir: The run's model_dir; None: `log_dir`.
@@ -74,165 +65,132 @@ def supervise(
     Returns:
       The exit code of the last attempt. If a signal ended that attempt: 75 when SIGTERM or SIGHUP asked the supervisor
       to stop, 130 when only SIGINT did, else 1. Also 75 or 130 when the supervisor was asked to stop between two
-      attempts. 6 when the run's folder was moved or removed before another attempt.
+      attempts.
 
     Raises:
-      UsageError: when an argument is not allowed, the command cannot be started, or this is not the main thread.
+      UsageError: when `log_dir` is a remote folder.
     """
-    _check(command, max_restarts, log_dir)
-    policy = Policy(max_restarts, backoff_seconds, most_backoff_seconds)
-    log_dir = files.follow_links(os.fspath(log_dir))
-    run_dir = log_dir if run_dir is None else files.follow_links(os.fspath(run_dir))
-    starts, number = count_starts(run_dir), 0
-    with Wakeups() as wakeups, _RunFolder(run_dir) as folder:
+    if files.is_remote(log_dir):
+        raise UsageError(f"log_dir: {log_dir!r} is a remote folder; mount it and give the path of the mount")
+    run_dir = log_dir if run_dir is None else run_dir
+    starts_before = count_starts(run_dir)
+    wait = backoff_seconds
+    crashes = 0
+    number = 0
+
+    with _stop_signals_received() as received:
         while True:
             number += 1
-            now = [*command, *until_begun] if count_starts(run_dir) <= starts else command
-            reader = _StepReader(run_dir) if step is None else step
-            attempt = _attempt(now, wakeups, grace_seconds, reader, folder.hold)
-            wakeups.wait(0)
-            verdict = policy.after(attempt.code, attempt.step, seconds=attempt.seconds, silent=step is not None)
-            if over := _over(attempt, wakeups.stop):
-                verdict = Verdict(False, 0.0, f"end: {over}")
-            if verdict.restart and (lost := folder.hold()):
-                _LOG.error("%s", lost)
-                return ExitCode.STORAGE
-            _record_attempt(number, now, attempt, verdict, Path(log_dir))
-            if not verdict.restart:
-                return _final_code(attempt.code, wakeups.stop)
-            wakeups.pause(verdict.seconds)
-            if wakeups.stop is None and (lost := folder.hold()):
-                _LOG.error("%s", lost)
-                return ExitCode.STORAGE
-            if wakeups.stop is not None:
-                _LOG.info("attempt %d is not started: asked to stop by %s", number + 1, wakeups.stop.name)
-                return exit_code(wakeups.stop)
+            has_begun = count_starts(run_dir) > starts_before
+            arguments = [*command] if has_begun else [*command, *until_begun]
+            started = datetime.now(timezone.utc)
+            code, log = _run(arguments, received, grace_seconds)
+
+            seconds = (datetime.now(timezone.utc) - started).total_seconds()
+            if seconds > most_backoff_seconds:
+                wait = backoff_seconds
+            cause, decision = outcome(code)
+            if decision is Decision.RETRY:
+                crashes += 1
+
+            end = ""
+            if received:  # SIGTERM, the highest number, decides if a launcher sends SIGINT with it
+                end = f"asked to stop by {max(received).name}"
+            elif code == ExitCode.PREEMPTED and any(_MAX_TIME_IS_OVER in line for line in log):
+                end = "trainer.max_time is over"
+            elif decision is Decision.END:
+                end = "a restart would not help" if code else "nothing is left to do"
+            elif crashes > max_restarts:
+                end = f"no restart is left of {max_restarts}"
+            verdict = f"end: {end}" if end else f"restart in {wait:g} s"
+
+            level = logging.WARNING if code else logging.INFO
+            _LOG.log(level, "attempt %d: %s after %.1f s; %s", number, cause, seconds, verdict)
+            record = {
+                "attempt": number,
+                "command": arguments,
+                "started": started.isoformat(timespec="seconds"),
+                "seconds": seconds,
+                "exit_code": code,
+                "cause": cause,
+                "decision": verdict,
+                "log": log,
+            }
+            # A run that did not begin leaves nothing behind.
+            if os.path.exists(log_dir) or code not in (ExitCode.USAGE, ExitCode.STORAGE):
+                try:
+                    files.append_line(os.path.join(log_dir, "attempts.jsonl"), record)
+                except StorageError as error:
+                    _LOG.warning("%s", error)
+
+            if end and code >= 0:
+                return code
+            if end and not received:
+                return ExitCode.BUG
+
+            next_start = time.monotonic() + wait
+            while not received and time.monotonic() < next_start:
+                time.sleep(_POLL_SECONDS)
+            if received:
+                return exit_code(max(received))
+            wait = min(most_backoff_seconds, 2 * wait)
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """One run of the command: start (ISO time, UTC), seconds, exit code, step reached, last lines of output."""
+@contextlib.contextmanager
+def _stop_signals_received() -> Iterator[list[signal.Signals]]:
+    """Yields a list to which each stop signal is added as it arrives; SIGHUP stays ignored if it was."""
+    received: list[signal.Signals] = []
 
-    started: str
-    seconds: float
-    code: int
-    step: int | None
-    lines: list[str]
+    def receive(number: int, frame: object) -> None:
+        received.append(signal.Signals(number))
 
-
-def _attempt(
-    command: Sequence[str],
-    wakeups: Wakeups,
-    grace_seconds: float,
-    step: Callable[[], int | None],
-    watch: Callable[[], object],
-) -> _Attempt:
-    started, clock = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.monotonic()
-    code, lines = run(command, wakeups, grace_seconds, watch)
-    return _Attempt(started, time.monotonic() - clock, code, step(), lines)
-
-
-def _over(attempt: _Attempt, stop: signal.Signals | None) -> str:
-    """Returns why no attempt follows, whatever the exit code says; "" if the exit code decides."""
-    if stop is not None:
-        return f"asked to stop by {stop.name}"
-    over = attempt.code == ExitCode.PREEMPTED and any(_OVER in line for line in attempt.lines)
-    return "trainer.max_time is over" if over else ""
-
-
-class _RunFolder(contextlib.ExitStack):
-    """Keeps the identity of a run's folder once the run has begun, so that no restart begins a second run in its place.
-
-    A run that ends before that, for example because of a mistake in its config, may remove its folder.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self._path = path
-        self._held: FolderIdentity | None = None
-
-    def hold(self) -> str:
-        """Holds the folder if the run has begun; returns the message if the held folder is gone, else ""."""
-        if self._held is None and has_begun(self._path):
-            with contextlib.suppress(StorageError):  # the folder was removed meanwhile
-                self._held = self.enter_context(FolderIdentity(self._path))
-        return self._held.look() if self._held is not None else ""
-
-
-class _StepReader:
-    """Returns the step that the run in `run_dir` has reached, if its heartbeat was written after this object was made.
-
-    A heartbeat can be five seconds old, so the newest checkpoint and the newest report may have a later step.
-    """
-
-    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
-        self._run_dir = os.fspath(run_dir)
-        self._before, self._reports_before = read_heartbeat(run_dir), self._reports()
-
-    def __call__(self) -> int | None:
-        heartbeat = read_heartbeat(self._run_dir)
-        if heartbeat is None or (self._before is not None and heartbeat["beat"] == self._before["beat"]):
-            return None
-        return max(heartbeat["step"], *complete_checkpoints(self._run_dir), self._reported())
-
-    def _reported(self) -> int:
-        if self._reports() == self._reports_before:
-            return 0  # the reports may be those of the previous attempt
-        with contextlib.suppress(StorageError):
-            newest = newest_report(os.path.join(self._run_dir, _METRICS), "train")
-            return int(newest["step"]) if newest else 0
-        return 0
-
-    def _reports(self) -> tuple[int, int] | None:
-        """Returns time and size of metrics.jsonl, which change with each report; None without the file."""
-        try:
-            found = os.stat(os.path.join(self._run_dir, _METRICS))
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size
-
-
-def _record_attempt(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdict, log_dir: Path) -> None:
-    """Logs the end of an attempt and appends it to attempts.jsonl; a failing disk causes only a warning."""
-    cause = outcome(attempt.code)[0]
-    heard = ", last reported" if attempt.code < 0 else ""  # the heartbeat of a killed process is seconds old
-    where = "" if attempt.step is None else f"{heard} at step {attempt.step}"
-    level = logging.WARNING if attempt.code else logging.INFO
-    _LOG.log(level, "attempt %d: %s%s after %.1f s; %s", number, cause, where, attempt.seconds, verdict.text)
-    if attempt.code in (ExitCode.USAGE, ExitCode.STORAGE) and not log_dir.exists():
-        return  # a run that did not begin leaves nothing behind, and a moved folder is not made again
-    record = {
-        "attempt": number,
-        "command": list(command),
-        "started": attempt.started,
-        "seconds": round(attempt.seconds, 3),
-        "exit_code": attempt.code,
-        "cause": cause,
-        "step": attempt.step,
-        "decision": verdict.text,
-        "log": attempt.lines,
-    }
+    handlers = {number: signal.signal(number, receive) for number in stop_signals()}
     try:
-        files.append_line(log_dir / ATTEMPTS, record)
-    except StorageError as error:
-        _LOG.warning("%s", error)
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def _final_code(code: int, stop: signal.Signals | None) -> int:
-    if code >= 0:
-        return code
-    return ExitCode.BUG if stop is None else exit_code(stop)
+def _run(command: list[str], received: list[signal.Signals], grace_seconds: float) -> tuple[int, list[str]]:
+    """Returns a command's exit code and the last lines of its errors; passes on the signals that arrive."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    tail = bytearray()
+    # In a thread, so that signals are still passed on when nobody reads the supervisor's output.
+    copier = threading.Thread(target=_copy_errors, args=(process.stderr, tail), daemon=True)
+    copier.start()
+
+    passed_on = 0
+    kill_at = 0.0  # after the first signal
+    while (code := process.poll()) is None:
+        time.sleep(_POLL_SECONDS)
+        for number in received[passed_on:]:
+            _signal_group(process.pid, number)
+            kill_at = kill_at or time.monotonic() + grace_seconds
+            passed_on += 1
+        if kill_at and time.monotonic() > kill_at:
+            _signal_group(process.pid, signal.SIGKILL)
+
+    _signal_group(process.pid, signal.SIGKILL)  # for its children
+    copier.join(_LAST_OUTPUT_SECONDS)
+    return code, bytes(tail).decode(errors="replace").splitlines()
 
 
-def _check(command: Sequence[str], max_restarts: int, log_dir: str | os.PathLike[str]) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        raise UsageError("supervise handles signals, which only the main thread of a process can do; call it there")
-    if isinstance(command, str) or not command:
-        raise UsageError(f"command: {command!r} is not a list of a program and its arguments")
-    if max_restarts < 0:
-        raise UsageError(f"max_restarts: {max_restarts} is not a number of restarts; give 0 or more")
-    if files.is_remote(log_dir):
-        raise UsageError(
-            f"log_dir, the run's model_dir: {os.fspath(log_dir)!r} is a remote folder; only local and "
-            "mounted folders are allowed: mount it (gcsfuse, s3fs, ...) and give the path of the mount"
-        )
+def _copy_errors(source: IO[bytes], tail: bytearray) -> None:
+    """Copies `source` to our standard error as it arrives, and keeps the last bytes in `tail`."""
+    with source:
+        while chunk := os.read(source.fileno(), 1 << 16):
+            with contextlib.suppress(OSError):  # the run continues when nobody reads our output
+                os.write(2, chunk)
+            tail += chunk
+            del tail[:-_LOG_BYTES]
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        os.killpg(group, number)
