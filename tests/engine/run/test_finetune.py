@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import trainer_kit
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from tests.engine.telemetry.test_tensorboard import read_curves
 from trainer_kit import files
@@ -181,39 +180,10 @@ def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretraine
     assert count_starts(finished) == 2
 
 
-def test_an_end_before_the_metrics_adds_no_second_curve_point(
-    alone: tuple[Path, str],
-) -> None:
+def test_an_end_before_the_metrics_repeats_no_step(alone: tuple[Path, str]) -> None:
     folder, reports = alone
     assert (folder / "finetune-30/metrics.jsonl").read_text() == reports
     assert list(_metrics(folder)) == [30]
-    assert [step for step, _ in read_curves(folder / "validation")["."]["accuracy"]] == [30]
-
-
-def test_a_stopped_one_without_metrics_is_not_trained_further(
-    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(point: str, path: str) -> None:
-        if point == "metrics.rename":
-            raise OSError("full")
-
-    def stop(logs: Any) -> None:
-        raise trainer_kit.StopTraining("enough")
-
-    config = _config(pretrained, train_steps=40, continuous_eval=LATEST)
-    with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"metrics-30\.json cannot be written"):
-        patch.setattr(files, "on_write_point", full)
-        launch(config, MODE, str(tmp_path), train_actions=[stop])
-    final = json.loads((tmp_path / "finetune-30/final.json").read_text())
-    assert final["stopped"] == "enough" and final["step"] < 40
-    launch(config, MODE, str(tmp_path))
-    found = _metrics(tmp_path)[30]
-    assert (found["metrics"], found["finetune_steps"], found["best"]) == (
-        final["metrics"],
-        final["step"],
-        final["best"],
-    )
-    assert count_starts(tmp_path / "finetune-30") == 1
 
 
 def test_an_ended_one_is_trained_further_with_more_train_steps(
@@ -245,7 +215,6 @@ def test_a_removed_one_is_repeated_and_sigterm_stops_after_it(
     assert count_starts(run / "finetune-10") == 1
     assert (run / "metrics-10.json").read_text() == (finished / "metrics-10.json").read_text()
     assert compare_runs(run / "finetune-10", finished / "finetune-10") == []
-    assert [step for step, _ in read_curves(run / "validation")["."]["accuracy"]] == [10, 20, 30]
 
 
 def test_a_lease_keeps_the_checkpoint_that_is_read(finished: Path) -> None:
@@ -257,16 +226,6 @@ def test_without_a_best_checkpoint_the_last_one_stays(without_best: Path, pretra
     launch(_config(pretrained, continuous_eval=LATEST), MODE, str(run))
     assert list(complete_checkpoints(str(run / "finetune-30"))) == [10]
     assert (run / FOREIGN).read_text() == "{}"
-
-
-def test_a_damaged_checkpoint_is_left_out(pretrained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pretraining = Path(shutil.copytree(pretrained, tmp_path / "pretraining", ignore=shutil.ignore_patterns("evals")))
-    for step in (10, 20):
-        data = pretraining / f"ckpt-{step}.data-00000-of-00001"
-        data.write_bytes(data.read_bytes()[:-8])
-    launch(_config(pretraining), MODE, str(tmp_path / "run"))
-    assert list(_metrics(tmp_path / "run")) == [30]
-    assert "ckpt-10 is damaged" in caplog.text and "ckpt-20 is damaged" in caplog.text
 
 
 def test_what_never_comes_is_told_and_nothing_is_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -293,10 +252,8 @@ def test_a_model_that_does_not_fit_is_refused_without_a_trace(pretrained: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_belongs_to_one_run_is_refused(pretrained: Path, tmp_path: Path) -> None:
+def test_the_mode_belongs_to_launch(pretrained: Path, tmp_path: Path) -> None:
     config = _config(pretrained)
-    with pytest.raises(UsageError, match="from_step belongs to a single run"):
-        launch(config, MODE, str(tmp_path), from_step=10)
     with pytest.raises(UsageError, match=r"start it with trainer_kit\.launch"):
         run_experiment(None, LinearTask(LinearConfig()), MODE, config, str(tmp_path))
     assert list(tmp_path.iterdir()) == []

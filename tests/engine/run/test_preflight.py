@@ -148,7 +148,7 @@ def test_fine_tunings_refuse_from_step_and_need_a_folder(name: str, tmp_path: Pa
     with pytest.raises(ConfigError) as error:
         _check(name, tmp_path, "continuous_train_and_eval", from_step=5)
     assert "--from_step: it belongs to a single run, but continuous_train_and_eval starts one" in str(error.value)
-    assert "task.init_checkpoint: is needed in mode continuous_train_and_eval" in str(error.value)
+    assert "task.init_checkpoint: mode continuous_train_and_eval needs one folder here" in str(error.value)
 
 
 @pytest.mark.parametrize("file", ["run[1]/ckpt-5.index", "run[1]/checkpoint"])
