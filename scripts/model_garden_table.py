@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tests.fork_server import ForkServer
 from trainer_kit.cli.main import main as command
 from trainer_kit.compat.model_garden.experiments import EXPERIMENTS, PREFIX
 from trainer_kit.config.discovery import find_experiment
 from trainer_kit.config.experiments import get_experiment
 from trainer_kit.config.fields import leaves
 from trainer_kit.errors import EXIT_CODES, ExitCode
-from trainer_kit.testing.fork_server import ForkServer
 
 THEIRS = ("official.vision", "official.nlp.tasks", "official.nlp.configs.experiment_configs")
 DOOR = (

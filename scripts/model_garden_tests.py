@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer_kit.testing.fork_server import ForkServer
+from tests.fork_server import ForkServer
 
 FILES = (
     "core/train_lib_test.py",

@@ -15,7 +15,7 @@ from scripts.benchmarks.race import Contender, Outcome, Plan, race
 from scripts.benchmarks.results import Goal, Row, Section
 from scripts.benchmarks.subject import BY_HAND, OURS
 from scripts.benchmarks.subjects import SAVES
-from trainer_kit.testing.fork_server import ForkServer
+from tests.fork_server import ForkServer
 
 LOOP = 1000  # steps
 DECADES = (1e4, 1e5, 1e6)  # ends of the ranges of steps, the first of which begins after a loop

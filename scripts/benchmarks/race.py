@@ -28,7 +28,7 @@ from typing import Any
 
 from scripts.benchmarks import pacer
 from scripts.benchmarks.results import Goal, Row
-from trainer_kit.testing.fork_server import Child, Ended, ForkServer
+from tests.fork_server import Child, Ended, ForkServer
 
 PRELOADED = ("scripts.benchmarks.by_hand", "scripts.benchmarks.ours", "scripts.benchmarks.others")
 READY_WITHIN, WINDOW_WITHIN, ENDED_WITHIN = 900.0, 300.0, 60.0  # seconds

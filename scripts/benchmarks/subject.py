@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.benchmarks.race import Contender, Outcome, Plan, race
 from scripts.benchmarks.results import MOST_ROUNDS, ROUNDS, Goal, Row, Section
-from trainer_kit.testing.fork_server import ForkServer
+from tests.fork_server import ForkServer
 
 BY_HAND, OURS = "scripts.benchmarks.by_hand", "scripts.benchmarks.ours"
 LOOP = 100  # steps

@@ -1,4 +1,4 @@
-"""For tests of trainer_kit and of what users build on it: a tiny task, faults at named moments, a fork server.
+"""For tests of trainer_kit and of what users build on it: a tiny task, faults at named moments, two runs compared.
 
 The names are resolved when first used, so that a process which only starts others does not import TensorFlow.
 """
@@ -19,8 +19,6 @@ _HOME = {
     "WRITE_POINTS": "testing.faults",
     "record_points": "testing.faults",
     "stop_at": "testing.faults",
-    "Ended": "testing.fork_server",
-    "ForkServer": "testing.fork_server",
     "compare_runs": "evals.run_comparison",
 }
 
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
     from trainer_kit.testing.faults import WRITE_POINTS as WRITE_POINTS
     from trainer_kit.testing.faults import record_points as record_points
     from trainer_kit.testing.faults import stop_at as stop_at
-    from trainer_kit.testing.fork_server import Ended as Ended
-    from trainer_kit.testing.fork_server import ForkServer as ForkServer
     from trainer_kit.testing.tiny_task import CLASSES as CLASSES
     from trainer_kit.testing.tiny_task import EXAMPLES as EXAMPLES
     from trainer_kit.testing.tiny_task import FEATURES as FEATURES

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engine.distribution.test_devices import addresses
-from trainer_kit.testing import ForkServer
-from trainer_kit.testing.fork_server import Child
+from tests.fork_server import Child, ForkServer
 
 ALONE = ("default", "mirrored", "multi_worker_mirrored")
 JOBS = ("chief", "worker")

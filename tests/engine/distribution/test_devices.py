@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.testing import ForkServer
-from trainer_kit.testing.fork_server import Child
+from tests.fork_server import Child, ForkServer
 
 FRESH_PROCESS = """
 import json, os, sys

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tests.fork_server import ForkServer
 from trainer_kit.checkpoints.state.random_state import process_generators
 from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
-from trainer_kit.testing import ForkServer
 
 
 def _in_graph() -> bool:

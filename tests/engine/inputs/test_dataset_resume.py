@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.inputs.reading_in_order import read_whole_and_skipped
+from tests.fork_server import ForkServer
 from trainer_kit.inputs.dataset_resume import examine, resume_method, skipped
 from trainer_kit.inputs.sources.base import made_inputs
-from trainer_kit.testing import ForkServer
 
 D = tf.data.Dataset
 SEVERAL = "an iterator over several replicas cannot be saved"

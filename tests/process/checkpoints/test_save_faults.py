@@ -15,11 +15,12 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.checkpoints.small_run import RUN_ID, SmallRun, names, parts, save_and_die
+from tests.fork_server import ForkServer
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import problem
 from trainer_kit.errors import ExitCode, StorageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.testing import ForkServer, stop_at
+from trainer_kit.testing import stop_at
 
 FOREIGN = ("ckpt-1.data-00000-of-00001", "notes.txt")  # half of a checkpoint of somebody else, and another file
 PAGE = 4096  # bytes, the unit in which a tmpfs fills

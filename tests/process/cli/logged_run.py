@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from trainer_kit.testing.fork_server import train
+from tests.fork_server import train
 
 
 def logged(log: str, *arguments: str) -> None:

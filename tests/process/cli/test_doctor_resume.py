@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from tests.fork_server import Child, ForkServer
 from tests.process.cli.logged_run import logged
 from trainer_kit.cli import doctor_resume
 from trainer_kit.cli.main import parser
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import ForkServer
-from trainer_kit.testing.fork_server import Child
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

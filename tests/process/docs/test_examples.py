@@ -15,9 +15,8 @@ import pytest
 
 from scripts.examples import Command, Page, files_of, read_page, read_pages
 from scripts.source_files import ROOT
+from tests.fork_server import Child, ForkServer
 from tests.process.docs.page_process import run_in_background, serve
-from trainer_kit.testing import ForkServer
-from trainer_kit.testing.fork_server import Child
 
 PAGES = read_pages()
 _PYTHON = re.compile(r"(\w+=\S* )*(python -m trainer_kit\.train|python \w+\.py|trainer-kit) ?")

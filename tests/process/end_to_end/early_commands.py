@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 import trainer_kit.train  # noqa: F401
-from trainer_kit.testing.fork_server import train
+from tests.fork_server import train
 
 
 def _run(arguments: Sequence[str], file: str) -> None:

@@ -15,11 +15,11 @@ import tensorflow as tf
 
 import trainer_kit
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
+from tests.fork_server import train
 from trainer_kit.run.controller import Controller
 from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Report
 from trainer_kit.testing import TinyConfig, record_points, stop_at
-from trainer_kit.testing.fork_server import train
 from trainer_kit.testing.tiny_task import FEATURES, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import trainer_kit
 from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.fork_server import train
 from trainer_kit import files
 from trainer_kit.testing import TinyConfig
-from trainer_kit.testing.fork_server import train
 
 STEPS, LOOP = 60, 10
 _MOMENT, _SECONDS = "", 0.0

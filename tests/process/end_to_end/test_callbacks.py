@@ -12,12 +12,13 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.linear_task import linear_experiment
+from tests.fork_server import ForkServer
 from tests.process.end_to_end.callbacks_experiment import WeightNorm
 from tests.process.end_to_end.killed_experiment import killed_at
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.files import read_lines
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import ForkServer, compare_runs
+from trainer_kit.testing import compare_runs
 
 CALLBACKS = "tests.process.end_to_end.callbacks_experiment"
 CHANGED = "tests.process.end_to_end.hyper_parameters_experiment"

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import Child, ForkServer
 from tests.process.end_to_end.scripts_in_a_fork import run_without_trainer_kit
 from trainer_kit.files import read_lines
-from trainer_kit.testing import ForkServer
-from trainer_kit.testing.fork_server import Child
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import ForkServer
 from tests.process.end_to_end.killed_experiment import killed_at
 from trainer_kit.files import read_lines
-from trainer_kit.testing import ForkServer, compare_runs
+from trainer_kit.testing import compare_runs
 
 MODULE = "tests.process.end_to_end.epochs_experiment"
 

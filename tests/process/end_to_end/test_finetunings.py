@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import Child, ForkServer
 from tests.process.end_to_end.killed_experiment import killed_at, stopped_in_step
 from trainer_kit.process.run_directory import count_starts
-from trainer_kit.testing import ForkServer, compare_runs
-from trainer_kit.testing.fork_server import Child
+from trainer_kit.testing import compare_runs
 
 EXPERIMENT = "tests.process.end_to_end.killed_experiment"
 STEPS = (5, 10)  # of the pretraining run's checkpoints

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer_kit.testing import ForkServer
+from tests.fork_server import ForkServer
 
 MODULE, MOST = "tests.process.end_to_end.frames_experiment", 12
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.fork_server import Ended, ForkServer
 from tests.process.end_to_end.killed_experiment import (
     INTERVAL,
     killed_at,
@@ -27,7 +28,7 @@ from tests.process.end_to_end.killed_experiment import (
     recorded,
 )
 from trainer_kit.checkpoints.commit import problem, read_record
-from trainer_kit.testing import WRITE_POINTS, Ended, ForkServer, compare_runs
+from trainer_kit.testing import WRITE_POINTS, compare_runs
 
 EXPERIMENT = "tests.process.end_to_end.killed_experiment"
 SECONDS = 100.0  # the most that one run may take

@@ -14,8 +14,8 @@ import pytest
 
 from scripts.code_mistakes import CODE_MISTAKES, CodeMistake
 from scripts.mistakes import MISTAKES, ROOT, Mistake, commit, is_told, run_module, what_is_missing
+from tests.fork_server import ForkServer
 from tests.process.end_to_end.late_commands import answer
-from trainer_kit.testing import ForkServer
 
 _EARLY = [mistake for mistake in MISTAKES if not mistake.needs_tensorflow]
 _LATE = [mistake for mistake in MISTAKES if mistake.needs_tensorflow]

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.fork_server import Ended, ForkServer
 from tests.process.end_to_end.stopped_experiment import stopped_at
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.testing import Ended, ForkServer, compare_runs
+from trainer_kit.testing import compare_runs
 
 EXPERIMENT = "tests.process.end_to_end.stopped_experiment"
 TWO_CPUS = (

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from tests.engine.telemetry.test_tensorboard import read_curves
+from tests.fork_server import Child, ForkServer
 from tests.process.end_to_end.killed_experiment import INTERVAL, held_in_evaluation, killed_at
 from trainer_kit.config.experiments import get_experiment
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import ForkServer
-from trainer_kit.testing.fork_server import Child
 
 EXPERIMENT = "tests.process.end_to_end.killed_experiment"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import Ended, ForkServer, train
 from tests.process.end_to_end.workers_experiment import (
     LOOP,
     STEPS,
@@ -25,8 +26,7 @@ from tests.process.end_to_end.workers_experiment import (
 )
 from trainer_kit.files import read_lines
 from trainer_kit.process.run_lock import RunLock
-from trainer_kit.testing import Ended, ForkServer, compare_runs
-from trainer_kit.testing.fork_server import train
+from trainer_kit.testing import compare_runs
 
 EXPERIMENT = "tests.process.end_to_end.workers_experiment"
 SECONDS = 120.0  # the most that one process may take

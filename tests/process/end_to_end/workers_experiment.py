@@ -14,9 +14,9 @@ import keras
 import tensorflow as tf
 
 import trainer_kit
+from tests.fork_server import train
 from trainer_kit.run import plan
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
-from trainer_kit.testing.fork_server import train
 from trainer_kit.training.trainer import Trainer
 
 LOOP, STEPS, TRAIN_STEPS = 40, 120, 160  # early stopping ends a run at STEPS

@@ -82,7 +82,7 @@ def import_keras_2_late() -> None:
 
 def import_all() -> None:
     """In a process of its own: each import comes after the one that could bring it along."""
-    importlib.import_module("trainer_kit.testing.preloaded")  # what a command that trains imports
+    importlib.import_module("tests.preloaded")  # what a command that trains imports
     for use in (import_orbit_without_keras_2, use_wrappers_and_plots, import_keras_2_late):
         use()
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.fork_server import ForkServer
 from trainer_kit import train
 from trainer_kit.process.gc_freeze import gc_frozen
-from trainer_kit.testing import ForkServer
 
 
 class Node:

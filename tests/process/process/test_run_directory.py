@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.fork_server import Ended, ForkServer
 from trainer_kit import files
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import ConfigError, ExitCode, StorageError, UsageError
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir, config_hash, count_starts, kept_threads
-from trainer_kit.testing import Ended, ForkServer
 
 
 class _Exporter:

@@ -8,7 +8,7 @@ import pytest
 
 from scripts import model_garden_tests
 from scripts.model_garden_tests import PASSED, SKIPPED, Outcomes, Row, listed_in_docs, outcomes, table
-from trainer_kit.testing.fork_server import ForkServer
+from tests.fork_server import ForkServer
 
 FILE = "core/registry_test.py"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmarks.race import Contender, Plan, race
-from trainer_kit.testing import ForkServer
+from tests.fork_server import ForkServer
 
 RUNNERS = """
 import threading

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import ForkServer
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.testing import WRITE_POINTS, ForkServer, record_points, stop_at
+from trainer_kit.testing import WRITE_POINTS, record_points, stop_at
 
 
 @pytest.fixture(autouse=True)

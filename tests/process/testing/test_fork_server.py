@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import fork_server
+from tests.fork_server import Child, ForkServer
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import ForkServer, fork_server
-from trainer_kit.testing.fork_server import Child
 
 ROOT = Path(__file__).parents[3]
 

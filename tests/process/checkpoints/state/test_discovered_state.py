@@ -16,6 +16,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.fork_server import ForkServer
 from tests.process.checkpoints.stateful_tasks import (
     FORMS,
     STEPS,
@@ -30,7 +31,6 @@ from trainer_kit.checkpoints.state.discovered_state import saved_section
 from trainer_kit.checkpoints.state.strict_restore import restore
 from trainer_kit.checkpoints.state.traced_writes import described, written
 from trainer_kit.errors import UsageError
-from trainer_kit.testing import ForkServer
 from trainer_kit.testing.tiny_task import FEATURES
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_parts.task_attributes import PlainValues

@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.fork_server import ForkServer
 from tests.process.checkpoints.random_runs import REPLICAS, STEPS, draw_all, go_on, kinds
 from trainer_kit.checkpoints.state.random_state import process_generators, task_state, untracked_model_state
-from trainer_kit.testing import ForkServer
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.fork_server import ForkServer
 from tests.process.compat.keras.killed_fit import run_killed, run_to_the_end
-from trainer_kit.testing import ForkServer
 
 
 @pytest.fixture(scope="module")

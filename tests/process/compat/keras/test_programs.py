@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fork_server import ForkServer
 from tests.process.compat.keras.doors import run_killed, run_to_the_end
 from tests.process.compat.keras.programs import PROGRAMS, STEPS
-from trainer_kit.testing import ForkServer
 
 THIRD_EPOCH = 2 * STEPS + 6
 SECONDS = 200.0

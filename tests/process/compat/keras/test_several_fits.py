@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.fork_server import ForkServer
 from tests.process.compat.keras.several_fits import STEPS, run_killed, run_to_the_end
-from trainer_kit.testing import ForkServer
 
 KILLS = ((1, STEPS + 2), (3, STEPS + 2))  # in which fit, after which step; a checkpoint is saved after step 6
 

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 
+from tests.fork_server import ForkServer
 from tests.process.compat.keras.worker_fit import EPOCHS, fit
 from tests.process.end_to_end.test_workers import free_hosts
-from trainer_kit.testing import ForkServer
 
 SECONDS = 120.0
 

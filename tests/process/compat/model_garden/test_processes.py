@@ -20,12 +20,13 @@ from official.core import train_utils as theirs
 
 from tests.engine.compat.model_garden.garden_task import small_config
 from tests.engine.compat.model_garden.tiny import multi_task
+from tests.fork_server import ForkServer
 from tests.process.compat.model_garden.multitask.registered import killed_at, stopped_in_step
 from tests.process.end_to_end.test_workers import free_hosts
 from trainer_kit import train
 from trainer_kit.compat.model_garden import run_experiment
 from trainer_kit.errors import ExitCode
-from trainer_kit.testing import ForkServer, compare_runs
+from trainer_kit.testing import compare_runs
 
 ROOT = Path(__file__).parents[4]
 STEPS = "--params_override=trainer.train_steps={}"

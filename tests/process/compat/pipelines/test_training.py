@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.fork_server import ForkServer
 from tests.process.compat.pipelines.jobs import (
     STEPS,
     run_first,
@@ -18,7 +19,6 @@ from tests.process.compat.pipelines.jobs import (
     serve_without_trainer_kit,
     write_records,
 )
-from trainer_kit.testing import ForkServer
 
 SECOND_EPOCH = STEPS + 4
 SECONDS = 120.0

@@ -19,8 +19,8 @@ from official.core import exp_factory, task_factory
 from official.modeling.multitask import configs, multitask
 
 from tests.engine.compat.model_garden.tiny import multi_task
+from tests.fork_server import train
 from trainer_kit.testing import stop_at
-from trainer_kit.testing.fork_server import train
 from trainer_kit.training.trainer import Trainer
 
 BEST = {

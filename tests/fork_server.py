@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 from trainer_kit.errors import UsageError
 
 TRAIN = "train"
-_PRELOADED = "trainer_kit.testing.preloaded"
+_PRELOADED = "tests.preloaded"
 _LAST_WAIT = 30.0  # seconds for a child to end that was killed
 
 # An exit code can be read once: of two threads that ask at the same moment, a start included, one gets a wrong one.
