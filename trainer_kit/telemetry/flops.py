@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.telemetry.flops_graph import CALLS, with_calls_inlined
+from trainer_kit.distribution.tensorflow_internals import functions_called
 from trainer_kit.telemetry.model_stats import count_parameters
 
 # Operations whose work is in another function, which the profiler does not count.
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
 _PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "Einsum")
 
@@ -45,8 +45,9 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
 
     TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise, plus the elementwise
     operations it knows (bias, softmax, normalisation). `Einsum`, which it does not know, counts as 2 for each
-    combination of its indices. The bodies of loops and branches are not counted; `problem` says so. Traces the model,
-    which takes seconds for a large one. Runs eagerly on the host and never raises: `problem` reports any failure.
+    combination of its indices. The bodies of loops and branches are not counted, nor are products of unknown size, as
+    in functions of a SavedModel; `problem` says so. Traces the model, which takes seconds for a large one. Runs eagerly
+    on the host and never raises: `problem` reports any failure.
 
     Args:
       model: The model, called with the inputs, and with training=False if it has that argument.
@@ -57,9 +58,14 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
         return FlopsResult(None, "the model is not built yet; call it on a batch first")
     try:
         spec = tf.nest.map_structure(_one_example, inputs_spec)
-        return _count(with_calls_inlined(_trace(model, spec).graph))
+        flops, left_out = _count_graph(_trace(model, spec))
     except Exception as error:
         return FlopsResult(None, _plain(f"{type(error).__name__}: {error}"))
+
+    if not left_out:
+        return FlopsResult(flops)
+    names = ", ".join(f"{number} {name}" for name, number in sorted(left_out.items()))
+    return FlopsResult(flops, f"a lower bound, these operations are not counted: {names}")
 
 
 def _plain(text: str, longest: int = 300) -> str:
@@ -74,80 +80,81 @@ def _one_example(spec: Any) -> tf.TensorSpec:
     return tf.TensorSpec([1, *shape[1:]], spec.dtype)
 
 
-def _trace(model: Callable[..., Any], spec: Any) -> Any:
+def _trace(model: Any, spec: Any) -> tf.Graph:
+    call = getattr(model, "call", None) or model.__call__
+    takes_training = "training" in inspect.signature(call).parameters
+
     def forward(inputs: Any) -> Any:
         return model(inputs, training=False) if takes_training else model(inputs)
 
-    takes_training = _takes_training(model)
-    return tf.function(forward, autograph=False).get_concrete_function(spec)
+    return tf.function(forward, autograph=False).get_concrete_function(spec).graph
 
 
-def _takes_training(model: Any) -> bool:
-    call = getattr(model, "call", None) or model.__call__
-    return "training" in inspect.signature(call).parameters
-
-
-def _count(graph: tf.Graph) -> FlopsResult:
-    node = _profile(graph)
-    operations = graph.get_operations()
+def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
+    """Returns the FLOPs of a graph with its called functions, and the number of uncounted operations of each type."""
+    profile = _profile(graph)
     # Importing Model Garden adds a rule for Einsum to the profiler; the number must not depend on that.
-    total = int(node.total_float_ops) - _profiled(node, "Einsum")
-    total += sum(_einsum_flops(operation) for operation in operations if operation.type == "Einsum")
-    left_out = Counter(op.type for op in operations if op.type in CALLS + _CONTROL_FLOW or _is_unknown(op))
-    if not left_out:
-        return FlopsResult(total)
-    names = ", ".join(f"{number} {name}" for name, number in sorted(left_out.items()))
-    return FlopsResult(total, f"a lower bound, these operations are not counted: {names}")
+    flops = int(profile.total_float_ops) - _profiled_flops(profile, "Einsum")
+    left_out = Counter[str]()
+    functions = functions_called(graph)
+
+    for operation in graph.get_operations():
+        is_call = operation.type in _CALLS
+        called = functions.get(operation.get_attr("f").name) if is_call else None
+        if called is not None:
+            called_flops, called_left_out = _count_graph(called)
+            flops += called_flops
+            left_out += called_left_out
+        elif is_call or operation.type in _CONTROL_FLOW or _is_product_of_unknown_size(operation):
+            left_out[operation.type] += 1
+        elif operation.type == "Einsum":
+            flops += _einsum_flops(operation)
+
+    return flops, left_out
 
 
 def _profile(graph: tf.Graph) -> Any:
     options = {**tf.compat.v1.profiler.ProfileOptionBuilder.float_operation(), "output": "none"}
-    with _quiet():
+
+    # The profiler uses old functions. The user cannot change that, so TensorFlow's warning is suppressed.
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
         return tf.compat.v1.profiler.profile(
             graph=graph, run_meta=tf.compat.v1.RunMetadata(), cmd="op", options=options
         )
+    finally:
+        logger.setLevel(level)
 
 
-def _profiled(node: Any, name: str) -> int:
-    """Returns the sum of the FLOPs of all operations of type `name` below `node` of the profile."""
-    return sum((int(child.float_ops) if child.name == name else 0) + _profiled(child, name) for child in node.children)
+def _profiled_flops(node: Any, name: str) -> int:
+    """Returns the FLOPs of all operations of type `name` below `node` of the profile."""
+    flops = 0
+    for child in node.children:
+        if child.name == name:
+            flops += int(child.float_ops)
+        flops += _profiled_flops(child, name)
+    return flops
 
 
-def _is_unknown(operation: tf.Operation) -> bool:
+def _is_product_of_unknown_size(operation: tf.Operation) -> bool:
     tensors = [*operation.inputs, *operation.outputs]
     return operation.type in _PRODUCTS and not all(tensor.shape.is_fully_defined() for tensor in tensors)
 
 
 def _einsum_flops(operation: tf.Operation) -> int:
-    """Returns 2 for each combination of a product's indices; an ellipsis stands for the dimensions it covers."""
-    shapes = [tensor.shape for tensor in operation.inputs]
-    if len(shapes) < 2 or _is_unknown(operation):
+    """Returns 2 for each element of a product and each combination of its summed indices; 0 for a single input."""
+    if len(operation.inputs) < 2:
         return 0
-    sizes: dict[str, int] = {}
-    terms = operation.get_attr("equation").decode().replace(" ", "").split("->")[0].split(",")
-    for term, shape in zip(terms, shapes, strict=True):
-        for label, size in zip(_labels(term, shape.rank), shape.as_list(), strict=True):
-            sizes[label] = max(size, sizes.get(label, 1))
-    return 2 * math.prod(sizes.values())
 
-
-def _labels(term: str, rank: int) -> list[str]:
-    before, ellipsis, after = term.partition("...")
-    covered = rank - len(before) - len(after) if ellipsis else 0
-    # Dimensions under an ellipsis are aligned from the right.
-    return [*before, *(f"...{place}" for place in range(covered, 0, -1)), *after]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    # The profiler uses old functions; the user cannot change that, so TensorFlow's warning is suppressed.
-    logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    inputs, output = operation.get_attr("equation").decode().replace(" ", "").split("->")
+    before, _, after = inputs.split(",")[0].partition("...")
+    shape = operation.inputs[0].shape.as_list()
+    # The dimensions of an ellipsis are in the product too, so only letters are summed.
+    letters_and_sizes = zip(before + after, shape[: len(before)] + shape[len(shape) - len(after) :], strict=True)
+    summed = math.prod(size for letter, size in letters_and_sizes if letter not in output)
+    return 2 * operation.outputs[0].shape.num_elements() * summed
 
 
 def model_cost(trainer: Any) -> str:

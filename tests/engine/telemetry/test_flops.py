@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -70,18 +71,42 @@ def test_einsum_is_counted_once_even_if_others_count_it() -> None:
     assert count_flops(Einsum("ij...,jk...->ik...", (4, 5, 2)), tf.TensorSpec((1, 4, 3, 2))) == FlopsResult(240)
 
 
-def test_called_functions_are_counted() -> None:
-    class Calls(tf.Module):
-        kernel = tf.ones((3, 4))
+class _Nested(tf.Module):
+    """Two functions, one of which calls the other twice."""
 
-        @tf.function
-        def product(self, inputs: tf.Tensor) -> tf.Tensor:
-            return inputs @ self.kernel
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = tf.Variable(tf.ones([3, 3]))
 
-        def __call__(self, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
-            return self.product(inputs["x"])
+    @tf.function
+    def product(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs @ self.kernel
 
-    assert count_flops(Calls(), {"x": tf.TensorSpec((None, 3))}) == FlopsResult(2 * 3 * 4)
+    @tf.function
+    def twice(self, inputs: tf.Tensor) -> tf.Tensor:
+        return self.product(self.product(inputs))
+
+    def __call__(self, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
+        return self.twice(inputs["x"]) @ self.kernel
+
+
+def test_each_call_of_a_nested_function_is_counted() -> None:
+    assert count_flops(_Nested(), {"x": tf.TensorSpec((None, 3))}) == FlopsResult(3 * 2 * 3 * 3)
+
+
+def test_products_in_a_loaded_saved_model_are_told(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.kernel = tf.Variable(tf.ones([3, 4]))
+    module.call = tf.function(lambda x: x @ module.kernel, input_signature=[tf.TensorSpec([None, 3])])
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    result = count_flops(lambda x: loaded.call(x), tf.TensorSpec([None, 3]))
+    assert result == FlopsResult(0, "a lower bound, these operations are not counted: 1 MatMul")
+
+
+def test_calls_of_functions_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer_kit.telemetry.flops.functions_called", lambda _: {})
+    assert "1 StatefulPartitionedCall" in count_flops(_Nested(), {"x": tf.TensorSpec([None, 3])}).problem
 
 
 def test_the_model_is_called_for_inference_and_keeps_its_state() -> None:
