@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -18,7 +19,6 @@ from trainer_kit.optimizers.gradients import Clipping
 from trainer_kit.optimizers.lars import Lars
 from trainer_kit.optimizers.learning_rate import create_learning_rate
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
-from trainer_kit.optimizers.muon import Muon
 from trainer_kit.optimizers.rate_groups import RateGroups, with_rate_groups
 from trainer_kit.optimizers.schedule_free import ScheduleFreeAdamW
 from trainer_kit.optimizers.weight_decay import DecayRates, DecayRule
@@ -128,6 +128,22 @@ def _lars(config: Any, rate: Rate) -> keras.Optimizer:
     return Lars(rate, adaptation_rule=DecayRule(exclude=unadapted), **_arguments(Lars, names, config))
 
 
+def _muon(config: Any, rate: Rate) -> keras.Optimizer:
+    in_keras = getattr(keras.optimizers, "Muon", None)
+    if in_keras is None or "rms_rate" not in inspect.signature(in_keras).parameters:
+        raise UsageError(
+            f"optimizer.type=muon needs Keras 3.13 or newer, and Keras {keras.version()} is installed; update Keras, "
+            "or choose another optimizer, such as adamw"
+        )
+    from trainer_kit.optimizers.muon import Muon
+
+    names = (
+        "momentum nesterov ns_steps muon_a muon_b muon_c rms_rate exclude_layers exclude_embeddings weight_decay "
+        "adam_beta_1 adam_beta_2 epsilon adam_lr_ratio adam_weight_decay name"
+    )
+    return Muon(rate, **_arguments(Muon, names, config))
+
+
 def _arguments(optimizer: type[keras.Optimizer], names: str, config: Any) -> dict[str, Any]:
     """Returns the arguments of an optimizer; "a=b" in `names` is the argument a with the value of the field b."""
     pairs = [name.split("=") for name in names.split()]
@@ -140,10 +156,6 @@ def _arguments(optimizer: type[keras.Optimizer], names: str, config: Any) -> dic
 
 _ADAM = "beta_1 beta_2 epsilon name"
 _FTRL = "learning_rate_power initial_accumulator_value l1_regularization_strength l2_regularization_strength"
-_MUON = (
-    "momentum nesterov ns_steps muon_a muon_b muon_c rms_rate exclude_layers exclude_embeddings weight_decay "
-    "adam_beta_1 adam_beta_2 epsilon adam_lr_ratio adam_weight_decay name"
-)
 
 # The class of each optimizer, and its arguments: those have the names of the config's fields, but for "argument=field".
 _CLASSES: dict[str, tuple[type[keras.Optimizer], str]] = {
@@ -158,7 +170,6 @@ _CLASSES: dict[str, tuple[type[keras.Optimizer], str]] = {
     "adadelta": (Adadelta, "rho epsilon weight_decay name"),
     "ftrl": (Ftrl, f"{_FTRL} l2_shrinkage_regularization_strength beta weight_decay name"),
     "lion": (Lion, "beta_1 beta_2 weight_decay name"),
-    "muon": (Muon, _MUON),
     "schedule_free_adamw": (ScheduleFreeAdamW, f"{_ADAM} warmup_steps weight_decay"),
 }
-_BUILDERS: dict[str, Callable[[Any, Rate], keras.Optimizer]] = {"adafactor": _adafactor, "lars": _lars}
+_BUILDERS: dict[str, Callable[[Any, Rate], keras.Optimizer]] = {"adafactor": _adafactor, "lars": _lars, "muon": _muon}

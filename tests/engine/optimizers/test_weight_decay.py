@@ -69,6 +69,8 @@ RULES: dict[str, tuple[dict[str, Any], set[str]]] = {
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 @pytest.mark.parametrize("kind", DECAYING)
 def test_each_optimizer_leaves_excluded_variables_alone(kind: str, library: Any, optimization: ConfigMaker) -> None:
+    if (kind, library) == ("muon", tf_keras):
+        pytest.skip("muon is for models of Keras 3")
     fields = {**DECAYING[kind], "exclude_from_weight_decay": ("layer_norm/", "bias")}
     assert decayed(create_optimizer(optimization(kind, **fields)), layers(library)) == {"dense/kernel"}
 

@@ -325,7 +325,9 @@ class LionConfig(DecayingOptimizerConfig):
 
 @configclass
 class MuonConfig(DecayingOptimizerConfig):
-    """Muon for matrices, Adam for all other variables (arXiv 2502.16982).
+    """Keras' Muon for matrices, Adam for all other variables (arXiv 2502.16982).
+
+    It needs Keras 3.13 or newer, and a model of Keras 3.
 
     Attributes:
       name: The name of the Keras optimizer.
