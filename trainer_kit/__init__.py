@@ -46,7 +46,7 @@ _HOME = {
     "get_predictor": "serving.predictor",
     "load_model": "serving.load",
     "load_weights": "serving.load",
-    "GanTask": "training.gan.task",
+    "GanTask": "training.gan",
     "MultiTask": "training.multitask.task",
     "Task": "training.task",
     "Trainer": "training.trainer",
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from trainer_kit.serving.load import load_model as load_model
     from trainer_kit.serving.load import load_weights as load_weights
     from trainer_kit.serving.predictor import get_predictor as get_predictor
-    from trainer_kit.training.gan.task import GanTask as GanTask
+    from trainer_kit.training.gan import GanTask as GanTask
     from trainer_kit.training.multitask.task import MultiTask as MultiTask
     from trainer_kit.training.named_tensors import expose as expose
     from trainer_kit.training.task import Task as Task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -12,13 +13,16 @@ from trainer_kit.errors import UsageError
 from trainer_kit.files import write_bytes
 
 FOLDER = "samples"  # in model_dir
+_MARGIN = 2  # pixels between images
+_LEAST_HEIGHT = 32  # pixels: smaller images are enlarged to about this height
 
 
 class SamplePictures(Callback):
     """Draws generated examples after each evaluation: `samples/step-<step>.png` in model_dir.
 
-    The weights are those that were evaluated, the random numbers the same in all pictures, and the task's `picture`
-    draws. For a GanTask, or a task with the same method whose model generates from latents.
+    The weights are those that were evaluated, the random numbers the same in all pictures. For a GanTask, or a task
+    whose model has `latent_size` and generates from latents. Images, float [n, height, width, 1 or 3] in -1..1, are put
+    into a grid. For other examples the task has a method `picture(samples)`, which returns a picture.
 
     Args:
       count: The number of examples in a picture.
@@ -28,18 +32,19 @@ class SamplePictures(Callback):
     name: str = "sample_pictures"
 
     def __init__(self, count: int = 64, seed: int = 0) -> None:
-        self._count, self._seed = count, seed
+        self._count = count
+        self._seed = seed
 
     def run_begin(self, run: Run) -> None:
         """Tries to draw a picture, so that mistakes are reported before the first step.
 
         Raises:
-          UsageError: when the task or its model cannot draw.
+          UsageError: when the examples or the picture of the task cannot be drawn.
         """
-        if not hasattr(run.task, "picture") or not hasattr(run.model, "latent_size"):
+        if not hasattr(run.model, "latent_size"):
             raise UsageError(
-                f"the callback sample_pictures: {type(run.task).__name__} has no method picture(samples), or its model "
-                "no latent_size; it is for a trainer_kit.GanTask"
+                f"the callback sample_pictures: the model of {type(run.task).__name__} has no latent_size; it is for a "
+                "trainer_kit.GanTask"
             )
         self._draw(run)
 
@@ -59,16 +64,42 @@ class SamplePictures(Callback):
         latents = tf.random.stateless_normal([self._count, run.model.latent_size], [self._seed, 0])
         with run.trainer.averaged_weights():
             samples = run.task.inference_step(latents, run.model).numpy()
-        picture, name = run.task.picture(samples), type(run.task).__name__
-        if picture is None:
-            raise UsageError(
-                f"the callback sample_pictures: {name}.picture draws images, and the generated examples have the shape "
-                f"{samples.shape[1:]}; define picture(samples) in {name}"
-            )
+
+        task = type(run.task).__name__
+        if not hasattr(run.task, "picture"):
+            if samples.ndim != 4 or samples.shape[-1] not in (1, 3):
+                raise UsageError(
+                    f"the callback sample_pictures: it draws images, and the generated examples have the shape "
+                    f"{samples.shape[1:]}; define picture(samples) in {task}"
+                )
+            return image_grid(samples)
+
+        picture = run.task.picture(samples)
         if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3):
             kind = f"{picture.dtype} {list(picture.shape)}" if isinstance(picture, np.ndarray) else repr(picture)[:60]
             raise UsageError(
-                f"the callback sample_pictures: {name}.picture returned {kind}; return a NumPy array of uint8, "
+                f"the callback sample_pictures: {task}.picture returned {kind}; return a NumPy array of uint8, "
                 "[height, width, 3]"
             )
         return picture
+
+
+def image_grid(images: np.ndarray) -> np.ndarray:
+    """Returns images in a square grid, row by row, as one picture of uint8, [height, width, channels].
+
+    Pixels of small images become squares.
+
+    Args:
+      images: Float images in -1..1, [n, height, width, channels].
+    """
+    times = max(1, _LEAST_HEIGHT // images.shape[1])
+    images = images.repeat(times, axis=1).repeat(times, axis=2)
+    pixels = np.clip((images + 1.0) * 127.5, 0, 255).round().astype(np.uint8)
+    pixels = np.pad(pixels, [(0, 0), (0, _MARGIN), (0, _MARGIN), (0, 0)])
+
+    columns = math.ceil(math.sqrt(len(pixels)))
+    rows = math.ceil(len(pixels) / columns)
+    pixels = np.pad(pixels, [(0, rows * columns - len(pixels)), (0, 0), (0, 0), (0, 0)])
+    _, height, width, channels = pixels.shape
+    grid = pixels.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+    return grid.reshape(rows * height, columns * width, channels)[:-_MARGIN, :-_MARGIN]

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Evaluation, Run
-from trainer_kit.callbacks.sample_pictures import SamplePictures
+from trainer_kit.callbacks.sample_pictures import SamplePictures, image_grid
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing import tiny_experiment
@@ -36,6 +36,11 @@ class _Task:
     def picture(self, samples: np.ndarray) -> np.ndarray:
         self.drawn.append(samples)
         return np.full((4, 5, 3), 200, np.uint8)
+
+
+class _TaskWithoutPicture:
+    def inference_step(self, latents: tf.Tensor, model: _Model) -> tf.Tensor:
+        return latents * model.weight
 
 
 class _Trainer:
@@ -78,7 +83,7 @@ def test_an_evaluation_of_an_earlier_start_is_not_drawn_again(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("picture", "message"),
     [
-        (None, r"_Task\.picture draws images, and the generated examples have the shape \(3,\); define picture"),
+        (None, r"_Task\.picture returned None; return a NumPy array of uint8"),
         (np.zeros((4, 5, 3)), r"_Task\.picture returned float64 \[4, 5, 3\]; return a NumPy array of uint8"),
         (np.zeros((4, 5), np.uint8), r"_Task\.picture returned uint8 \[4, 5\]"),
     ],
@@ -91,7 +96,21 @@ def test_what_is_no_picture_is_told_before_the_first_step(picture: Any, message:
     assert not (tmp_path / "samples").exists()
 
 
+def test_examples_that_are_no_images_need_a_method_of_the_task(tmp_path: Path) -> None:
+    trainer: Any = _Trainer()
+    trainer.task = _TaskWithoutPicture()
+    with pytest.raises(UsageError, match=r"the shape \(3,\); define picture\(samples\) in _TaskWithoutPicture$"):
+        SamplePictures().run_begin(Run(trainer, str(tmp_path)))
+
+
+def test_a_grid_shows_images_row_by_row() -> None:
+    images = np.stack([np.full((16, 20, 1), value, np.float32) for value in (-1.0, 0.0, 1.0)])
+    grid = image_grid(images)
+    assert grid.shape == (2 * 32 + 2, 2 * 40 + 2, 1) and grid.dtype == np.uint8
+    assert (grid[31, 39, 0], grid[0, 42, 0], grid[34, 0, 0], grid[32, 0, 0]) == (0, 128, 255, 0)
+
+
 def test_a_task_that_cannot_draw_is_refused_before_a_step(tmp_path: Path) -> None:
     config = tiny_experiment().replace(trainer={"callbacks": [{"name": "sample_pictures"}]})
-    with pytest.raises(UsageError, match=r"TinyTask has no method picture.*GanTask"):
+    with pytest.raises(UsageError, match=r"the model of TinyTask has no latent_size.*GanTask"):
         launch(config, "train_and_eval", str(tmp_path))

@@ -15,7 +15,6 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.testing import tiny_experiment
-from trainer_kit.training.gan.pictures import image_grid
 from trainer_kit.training.trainer import Trainer
 
 SGD = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}}}
@@ -217,13 +216,6 @@ def test_both_optimizers_are_needed_by_name() -> None:
         UsageError, match=r"names generator, which trainer\.optimizers lacks; rename generater to generator"
     ):
         _trainer(optimizers={"generater": SGD, "discriminator": SGD})
-
-
-def test_a_grid_shows_images_row_by_row() -> None:
-    images = np.stack([np.full((16, 20, 1), value, np.float32) for value in (-1.0, 0.0, 1.0)])
-    grid = image_grid(images)
-    assert grid.shape == (2 * 32 + 2, 2 * 40 + 2, 1) and grid.dtype == np.uint8
-    assert (grid[31, 39, 0], grid[0, 42, 0], grid[34, 0, 0], grid[32, 0, 0]) == (0, 128, 255, 0)
 
 
 def test_a_penalty_leaves_the_averages_as_they_are(one_step: Trainer) -> None:
