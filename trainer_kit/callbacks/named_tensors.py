@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.config.run_length import Interval
 from trainer_kit.config.schema.summaries import SummaryConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.training.loops.intervals import is_due
@@ -40,7 +39,7 @@ class TensorSummaries(Callback):
 
     Args:
       sections: The entries of `trainer.summaries`.
-      interval: Steps between histograms and images of training loops, a fraction for epochs; or a timer; None writes
+      interval: Steps between histograms and images of training loops, or a timer; None writes
         none.
       train: The summary manager of training.
       evaluation: The summary manager of evaluations.
@@ -49,7 +48,7 @@ class TensorSummaries(Callback):
     name = "summaries"
 
     def __init__(
-        self, sections: Sequence[SummaryConfig], interval: Interval | SummaryTimer | None, train: Any, evaluation: Any
+        self, sections: Sequence[SummaryConfig], interval: int | SummaryTimer | None, train: Any, evaluation: Any
     ) -> None:
         self._train = [one for one in sections if one.of != "evaluation"]
         self._evaluation = [one for one in sections if one.of != "training"]

@@ -35,7 +35,7 @@ from trainer_kit.checkpoints.startup_scan import (
 from trainer_kit.checkpoints.state.strict_restore import restore
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.checkpoints.write_before_save import WrittenAfter
-from trainer_kit.config.run_length import Interval
+from trainer_kit.config.schema.durations import exact_steps
 from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import DivergedError, StorageError, UsageError
 from trainer_kit.folder_identity import check_held, make_folder, remove_made_again
@@ -104,7 +104,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         *,
         max_to_keep: int,
         step_counter: tf.Variable,
-        checkpoint_interval: Interval | None,
+        checkpoint_interval: int | None,
         seconds: float = 0.0,
         init_fn: Callable[[], Any] | None = None,
         asynchronous: bool = True,
@@ -151,7 +151,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return self._tracked
 
     @property
-    def checkpoint_interval(self) -> Interval | None:
+    def checkpoint_interval(self) -> int | None:
         """Steps between saves; None: a time decides."""
         return self._interval
 
@@ -213,7 +213,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         self.saved_step = -1
 
     def _is_early(self, step: int) -> bool:
-        return not self.time_is_over() if self._interval is None else step < self.saved_step + self._interval
+        if self._interval is None:
+            return not self.time_is_over()
+        return step < self.saved_step + exact_steps(self._interval)
 
     def _options(self, given: tf.train.CheckpointOptions | None) -> tf.train.CheckpointOptions:
         """Returns the save options with our callbacks before and after the files are written."""

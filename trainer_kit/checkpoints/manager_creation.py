@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.config.run_length import Interval
-from trainer_kit.config.schema.durations import seconds_of
+from trainer_kit.config.schema.durations import RoundedSteps, seconds_of
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.collectives import broadcast_from_chief, is_chief, worker_index
 from trainer_kit.process.run_directory import RunIdentity
@@ -24,7 +23,6 @@ def create_manager(
     asynchronous: bool = True,
     partial: bool = False,
     from_step: int | None = None,
-    interval: Interval | None = None,
     before_files: Callable[[], None] = lambda: None,
     recorded: Callable[[int], dict[str, Any]] = lambda _: {},
     spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
@@ -35,7 +33,6 @@ def create_manager(
       trainer: The trainer whose state the checkpoints hold.
       config: The config of the experiment.
       model_dir: The run's folder.
-      interval: The exact steps between saves, if the config has rounded them; None: those of the config.
       asynchronous, partial, from_step, before_files, recorded, spared: See CheckpointManager.
     """
     options, trains = config.trainer, trainer.trains
@@ -44,7 +41,7 @@ def create_manager(
         model_dir,
         max_to_keep=options.max_to_keep,
         step_counter=trainer.global_step,
-        checkpoint_interval=interval or _whole_interval(options, trains),
+        checkpoint_interval=_steps_between(options, trains),
         seconds=seconds_of(options.checkpoint_interval),
         init_fn=trainer.initialize,
         asynchronous=asynchronous,
@@ -65,14 +62,17 @@ def create_manager(
     )
 
 
-def _whole_interval(options: TrainerConfig, trains: bool) -> int | None:
+def _steps_between(options: TrainerConfig, trains: bool) -> int | None:
     """Returns the config's interval, None if it is a time; warns when loops are longer."""
-    if not isinstance(options.checkpoint_interval, int):
+    interval = options.checkpoint_interval
+    if not isinstance(interval, int):
         return None
-    if trains and options.checkpoint_interval < options.steps_per_loop:
+    # Loops are cut where an interval of rounded steps is due.
+    if trains and not isinstance(interval, RoundedSteps) and interval < options.steps_per_loop:
         _LOG.warning(
             "trainer.checkpoint_interval=%d is less than trainer.steps_per_loop=%d, but checkpoints are saved only at "
             "the ends of loops; lower trainer.steps_per_loop or raise trainer.checkpoint_interval",
-            *(options.checkpoint_interval, options.steps_per_loop),
+            interval,
+            options.steps_per_loop,
         )
-    return options.checkpoint_interval
+    return interval

@@ -91,9 +91,12 @@ def shortened(config: ExperimentConfig) -> ExperimentConfig:
     options = config.trainer
     steps = max(_STEPS, options.fuse_steps)
     batches = options.validation_steps if 0 < options.validation_steps < _BATCHES else _BATCHES
+    train_steps = options.train_steps
+    if 0 <= train_steps < steps:
+        train_steps = type(train_steps)(steps)  # after rounded steps, a dataset that ends starts again
     return config.replace(
         trainer={
-            "train_steps": steps if 0 <= options.train_steps < steps else options.train_steps,
+            "train_steps": train_steps,
             "steps_per_loop": steps,
             "summary_interval": steps,
             "checkpoint_interval": steps,
@@ -110,14 +113,12 @@ def _built_trainer(config: ExperimentConfig, short: ExperimentConfig, task: Any,
     """Returns the trainer of the short run, after the checks of the names and the data that `config` asks for."""
     from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
     from trainer_kit.process.run_directory import RunDirectory
-    from trainer_kit.run.durations import let_data_restart
     from trainer_kit.training.trainer_creation import create_exporter, create_trainer
     from trainer_kit.training.trainer_parts.validation_sets import shared_sets
 
     checks.begin("model, optimizer and metrics can be built")
     exporter = create_exporter(short, RunDirectory(folder, short.trainer))
     trainer = create_trainer(short, task, checkpoint_exporter=exporter)
-    let_data_restart(trainer, config)
     names, early = trainer.validation_metric_names(), config.trainer.early_stopping
     if exporter is not None and names is not None:
         checks.begin(f"best metric: {', '.join(exporter.metric_names)} is one of {', '.join(names)}")

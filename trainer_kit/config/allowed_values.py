@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from trainer_kit.config.fields import listed_class
 from trainer_kit.config.schema.base import Config
-from trainer_kit.config.schema.durations import Durations
+from trainer_kit.config.schema.durations import TakesDurations
 from trainer_kit.errors import near_names, suggestion
 
 NO_SUCH_KEY = "there is no such key"
@@ -37,7 +37,7 @@ def describe(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return describe(args[0], (*args[1:], *metadata))
-    if marks := [item for item in metadata if isinstance(item, Durations)]:
+    if marks := [item for item in metadata if isinstance(item, TakesDurations)]:
         return marks[0].allowed
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(arg) for arg in args)) + _bounds(metadata)
@@ -69,14 +69,15 @@ def hint(annotation: Any, value: Any, path: str, metadata: Sequence[Any] = ()) -
     return of_duration or _hint_for_one(annotation, value) or _hint_for_list(annotation, value)
 
 
-def durations_of(annotation: Any, metadata: Sequence[Any] = ()) -> list[Durations]:
+def durations_of(annotation: Any, metadata: Sequence[Any] = ()) -> list[TakesDurations]:
     """Returns the mark of a field that takes durations; [] for any other field."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return durations_of(args[0], (*args[1:], *metadata))
-    if origin in (Union, types.UnionType):
-        return [mark for arg in args for mark in durations_of(arg)]
-    return [item for item in metadata if isinstance(item, Durations)]
+    marks = [item for item in metadata if isinstance(item, TakesDurations)]
+    if marks or origin not in (Union, types.UnionType):
+        return marks
+    return [mark for arg in args for mark in durations_of(arg)]
 
 
 def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: Iterable[str]) -> str:

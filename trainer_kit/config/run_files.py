@@ -41,7 +41,7 @@ RUN_FILES: tuple[RunFile, ...] = (
     RunFile(
         "manifest.json", _TRAINER, _START,
         "The run's identity, experiment, command, starts, versions, platform, thread counts and seed, what `auto` has "
-        "chosen, and the numbers that the user gave to layers.",
+        "chosen, the steps of the run and of its durations, and the numbers that the user gave to layers.",
     ),
     RunFile("operative_config.<mode>.gin", _TRAINER, _START, "The gin bindings that were used, as gin lists them."),
     RunFile(

@@ -81,7 +81,7 @@ class Sidecar:
         best: BestCheckpoint | BestCheckpoints | None,
         summaries: Any,
         lease: Lease,
-        train_steps: int,
+        train_steps: int | str,
         step: Callable[[], int],
         put_back: Callable[[], None] = lambda: None,
     ) -> None:

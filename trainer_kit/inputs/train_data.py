@@ -70,12 +70,12 @@ class TrainData:
       deterministic_ops: whether TensorFlow's op determinism is on.
       require_exact: whether data that cannot be resumed exactly is refused.
       batch_size: The number of examples in a global batch; 0: not known.
+      restarts: Whether a tf.data.Dataset that ends starts again, with the next order of its shuffles.
       instead: The advice about a ready-made dataset without a position, for the warning.
 
     Attributes:
       feed: The DatasetIterator of the data.
       stack: The number of batches in one element, as made by inputs.fused_batches; 1 means single batches.
-      restarts: Whether a tf.data.Dataset that ends starts again, with the next order of its shuffles.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class TrainData:
         deterministic_ops: bool = False,
         require_exact: bool = False,
         batch_size: int = 0,
+        restarts: bool = False,
         instead: str = "return the data from build_inputs instead",
     ) -> None:
         self._instead = instead
@@ -104,7 +105,8 @@ class TrainData:
         self._left_out: tuple[int, ...] = ()  # in this process
         self._saves_iterator, self._saved_iterator = False, ""
         self._reported: set[str] = set()
-        self.stack, self.restarts = 1, False
+        self._restarts = restarts
+        self.stack = 1
 
     @property
     def saves_position(self) -> bool:
@@ -239,7 +241,7 @@ class TrainData:
     def _open(self, build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
         made = made_inputs(build_inputs, params, input_context)
         self._opened, self._saves_iterator = made, False
-        if self.restarts and not isinstance(made, Source) and not never_ends(made):
+        if self._restarts and not isinstance(made, Source) and not never_ends(made):
             made = made.repeat()
         data = without_idle_tuner(made) if self.stack > 1 else made
         if not isinstance(made, Source):

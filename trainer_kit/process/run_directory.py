@@ -79,15 +79,14 @@ class RunDirectory:
         mode: str,
         texts: Mapping[str, str],
         threads: Mapping[str, int] | None = None,
-        train_steps: int | None = None,
         setup: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes params.yaml, manifest.json and the further files `texts`, by name; removes an older final.json.
 
-        A resumed run reuses the thread counts `threads`. Other processes need `train_steps`, the steps of the run, if
-        the config counts epochs. A warning names each difference of platform, versions or threads to the first start,
-        since the results may differ in their last bits. `setup` has the numbers of replicas and workers, the kind of
-        device, what describes the data, and what `read_layer_names` returns.
+        A resumed run reuses the thread counts `threads`. A warning names each difference of platform, versions or
+        threads to the first start, since the results may differ in their last bits. `setup` has the numbers of
+        replicas and workers, the kind of device, what describes the data, the steps of the run and of its durations,
+        and what `read_layer_names` returns.
         """
         if os.path.exists(self.final):
             os.remove(self.final)
@@ -106,7 +105,6 @@ class RunDirectory:
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
             "accumulate_steps": _accumulate_steps(before, config),
-            **({"train_steps": train_steps} if train_steps is not None else {}),
             **(setup or {}),
         }
         for difference in differences(before, record):
@@ -179,7 +177,7 @@ class RunDirectory:
             return None
         return {**final, **known}
 
-    def train_steps(self, default: int) -> int:
+    def train_steps(self, default: int | str) -> int:
         """Returns trainer.train_steps of the run that trains here; `default` if params.yaml has no such value.
 
         Of a run that counts epochs it is the number of steps in the manifest, -1 before that is written.
@@ -187,7 +185,7 @@ class RunDirectory:
         try:
             return steps_of_run(self._trainer_value("train_steps"), self.path)
         except (ConfigError, StorageError, KeyError, TypeError, ValueError):
-            return default
+            return steps_of_run(default, self.path)
 
     def steps_per_epoch(self) -> int | None:
         """Returns trainer.steps_per_epoch of the run that trains here; None if params.yaml has no such value."""

@@ -24,9 +24,10 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.manager_creation import create_manager
+from trainer_kit.checkpoints.retention import choose_by
 from trainer_kit.checkpoints.state.variable_names import layer_names
 from trainer_kit.config.resume_check import data_mistakes
-from trainer_kit.config.schema.durations import seconds_of
+from trainer_kit.config.schema.durations import RoundedSteps, seconds_of
 from trainer_kit.distribution.collectives import barrier, chiefs_text, worker_count
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.best.repair import put_back_lost
@@ -42,6 +43,7 @@ from trainer_kit.run.orbit_controller import OrbitController
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.preflight import early_stopping_mistakes
 from trainer_kit.telemetry.report_writers import ReportWriters
+from trainer_kit.training.loops.summary_condition import SummaryTimer
 from trainer_kit.training.trainer_creation import (
     check_accumulation,
     check_best_metric,
@@ -64,7 +66,6 @@ def build_trainer(plan: RunPlan, task: Any) -> Any:
     best = create_exporter(config, directory, plan.chief) if keeps_best else None
     trainer = options.trainer or create_trainer(config, task, plan.trains, plan.evaluates, best)
     check_trainer(trainer)
-    durations.let_data_restart(trainer, plan.written)
     check_best_metric(trainer, wanted=best is not None)
     if plan.trains:
         check_accumulation(trainer, config.trainer.accumulate_steps)
@@ -129,8 +130,11 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any) -> RunHis
 
 def build_manager(plan: RunPlan, trainer: Any, writers: ReportWriters, history: RunHistory) -> CheckpointManager:
     """Returns the manager of the run's checkpoints; it writes all earlier reports to disk before a checkpoint."""
-    options, most = plan.options, plan.config.trainer.continuous_eval.max_wait_checkpoints
-    needed, older = Leases(plan.directory.evals, most, history.ledger).needed, durations.kept_checkpoints(plan)
+    options = plan.options
+    trainer_options = plan.config.trainer
+    most = trainer_options.continuous_eval.max_wait_checkpoints
+    needed = Leases(plan.directory.evals, most, history.ledger).needed
+    older = choose_by(trainer_options.keep_interval, plan.directory.path) if plan.trains else None
     return create_manager(
         trainer,
         plan.config,
@@ -140,7 +144,6 @@ def build_manager(plan: RunPlan, trainer: Any, writers: ReportWriters, history: 
         from_step=options.from_step,
         before_files=writers.writer.settle,
         recorded=history.extent,
-        interval=durations.checkpoint_interval(plan),
         spared=(lambda steps: needed(steps) | older(steps)) if older else needed,
     )
 
@@ -163,7 +166,7 @@ def build_sidecar(
         trainer.checkpoint_exporter,
         writers.eval_summaries,
         lock,
-        durations.steps_before_training(plan.config.trainer),
+        plan.config.trainer.train_steps,
         lambda: int(trainer.global_step.numpy()),
         lambda: put_back_lost(trainer, plan.directory.path, None, lock.read),
     )
@@ -194,8 +197,15 @@ def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
     if text := chiefs_text(plan.strategy, str(ConfigError(mistakes))):
         barrier(plan.strategy)  # no worker ends before the others have the text
         raise UsageError(text)
-    names = layer_names(trainer.model)
-    return {**setup, "data": {**before.get("data", {}), **data}, "layer_names": names}
+    steps = durations.steps_by_path(plan)
+    durations.log_moved(plan, before.get("durations", {}), steps)
+    return {
+        **setup,
+        "data": {**before.get("data", {}), **data},
+        "train_steps": plan.config.trainer.train_steps,
+        "durations": steps,
+        "layer_names": layer_names(trainer.model),
+    }
 
 
 def build_controller(
@@ -230,13 +240,14 @@ def build_controller(
     listed = CallbackList(run, members, writers.times, plan.strategy)
     listed.keep_states()
     if arguments["summary_interval"] is not None:
-        arguments["summary_interval"] = durations.summary_interval(plan)
+        arguments["summary_interval"] = _summary_interval(plan)
+    loop_ends = (options.steps_per_loop, options.checkpoint_interval, options.summary_interval)
     return kind(
         callbacks=listed,
         save_on_stop=options.preemption_on_demand_checkpoint or options.max_time is not None,
         recorded=functools.partial(_recorded, plan, history),
         times=writers.times,
-        exact=durations.exact_intervals(plan),
+        cuts=[steps for steps in loop_ends if isinstance(steps, RoundedSteps)],
         **arguments,
     )
 
@@ -247,10 +258,18 @@ def _keepers(plan: RunPlan) -> list[Callback]:
     return [KeepChoices(plan.directory)] if chooses else []
 
 
+def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
+    """Returns the steps between summaries of training, or their timer; None if the run does not train."""
+    interval = plan.config.trainer.summary_interval
+    if not plan.trains:
+        return None
+    return interval if isinstance(interval, int) else SummaryTimer(seconds_of(interval))
+
+
 def _tensor_summaries(plan: RunPlan, writers: ReportWriters) -> list[Callback]:
     """Returns the callback that writes the summaries of the config, if there are any."""
     options = plan.config.trainer
-    interval = durations.summary_interval(plan) if plan.options.save_summary else None
+    interval = _summary_interval(plan) if plan.options.save_summary else None
     managers = writers.train_summaries, writers.eval_summaries
     return [TensorSummaries(options.summaries, interval, *managers)] if options.summaries else []
 

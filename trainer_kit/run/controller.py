@@ -17,12 +17,11 @@ from trainer_kit.callbacks.base import Evaluation, Loop, Requests
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import Divergence
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.config.run_length import Interval
 from trainer_kit.errors import DivergedError, StorageError
 from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown, WatchedRun
 from trainer_kit.run.checkpointing import RunCheckpoints
-from trainer_kit.run.goal import ExactIntervals, Goal, data_ended_early
+from trainer_kit.run.goal import Goal, data_ended_early
 from trainer_kit.run.progress import BETWEEN, Phases
 from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
@@ -55,7 +54,7 @@ class Controller:
       recorded: Returns the recorded logs of a step, by validation set; a single set is called "". A validation set
         without a record is evaluated when the run begins.
       times: The time ledger of the run; None: a new one.
-      exact: The intervals in epochs or shares, which the trainer and the config hold as rounded steps.
+      cuts: The intervals at whose multiples loops end, such as the epochs between checkpoints.
 
     Attributes:
       run: The Run that callbacks receive.
@@ -74,14 +73,14 @@ class Controller:
         callbacks: CallbackList,
         strategy: tf.distribute.Strategy | None = None,
         steps_per_loop: StepsPerLoop = 1,
-        summary_interval: Interval | SummaryTimer | None = None,
+        summary_interval: int | SummaryTimer | None = None,
         summary_manager: Any = None,
         eval_summary_manager: Any = None,
         stopping: Callable[[], bool] = lambda: False,
         save_on_stop: bool = True,
         recorded: Callable[[int], Mapping[str, Any]] = lambda _: {},
         times: TimeLedger | None = None,
-        exact: ExactIntervals = ExactIntervals(),  # noqa: B008 -- it is frozen
+        cuts: Sequence[int] = (),
     ) -> None:
         self.trainer, self.evaluator, self.global_step = trainer, evaluator, global_step
         self.checkpoint_manager, self.strategy = checkpoint_manager, strategy or tf.distribute.get_strategy()
@@ -95,7 +94,7 @@ class Controller:
         self._wanted: set[str] = set()  # the validation sets that callbacks have asked for; in the checkpoint
         self._catches_up = False  # whether the run begins, or has gone back
         self._interrupted_loop, self._num_steps = InterruptedLoop(), (0, tf.constant(0))
-        self.running, self._exact, self._phases = (0, 0), exact, Phases(times or TimeLedger())
+        self.running, self._cuts, self._phases = (0, 0), cuts, Phases(times or TimeLedger())
         self._checkpoints = RunCheckpoints(checkpoint_manager, self.strategy, callbacks, self._phases)
         self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
         if trainer is not None:
@@ -155,13 +154,13 @@ class Controller:
           TrainerKitError: when a training loop does not advance global_step.
         """
         self.run.total = train_steps if train_steps >= 0 else None
-        intervals = self._exact.replaced(self.evaluator.validation_intervals(eval_interval)) if evaluates else {}
-        goal, output = Goal(train_steps, eval_steps, intervals, checkpoint_at_completion), dict[str, Any]()
+        intervals = self.evaluator.validation_intervals(eval_interval) if evaluates else {}
+        goal, output = Goal(eval_steps, intervals, checkpoint_at_completion), dict[str, Any]()
         writer = self.summary_manager.summary_writer()
         self.callbacks.log_cuts(self.steps_per_loop)
         with self._phases.at_work(), self.callbacks.around("train"), writer.as_default():
             self._catches_up = True
-            while self._catches_up or not (self._is_last(goal) or self.stopping):
+            while self._catches_up or not (self._is_last() or self.stopping):
                 try:
                     with exits_as_errors():
                         if self._catches_up:
@@ -179,7 +178,7 @@ class Controller:
     def _train_loop(self, goal: Goal) -> int:
         """Runs one training loop up to the next boundary; returns the step at which the loop began."""
         step = self.run.step
-        pause = next_stop(step, goal.step, *goal.intervals.values(), *self._exact.cuts, self.callbacks.next_cut(step))
+        pause = next_stop(step, self.run.total, *goal.intervals.values(), *self._cuts, self.callbacks.next_cut(step))
         begun, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
         self.callbacks.call("loop_begin", end - step)
         logs: Any = None
@@ -209,7 +208,7 @@ class Controller:
             if self._save_on_stop:
                 self.save_checkpoint()
             return {}
-        last, data_ended = self._is_last(goal), self.trainer.data_ended
+        last, data_ended = self._is_last(), self.trainer.data_ended
         saves_last = last and (goal.saves_last or data_ended or bool(self.run.stop_reason))
         if saves_last or asked.save or self._checkpoints.is_due(begun, step):
             self.save_checkpoint(asked.save_again)
@@ -219,9 +218,10 @@ class Controller:
         due = goal.due(begun, step, last, self._wanted)
         return self._evaluate_at_step([name for name in due if self._evaluated.get(name) != step], goal)
 
-    def _is_last(self, goal: Goal) -> bool:
+    def _is_last(self) -> bool:
         """Whether the run ends at this step: it is the last step, the data has ended, or a callback ends the run."""
-        return self.run.step >= goal.step >= 0 or bool(self.run.stop_reason) or self.trainer.data_ended
+        is_at_end = self.run.total is not None and self.run.step >= self.run.total
+        return is_at_end or bool(self.run.stop_reason) or self.trainer.data_ended
 
     def _take_requests(self) -> Requests | None:
         """Takes the requests of callbacks and notes the evaluations; returns None after it has carried out a rewind."""
@@ -252,7 +252,7 @@ class Controller:
             return {}
         if asked.save:
             self.save_checkpoint(asked.save_again)
-        due = goal.due(step - 1, step, self._is_last(goal), self._wanted) if step > 0 else []
+        due = goal.due(step - 1, step, self._is_last(), self._wanted) if step > 0 else []
         return self._evaluate_at_step(self._not_evaluated(due), goal)
 
     def _evaluate_at_step(self, due: Collection[str], goal: Goal) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -13,21 +12,16 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.epoch_events import NAMES
-from trainer_kit.checkpoints.retention import kept_by_steps, kept_by_time
 from trainer_kit.config.fields import leaves
-from trainer_kit.config.run_length import Interval, RunLength, durations_in, with_steps
-from trainer_kit.config.schema.durations import EPOCHS, SHARE, seconds_of, unit_of
-from trainer_kit.config.schema.evaluation import validation_sets
-from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.run_length import durations_in, with_steps
+from trainer_kit.config.schema.durations import EPOCHS
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count, worker_index
 from trainer_kit.inputs.epoch_length import epoch_length
 from trainer_kit.inputs.registered_datasets import inputs_of
 from trainer_kit.inputs.sources.base import made_inputs
-from trainer_kit.process.run_directory import steps_of_run
-from trainer_kit.run.goal import ExactIntervals
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.training.loops.epochs import Epochs
-from trainer_kit.training.loops.summary_condition import SummaryTimer
 from trainer_kit.training.trainer_creation import create_trainer
 
 _LOG = logging.getLogger(__name__)
@@ -45,24 +39,7 @@ def with_durations(plan: RunPlan, task: Any) -> RunPlan:
         return plan
     feed = getattr(getattr(plan.options.trainer, "data", None), "feed", None)
     config, epochs = in_steps(plan.config, task, plan.callbacks, getattr(feed, "given", None))
-    _log_moved(plan, config, epochs)
     return dataclasses.replace(plan, config=config, epochs=epochs)
-
-
-def _log_moved(plan: RunPlan, config: ExperimentConfig, epochs: Epochs | None) -> None:
-    """Logs the durations that are other steps than before, because the run or its epochs have another length now."""
-    old = {change.path.removeprefix("trainer."): change.old for change in plan.changes}
-    lengths = {name: old[name] for name in ("train_steps", "steps_per_epoch") if isinstance(old.get(name), int | str)}
-    if "train_steps" in lengths:
-        lengths["train_steps"] = steps_of_run(lengths["train_steps"], plan.directory.path)
-    if not lengths or lengths.get("train_steps", 1) <= 0:
-        return
-    steps = lengths.get("steps_per_epoch") or (epochs.steps if epochs else None)
-    before = leaves(with_steps(plan.written.replace(trainer=lengths), Fraction(steps) if steps else None).trainer)
-    written, now = leaves(plan.written.trainer), leaves(config.trainer)
-    for path in durations_in(plan.written.trainer):
-        if path not in old and before[path] != now[path]:
-            _LOG.info("trainer.%s: %s was %s steps and is %s steps now", path, written[path], before[path], now[path])
 
 
 def in_steps(
@@ -90,86 +67,34 @@ def in_steps(
     return with_steps(config, epoch), Epochs(epoch) if epoch else None
 
 
-def steps_before_training(options: TrainerConfig) -> int:
-    """Returns trainer.train_steps for a process that does not train; -1, not known, if it counts epochs."""
-    return -1 if unit_of(options.train_steps) else int(options.train_steps)
-
-
-def let_data_restart(trainer: Any, written: ExperimentConfig) -> None:
-    """Lets a dataset that ends start again if train_steps, as it was written, counts passes over it."""
-    if _counts_epochs(written) and (data := getattr(trainer, "data", None)) is not None:
-        data.restarts = True
-
-
 def create_trial_trainer(written: ExperimentConfig, task: Any) -> Any:
-    """Returns a trainer that sees steps and data as in a run, to train without a run. Called in strategy scope.
+    """Returns a trainer that sees steps as in a run, for a command without a run. Called in strategy scope.
 
     Raises:
       ConfigError: as in_steps does.
     """
-    trainer = create_trainer(in_steps(written, task)[0], task, evaluate=False)
-    let_data_restart(trainer, written)
-    return trainer
+    config, _ = in_steps(written, task)
+    return create_trainer(config, task, evaluate=False)
 
 
-def counted_steps(plan: RunPlan) -> int | None:
-    """Returns the steps of a run that counts epochs, for its record; None for any other run."""
-    return plan.config.trainer.train_steps if _counts_epochs(plan.written) and plan.trains else None
+def steps_by_path(plan: RunPlan) -> dict[str, int]:
+    """Returns the steps that epochs and shares have become in this run, for its record."""
+    steps = leaves(plan.config.trainer)
+    return {f"trainer.{path}": steps[path] for path in durations_in(plan.written.trainer)} if plan.trains else {}
 
 
-def checkpoint_interval(plan: RunPlan) -> Interval | None:
-    """Returns the exact steps between checkpoints if the config gives epochs or a share; None otherwise."""
-    value = plan.written.trainer.checkpoint_interval
-    return _length(plan).interval(value) if plan.trains and _is_exact(value) else None
+def log_moved(plan: RunPlan, before: Mapping[str, int], now: Mapping[str, int]) -> None:
+    """Logs the durations that are other steps than before, as the run or its epochs have another length now.
 
-
-def exact_intervals(plan: RunPlan) -> ExactIntervals:
-    """Returns the intervals of loops, checkpoints and evaluations in epochs or shares."""
-    if not plan.trains:
-        return ExactIntervals()
-    options, length = plan.written.trainer, _length(plan)
-    of_loops = options.steps_per_loop, options.checkpoint_interval, options.summary_interval
-    cuts = [length.interval(one) for one in of_loops if _is_exact(one)]
-    of_sets = {}
-    for name in validation_sets(plan.config.task):
-        own = options.validation_sets.get(name)
-        value = own.interval if own is not None and own.interval is not None else options.validation_interval
-        of_sets[name] = length.interval(value) if _is_exact(value) else None
-    return ExactIntervals([one for one in cuts if one], {name: one for name, one in of_sets.items() if one})
-
-
-def summary_interval(plan: RunPlan) -> Interval | SummaryTimer | None:
-    """Returns the exact steps between summaries of training, or their timer."""
-    options = plan.written.trainer
-    if not plan.trains:
-        return None
-    if seconds := seconds_of(options.summary_interval):
-        return SummaryTimer(seconds)
-    return _length(plan).interval(options.summary_interval) or plan.config.trainer.summary_interval
-
-
-def kept_checkpoints(plan: RunPlan) -> Callable[[Any], set[int]] | None:
-    """Returns a function that chooses the older checkpoints to keep by their steps; None if none are kept."""
-    value = plan.written.trainer.keep_interval
-    if value is None or not plan.trains:
-        return None
-    if seconds := seconds_of(value):
-        return functools.partial(kept_by_time, plan.directory.path, seconds)
-    interval = _length(plan).interval(value)
-    assert interval is not None
-    return functools.partial(kept_by_steps, interval)
-
-
-def _length(plan: RunPlan) -> RunLength:
-    return RunLength(plan.config.trainer.train_steps, plan.epochs.steps if plan.epochs else None)
-
-
-def _counts_epochs(written: ExperimentConfig) -> bool:
-    return unit_of(written.trainer.train_steps) == EPOCHS
-
-
-def _is_exact(value: Any) -> bool:
-    return unit_of(value) in (EPOCHS, SHARE)
+    Args:
+      plan: The plan of the run.
+      before, now: The steps of durations by path, of the last start and of this one.
+    """
+    changed = {change.path for change in plan.changes}
+    written = leaves(plan.written)
+    for path, steps in now.items():
+        if path not in changed and before.get(path, steps) != steps:
+            _LOG.info("%s: %s was %s steps and is %s steps now", path, written[path], before[path], steps)
 
 
 def _wants_epochs(config: ExperimentConfig, callbacks: Sequence[Callback]) -> str:
@@ -177,18 +102,20 @@ def _wants_epochs(config: ExperimentConfig, callbacks: Sequence[Callback]) -> st
     for path, duration in durations_in(config.trainer).items():
         if duration.unit == EPOCHS:
             return f"trainer.{path}"
-    for one in callbacks:
-        if one.needs_epochs or any(getattr(type(one), name) is not getattr(Callback, name) for name in NAMES):
-            return f"callback {one.name}"
+    for callback in callbacks:
+        has_events = any(getattr(type(callback), name) is not getattr(Callback, name) for name in NAMES)
+        if callback.needs_epochs or has_events:
+            return f"callback {callback.name}"
     return ""
 
 
 def _steps_of_epoch(config: ExperimentConfig, task: Any, given: Any, wanted_by: str) -> Fraction:
-    strategy, data = tf.distribute.get_strategy(), getattr(config.task, "train_data", None)
+    strategy = tf.distribute.get_strategy()
+    data = getattr(config.task, "train_data", None)
     context = tf.distribute.InputContext(worker_count(strategy), worker_index(strategy), strategy.num_replicas_in_sync)
-    made = given
-    if made is None and data is not None:
-        made = made_inputs(inputs_of(task, data), data, context)
-    steps = epoch_length(made, getattr(data, "global_batch_size", 0), context, wanted_by)
+    dataset = given
+    if dataset is None and data is not None:
+        dataset = made_inputs(inputs_of(task, data), data, context)
+    steps = epoch_length(dataset, getattr(data, "global_batch_size", 0), context, wanted_by)
     # Workers read different files, so that one may have a batch more: the chief's number counts.
     return Fraction(*(broadcast_from_chief(strategy, part) for part in (steps.numerator, steps.denominator)))

@@ -41,20 +41,19 @@ def recorded(
     mode: str,
     texts: Mapping[str, str],
     global_step: Any = None,
-    train_steps: int | None = None,
     setup: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
     """Writes the record of a run before its first step; removes it when an explained error comes before that step.
 
     Args:
       directory: The directory of the run.
-      config, experiment, mode, texts, train_steps, setup: The record; see RunDirectory.write_record.
+      config, experiment, mode, texts, setup: The record; see RunDirectory.write_record.
       global_step: The variable of the global step; once it is above 0 the record stays. None: any explained error
         removes the record.
     """
     new = directory.missing_records(texts)
     try:
-        directory.write_record(config, experiment, mode, texts, thread_counts(), train_steps, setup)
+        directory.write_record(config, experiment, mode, texts, thread_counts(), setup)
         yield
     except Exception as error:
         if explained(error) and (global_step is None or int(global_step.numpy()) == 0):

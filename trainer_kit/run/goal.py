@@ -1,52 +1,32 @@
-"""Goal: the step that a controller trains up to, and the evaluations before and at that step."""
+"""Goal: the evaluations of a training run, before and at its last step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from trainer_kit.config.run_length import Interval
 from trainer_kit.errors import DataError
-from trainer_kit.training.loops.intervals import all_due
-
-
-@dataclass(frozen=True)
-class ExactIntervals:
-    """The intervals of a run in epochs or shares, which may be fractions of steps.
-
-    Attributes:
-      cuts: The intervals at whose multiples loops end, such as the epochs between checkpoints.
-      of_sets: The intervals of evaluations, by validation set.
-    """
-
-    cuts: Sequence[Interval] = ()
-    of_sets: Mapping[str, Interval] = field(default_factory=dict)
-
-    def replaced(self, intervals: Mapping[str, int | None]) -> dict[str, Interval | None]:
-        """Returns the intervals of validation sets, exact where they were rounded."""
-        return {name: self.of_sets.get(name, interval) for name, interval in intervals.items()}
+from trainer_kit.training.loops.intervals import is_due
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The last step of a training run and its evaluations.
+    """What happens on the way to the last step of a training run.
 
     Attributes:
-      step: The global step to train up to; -1: until the data ends.
       eval_steps: The number of batches in an evaluation; -1: all.
       intervals: The steps between evaluations of each validation set; None: only at the end. Empty: no evaluations.
       saves_last: Whether the last step is always saved.
     """
 
-    step: int
     eval_steps: int
-    intervals: Mapping[str, Interval | None]
+    intervals: Mapping[str, int | None]
     saves_last: bool
 
     def due(self, before: int, step: int, last: bool, asked: Collection[str]) -> list[str]:
-        """Returns the validation sets to evaluate at `step`, at the end of a loop that began at `before`."""
-        due = {*all_due(before, step, step if last else self.step, self.intervals), *asked}
-        return [name for name in self.intervals if name in due]
+        """Returns the validation sets to evaluate after a loop from `before` to `step`: all of them if it is the last."""
+        due = {name for name, interval in self.intervals.items() if interval and is_due(before, step, interval)}
+        return [name for name in self.intervals if last or name in due or name in asked]
 
 
 def data_ended_early(step: int, total: int) -> DataError:

@@ -22,7 +22,7 @@ from trainer_kit.folder_identity import is_seen_lost
 from trainer_kit.process.run_lock import release_all
 from trainer_kit.run import assembly
 from trainer_kit.run.controller import Controller
-from trainer_kit.run.durations import counted_steps, with_durations
+from trainer_kit.run.durations import with_durations
 from trainer_kit.run.final_record import (
     conclude,
     explaining,
@@ -162,7 +162,7 @@ def run_experiment(
         for warning in (*rate_end_warnings(config.trainer), *interval_warnings(config.trainer)) if plan.trains else ():
             _LOG.warning("%s", warning)
         manager.archive_later()
-        known = (directory, plan.written, experiment, mode, records(), trainer.global_step, counted_steps(plan))
+        known = (directory, plan.written, experiment, mode, records(), trainer.global_step)
         record = recorded(*known, setup) if writers.history else contextlib.nullcontext()
         with strategy.scope(), record, saved_after_errors(controller):
             if plan.trains:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from trainer_kit.config.run_length import RunLength, interval_warnings, with_steps
+from trainer_kit.config.run_length import interval_warnings, with_steps
+from trainer_kit.config.schema.durations import Duration, RoundedSteps
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import ConfigError
@@ -38,7 +40,8 @@ def test_epochs_and_shares_become_whole_steps_everywhere() -> None:
     assert trainer.validation_interval == trainer.validation_sets["dev"].interval == 11
     assert trainer.optimizer_config.learning_rate.get().decay_steps == 21
     assert trainer.optimizer_config.warmup.get().warmup_steps == 5
-    assert trainer.summary_interval == 15  # a multiple of steps_per_loop, which is a rule of the config
+    assert trainer.summary_interval == 11  # loops are cut there, so it need not be a multiple of steps_per_loop
+    assert type(trainer.as_dict()["summary_interval"]) is int
     assert trainer.checkpoint_interval == "30 min"
     assert written.trainer.train_steps == "2 epochs"
 
@@ -63,12 +66,17 @@ def test_a_share_needs_a_run_of_known_length() -> None:
 
 
 def test_an_interval_keeps_the_fraction_of_a_step() -> None:
-    length = RunLength(22, EPOCH)
-    assert length.interval("1 epochs") == EPOCH
-    assert length.interval("20 %") == Fraction(22, 5)
-    assert length.interval("10 epochs") == 103 and isinstance(length.interval("10 epochs"), int)
-    assert length.interval(7) == 7
-    assert length.interval("30 min") is length.interval(None) is None
+    epoch = Duration("1 epochs").steps(22, EPOCH)
+    assert (epoch, epoch.exact) == (11, EPOCH)
+    assert Duration("20 %").steps(22, None).exact == Fraction(22, 5)
+    assert copy.deepcopy(epoch).exact == EPOCH
+
+
+def test_a_changed_config_keeps_the_fraction_of_its_steps() -> None:
+    written = ExperimentConfig(trainer={"train_steps": "2 epochs", "checkpoint_interval": "1 epoch"})
+    resolved = with_steps(written, EPOCH).replace(trainer={"max_to_keep": 2}).trainer
+    assert isinstance(resolved.checkpoint_interval, RoundedSteps)
+    assert resolved.checkpoint_interval.exact == EPOCH
 
 
 def test_intervals_longer_than_the_run_give_one_warning() -> None:

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Discriminator, Field, Strict, Tag, ValidationEr
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self, dataclass_transform
 
+from trainer_kit.config.schema.durations import Duration, RoundedSteps
 from trainer_kit.errors import ConfigError, add_note
 
 Section = TypeVar("Section")
@@ -271,4 +272,8 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    if isinstance(value, Duration):
+        return str(value)
+    if isinstance(value, RoundedSteps):
+        return int(value)
     return value

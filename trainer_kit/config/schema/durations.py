@@ -1,12 +1,18 @@
-"""Durations in a config, such as "3 epochs", "20 %" of the run or "30 min"; a plain number counts steps."""
+"""Durations in a config, such as "3 epochs", "20 %" of the run or "30 min"; a plain number counts steps.
+
+An epoch may have a fraction of a step: 103 examples in batches of 10 are 10.3 steps, and epoch e
+ends with step ceil(e * 10.3). So steps that come from epochs or a share keep their fraction: an
+event is due at the first step that reaches a multiple of its interval.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -25,48 +31,95 @@ _WORDS: dict[str, tuple[str, Fraction]] = {  # the unit of each word, and how mu
     **dict.fromkeys(("days", "day", "d"), (SECONDS, Fraction(86400))),
 }
 _EXAMPLES = {EPOCHS: "'3 epochs'", SHARE: "'20 %'", SECONDS: "'30 min'"}
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_FORM = re.compile(rf"\s*({_NUMBER.pattern})\s*([^\W\d_]+|%)\s*")
+_FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([^\W\d_]+|%)\s*")
+Interval: TypeAlias = int | Fraction  # of steps
 
 
-@dataclass(frozen=True)
-class Duration:
-    """A duration with its unit.
+class Duration(str):
+    """A duration as it is written in a config, where it stays text until the run's epochs are known.
 
     Attributes:
       amount: The number of epochs, the share of the run, or the number of seconds; above 0.
       unit: EPOCHS, SHARE or SECONDS.
+
+    Raises:
+      ValueError: when the text is no duration.
     """
 
     amount: Fraction
     unit: str
 
+    def __new__(cls, text: str) -> Duration:
+        """Reads a text such as "3 epochs"."""
+        form = _FORM.fullmatch(text)
+        if form is None or form[2].lower() not in _WORDS:
+            raise ValueError(f"{text!r} is not a duration")
+        unit, factor = _WORDS[form[2].lower()]
+        amount = Fraction(form[1]) * factor
+        if amount <= 0 or (unit == SHARE and amount > 1):
+            raise ValueError(f"{text!r} is not an amount above 0 and at most the whole")
+        duration = super().__new__(cls, text)
+        duration.amount = amount
+        duration.unit = unit
+        return duration
 
-def read_duration(text: str) -> Duration | None:
-    """Returns the duration that `text` means; None if it is not one."""
-    form = _FORM.fullmatch(text)
-    if form is None or form[2].lower() not in _WORDS:
+    def steps(self, run: int, epoch: Fraction | None) -> RoundedSteps:
+        """Returns the steps of epochs or of a share of the run.
+
+        Args:
+          run: The steps of the run, for a share.
+          epoch: The steps of an epoch, for epochs.
+        """
+        if self.unit == SHARE:
+            return RoundedSteps(self.amount * run)
+        assert self.unit == EPOCHS and epoch is not None
+        return RoundedSteps(self.amount * epoch)
+
+
+class RoundedSteps(int):
+    """The steps that a duration has become: a whole number for tasks and trainers, rounded up.
+
+    Attributes:
+      exact: The same steps with their fraction, at whose multiples events are due.
+    """
+
+    exact: Fraction
+
+    def __new__(cls, exact: Fraction | int) -> RoundedSteps:
+        """Rounds up."""
+        steps = super().__new__(cls, math.ceil(exact))
+        steps.exact = Fraction(exact)
+        return steps
+
+
+def exact_steps(interval: Interval) -> Interval:
+    """Returns an interval with the fraction of a step that its duration has."""
+    return interval.exact if isinstance(interval, RoundedSteps) else interval
+
+
+def read_duration(value: Any) -> Duration | None:
+    """Returns the duration that a value means; None if it is not one."""
+    try:
+        return Duration(value) if isinstance(value, str) else None
+    except ValueError:
         return None
-    unit, factor = _WORDS[form[2].lower()]
-    amount = Fraction(form[1]) * factor
-    return Duration(amount, unit) if amount > 0 and not (unit == SHARE and amount > 1) else None
 
 
 def unit_of(value: Any) -> str | None:
-    """Returns the unit of a field's value if it is a duration; None for a number of steps and any other value."""
-    duration = read_duration(value) if isinstance(value, str) else None
+    """Returns the unit of a field's value if it is a duration; None for any other value."""
+    duration = read_duration(value)
     return duration.unit if duration else None
 
 
 def seconds_of(value: Any) -> float:
     """Returns the seconds of a field's value if it is a time; 0 for any other value."""
-    duration = read_duration(value) if isinstance(value, str) else None
+    duration = read_duration(value)
     return float(duration.amount) if duration and duration.unit == SECONDS else 0.0
 
 
 @dataclass(frozen=True)
-class Durations:
-    """Marks a field that takes durations, in Annotated[int, Durations(...)]; of text, it takes nothing else.
+class TakesDurations:
+    """Marks a field that takes durations; of text, it takes nothing else.
 
     Tasks and trainers see steps: run/durations.py replaces epochs and shares before they are built.
 
@@ -79,62 +132,51 @@ class Durations:
     ge: int | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Returns the schema of the field: a strict int of at least `ge`, or the text of a duration, as written."""
+        """Returns the schema of the field: a strict int of at least `ge`, or a duration."""
         del source, handler
         steps = core_schema.int_schema(strict=True, ge=self.ge)
-        return core_schema.no_info_wrap_validator_function(self._checked, steps)
+        return core_schema.no_info_wrap_validator_function(self._check, steps)
 
-    def _checked(self, value: Any, steps: core_schema.ValidatorFunctionWrapHandler) -> Any:
+    def _check(self, value: Any, check_steps: core_schema.ValidatorFunctionWrapHandler) -> Any:
+        if isinstance(value, RoundedSteps):
+            return value
         if not isinstance(value, str) and self.ge is not None:
-            return steps(value)
-        if unit_of(value) not in self.units:
+            return check_steps(value)
+        duration = read_duration(value)
+        if duration is None or duration.unit not in self.units:
             raise PydanticCustomError("duration", "{text}", {"text": f"it is not {self.allowed}"})
-        return value
+        return duration
 
     @property
     def allowed(self) -> str:
         """What the field takes, in words."""
-        examples = [_EXAMPLES[unit] for unit in self.units]
-        listed = " or ".join([", ".join(examples[:-1]), examples[-1]] if examples[1:] else examples)
+        *examples, last = [_EXAMPLES[unit] for unit in self.units]
+        listed = f"{', '.join(examples)} or {last}" if examples else last
         steps = "" if self.ge is None else f"a whole number of at least {self.ge}, or "
         return f"{steps}a duration such as {listed}"
 
-    def hint(self, given: Any) -> str:
-        """Returns what the user probably meant by `given`, which the field does not take; "" if that is not known."""
-        if (form := _FORM.fullmatch(str(given))) is None:
-            return self._hint_for_number(str(given))
+    def hint(self, value: Any) -> str:
+        """Returns what the user probably meant by a value that the field does not take, or ""."""
+        form = _FORM.fullmatch(str(value))
+        if form is None:
+            return ""
         amount, word = form[1], form[2].lower()
         if word in ("step", "steps") and self.ge is not None:
             return f"write {amount} for {amount} steps"
-        if word in _WORDS:
-            limit = "an amount above 0" if not Fraction(amount) else "at most 100 %"
-            return f"give {limit}" if _WORDS[word][0] in self.units else ""
-        near = near_names(word, [known for known, (unit, _) in _WORDS.items() if unit in self.units])
+        words = [known for known, (unit, _) in _WORDS.items() if unit in self.units]
+        if word in words:
+            return "give an amount above 0, and at most 100 %"
+        near = [] if word in _WORDS else near_names(word, words)
         return f"did you mean '{amount} {near[0]}'?" if near else ""
 
-    def _hint_for_number(self, number: str) -> str:
-        if not _NUMBER.fullmatch(number) or not Fraction(number):
-            return ""
-        if self.ge is None:
-            return f"write '{number} s' for {number} seconds"
-        share = 100 * Fraction(number)
-        return f"write '{float(share):g} %' for that share of the run" if share < 100 and SHARE in self.units else ""
 
-
-if TYPE_CHECKING:  # who writes a config gives numbers or text, and tasks and trainers read numbers
-    RunSteps: TypeAlias = Any
-    LoopSteps: TypeAlias = Any
-    PartOfRun: TypeAlias = Any
-    SaveInterval: TypeAlias = Any
-    KeepInterval: TypeAlias = Any
-    TimeSpan: TypeAlias = Any
-else:
-    RunSteps = Annotated[int, Durations((EPOCHS,), ge=-1)]
-    LoopSteps = Annotated[int, Durations((EPOCHS,), ge=1)]
-    PartOfRun = Annotated[int, Durations((EPOCHS, SHARE), ge=1)]
-    SaveInterval = Annotated[int, Durations((EPOCHS, SHARE, SECONDS), ge=1)]
-    KeepInterval = Annotated[int, Durations((EPOCHS, SECONDS), ge=1)]
-    TimeSpan = Annotated[str, Durations((SECONDS,))]
+# Who writes a config gives numbers or text, and tasks and trainers read numbers; hence `int | Any`.
+RunSteps: TypeAlias = Annotated[int | Any, TakesDurations((EPOCHS,), ge=-1)]
+LoopSteps: TypeAlias = Annotated[int | Any, TakesDurations((EPOCHS,), ge=1)]
+PartOfRun: TypeAlias = Annotated[int | Any, TakesDurations((EPOCHS, SHARE), ge=1)]
+SaveInterval: TypeAlias = Annotated[int | Any, TakesDurations((EPOCHS, SHARE, SECONDS), ge=1)]
+KeepInterval: TypeAlias = Annotated[int | Any, TakesDurations((EPOCHS, SECONDS), ge=1)]
+TimeSpan: TypeAlias = Annotated[str, TakesDurations((SECONDS,))]
 
 
 def interval_rules(options: Any) -> Iterator[tuple[str, str]]:
@@ -143,17 +185,20 @@ def interval_rules(options: Any) -> Iterator[tuple[str, str]]:
     Args:
       options: The section, a TrainerConfig.
     """
-    loop, summary, save = options.steps_per_loop, options.summary_interval, options.checkpoint_interval
-    if isinstance(loop, int) and isinstance(summary, int) and summary % loop and summary != SUMMARY_INTERVAL:
+    loop, summary = options.steps_per_loop, options.summary_interval
+    # Loops are cut where an interval of rounded steps is due.
+    in_steps = type(loop) is int and type(summary) is int
+    if in_steps and summary % loop and summary != SUMMARY_INTERVAL:
         yield (
             "summary_interval",
             f"{summary} is not a multiple of steps_per_loop ({loop}); "
             "summaries are written at the end of a loop, so set it to a multiple",
         )
-    for name, value in (("checkpoint_interval", save), ("summary_interval", summary)):
+    for name in ("checkpoint_interval", "summary_interval"):
+        value = getattr(options, name)
         if options.require_exact_resume and unit_of(value) == SECONDS:
             yield (
                 name,
-                f"{value!r} comes at steps that differ from run to run, which require_exact_resume=true forbids; "
-                "give steps, epochs or a share of the run",
+                f"{value!r} comes at steps that differ from run to run, which "
+                "require_exact_resume=true forbids; give steps, epochs or a share of the run",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,18 @@ class Layer:
 def join(*parts: object) -> str:
     """Returns the dotted path made of `parts`, leaving out empty ones."""
     return ".".join(str(part) for part in parts if part != "")
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested dicts in place of dotted paths."""
+    nested: dict[str, Any] = {}
+    for path, value in values.items():
+        *around, name = path.split(".")
+        section = nested
+        for part in around:
+            section = section.setdefault(part, {})
+        section[name] = value
+    return nested
 
 
 def given_inside(origins: dict[str, str], path: str) -> list[str]:

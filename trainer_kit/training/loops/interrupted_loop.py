@@ -15,12 +15,12 @@ class InterruptedLoop:
     def __init__(self) -> None:
         self.steps: tuple[int, int] | None = None
 
-    def next(self, step: int, target: int, steps_per_loop: StepsPerLoop) -> tuple[int, int]:
-        """Returns the begin and end of the loop to run at `step`, towards `target` (negative: no target)."""
+    def next(self, step: int, target: int | None, steps_per_loop: StepsPerLoop) -> tuple[int, int]:
+        """Returns the begin and end of the loop to run at `step`, towards `target` (None: no target)."""
         if self.steps is None:
             return step, step + loop_length(step, target, steps_per_loop)
         begun, end = self.steps
-        return begun, end if target < 0 else min(end, target)
+        return begun, end if target is None else min(end, target)
 
     def state(self) -> list[int] | None:
         """Returns the state for a checkpoint."""

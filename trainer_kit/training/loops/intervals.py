@@ -8,29 +8,31 @@ fraction of steps, such as an epoch of 10.3 steps; the first step that reaches a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from trainer_kit.config.run_length import Interval
+from trainer_kit.config.schema.durations import Interval, exact_steps
 
 StepsPerLoop = int | Callable[[int], int]
 
 
 def is_due(before: int, after: int, interval: Interval) -> bool:
     """Whether the steps from `before` (excluded) to `after` (included) hold a multiple of `interval`."""
-    return after // interval > before // interval
+    steps = exact_steps(interval)
+    return after // steps > before // steps
 
 
 def next_multiple(step: int, interval: Interval) -> int:
     """Returns the first multiple of `interval` above `step`, rounded up to a whole step."""
-    return math.ceil((step // interval + 1) * interval)
+    steps = exact_steps(interval)
+    return math.ceil((step // steps + 1) * steps)
 
 
-def loop_length(step: int, target: int, steps_per_loop: StepsPerLoop) -> int:
+def loop_length(step: int, target: int | None, steps_per_loop: StepsPerLoop) -> int:
     """Returns the number of steps in the next loop.
 
     Args:
       step: The current global step.
-      target: The global step to reach; negative: there is none.
+      target: The global step to reach; None: there is none.
       steps_per_loop: A number, or a function of the global step.
 
     Raises:
@@ -39,22 +41,16 @@ def loop_length(step: int, target: int, steps_per_loop: StepsPerLoop) -> int:
     wanted = steps_per_loop(step) if callable(steps_per_loop) else steps_per_loop
     if wanted < 1:
         raise ValueError(f"steps_per_loop returned {wanted} at step {step}; return at least 1")
-    return wanted if target < 0 else min(wanted, target - step)
+    return wanted if target is None else min(wanted, target - step)
 
 
-def next_stop(step: int, target: int, *intervals: Interval | None) -> int:
-    """Returns the step at which training pauses next: a multiple of an interval, or `target` if that comes first.
+def next_stop(step: int, target: int | None, *intervals: Interval | None) -> int | None:
+    """Returns the step at which training pauses next, a multiple of an interval or `target`; None: it does not.
 
     Args:
       step: The current global step.
-      target: The global step to reach; negative: there is none.
+      target: The global step to reach; None: there is none.
       *intervals: The steps between pauses; None: no pauses.
     """
     pauses = [next_multiple(step, interval) for interval in intervals if interval]
-    return min([*pauses, target] if target >= 0 or not pauses else pauses)
-
-
-def all_due(before: int, after: int, target: int, intervals: Mapping[str, Interval | None]) -> list[str]:
-    """Returns the names of the events that are due at the end of a loop: all events at `target`."""
-    ended = after >= target >= 0
-    return [name for name, one in intervals.items() if ended or (one and is_due(before, after, one))]
+    return min(pauses if target is None else [*pauses, target], default=None)

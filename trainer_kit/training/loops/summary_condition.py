@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from trainer_kit.config.run_length import Interval
+from trainer_kit.config.schema.durations import exact_steps
 
 
 class SummaryTimer:
@@ -42,14 +42,14 @@ class SummaryTimer:
 
 
 def summary_condition(
-    interval: Interval | SummaryTimer | None, step: tf.Variable, end: int
+    interval: int | SummaryTimer | None, step: tf.Variable, end: int
 ) -> Callable[[], tf.Tensor] | bool:
     """Returns the condition of a training loop for tf.summary.record_if.
 
     Runs eagerly; the condition is called in graph.
 
     Args:
-      interval: The steps between summaries, a fraction for epochs; or a timer; None: no summaries.
+      interval: The steps between summaries, or a timer; None: no summaries.
       step: The global step, an int64 scalar.
       end: The global step at the end of the loop.
     """
@@ -61,9 +61,11 @@ def summary_condition(
     return functools.partial(_is_due, step, interval)
 
 
-def _is_due(step: tf.Variable, interval: Interval) -> tf.Tensor:
+def _is_due(step: tf.Variable, interval: int) -> tf.Tensor:
     """Returns whether `step` is the first one at or after a multiple of the interval, a bool scalar; runs in graph."""
-    steps, parts = interval.numerator, interval.denominator
+    exact = exact_steps(interval)
+    steps = exact.numerator
+    parts = exact.denominator
     if parts == 1:
         return tf.equal(step % steps, 0)
     return tf.less(step * parts % steps, parts)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.config.schema.durations import Duration, RoundedSteps
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.distribution.datasets import has_plain_iterator, with_threads
 from trainer_kit.distribution.global_batch import tell_uneven_batch
@@ -73,6 +74,7 @@ class TaskInputs:
             deterministic_ops=getattr(self._config.runtime, "deterministic_ops", False) or is_op_determinism_enabled(),
             require_exact=getattr(self._config.trainer, "require_exact_resume", False),
             batch_size=getattr(getattr(self._config.task, "train_data", None), "global_batch_size", 0),
+            restarts=isinstance(self._config.trainer.train_steps, (Duration, RoundedSteps)),
         )
 
     def validation_feeds(self, given: Any) -> dict[str, DatasetIterator]:

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from trainer_kit.config.merge import apply
-from trainer_kit.config.schema.durations import EPOCHS, SECONDS, SHARE, Duration, read_duration
+from trainer_kit.config.schema.durations import EPOCHS, SECONDS, SHARE, read_duration
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.sources.gin_source import gin_first_pass, read_params_override
 from trainer_kit.errors import ConfigError
@@ -27,7 +27,9 @@ from trainer_kit.errors import ConfigError
     ],
 )
 def test_a_duration_is_read_with_or_without_a_space(text: str, amount: float, unit: str) -> None:
-    assert read_duration(text) == Duration(Fraction(amount), unit)
+    duration = read_duration(text)
+    assert duration is not None
+    assert (duration, duration.amount, duration.unit) == (text, Fraction(amount), unit)
 
 
 @pytest.mark.parametrize("text", ["epochs", "3", "0 epochs", "-1 epochs", "120 %", "3 epocs", "1/2 h", ""])
@@ -46,11 +48,9 @@ def test_other_texts_are_no_durations(text: str) -> None:
         ("train_steps=30 min", "'30 min' is not a whole number of at least -1, or a duration such as '3 epochs'"),
         ("train_steps=500 steps", "write 500 for 500 steps"),
         ("train_steps='500'", "write 500 without quotes"),
-        ("checkpoint_interval=0 epochs", "'30 min'; give an amount above 0"),
-        ("checkpoint_interval=120 %", "'30 min'; give at most 100 %"),
-        ("checkpoint_interval='0.2'", "write '20 %' for that share of the run"),
-        ("checkpoint_interval=0.2", "write '20 %' for that share of the run"),
-        ("max_time=3600", "write '3600 s' for 3600 seconds"),
+        ("checkpoint_interval=0 epochs", "'30 min'; give an amount above 0, and at most 100 %"),
+        ("checkpoint_interval=120 %", "'30 min'; give an amount above 0, and at most 100 %"),
+        ("checkpoint_interval=0.2", "or a duration such as '3 epochs', '20 %' or '30 min'"),
         ("checkpoint_interval=30 mins", "did you mean '30 min'?"),
         ("max_time=2", "2 is not a duration such as '30 min' or null"),
         ("optimizer_config.warmup={type: linear, linear: {warmup_steps: 5 percnt}}", "did you mean '5 percent'?"),

@@ -12,6 +12,6 @@ def test_interrupted_loop_runs_to_its_end_after_a_resume() -> None:
     resumed = InterruptedLoop()
     resumed.put_back(loop.state())
     assert resumed.next(6, 100, 50) == (0, 10)
-    assert resumed.next(6, 8, 50) == (0, 8) and resumed.next(6, -1, 50) == (0, 10)
+    assert resumed.next(6, 8, 50) == (0, 8) and resumed.next(6, None, 50) == (0, 10)
     resumed.put_back(None)
-    assert resumed.next(10, -1, 50) == (10, 60)
+    assert resumed.next(10, None, 50) == (10, 60)

@@ -4,7 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from trainer_kit.training.loops.intervals import all_due, is_due, loop_length, next_multiple, next_stop
+from trainer_kit.config.schema.durations import RoundedSteps
+from trainer_kit.training.loops.intervals import is_due, loop_length, next_multiple, next_stop
 
 
 def test_an_interval_is_due_when_a_loop_crosses_a_multiple_of_it() -> None:
@@ -34,7 +35,7 @@ def test_a_function_of_the_step_decides_the_length() -> None:
 
 
 def test_without_a_target_a_loop_is_never_cut() -> None:
-    assert loop_length(10**6, -1, 50) == 50
+    assert loop_length(10**6, None, 50) == 50
 
 
 def test_training_pauses_at_multiples_and_at_the_end() -> None:
@@ -44,22 +45,15 @@ def test_training_pauses_at_multiples_and_at_the_end() -> None:
         stops.append(step)
     assert stops == [4, 8, 10]
     assert next_stop(6, 10, 4) == 8
-    assert next_stop(8, -1, 4) == 12
+    assert next_stop(8, None, 4) == 12
     assert next_multiple(8, 4) == 12
     assert [next_stop(step, 10, 4, 3, None) for step in (0, 3, 4, 9)] == [3, 4, 6, 10]
-    assert next_stop(3, -1, None) == -1
-
-
-def test_events_are_due_at_their_multiples_and_at_the_end() -> None:
-    intervals = {"dev": 4, "test": 6, "last": None}
-    assert [all_due(*steps, 20, intervals) for steps in ((0, 4), (4, 6), (11, 12), (6, 9), (19, 21), (8, 11))] == [
-        ["dev"], ["test"], ["dev", "test"], ["dev"], ["dev", "test", "last"], [],
-    ]  # fmt: skip
-    assert all_due(19, 21, -1, intervals) == ["dev"]
+    assert next_stop(3, None, None) is None
 
 
 def test_a_fraction_of_steps_is_due_at_the_step_that_reaches_it() -> None:
-    interval, step, stops = Fraction(22, 5), 0, []
+    interval = RoundedSteps(Fraction(22, 5))
+    step, stops = 0, []
     while step < 22:
         step = next_stop(step, 22, interval)
         stops.append(step)
