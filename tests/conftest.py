@@ -15,13 +15,9 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.process.deferred_imports import defer_imports
-
 _TESTS = Path(__file__).parent
 _IN_MEMORY, _ROOM = "/dev/shm", 4 * 2**30  # a file system in memory, and the free bytes that all tests need of it
 _COLLECTED = 1.0  # seconds until a garbage collection has deleted the other references to what it finds
-
-defer_imports()  # before a test module imports Keras
 
 # Runs wait for the disk at each fsync, some hundred thousand times in all tests; pytest names the variable.
 if os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > _ROOM:

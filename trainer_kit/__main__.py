@@ -2,7 +2,7 @@
 
 import sys
 
-from trainer_kit.process.startup_signals import ends_with, leave_when_asked
+from trainer_kit.process.startup_signals import leave_when_asked
 
 
 def main() -> int:
@@ -10,7 +10,7 @@ def main() -> int:
     leave_when_asked()  # before the imports, which take time
     from trainer_kit.cli.main import main as run
 
-    return ends_with(run())
+    return run()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ if __name__ == "__main__":
 
     leave_when_asked()  # before the other imports, which take seconds
 
-import functools
+import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TextIO, cast
+from collections.abc import Sequence
+from typing import TextIO, cast
 
 from absl import flags
 
@@ -26,11 +26,8 @@ from trainer_kit.config.sources.gin_source import gin_second_pass, operative_gin
 from trainer_kit.distribution.tf_config import worker_number
 from trainer_kit.errors import ExitCode
 from trainer_kit.files import follow_links
-from trainer_kit.process.deferred_imports import defer_imports
 from trainer_kit.process.error_report import print_error
-from trainer_kit.process.gc_freeze import gc_frozen
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.process.standard_streams import CurrentError, outlast_readers
 from trainer_kit.process.startup_signals import ends_with
 from trainer_kit.run.flag_texts import help_text
 from trainer_kit.run.flags import attempt_flags, parse_flags, request, until_begun
@@ -38,15 +35,30 @@ from trainer_kit.run.preflight import check_request
 from trainer_kit.run.supervisor.attempts import supervise
 
 
-def checked_run(values: flags.FlagValues) -> Callable[[], Any]:
-    """Returns a function that runs the experiment; imports TensorFlow after the config is checked."""
-    with gc_frozen():
-        resolved = check_request(request(values))
-        from trainer_kit.run.launcher import launch
+class _CurrentStderr:
+    """Writes to the current sys.stderr, which the progress display replaces while it draws."""
 
-        task_class(resolved.config.task)
-    return functools.partial(
-        launch,
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def run_once(values: flags.FlagValues) -> None:
+    """Runs the experiment; imports TensorFlow after the config is checked."""
+    resolved = check_request(request(values))
+
+    # The imports make half a million objects that stay. To collect garbage among them, now and at
+    # the end of the process, would take a quarter of the start of a run.
+    gc.disable()
+    from trainer_kit.run.launcher import launch
+
+    task_class(resolved.config.task)
+    gc.freeze()
+    gc.enable()
+
+    launch(
         resolved.config,
         values.mode,
         values.model_dir,
@@ -92,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code; prints errors in a few lines."""
     argv = sys.argv if argv is None else argv
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    defer_imports()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=cast(TextIO, CurrentError()))
+    stderr = cast(TextIO, _CurrentStderr())
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=stderr)
     logging.getLogger("trainer_kit").setLevel(logging.INFO)
     debug, model_dir = "--debug" in argv, None  # for mistakes in the flags themselves
     try:
@@ -102,10 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         debug, model_dir = values.debug, values.model_dir
         if values.help:
             print(help_text())
-        elif values.max_restarts and values.model_dir:
+        elif values.max_restarts:
             return run_supervised(values)
         else:
-            checked_run(values)()
+            run_once(values)
     except (Exception, SystemExit) as error:
         return print_error(error, debug=debug, model_dir=model_dir)
     except KeyboardInterrupt:
@@ -115,7 +127,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    outlast_readers()
     code = ends_with(main())
     train_data = sys.modules.get("trainer_kit.inputs.train_data")
     if train_data is not None and train_data.is_still_saving():  # all is done, but Python's exit would wait for it

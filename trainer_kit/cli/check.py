@@ -13,7 +13,6 @@ from trainer_kit.cli.config_arguments import add_config_arguments, resolve_argum
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import gin_second_pass
 from trainer_kit.errors import ExitCode
-from trainer_kit.process.gc_freeze import gc_frozen
 
 _STEPS, _BATCHES = 3, 2  # of training, and of the evaluation of a validation set
 
@@ -63,12 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
         checks.begin("task: its module can be imported, and gin knows every name that is bound")
         from trainer_kit.config.experiments import task_class
 
-        with gc_frozen():
-            task_type = task_class(config.task)
+        task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
         checks.begin("machine: the devices and the strategy can be used, and the batch sizes divide among the replicas")
-        with gc_frozen():
-            from trainer_kit.run.launcher import prepare
+        from trainer_kit.run.launcher import prepare
+
         strategy = prepare(config)
         with strategy.scope(), tempfile.TemporaryDirectory() as folder:
             from trainer_kit.run.durations import in_steps

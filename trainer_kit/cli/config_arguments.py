@@ -11,7 +11,6 @@ from trainer_kit.config.merge import Resolved
 from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import gin_second_pass
-from trainer_kit.process.gc_freeze import gc_frozen
 
 _REPEATED = {
     "config_file": "Reads config values from a YAML or JSON file.",
@@ -47,8 +46,7 @@ def resolve_task(arguments: argparse.Namespace) -> tuple[ExperimentConfig, Any]:
       UsageError: for an unknown experiment, and with every mistake in the sources.
     """
     config = resolve_arguments(arguments).config
-    with gc_frozen():
-        task_type = task_class(config.task)
+    task_type = task_class(config.task)
     gin_second_pass(arguments.gin_file, arguments.gin_params)
     return config, task_type
 

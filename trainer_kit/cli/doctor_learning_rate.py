@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
 from trainer_kit.errors import ExitCode, UsageError, suggestion
-from trainer_kit.process.gc_freeze import gc_frozen
 
 if TYPE_CHECKING:
     from trainer_kit.training.rate_range import RateRange
@@ -43,10 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     """
     _check(arguments)
     config, task_type = resolve_task(arguments)
-    with gc_frozen():
-        from trainer_kit.run.durations import create_trial_trainer
-        from trainer_kit.run.launcher import prepare
-        from trainer_kit.training.rate_range import measure, range_test_config
+    from trainer_kit.run.durations import create_trial_trainer
+    from trainer_kit.run.launcher import prepare
+    from trainer_kit.training.rate_range import measure, range_test_config
+
     changed = range_test_config(config, arguments.lowest, arguments.highest, arguments.steps)
     with tempfile.TemporaryDirectory() as folder, prepare(changed).scope():
         trainer = create_trial_trainer(changed, task_type(changed.task, logging_dir=folder))

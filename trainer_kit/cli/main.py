@@ -33,7 +33,6 @@ from trainer_kit.cli import (
 )
 from trainer_kit.cli.stop_signals import Stops
 from trainer_kit.errors import EXIT_CODES, ExitCode, near_names
-from trainer_kit.process.deferred_imports import defer_imports
 from trainer_kit.process.error_report import print_error, print_line
 from trainer_kit.process.startup_signals import exit_code
 
@@ -112,7 +111,6 @@ def add_common_arguments(command: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    defer_imports()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     arguments = _parsed(argv)
     with Stops() as stops:

@@ -22,7 +22,6 @@ from trainer_kit.evals.best.criterion import Criterion
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.best.kept_weights import KeptWeights
 from trainer_kit.evals.ledger import active_records, read_records
-from trainer_kit.process.gc_freeze import gc_frozen
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.serving.recorded_run import recorded_config, recorded_experiment
@@ -141,12 +140,11 @@ def _export(
         )
     config = recorded_config(folder, import_modules)
 
-    with gc_frozen():
-        from trainer_kit.config.experiments import task_class
-        from trainer_kit.evals.best.repair import put_back_lost
-        from trainer_kit.process.run_directory import RunDirectory
-        from trainer_kit.run.launcher import prepare
-        from trainer_kit.training.trainer_creation import create_exporter, create_trainer
+    from trainer_kit.config.experiments import task_class
+    from trainer_kit.evals.best.repair import put_back_lost
+    from trainer_kit.process.run_directory import RunDirectory
+    from trainer_kit.run.launcher import prepare
+    from trainer_kit.training.trainer_creation import create_exporter, create_trainer
 
     strategy = prepare(config)
     with strategy.scope():

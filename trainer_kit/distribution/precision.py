@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import keras
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.process.deferred_imports import when_imported
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
@@ -17,7 +16,8 @@ _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 def set_precision(runtime: RuntimeConfig) -> None:
     """Sets the policy of layers made from now on: float16 and bfloat16 compute in that type and keep float32 weights.
 
-    Without a mixed_precision_dtype the policy stays what it is. tf_keras gets the same as soon as it is imported.
+    Without a mixed_precision_dtype the policy stays what it is. An imported tf_keras gets the same
+    policy; Orbit imports tf_keras, so no run imports it later.
 
     Args:
       runtime: its mixed_precision_dtype is used. The loss scale of float16 belongs to the optimizer.
@@ -27,7 +27,9 @@ def set_precision(runtime: RuntimeConfig) -> None:
         return
     policy = _POLICIES.get(dtype, dtype)
     keras.config.set_dtype_policy(policy)
-    when_imported("tf_keras", "policy", lambda keras_2: keras_2.mixed_precision.set_global_policy(policy))
+    keras_2 = sys.modules.get("tf_keras")
+    if keras_2 is not None:
+        keras_2.mixed_precision.set_global_policy(policy)
 
 
 @contextlib.contextmanager
@@ -35,14 +37,11 @@ def precision(runtime: RuntimeConfig) -> Iterator[None]:
     """Sets the policy as `set_precision` does for what is made inside; afterwards it is what it was before."""
     before = keras.config.dtype_policy()
     keras_2 = sys.modules.get("tf_keras")
-    before_2 = keras_2.mixed_precision.global_policy() if keras_2 else None
+    before_2 = keras_2.mixed_precision.global_policy() if keras_2 is not None else None
     set_precision(runtime)
     try:
         yield
     finally:
         keras.config.set_dtype_policy(before)
-        if runtime.mixed_precision_dtype is not None:
-            # a tf_keras that is not imported yet would get the policy that set_precision has asked for
-            when_imported(
-                "tf_keras", "policy", lambda now: now.mixed_precision.set_global_policy(before_2 or "float32")
-            )
+        if keras_2 is not None:
+            keras_2.mixed_precision.set_global_policy(before_2)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import random
+import sys
 from types import ModuleType
 
 import keras
@@ -11,16 +11,16 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.errors import ConfigError, Mistake
-from trainer_kit.process.deferred_imports import when_imported
 
 SEEDS = 2**32  # NumPy takes no larger one
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy, TensorFlow and Keras, and tf_keras as soon as it is imported; runs eagerly, on the host.
+    """Seeds Python, NumPy, TensorFlow, Keras and an imported tf_keras; runs eagerly, on the host.
 
     Called before the model is built, two runs of equal code draw equal initial weights, dropout masks and shuffles.
-    It does not start TensorFlow's runtime, so devices can still be configured.
+    Orbit imports tf_keras, so no run imports it later. TensorFlow's runtime is not started, so
+    devices can still be configured.
 
     Args:
       seed: 0 to 2**32 - 1.
@@ -30,7 +30,9 @@ def seed_everything(seed: int) -> None:
     """
     if not 0 <= seed < SEEDS:
         raise ConfigError([Mistake("runtime.random_seed", f"{seed} is not a seed", f"use 0 to {SEEDS - 1}")])
-    when_imported("tf_keras", "seed", functools.partial(_seed_keras_2, seed))
+    keras_2 = sys.modules.get("tf_keras")
+    if keras_2 is not None:
+        _seed_keras_2(seed, keras_2)
     keras.utils.set_random_seed(seed)
 
 

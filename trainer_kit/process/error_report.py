@@ -19,7 +19,6 @@ from trainer_kit import files
 from trainer_kit.errors import ConfigError, ExitCode, StorageError, explained
 from trainer_kit.errors.user_exits import exit_error
 from trainer_kit.errors.user_frames import Frame, our_frames, text_of, user_frames, values_in
-from trainer_kit.process.startup_signals import ends_with
 
 LINES = 15
 _WIDTH = 300  # characters of a line
@@ -47,10 +46,10 @@ _FRAME = re.compile(r'(\s*)File "')
 def print_error(error: Exception | SystemExit, *, debug: bool = False, model_dir: str | None = None) -> int:
     """Prints the error that ended a command to standard error, and returns the exit code.
 
-    From now on the process ends with that code, even if a signal arrives during the printing. Of an explained error
-    the message is printed. Any other error is described in at most LINES lines, and its traceback goes to
-    `model_dir`/errors if a run is recorded there, else to the folder for temporary files. A SystemExit comes from the
-    user's code, and its exit code is ignored: 0 would mean that the run is done, and 75 that it was preempted.
+    Of an explained error the message is printed. Any other error is described in at most LINES
+    lines, and its traceback goes to `model_dir`/errors if a run is recorded there, else to the
+    folder for temporary files. A SystemExit comes from the user's code, and its exit code is
+    ignored: 0 would mean that the run is done, and 75 that it was preempted.
 
     Args:
       error: The error.
@@ -60,7 +59,6 @@ def print_error(error: Exception | SystemExit, *, debug: bool = False, model_dir
     if isinstance(error, SystemExit):
         error = exit_error(error)
     mistake = explained(error)
-    ends_with(ExitCode.BUG if mistake is None else mistake.exit_code)
     if debug:
         traceback.print_exception(error)
     if mistake is not None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from trainer_kit.process.deferred_imports import orbit_without_keras_2
-
 _HOME = {
     "BCTModel": "bct",
     "KFPVisualization": "kfp",
@@ -30,8 +28,7 @@ __all__ = list(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(sorted(_HOME))}")
-    with orbit_without_keras_2():  # a short job should not wait for a library that it does not use
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
