@@ -24,7 +24,7 @@ class Goal:
     saves_last: bool
 
     def due(self, before: int, step: int, last: bool, asked: Collection[str]) -> list[str]:
-        """Returns the validation sets to evaluate after a loop from `before` to `step`: all of them if it is the last."""
+        """Returns the validation sets to evaluate after a loop from `before` to `step`: all if it is the last."""
         due = {name for name, interval in self.intervals.items() if interval and is_due(before, step, interval)}
         return [name for name in self.intervals if last or name in due or name in asked]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.fork_server import ForkServer
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.testing import ForkServer
 
 
 def build_keras_2_model() -> None:
