@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 
-from trainer_kit.checkpoint_names import owner
-from trainer_kit.cli.checkpoint_list import PATH
-from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.cli.checkpoint_list import PATH, add_output, open_file
+from trainer_kit.errors import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the paths of the files, and that of the new one."""
-    parser.add_argument("paths", nargs="*", metavar="PATH", help=f"{PATH} Give two or more of one kind.")
-    parser.add_argument(
-        "--output",
-        required=True,
-        type=os.path.normpath,
-        metavar="PATH",
-        help="The path of the new checkpoint, such as runs/average, or of the new file of Keras. It must not exist.",
-    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help=f"{PATH} Give two or more of one kind.")
+    add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,16 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
       UsageError: when the files differ in their variables, or the output exists.
       StorageError: when a file cannot be read or written.
     """
-    from trainer_kit.checkpoints.weight_files.average import write_average  # imports TensorFlow
-    from trainer_kit.checkpoints.weight_files.open_file import open_weights
-    from trainer_kit.evals.checkpoint_selection import weights_at
+    from trainer_kit.checkpoints.weight_files.write import write_average  # imports TensorFlow
 
-    if len(arguments.paths) < 2:
-        raise UsageError(f"an average needs two or more files, and there are {len(arguments.paths)}; give their paths")
-    folder, name = os.path.split(arguments.output)
-    if owner(f"{name}.index") and any(os.path.exists(os.path.join(folder, up, "manifest.json")) for up in ("", "..")):
-        raise UsageError(f"--output: {arguments.output} would be taken for a checkpoint of the run; give another name")
-    files = [open_weights(weights_at(path)) for path in arguments.paths]
+    files = [open_file(path) for path in arguments.paths]
     count = write_average(files, arguments.output)
     print(f"{arguments.output}: the means of {count} variables of {len(files)} files")
     return ExitCode.DONE

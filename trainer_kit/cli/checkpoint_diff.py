@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trainer_kit.cli.checkpoint_list import PATH
+from trainer_kit.cli.checkpoint_list import PATH, open_file
 from trainer_kit.cli.view.tables import Table, show
 from trainer_kit.errors import ExitCode
 
@@ -23,15 +23,13 @@ def run(arguments: argparse.Namespace) -> int:
       UsageError: when there is no such file.
       StorageError: when a file is damaged.
     """
-    from trainer_kit.checkpoints.weight_files.compare import common_names, differences  # imports TensorFlow
-    from trainer_kit.checkpoints.weight_files.open_file import open_weights
-    from trainer_kit.evals.checkpoint_selection import weights_at
+    from trainer_kit.checkpoints.weight_files.compare import differences  # imports TensorFlow
 
-    first, second = open_weights(weights_at(arguments.first)), open_weights(weights_at(arguments.second))
-    rows = [list(row) for row in differences(first, second)]
+    first = open_file(arguments.first)
+    second = open_file(arguments.second)
+    rows, equal = differences(first, second)
     if rows:
         headers = ["name", "difference", "detail"]
         show([Table(f"{first.path} and {second.path}", headers, rows, left=frozenset(headers))], sys.stdout)
-    ours, theirs = common_names(first, second)
-    print(f"{len(ours.keys() | theirs.keys()) - len(rows)} variables are equal, {len(rows)} differ")
+    print(f"{equal} variables are equal, {len(rows)} differ")
     return ExitCode.DONE

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
+from typing import Any
 
 from trainer_kit.cli.view.tables import Table, show
 from trainer_kit.errors import ExitCode
@@ -27,14 +29,23 @@ def run(arguments: argparse.Namespace) -> int:
       UsageError: when there is no such file.
       StorageError: when it is damaged.
     """
-    from trainer_kit.checkpoints.weight_files.open_file import open_weights  # imports TensorFlow
-    from trainer_kit.evals.checkpoint_selection import weights_at
-
-    file = open_weights(weights_at(arguments.path))
+    file = open_file(arguments.path)
     rows = [[name, str(list(shape)), file.dtypes[name]] for name, shape in file.shapes.items()]
-    show(
-        [Table(f"{file.path}, {file.kind}", ["name", "shape", "dtype"], rows, left=frozenset(["name", "dtype"]))],
-        sys.stdout,
-    )
+    headers = ["name", "shape", "dtype"]
+    show([Table(f"{file.path}, {file.kind}", headers, rows, left=frozenset(["name", "dtype"]))], sys.stdout)
     print(f"{len(rows)} variables with {sum(map(math.prod, file.shapes.values())):,} values")
     return ExitCode.DONE
+
+
+def open_file(path: str) -> Any:
+    """Opens a file of weights, the one that is meant in a folder; imports TensorFlow. It raises what `run` raises."""
+    from trainer_kit.checkpoints.weight_files.open_file import open_weights
+    from trainer_kit.evals.checkpoint_selection import weights_at
+
+    return open_weights(weights_at(path))
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Adds the path of a new file."""
+    text = "The path of the new checkpoint, such as runs/average, or of the new file of Keras. It must not exist."
+    parser.add_argument("--output", required=True, type=os.path.normpath, metavar="PATH", help=text)

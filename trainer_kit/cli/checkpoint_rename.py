@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 
-from trainer_kit.cli.checkpoint_list import PATH
+from trainer_kit.cli.checkpoint_list import PATH, add_output, open_file
 from trainer_kit.errors import ExitCode, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the paths of the file and of the new checkpoint, and the replacements."""
     parser.add_argument("path", metavar="PATH", help=PATH)
-    parser.add_argument(
-        "--rename",
-        nargs=2,
-        action="append",
-        required=True,
-        metavar=("PATTERN", "REPLACEMENT"),
-        help="Replaces what a regular expression finds in names; it may be repeated, and \\1 is its first group.",
-    )
-    parser.add_argument(
-        "--output",
-        required=True,
-        type=os.path.normpath,
-        metavar="PREFIX",
-        help="The prefix of the new checkpoint. It must not exist.",
-    )
+    names = ("PATTERN", "REPLACEMENT")
+    text = "Replaces what a regular expression finds in names; it may be repeated, and \\1 is its first group."
+    parser.add_argument("--rename", nargs=2, action="append", required=True, metavar=names, help=text)
+    add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,12 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
       UsageError: when a pattern is broken or matches nothing, two variables get one name, or the output exists.
       StorageError: when a file cannot be read or written.
     """
-    from trainer_kit.checkpoints.weight_files.open_file import open_weights  # imports TensorFlow
-    from trainer_kit.checkpoints.weight_files.rename import write_renamed
-    from trainer_kit.evals.checkpoint_selection import weights_at
-    from trainer_kit.training.initial_weights.names import replaced_names
+    from trainer_kit.checkpoints.weight_files.write import write_renamed  # imports TensorFlow
+    from trainer_kit.training.initial_weights.variable_matching import replaced_names
 
-    file = open_weights(weights_at(arguments.path))
+    file = open_file(arguments.path)
     try:
         names = replaced_names(file, arguments.rename, "--rename")
     except (re.error, IndexError) as error:

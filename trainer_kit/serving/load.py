@@ -164,9 +164,7 @@ def _load(model: Any, prefix: str, part: str | None, averaged: bool | str) -> Lo
 def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> None:
     if found.misfits:
         part = f"its part {found.part!r}, which fits best" if found.part else "its root, which fits best"
-        fits = (
-            f"{part}: {len(found.pairs)} variables fit, {len(found.misfits)} do not" if found.pairs else "nothing fits"
-        )
+        fits = f"{part}: {len(found.misfits)} variables do not fit" if found.pairs else "nothing fits"
         rows = sorted(found.misfits, key=lambda row: row[0].rpartition("/"))
         raise UsageError(
             f"{graph.prefix} does not fit the model {type(model).__name__} ({fits}); build the model as it was when "

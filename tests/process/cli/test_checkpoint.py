@@ -81,18 +81,10 @@ def test_an_average_is_loaded_like_the_files_it_is_made_of(
         assert "exists, and no file is overwritten" in _says(capsys, "average", *paths, "--output", same, code=2)
 
 
-@pytest.mark.parametrize("name", ["ckpt-30", "best_ckpt/ckpt-30"])
-def test_an_average_is_no_checkpoint_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    (tmp_path / "manifest.json").write_text("{}")
-    (tmp_path / "best_ckpt").mkdir()
-    err = _says(capsys, "average", "one", "two", "--output", f"{tmp_path}/{name}", code=2)
-    assert f"{name} would be taken for a checkpoint of the run; give another name" in err
-
-
 def test_files_of_other_variables_are_not_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [_saved(tmp_path, 1.0), _saved(tmp_path, 2.0, "plain")]
     err = _says(capsys, "average", *paths, "--output", f"{tmp_path}/new", code=2)
-    assert f"cannot be averaged: global_step is only in {paths[0]}" in err
+    assert f"cannot be averaged: global_step only in {paths[0]}" in err
     assert not list(tmp_path.glob("new*"))
 
 
@@ -112,19 +104,3 @@ def test_renamed_variables_are_loaded_under_their_new_names(
     assert all((one == 4.0).all() for one in other.get_weights())
     assert "no variable of" in _says(capsys, "rename", path, "--rename", "dnese", "x", "--output", "new", code=2)
     assert "would both be" in _says(capsys, "rename", path, "--rename", ".*", "x", "--output", "new", code=2)
-
-
-@pytest.mark.parametrize(
-    ("new", "message"),
-    [
-        ("v/x", "'v' would name a variable and also a section"),
-        ("root", "cannot have the variable 'root', since 'root' cannot name a section"),
-        ("", "cannot have the variable ''"),
-    ],
-)
-def test_names_that_a_checkpoint_cannot_have_are_refused(
-    new: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tf.train.Checkpoint(v=tf.Variable(1.0), w=tf.Variable(2.0)).write(f"{tmp_path}/saved")
-    assert message in _says(capsys, "rename", path, "--rename", "^w", new, "--output", f"{tmp_path}/new", code=2)
-    assert not list(tmp_path.glob("new*"))

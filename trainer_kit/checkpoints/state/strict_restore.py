@@ -94,7 +94,6 @@ def restore(
     whole: bool,
     partial: bool = False,
     loose: Collection[str] = (),
-    advice: str = "",
 ) -> None:
     """Restores `checkpoint` from `path`, strictly. Runs eagerly, in strategy scope.
 
@@ -104,7 +103,6 @@ def restore(
       whole: Whether to refuse a file with variables that the run does not have; False for evaluation.
       partial: Whether to restore what fits by name and shape, and log what does not.
       loose: The sections that are restored as far as both sides have them, including variables created later.
-      advice: The advice for the message when it does not fit; "" selects the advice for the owner of a run.
 
     Raises:
       UsageError: when a variable is missing, differs in shape or dtype or, if `whole`, is not in the run; lists all.
@@ -114,7 +112,7 @@ def restore(
         most = None if partial else ROWS  # who takes a part has to see all of the rest
         saved, text = saved_shapes(path, all_names=True), difference(checkpoint, path, whole, loose, most)
         if text and not partial:  # TensorFlow would say the same, later and at length
-            raise _does_not_fit(path, text, partial, advice)
+            raise _does_not_fit(path, text, partial)
         if loose:
             items = _items(checkpoint)
             _restore_loosely({name: item for name, item in items.items() if name in loose}, path, saved)
@@ -133,13 +131,13 @@ def restore(
     except (AssertionError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        raise _does_not_fit(path, str(error), partial, advice) from error
+        raise _does_not_fit(path, str(error), partial) from error
     except tf.errors.NotFoundError as error:
         raise StorageError(f"{path} is gone or incomplete: {error.message}") from error
     except (tf.errors.OpError, IndexError) as error:
         dtypes = _OTHER_DTYPE.findall(str(error))
         if rows := [(readable(key), f"{saved} saved, {here} here", None, None) for key, here, saved in dtypes]:
-            raise _does_not_fit(path, differences_table(rows), True, advice) from error
+            raise _does_not_fit(path, differences_table(rows), True) from error
         raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
 
 
@@ -150,9 +148,7 @@ def _restore_loosely(items: Mapping[str, Any], path: str, saved: Mapping[str, An
     tf.train.Checkpoint(**there).read(path).expect_partial()
 
 
-def _does_not_fit(path: str, text: str, partial: bool, advice: str) -> UsageError:
-    if advice:
-        return UsageError(f"{advice}:\n{text}")
+def _does_not_fit(path: str, text: str, partial: bool) -> UsageError:
     record = os.path.join(os.path.dirname(path), "params.yaml")
     config = f" ({record})" if os.path.exists(record) else ""
     otherwise = ", or allow_partial_restore, which restores what fits"
@@ -204,7 +200,7 @@ def check_made(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str
     """
     rows: list[tuple[str, str, Any, Any]]
     if rows := [(name, "not in this run", None, None) for name in made_in_first_step(checkpoint, path, loose)]:
-        raise _does_not_fit(path, differences_table(rows), partial=True, advice="")
+        raise _does_not_fit(path, differences_table(rows), partial=True)
 
 
 def _of_optimizers(missing: Mapping[str, Any]) -> list[str]:

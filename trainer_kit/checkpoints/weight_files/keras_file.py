@@ -10,7 +10,7 @@ import io
 import itertools
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import h5py
@@ -77,6 +77,25 @@ class KerasFile(WeightFile):
             return np.array(dataset, dtype=tf.as_dtype(_dtype(dataset)).as_numpy_dtype)
         except OSError as error:
             raise StorageError(f"{self.path} is damaged: {name} cannot be read: {error}") from error
+
+    def write_copy(self, path: str, values: Mapping[str, Any]) -> None:
+        """Writes a copy of the file with other values of some variables, by name."""
+        if not path.endswith(".keras"):
+            with open(self.path, "rb") as original, open(path, "wb") as copy:
+                copy.write(self._with_values(original.read(), values))
+            return
+        with zipfile.ZipFile(self.path) as archive, zipfile.ZipFile(path, "w") as archive_copy:
+            for item in archive.infolist():
+                content = archive.read(item)
+                is_weights = item.filename == WEIGHTS
+                archive_copy.writestr(item, self._with_values(content, values) if is_weights else content)
+
+    def _with_values(self, content: bytes, values: Mapping[str, Any]) -> bytes:
+        stream = io.BytesIO(content)
+        with h5py.File(stream, "r+") as weights:
+            for name, value in values.items():
+                weights[self.datasets[name]][...] = value
+        return stream.getvalue()
 
 
 def _numbered(group: Any, outer: str) -> Iterator[tuple[str, str]]:

@@ -87,12 +87,8 @@ class TensorFlowFile(WeightFile):
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
             raise unreadable(self.path, error) from error
 
-    def write_copy(self, prefix: str, values: Mapping[str, Any]) -> None:
-        """Writes a copy of the checkpoint with other values of some variables; runs eagerly.
-
-        Args:
-          prefix: The prefix of the copy.
-          values: The new values by name.
+    def write_copy(self, path: str, values: Mapping[str, Any]) -> None:
+        """Writes a copy of the checkpoint, whose prefix is `path`, with other values of some variables; runs eagerly.
 
         Raises:
           StorageError: when a value cannot be read.
@@ -103,4 +99,4 @@ class TensorFlowFile(WeightFile):
             tensors = [tf.constant(new[key] if key in new else self._reader.get_tensor(key)) for key in keys]
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
             raise unreadable(self.path, error) from error
-        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=keys, shape_and_slices=[""] * len(keys), tensors=tensors)
+        tf.raw_ops.SaveV2(prefix=path, tensor_names=keys, shape_and_slices=[""] * len(keys), tensors=tensors)

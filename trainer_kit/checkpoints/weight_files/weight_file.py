@@ -36,6 +36,18 @@ class WeightFile(abc.ABC):
           StorageError: when the value cannot be read.
         """
 
+    @abc.abstractmethod
+    def write_copy(self, path: str, values: Mapping[str, Any]) -> None:
+        """Writes a copy of the file with other values of some variables; runs eagerly.
+
+        Args:
+          path: The path of the copy, or its prefix.
+          values: The new values by name.
+
+        Raises:
+          StorageError: when a value cannot be read.
+        """
+
 
 def with_ranks(names: Mapping[str, str]) -> dict[str, str]:
     """Returns names with ranks in place of the numbers that end their parts; unchanged if two would become equal.

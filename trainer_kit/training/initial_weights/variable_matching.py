@@ -1,31 +1,178 @@
-"""Matches the values of a checkpoint of any program to the variables of a model.
+"""Finds the value of each of a model's variables in a file of weights, by names or by the structure of the model.
 
-In a checkpoint, names of attributes lead to values. A model has several sets of names: those that trainer_kit gives
-variables, those that TensorFlow finds in the objects, and those that Keras 2 wrote. Each set is tried on each object of
-the checkpoint that may be the model, and the best match is used.
+In a checkpoint of TensorFlow 2, names of attributes lead to values. A model has several sets of such names: those that
+trainer_kit gives variables, those that TensorFlow finds in the objects, and those that Keras 2 wrote. Each set is tried
+on each object of the checkpoint that may be the model, and the best match is used.
 """
 
 from __future__ import annotations
 
-import functools
+import re
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import ROOT, CheckpointGraph
-from trainer_kit.checkpoints.state.variable_names import layer_names, model_variables
+from trainer_kit.checkpoints.state.variable_names import distinct, layer_names, model_variables
+from trainer_kit.checkpoints.weight_files.keras_file import KerasFile
+from trainer_kit.checkpoints.weight_files.tensorflow_file import TensorFlowFile
+from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile, with_ranks
 from trainer_kit.config.schema.optimization import AVERAGE, WEIGHTS, EMAConfig
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.optimizers.moving_average import average_keys, averaged_variables
-from trainer_kit.optimizers.per_variable import native_variable, variable_path
+from trainer_kit.optimizers.per_variable import check_patterns, native_variable, variable_path
 from trainer_kit.process.run_directory import read_layer_names
 
 _DEPTH = 3  # attributes between the root and the model
 Children = Callable[[Any], Mapping[str, Any]]
+
+
+def weights_by_path(model: Any) -> dict[str, tf.Variable]:
+    """Returns the weights of a built model by path, without the states of random generators. Runs eagerly.
+
+    The paths are those that Keras gives, in which all patterns of variables are searched. The second and later
+    variables of a path get `#1`, `#2`.
+    """
+    weights = getattr(model, "weights", None) or model.variables
+    return dict(zip(distinct(map(variable_path, weights)), map(native_variable, weights), strict=True))
+
+
+def names_in_file(
+    model: Any, chosen: Mapping[str, tf.Variable], file: WeightFile, new_names: Mapping[str, str] | None
+) -> tuple[dict[str, str], list[str]]:
+    """Returns the names in a file of those chosen weights of a model that the file has, in whatever shape.
+
+    Also returns the paths of those that were found by the rank of a layer's number, and not by the number itself. Runs
+    eagerly.
+
+    A checkpoint with a graph of objects is compared by the objects that lead to variables, unless there are
+    replacements. All files are compared by names; the first part of the names may differ, if it is the same in all
+    names. Ranks in place of the numbers of layers count if they find more variables, and each name that is equal
+    without them leads to the same variable; or if the file has ranks itself. They do not count if the file has the
+    user's own numbers. The comparison that finds most variables of the right shape counts.
+
+    Args:
+      model: A built model.
+      chosen: The weights to find, by path.
+      file: The file of weights.
+      new_names: A dict from new name to name in the file, where names of the file are replaced; None: they are not.
+    """
+
+    def fit(names: Mapping[str, str]) -> tuple[int, int, int]:
+        of_chosen = names.keys() & chosen.keys()
+        fitting = [path for path in of_chosen if file.shapes[names[path]] == tuple(chosen[path].shape)]
+        return len(fitting), len(of_chosen), len(names)
+
+    theirs = {name: name for name in file.shapes} if new_names is None else new_names
+    ours = _namings(model, file)
+    exact = _equal_names(ours, chosen, theirs, fit)
+    ranked = _equal_names([with_ranks(naming) for naming in ours], chosen, with_ranks(theirs), fit)
+    names = exact
+    checkpoint = file if isinstance(file, TensorFlowFile) and file.has_graph else None
+    if not file.has_own_numbers:
+        agree = all(ranked.get(path) == name for path, name in exact.items())
+        if agree or (checkpoint and checkpoint.has_ranks):
+            names = max(exact, ranked, key=fit)
+    if checkpoint and new_names is None:
+        keys = keys_by_structure(model, checkpoint.graph, {id(variable) for variable in chosen.values()})
+        name_of = {key: name for name, key in checkpoint.keys.items()}
+        found = {path: name_of.get(keys.get(id(variable), "")) for path, variable in chosen.items()}
+        names = max({path: name for path, name in found.items() if name is not None}, names, key=fit)
+    by_rank = [path for path in names if ranked.get(path) == names[path] != exact.get(path)]
+    return {path: name for path, name in names.items() if path in chosen}, by_rank
+
+
+def replaced_names(file: WeightFile, rename: Iterable[tuple[str, str]], option: str) -> dict[str, str]:
+    """Returns a dict from new name to name in a file, after replacements in order.
+
+    Args:
+      file: The file of weights.
+      rename: Pairs of a regular expression and a replacement.
+      option: The flag or the path of the config value that gives them, for messages.
+
+    Raises:
+      UsageError: when a pattern matches no name, or two variables get one name.
+    """
+    new_names = list(file.shapes)
+    for pattern, replacement in rename:
+        check_patterns(option, [pattern], new_names, of=file.path)
+        new_names = [re.sub(pattern, replacement, name) for name in new_names]
+    names: dict[str, str] = {}
+    for new, name in zip(new_names, file.shapes, strict=True):
+        if new in names:
+            raise UsageError(f"{option}: {names[new]} and {name} would both be {new}; change the patterns")
+        names[new] = name
+    return names
+
+
+def _namings(model: Any, file: WeightFile) -> list[dict[str, str]]:
+    """Returns each naming that a file may have for the weights of a model: a dict from name to variable path."""
+    weights = weights_by_path(model)
+    path_of = {id(variable): path for path, variable in weights.items()}
+    own = layer_names(model)
+    if file.has_own_numbers and own is not None:  # the user's numbers of layers, and ranks for those of Keras
+        named = {own.get(name, name): id(variable) for name, variable in model_variables(model).items()}
+        return [{name: path_of[identity] for name, identity in named.items() if identity in path_of}]
+    namings = [{path: path for path in weights}]
+    if isinstance(file, KerasFile) and file.numbered and isinstance(model, keras.Layer):
+        for item in (model, *inner_models(model)):
+            namings.append({name: path_of[id(variable)] for name, variable in _numbered_variables(item)})
+    return namings
+
+
+def _equal_names(
+    ours: Sequence[Mapping[str, str]], chosen: Collection[str], theirs: Mapping[str, str], fit: Callable[[Any], Any]
+) -> dict[str, str]:
+    """Returns, by path of a weight, the equal name in the file, by the form of the names that fits best.
+
+    The names of the whole model are compared, and those that are chosen alone, which may have a common first part.
+    """
+    alone = [{name: path for name, path in naming.items() if path in chosen} for naming in ours]
+    our_forms = [form for naming in (*ours, *alone) for form in _forms(naming)]
+    their_forms = list(_forms(theirs))
+    pairs = [(our, their) for our in our_forms for their in their_forms]
+    return max(({path: their[name] for name, path in our.items() if name in their} for our, their in pairs), key=fit)
+
+
+def _forms(names: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Yields names as they are, without the section of the model, and without their common first part."""
+    of_model = {name.removeprefix(MODEL): value for name, value in names.items()}
+    inner = {name.partition("/")[2]: value for name, value in of_model.items()}
+    yield from (names, of_model)
+    if len({name.partition("/")[0] for name in of_model}) == 1 and any("/" in name for name in inner):
+        yield inner  # otherwise the first part is a layer
+
+
+def _numbered_variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
+    """Yields (names of layers and number, variable), the names that a file of Keras 3 has."""
+    waiting, seen = [("", model)], {id(model)}
+    while waiting:
+        outer, layer = waiting.pop(0)
+        inner = [one for one in layers_of(layer) if id(one) not in seen]
+        seen |= {id(one) for one in inner}
+        below = {id(variable) for one in layers_of(layer) for variable in one.weights}
+        own = [variable for variable in layer.weights if id(variable) not in below]
+        yield from ((f"{outer}{number}", native_variable(one)) for number, one in enumerate(own))
+        waiting += [(f"{outer}{one.name}/", one) for one in inner]
+
+
+def layers_of(layer: Any) -> list[Any]:
+    """Returns the layers that are attributes of a Keras layer, or in lists and dicts that are attributes."""
+    return list({id(one): one for one in _layers_in(vars(layer).values())}.values())
+
+
+def _layers_in(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, keras.Layer):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _layers_in(value)
+        elif isinstance(value, Mapping):
+            yield from _layers_in(value.values())
 
 
 @dataclass(frozen=True)
@@ -35,9 +182,8 @@ class Match:
     Attributes:
       part: The attributes that lead to the object; "" is the root.
       node: The object's node.
-      pairs: (variable, key of its value) for each variable with a value of its shape.
-      misfits: (name, what is wrong, shape in the file, shape here) of the variables without a value.
-      reshaped: (variable, key of its value) for each variable with a value of another shape.
+      pairs: (variable, key of its value) for each variable with a value, in whatever shape.
+      misfits: (name, what is wrong, shape in the file, shape here) of the variables without a value of their shape.
       averaged: Whether the values are moving averages, as far as there are any.
     """
 
@@ -45,7 +191,6 @@ class Match:
     node: int
     pairs: list[tuple[tf.Variable, str]]
     misfits: list[tuple[str, str, Any, Any]]
-    reshaped: list[tuple[tf.Variable, str]]
     averaged: bool = False
 
 
@@ -65,99 +210,95 @@ def match(model: Any, graph: CheckpointGraph, part: str | None = None, averaged:
     nodes = graph.nodes(_DEPTH)
     if part is not None:
         if part not in nodes:
-            raise UsageError(
-                f"part: {graph.prefix} has no {part!r}; {suggestion(part, [name for name in nodes if name])}"
-            )
+            raise UsageError(f"part: {graph.prefix} has no {part!r}; {suggestion(part, list(nodes))}")
         nodes = {part: nodes[part]}
-    views = _views(model, graph)
-    found = [_match(model, graph, name, node, view) for name, node in nodes.items() for view in views]
-    best = min(found, key=_distance)
-    whole = {one.node: one.part or "the root" for one in found if not one.misfits}
-    if part is None and not best.misfits and best.part != "model" and len(whole) > 1:
-        raise UsageError(
-            f"{graph.prefix} has several parts that fit: {', '.join(sorted(whole.values()))}; give one of them as part="
-        )
-    if isinstance(averaged, str):
-        return best if averaged == WEIGHTS else _with_averages(model, graph, best, _named_averages(graph, averaged))
-    averages = graph.children(graph.children(ROOT).get(AVERAGE)) if averaged and best.part == "model" else {}
-    return _with_averages(model, graph, best, averages) if averages else best
+    matches = list(_matches(model, graph, nodes))
+    best = max(matches, key=lambda match: (-len(match.misfits), match.part == "model"))
+    fitting = {match.node: match.part or "the root" for match in matches if not match.misfits}
+    if part is None and best.part != "model" and len(fitting) > 1:
+        names = ", ".join(sorted(fitting.values()))
+        raise UsageError(f"{graph.prefix} has several parts that fit: {names}; give one of them as part=")
+
+    if averaged is False or averaged == WEIGHTS:
+        return best
+    root = graph.children(ROOT)
+    averages = {AVERAGE: root.get(AVERAGE), **graph.children(root.get("more_averages"))}
+    if averaged is True and (averages[AVERAGE] is None or best.part != "model"):
+        return best
+    name = AVERAGE if averaged is True else averaged
+    if averages.get(name) is None:
+        known = suggestion(name, [WEIGHTS, *averages])
+        raise UsageError(f"averaged: {graph.prefix} has no average {name!r}; {known}")
+    return _with_averages(model, graph, best, graph.children(averages[name]))
 
 
 def inner_models(model: Any) -> list[Any]:
     """Returns the Keras models that are layers of a model, such as a backbone that was made on its own."""
-    return [one for one in getattr(model, "layers", ()) if isinstance(one, keras.Model)]
+    return [layer for layer in getattr(model, "layers", ()) if isinstance(layer, keras.Model)]
 
 
 def keys_by_structure(model: Any, graph: CheckpointGraph, wanted: Collection[int]) -> dict[int, str]:
     """Returns id(tf.Variable) -> key of its value, by the objects of a checkpoint and of a model that fit best.
 
-    The checkpoint may hold a part of the model, such as a Keras model inside of it, and values of other shapes.
+    The checkpoint may contain a part of the model, such as a Keras model inside of it, and values of other shapes.
 
     Args:
       model: A built model.
       graph: The graph of the checkpoint.
       wanted: id(tf.Variable) of the variables to find; the objects that have most of them fit best.
     """
-    items = [model, *inner_models(model)]
-    found = [
-        _match(item, graph, name, node, view)
-        for item in items
-        for view in _views(item, graph)
-        for name, node in graph.nodes(_DEPTH).items()
-        if {key.lstrip("_") for key in graph.children(node)} & {key.lstrip("_") for key in view(item)}
-    ]
-    best = max(found, key=lambda one: (_count(one, wanted), -_distance(one)[0], one.part == "model"), default=None)
-    return {id(variable): key for variable, key in (best.pairs + best.reshaped if best else ())}
+
+    def count_fitting(match: Match) -> int:
+        fitting = [variable for variable, key in match.pairs if graph.shapes[key] == tuple(variable.shape)]
+        return sum(id(variable) in wanted for variable in fitting)
+
+    nodes = graph.nodes(_DEPTH)
+    matches = [match for item in (model, *inner_models(model)) for match in _matches(item, graph, nodes)]
+    best = max(matches, key=lambda match: (count_fitting(match), -len(match.misfits), match.part == "model"))
+    return {id(variable): key for variable, key in best.pairs}
 
 
-def _count(found: Match, wanted: Collection[int]) -> int:
-    return sum(id(variable) in wanted for variable, _ in found.pairs)
-
-
-def _distance(found: Match) -> tuple[int, int, bool, int]:
-    """Returns the key that ranks matches: variables without a value, those missing entirely, and the object's place."""
-    missing = sum(saved is None for _, _, saved, _ in found.misfits)
-    return len(found.misfits), missing, found.part != "model", found.part.count("/")
+def _matches(model: Any, graph: CheckpointGraph, nodes: Mapping[str, int]) -> Iterator[Match]:
+    """Yields the matches of a model with the nodes that have a name of its children, and with the first node."""
+    for children_of in _views(model, graph):
+        names = {name.lstrip("_") for name in children_of(model)}
+        for number, (part, node) in enumerate(nodes.items()):
+            if number == 0 or names & {name.lstrip("_") for name in graph.children(node)}:
+                yield _match(model, graph, part, node, children_of)
 
 
 def _match(model: Any, graph: CheckpointGraph, part: str, node: int, children_of: Children) -> Match:
-    pairs, misfits, reshaped, met = [], [], [], set()
-    needed = {
-        id(native_variable(variable)): variable for variable in getattr(model, "weights", None) or model.variables
-    }
-    for name, variable, key in _walk(graph, node, model, children_of):
-        met.add(id(variable))
-        saved, here = graph.shapes.get(key or ""), tuple(variable.shape)
-        if key is not None and saved == here:
-            pairs.append((variable, key))
-        elif id(variable) in needed:
-            misfits.append((name, "another shape" if key else "missing in the checkpoint", saved, here))
-            reshaped += [(variable, key)] if key else []
-    for identity, variable in needed.items():
-        if identity not in met:
-            misfits.append((variable_path(variable), "missing in the checkpoint", None, tuple(variable.shape)))
-    return Match(part, node, pairs, misfits, reshaped)
-
-
-def _walk(
-    graph: CheckpointGraph, node: int, model: Any, children_of: Children
-) -> list[tuple[str, tf.Variable, str | None]]:
-    """Walks model and checkpoint together; returns (path, variable, key) of each variable, once."""
+    """Walks model and checkpoint together, and returns which values lead to variables by the same names."""
     found: dict[int, tuple[str, tf.Variable, str | None]] = {}
-    seen, waiting = set(), deque([("", node, model)])
+    seen: dict[tuple[int, int | None], Any] = {}  # the objects stay alive, so that no other one gets their id
+    waiting: deque[tuple[str, int | None, Any]] = deque([("", node, model)])
     while waiting:
         path, at, item = waiting.popleft()
         if isinstance(item, (tf.Variable, keras.Variable)):
-            variable, key = native_variable(item), graph.key(at)
-            if found.get(id(variable), (path, variable, None))[2] is None:
-                found[id(variable)] = (path, variable, key)
+            variable = native_variable(item)
+            if id(variable) not in found or found[id(variable)][2] is None:
+                found[id(variable)] = (path, variable, graph.key(at))
         elif (id(item), at) not in seen:
-            seen.add((id(item), at))
+            seen[id(item), at] = item
             edges = graph.children(at)
             for name, child in children_of(item).items():
-                below: Any = edges.get(name, edges.get(name.lstrip("_")))
+                below = edges.get(name, edges.get(name.lstrip("_")))
                 waiting.append((f"{path}/{name}".lstrip("/"), below, child))
-    return list(found.values())
+
+    misfits = []
+    weights = {id(native_variable(weight)): weight for weight in getattr(model, "weights", None) or model.variables}
+    for identity, weight in weights.items():
+        path, _, key = found.get(identity, (variable_path(weight), weight, None))
+        saved = graph.shapes[key] if key else None
+        wanted = tuple(weight.shape)
+        if saved != wanted:
+            misfits.append((path, "another shape" if key else "missing in the checkpoint", saved, wanted))
+    pairs = [
+        (variable, key)
+        for identity, (_, variable, key) in found.items()
+        if key and (identity in weights or graph.shapes[key] == tuple(variable.shape))
+    ]
+    return Match(part, node, pairs, misfits)
 
 
 def _views(model: Any, graph: CheckpointGraph) -> list[Children]:
@@ -165,76 +306,38 @@ def _views(model: Any, graph: CheckpointGraph) -> list[Children]:
 
     In a checkpoint of a run that has recorded the user's numbers of layers, only names with these numbers count.
     """
-    named, given, own = model_variables(model), read_layer_names(graph.prefix), layer_names(model)
-    if given is not None and own is not None:
-        place = {given.get(name, name): name for name in graph.children(graph.children(ROOT).get("model"))}
-        by_number = {own.get(name, name): variable for name, variable in named.items()}
-        named = {place[name]: variable for name, variable in by_number.items() if name in place}
-        return [lambda item: named if item is model else {}]
-    tracked = _remembering(tf.train.TrackableView.children)
-    if named is model:
-        return [tracked]
-    return [
-        lambda item: named if item is model else {},
-        tracked,
-        lambda item: _keras_two_children(item) if isinstance(item, keras.Model) else tracked(item),
-    ]
+    named = model_variables(model)
+    recorded = read_layer_names(graph.prefix)
+    own = layer_names(model)
+    if named is model or own is None:
+        return [_tracked_children]
+    if recorded is None:
+        return [lambda item: named if item is model else {}, _tracked_children]
+    saved = {recorded.get(name, name): name for name in graph.children(graph.children(ROOT).get("model"))}
+    by_number = {own.get(name, name): variable for name, variable in named.items()}
+    same = {saved[name]: variable for name, variable in by_number.items() if name in saved}
+    return [lambda item: same if item is model else {}]
 
 
-def _keras_two_children(model: Any) -> dict[str, Any]:
-    """Returns the layers by number, as in Keras 2's TensorFlow format, or by the names of attributes."""
-    weighted = [layer for layer in model.layers if layer.weights]
-    numbered = {f"layer_with_weights-{number}": layer for number, layer in enumerate(weighted)}
-    if isinstance(model, (keras.Sequential, _functional())):
-        return numbered
-    return dict(tf.train.TrackableView.children(model))
-
-
-@functools.cache
-def _functional() -> type[keras.Model]:
-    """Returns the class of functional models, which has no public name in Keras."""
-    inputs = keras.Input((1,), name="inputs")
-    return type(keras.Model(inputs, inputs, name="functional"))
-
-
-def _remembering(children_of: Children) -> Children:
-    known: dict[int, Mapping[str, Any]] = {}
-
-    def children(item: Any) -> Mapping[str, Any]:
-        if id(item) not in known:
-            known[id(item)] = children_of(item)
-        return known[id(item)]
-
+def _tracked_children(item: Any) -> dict[str, Any]:
+    """Returns what TensorFlow tracks, and layers by number, as in Keras 2's TensorFlow format."""
+    children = dict(tf.train.TrackableView.children(item))
+    if isinstance(item, keras.Model):
+        weighted = enumerate(layer for layer in item.layers if layer.weights)
+        children |= {f"layer_with_weights-{number}": layer for number, layer in weighted}
     return children
 
 
-def _named_averages(graph: CheckpointGraph, name: str) -> Mapping[str, int]:
-    """Returns a dict from path to node of the moving averages of a name."""
-    root = graph.children(ROOT)
-    sections = {**({AVERAGE: root[AVERAGE]} if AVERAGE in root else {}), **graph.children(root.get("more_averages"))}
-    if name not in sections:
-        raise UsageError(
-            f"averaged: {graph.prefix} holds no average {name!r}; {suggestion(name, [WEIGHTS, *sections])}"
-        )
-    return graph.children(sections[name])
-
-
-def _with_averages(model: Any, graph: CheckpointGraph, found: Match, saved: Mapping[str, int]) -> Match:
+def _with_averages(model: Any, graph: CheckpointGraph, match: Match, nodes: Mapping[str, int]) -> Match:
     """Replaces the weights in a match by moving averages, nodes by path; variables without an average keep theirs."""
     for trainable_only in (True, False):
         variables = averaged_variables(model, EMAConfig(trainable_weights_only=trainable_only))
-        names = average_keys(variables)
-        # One of several optimizers may average its part of the trainable variables; otherwise all are averaged.
-        if saved.keys() <= set(names) if trainable_only else saved.keys() == set(names):
-            nodes = {
-                id(native_variable(one)): saved[name]
-                for one, name in zip(variables, names, strict=True)
-                if name in saved
-            }
-            keys = {variable: graph.key(node) for variable, node in nodes.items()}
-            pairs = [(variable, keys.get(id(variable)) or key) for variable, key in found.pairs]
-            return Match(found.part, found.node, pairs, found.misfits, found.reshaped, averaged=True)
+        variable_of = dict(zip(average_keys(variables), variables, strict=True))
+        if nodes.keys() <= variable_of.keys():
+            keys = {id(native_variable(variable_of[name])): graph.key(node) for name, node in nodes.items()}
+            pairs = [(variable, keys.get(id(variable)) or key) for variable, key in match.pairs]
+            return replace(match, pairs=pairs, averaged=True)
     raise UsageError(
-        f"the moving averages in {graph.prefix} belong to other variables than those of this model; build the model as "
-        "the run did, use load_model, or give averaged=False to load the weights themselves"
+        f"the moving averages in {graph.prefix} belong to other variables than those of this model; use load_model, "
+        "or give averaged=False to load the weights themselves"
     )

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import check_patterns, native_variable
-from trainer_kit.training.initial_weights.names import layers_of, weights_by_path
+from trainer_kit.training.initial_weights.variable_matching import layers_of, weights_by_path
 
 _LOG = logging.getLogger(__name__)
 _LISTED = 4  # names in a message

@@ -11,6 +11,8 @@ import tensorflow as tf
 from trainer_kit.checkpoints.weight_files.compare import common_names, differences
 from trainer_kit.checkpoints.weight_files.tensorflow_file import TensorFlowFile
 
+_BFLOAT16 = tf.bfloat16.as_numpy_dtype
+
 
 def _file(path: Path, **values: object) -> TensorFlowFile:
     variables = {name: tf.Variable(value) for name, value in values.items()}
@@ -20,21 +22,31 @@ def _file(path: Path, **values: object) -> TensorFlowFile:
 @pytest.mark.parametrize(
     ("one", "other", "detail"),
     [
-        (np.int64(2**62), np.int64(2**62 + 1), "by at most 1"),
-        (np.uint8([1, 2]), np.uint8([2, 0]), "by at most 2"),
-        (np.complex64(1 + 1j), np.complex64(1 + 5j), "by at most 4"),
-        (np.float32([np.nan, 1, 2]), np.float32([2, 1, 2.5]), "by at most 0.5; NaN in one of the files: 1 of 3 values"),
-        (np.float32([np.nan, np.inf]), np.float32([np.nan, np.inf]), None),
+        (np.int64(2**62), np.int64(2**62 + 1), "1 of 1 values, by at most 1"),
+        (np.uint8([1, 2]), np.uint8([2, 0]), "2 of 2 values, by at most 2"),
+        (np.complex64(1 + 1j), np.complex64(1 + 5j), "1 of 1 values, by at most 4"),
+        (np.float32([np.nan, 1, 2]), np.float32([np.nan, 1, 2.5]), "1 of 3 values, by at most 0.5"),
+        (np.float32([np.nan, 1]), np.float32([2, 1]), "1 of 2 values, by at most nan"),
+        (np.array([1, 2], _BFLOAT16), np.array([1, 4], _BFLOAT16), "1 of 2 values, by at most 2"),
+        (np.bool_([True, False]), np.bool_([True, True]), "1 of 2 values, by at most 1"),
+        ("one", "two", "text"),
     ],
 )
-def test_values_are_compared_in_their_dtype(one: object, other: object, detail: str | None, tmp_path: Path) -> None:
-    found = list(differences(_file(tmp_path / "one", x=one), _file(tmp_path / "other", x=other)))
-    assert found == ([("x", "of another value", detail)] if detail else [])
+def test_values_are_compared_in_their_dtype(one: object, other: object, detail: str, tmp_path: Path) -> None:
+    rows, equal = differences(_file(tmp_path / "one", x=one, y=1.0), _file(tmp_path / "other", x=other, y=1.0))
+    assert rows == [["x", "of another value", detail]]
+    assert equal == 1
+
+
+def test_nan_is_equal_to_nan(tmp_path: Path) -> None:
+    first, second = (_file(tmp_path / name, x=np.float32([np.nan, np.inf])) for name in ("one", "other"))
+    assert differences(first, second) == ([], 1)
 
 
 def test_equal_names_go_before_the_order_of_layers(tmp_path: Path) -> None:
     one, other = _file(tmp_path / "one", stage_1=1.0, stage_2=2.0), _file(tmp_path / "other", stage_2=2.0, stage_3=3.0)
-    assert [name for name, _, _ in differences(one, other)] == ["stage_1", "stage_3"]
+    rows, _ = differences(one, other)
+    assert [name for name, _, _ in rows] == ["stage_1", "stage_3"]
     numbered, later = _file(tmp_path / "two", fc=1.0, fc_1=2.0), _file(tmp_path / "three", fc_7=1.0, fc_8=2.0)
     assert common_names(numbered, later)[1] == {"fc": "fc_7", "fc_1": "fc_8"}
-    assert not list(differences(numbered, later))
+    assert differences(numbered, later) == ([], 2)

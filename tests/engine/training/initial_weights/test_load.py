@@ -37,7 +37,8 @@ def test_weights_come_from_a_path_or_the_newest_of_a_folder(tmp_path: Path) -> N
     first, second = _saved(tmp_path, old, 5), _saved(tmp_path, new, 40)
     for path, prefix, source in ((first, first, old), (str(tmp_path), second, new)):
         model = _model()
-        assert [one.path for one in load_initial_weights(model, path)] == [prefix]
+        (report,) = load_initial_weights(model, path)
+        assert f"took 4 of 4 variables from {prefix}, a TensorFlow 2 checkpoint" in report
         assert _equal(model, source)
 
 
@@ -48,29 +49,21 @@ def test_the_weights_of_a_best_checkpoint_will_do(tmp_path: Path) -> None:
     assert _equal(model, old)
 
 
-def test_what_a_model_adds_to_its_checkpoints_comes_along(tmp_path: Path) -> None:
-    models = [_model(), _model()]
-    for number, model in enumerate(models):
-        model.checkpoint_items = {"extra": tf.train.Checkpoint(count=tf.Variable(number))}
-    load_initial_weights(models[1], _saved(tmp_path, models[0]))
-    assert int(models[1].checkpoint_items["extra"].count) == 0
-
-
 def test_a_missing_variable_is_named(tmp_path: Path) -> None:
     path = _saved(tmp_path, _model(layers=1))
-    rows = r"  model/sequential/dense_1\n.*\n    kernel +missing in the checkpoint  \[3, 3\] here$"
+    rows = r"  sequential\w*/dense\w*\n.*\n    kernel +missing in the file  +\[3, 3\] here$"
     with pytest.raises(UsageError, match=rows):
         load_initial_weights(_model(layers=2), path)
 
 
 def test_a_variable_of_another_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
     path = _saved(tmp_path, _model(width=3))
-    rows = r"  model/sequential/dense\n.*\n    kernel +another shape +\[4, 3\] saved, \[4, 5\] here\n"
+    rows = r"  sequential\w*/dense\w*\n.*\n    kernel +another shape +\[4, 3\] saved, \[4, 5\] here\n"
     with pytest.raises(UsageError, match=rows) as error:
         load_initial_weights(_model(width=5), path)
-    advice = str(error.value).splitlines()[0]
-    assert advice.startswith(f"task.init_checkpoint: {path} does not hold all weights of this model; give")
-    assert "give a list of sections" in advice and "another model_dir" not in advice
+    assert str(error.value).startswith(
+        f"task.init_checkpoint: 4 of the 4 chosen variables cannot be loaded from {path}"
+    )
 
 
 def test_more_variables_in_the_checkpoint_are_left_there(tmp_path: Path) -> None:

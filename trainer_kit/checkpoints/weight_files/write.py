@@ -1,0 +1,110 @@
+"""Writes new files of weights: averages, and copies with other names.
+
+A new file never replaces an existing one, and it is complete or does not exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.checkpoints.weight_files.compare import common_names, differences
+from trainer_kit.checkpoints.weight_files.keras_file import ending, is_keras_file
+from trainer_kit.checkpoints.weight_files.tensorflow_file import SAVED_MODEL, TensorFlowFile
+from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile
+from trainer_kit.errors import StorageError, UsageError
+
+
+def write_average(files: Sequence[WeightFile], output: str) -> int:
+    """Writes a copy of the last file with the mean of each variable of floating point; returns their number.
+
+    Runs eagerly.
+
+    The mean is computed in float64. Other values, such as steps, are those of the last file.
+
+    Args:
+      files: Files of weights of one kind, with the same variables.
+      output: The path of the new file, or the prefix of the new checkpoint.
+
+    Raises:
+      UsageError: when the files differ in their variables, or the output exists.
+      StorageError: when a file cannot be read or written.
+    """
+    last = files[-1]
+    names = []
+    for file in files:
+        rows, _ = differences(file, last, values=False)
+        if rows:
+            raise UsageError(f"{file.path} and {last.path} cannot be averaged: {' '.join(rows[0])}")
+        theirs, ours = common_names(file, last)
+        names.append({ours[name]: theirs[name] for name in ours})
+    if (is_keras_file(last.path) or is_keras_file(output)) and ending(output) != ending(last.path):
+        raise UsageError(f"--output: {output} has to end as {last.path} does")
+
+    means = {}
+    for name, dtype in last.dtypes.items():
+        if tf.as_dtype(dtype).is_floating:
+            values = [file.read(name_of[name]) for file, name_of in zip(files, names, strict=True)]
+            mean = np.mean([np.asarray(value, np.float64) for value in values], axis=0)
+            means[name] = mean.astype(values[-1].dtype)
+    with new_file(output) as path:
+        last.write_copy(path, means)
+    return len(means)
+
+
+def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> None:
+    """Writes a checkpoint of trainer_kit's form with the variables of a file under other names. Runs eagerly.
+
+    The part before the first slash of a name is a section of the checkpoint, such as model or optimizer. Names of a
+    file without sections are put into the section model.
+
+    Args:
+      file: The file of weights.
+      names: A dict from new name to name in the file.
+      output: The prefix of the new checkpoint.
+
+    Raises:
+      UsageError: when the output exists.
+      StorageError: when a file cannot be read or written.
+    """
+    has_sections = isinstance(file, TensorFlowFile) and file.kind != SAVED_MODEL and file.has_graph
+    sections: dict[str, Any] = {}
+    for new, name in names.items():
+        section, _, inner = (new if has_sections else f"{MODEL}{new.removeprefix(MODEL)}").partition("/")
+        place = sections.setdefault(section, {}) if inner else sections
+        place[inner or section] = tf.Variable(file.read(name), trainable=False)
+    with new_file(output) as path:
+        tf.train.Checkpoint(**sections).write(path)
+
+
+@contextlib.contextmanager
+def new_file(output: str) -> Iterator[str]:
+    """Yields a path to write to; then gives what was written there, the file or files of a prefix, the name `output`.
+
+    The files of a checkpoint are renamed one by one, the index last, since a checkpoint without it does not exist.
+
+    Args:
+      output: The path of the new file, or the prefix of the new checkpoint, without a slash at its end.
+
+    Raises:
+      UsageError: when it exists already.
+      StorageError: when it cannot be written.
+    """
+    if os.path.exists(output) or glob.glob(f"{glob.escape(output)}.*"):
+        raise UsageError(f"--output: {output} exists, and no file is overwritten; give another path")
+    folder, name = os.path.split(os.path.abspath(output))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=folder) as place:
+            yield os.path.join(place, name)
+            for path in sorted(os.listdir(place), key=lambda path: path.endswith(".index")):
+                os.rename(os.path.join(place, path), os.path.join(folder, path))
+    except OSError as error:
+        raise StorageError(f"{output} cannot be written: {error.strerror or error}") from error
