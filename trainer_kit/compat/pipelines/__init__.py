@@ -11,15 +11,15 @@ from typing import Any
 _HOME = {
     "BCTModel": "bct",
     "KFPVisualization": "kfp",
-    "RetrievalAccuracy": "retrieval_accuracy",
-    "TFRECORD_FEATURES": "images",
+    "RetrievalAccuracy": "bct",
+    "TFRECORD_FEATURES": "tfrecords",
     "Training": "training",
     "exit_codes": "job_exits",
-    "get_labels": "labels",
+    "get_labels": "tfrecords",
     "get_tfrecord_dataset": "tfrecords",
     "get_train_ds": "tfrecords",
     "get_valid_ds": "tfrecords",
-    "preprocess_image": "images",
+    "preprocess_image": "tfrecords",
 }
 
 __all__ = list(_HOME)

@@ -6,9 +6,7 @@ import contextlib
 import math
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,7 +14,6 @@ import pandas as pd
 from trainer_kit import files
 from trainer_kit.distribution.keras_internals import of_keras_2
 from trainer_kit.errors import StorageError
-from trainer_kit.folder_identity import make_folder
 
 
 def write_history_csv(path: str, history: Mapping[str, Sequence[Any]]) -> None:
@@ -44,31 +41,29 @@ def export_saved_model(model: Any, path: str) -> None:
     Raises:
       StorageError: when the folder cannot be written.
     """
+    temporary = f"{path}.tmp"
+    old = f"{path}.old"
     try:
-        with _replaced_folder(path) as new:
-            if of_keras_2(model):
-                model.save(new, save_format="tf")
-            else:
-                model.export(new, verbose=False)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def _replaced_folder(path: str) -> Iterator[str]:
-    """Gives a new folder to write to, which then takes the place of `path`, with all its bytes on the disk."""
-    parent, name = os.path.split(os.path.abspath(path))
-    make_folder(parent)
-    for left in Path(parent).glob(f".{name}.*.tmp"):  # of a start that was killed here
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=parent) as temporary:
-        new, old = os.path.join(temporary, "new"), os.path.join(temporary, "old")
-        yield new
-        _flush(new)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _remove(temporary, old)  # of a start that was killed here
+        if of_keras_2(model):
+            model.save(temporary, save_format="tf")
+        else:
+            model.export(temporary, verbose=False)
+        _flush(temporary)
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, old)
-        os.rename(new, path)
-        files.flush_folder(parent)
+        os.rename(temporary, path)
+        files.flush_folder(os.path.dirname(path))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        _remove(temporary, old)
+
+
+def _remove(*folders: str) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _flush(folder: str) -> None:

@@ -1,18 +1,67 @@
-"""BCTModel: trains embeddings that can be compared with those of an old model."""
+"""Backward-compatible training: BCTModel, the classifier of an old model, and the metric of the cross-test."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from trainer_kit.compat.pipelines.old_classifier import count_classes, frozen_classifier, only_output
-from trainer_kit.compat.pipelines.retrieval_accuracy import RetrievalAccuracy
 from trainer_kit.errors import UsageError
 
 _LEAST_PROBABILITY = 1e-37  # about the smallest float32 whose logarithm has a gradient
+_HEAD = "keras.Model(old.get_layer(NAME_OF_THE_EMBEDDING).output, old.outputs[0])"
+
+
+class RetrievalAccuracy(keras.metrics.Mean):
+    """The share of queries whose most similar embedding in a gallery has their label. Similarity is the cosine.
+
+    If an old model has embedded the gallery and a new model embeds the queries, this is the cross-test of
+    backward-compatible training (arXiv 2003.11942). A query must not be in the gallery.
+
+    Args:
+      gallery: The embeddings that are searched, float [examples, size].
+      labels: Their labels: int [examples], or rows with one value for each class, [examples, classes].
+      name: The name of the metric.
+
+    Raises:
+      UsageError: when the gallery is empty, or has another number of labels.
+    """
+
+    def __init__(self, gallery: Any, labels: Any, name: str = "cross_retrieval") -> None:
+        super().__init__(name=name)
+        points = np.asarray(gallery, np.float32)
+        classes = np.asarray(labels)
+        if points.ndim != 2 or not len(points) or len(points) != len(classes):
+            raise UsageError(
+                f"gallery: embeddings of shape {points.shape} and labels of shape {classes.shape} are no gallery; give "
+                "embeddings [examples, size] and one label for each example"
+            )
+        self._gallery = tf.math.l2_normalize(tf.constant(points), axis=1)
+        self._labels = _class_numbers(tf.constant(classes))
+
+    def update_state(self, y_true: Any, embeddings: Any, sample_weight: Any = None) -> None:
+        """Adds queries, in graph or eagerly, on a replica.
+
+        Args:
+          y_true: The labels of the queries, in either form.
+          embeddings: Their embeddings, float [batch, size].
+          sample_weight: The weight of each query, [batch]; None: all count alike.
+        """
+        queries = tf.math.l2_normalize(tf.cast(embeddings, tf.float32), axis=1)
+        nearest = tf.argmax(tf.matmul(queries, self._gallery, transpose_b=True), axis=1)
+        hits = tf.equal(tf.gather(self._labels, nearest), _class_numbers(tf.convert_to_tensor(y_true)))
+        super().update_state(tf.cast(hits, tf.float32), sample_weight)
+
+
+def _class_numbers(labels: tf.Tensor) -> tf.Tensor:
+    """Returns labels as int64 [examples]."""
+    if labels.shape.rank == 2 and labels.shape[1] != 1:
+        return tf.argmax(labels, axis=1)
+    return tf.cast(tf.reshape(labels, [-1]), tf.int64)
 
 
 class BCTModel(keras.Model):
@@ -54,12 +103,11 @@ class BCTModel(keras.Model):
     ) -> None:
         super().__init__(*args, **kwargs)
         size = _embedding_size(self)
-        if influence_weight < 0:
-            raise UsageError(f"influence_weight={influence_weight} is negative; give 0 or more")
         self.old_classifier = frozen_classifier(old_classifier)
         count = count_classes(self.old_classifier, size, old_from_logits)
         self.old_classes = _checked_classes(old_classes, count, self.outputs[0].shape[-1])
-        self.influence_weight, self.old_from_logits = influence_weight, old_from_logits
+        self.influence_weight = influence_weight
+        self.old_from_logits = old_from_logits
         self.influence_tracker = keras.metrics.Mean(name="influence_loss")
         self.old_accuracy = keras.metrics.CategoricalAccuracy(name="old_accuracy")
         self.cross_retrieval = None if gallery is None else RetrievalAccuracy(*gallery)
@@ -72,7 +120,7 @@ class BCTModel(keras.Model):
         y, y_old, sample_weight = self._labels(y, sample_weight)
         loss = super().compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training)
         outputs = only_output(self.old_classifier(embedding, training=False))
-        outputs = tf.cast(outputs, tf.float32) if outputs.dtype != tf.float32 else outputs
+        outputs = tf.cast(outputs, tf.float32)
         examples = self.influence_loss(y_old, outputs)
         if sample_weight is not None:
             examples *= tf.cast(tf.reshape(sample_weight, [-1]), examples.dtype)
@@ -146,24 +194,93 @@ def _rows(labels: Any, classes: Sequence[int]) -> tf.Tensor:
 def _embedding_size(model: Any) -> int:
     outputs = list(getattr(model, "outputs", None) or ())
     if len(outputs) != 2 or len(outputs[1].shape) != 2 or outputs[1].shape[1] is None:
-        given = ", ".join(str(tuple(one.shape)) for one in outputs) or "none"
+        shapes = ", ".join(str(tuple(output.shape)) for output in outputs) or "none"
         raise UsageError(
-            f"BCTModel has the outputs [predictions, embedding], [batch, classes] and [batch, size]; {given} were "
+            f"BCTModel has the outputs [predictions, embedding], [batch, classes] and [batch, size]; {shapes} were "
             "given; call BCTModel(inputs=inputs, outputs=[predictions, embedding], old_classifier=...)"
         )
     return int(outputs[1].shape[1])
 
 
-def _checked_classes(given: Sequence[int] | None, count: int, new_count: int | None) -> tuple[int, ...]:
-    classes = tuple(range(count) if given is None else (int(one) for one in given))
-    if len(classes) != count or len(set(classes)) != count:
+def _checked_classes(labels: Sequence[int] | None, count: int, new_count: int | None) -> tuple[int, ...]:
+    """Returns the label of each old class; raises UsageError if they are not different labels of the new model."""
+    classes = tuple(range(count) if labels is None else (int(label) for label in labels))
+    all_new = new_count is None or set(classes) <= set(range(new_count))
+    if len(classes) != count or len(set(classes)) != count or not all_new:
         raise UsageError(
-            f"old_classes: {list(classes)} are not the labels of the {count} classes of the old classifier; give one "
-            "label for each of its outputs, in their order"
-        )
-    if new_count is not None and not set(classes) <= set(range(new_count)):
-        raise UsageError(
-            f"old_classes: {list(classes)} are not all labels of the new model, which are 0 to {new_count - 1}; give "
-            "the label in y of each old class, in the order of the outputs of the old classifier"
+            f"old_classes: {list(classes)} are not the labels of the {count} classes of the old classifier among the "
+            f"{new_count} of the new model; give one label for each of its outputs, in their order"
         )
     return classes
+
+
+def frozen_classifier(classifier: Any) -> keras.Layer:
+    """Returns an old classifier as a layer that is not trained. Runs eagerly, in the scope of the strategy.
+
+    Args:
+      classifier: A model or layer of Keras 3, or the path of a `.keras` file or a SavedModel.
+
+    Raises:
+      UsageError: when it is none of these.
+    """
+    is_path = isinstance(classifier, (str, os.PathLike))
+    layer = _load_classifier(os.fspath(classifier)) if is_path else classifier
+    if not isinstance(layer, keras.Layer):
+        raise UsageError(
+            f"old_classifier: {type(classifier).__name__} is no model or layer of Keras 3; give one, or the path of a "
+            "SavedModel or a .keras file"
+        )
+    layer.trainable = False
+    return layer
+
+
+def _load_classifier(path: str) -> keras.Layer:
+    try:
+        if path.endswith((".keras", ".h5")):
+            return keras.saving.load_model(path, compile=False)
+        exported = hasattr(tf.saved_model.load(path), "serve")  # by Keras 3; older programs have a signature
+        endpoint = "serve" if exported else "serving_default"
+        return keras.layers.TFSMLayer(path, call_endpoint=endpoint, trainable=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"old_classifier: {path} cannot be loaded; give a .keras file, or a SavedModel by model.export: {error}"
+        ) from error
+
+
+def only_output(outputs: Any) -> Any:
+    """Returns the output of a classifier. A signature of a SavedModel has its output in a dict."""
+    flat = tf.nest.flatten(outputs)
+    if len(flat) == 1:
+        return flat[0]
+    raise UsageError(f"old_classifier: it has {len(flat)} outputs; give the part with the classes alone: {_HEAD}")
+
+
+def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
+    """Returns the number of classes of an old classifier, which is tried on random embeddings.
+
+    Runs eagerly, on the host.
+
+    Args:
+      classifier: The old classifier.
+      size: The number of values in an embedding.
+      from_logits: Whether the classifier returns logits.
+
+    Raises:
+      UsageError: when it does not take embeddings of this size, or returns the other kind of numbers.
+    """
+    embeddings = np.random.RandomState(0).normal(size=(4, size)).astype(np.float32)
+    try:
+        outputs = only_output(classifier(embeddings, training=False))
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:  # a TFSMLayer raises a TypeError
+        raise UsageError(
+            f"old_classifier: it does not take the new embeddings, [batch, {size}]; old and new embeddings have the "
+            f"same size, and the classifier is the part of the old model behind them: {_HEAD}. {error!s:.300}"
+        ) from error
+    values = np.asarray(outputs, np.float64)
+    are_probabilities = bool((values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=1e-2))
+    if are_probabilities == from_logits:
+        kind = "probabilities" if are_probabilities else "logits, which do not sum to 1"
+        raise UsageError(
+            f"old_from_logits={from_logits}: the old classifier returns {kind}; set it to {not from_logits}"
+        )
+    return int(values.shape[1])

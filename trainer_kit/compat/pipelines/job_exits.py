@@ -26,28 +26,20 @@ def exit_codes() -> Iterator[None]:
     Raises:
       SystemExit: with a code of `errors.EXIT_CODES`, after an error that explains itself.
     """
-    with _preemptible():
-        try:
-            yield
-        except Exception as error:
-            known = explained(error)
-            if known is None:
-                raise
-            raise SystemExit(int(print_error(known))) from error
-
-
-@contextlib.contextmanager
-def _preemptible() -> Iterator[None]:
-    """Sets a handler of SIGTERM, unless the program has one; only the main thread of Python can do that."""
-    default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if not default or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGTERM, _leave)
+    is_main = threading.current_thread() is threading.main_thread()  # others cannot set handlers
+    sets_handler = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if sets_handler:
+        signal.signal(signal.SIGTERM, _leave)
     try:
         yield
+    except Exception as error:
+        explanation = explained(error)
+        if explanation is None:
+            raise
+        raise SystemExit(int(print_error(explanation))) from error
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if sets_handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -53,28 +53,3 @@ class JobFolder:
         before = self.read_meta()
         if (after := {**before, **values}) != before:
             files.write_json(self.meta, after)
-
-    def note_finished(self, epochs: int, *, stopped: bool) -> None:
-        """Writes to job_meta.json that the job is finished with its newest checkpoint.
-
-        Args:
-          epochs: The number of epochs that were asked for.
-          stopped: Whether a callback has ended the training before.
-
-        Raises:
-          StorageError: when the file cannot be written.
-        """
-        self.update_meta(finished={"checkpoint": self._newest_name(), "epochs": epochs, "stopped": stopped})
-
-    def is_finished(self, epochs: int) -> bool:
-        """Whether the job was finished with its newest checkpoint, and would train nothing up to this epoch."""
-        finished = self.read_meta().get("finished") or {}
-        there = bool(finished) and finished.get("checkpoint") == self._newest_name()
-        return there and (bool(finished.get("stopped")) or finished.get("epochs", 0) >= epochs)
-
-    def was_stopped(self) -> bool:
-        """Whether a callback has ended the finished job before its last epoch."""
-        return bool((self.read_meta().get("finished") or {}).get("stopped"))
-
-    def _newest_name(self) -> str:
-        return os.path.basename(self.last_checkpoint() or "")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from trainer_kit.telemetry.scalars import as_scalar
 METRICS_FILE, UI_METADATA_FILE = "mlpipeline-metrics.json", "mlpipeline-ui-metadata.json"
 FOLDER_VARIABLE = "KFP_OUTPUT_FOLDER"  # an environment variable: the folder of the two files instead of /
 _FORMATS = ("PERCENTAGE", "RAW")
-_METRIC_NAME = re.compile(r"[a-zA-Z]([-_a-zA-Z0-9]{0,62}[a-zA-Z0-9])?")  # Kubeflow stores no metric of another name
 _LOG = logging.getLogger(__name__)
 
 
@@ -54,7 +52,7 @@ class KFPVisualization:
         with a warning.
 
         Args:
-          name: The name of the metric: letters, digits, hyphens and underscores.
+          name: The name of the metric: letters, digits, hyphens and underscores. Kubeflow stores no other.
           value: A Python number, or a scalar of NumPy or TensorFlow.
           f: The format in which it is shown: RAW, or PERCENTAGE for a share from 0 to 1.
 
@@ -68,9 +66,6 @@ class KFPVisualization:
             )
         if kind not in _FORMATS:
             raise UsageError(f"produce_metrics({name!r}): f is {f!r}, not a format; {suggestion(kind, _FORMATS)}")
-        if not _METRIC_NAME.fullmatch(name):
-            advice = "use letters, digits, hyphens and underscores, 64 at most, beginning with a letter"
-            _LOG.warning("Kubeflow stores no metric called %r; %s", name, advice)
         if not math.isfinite(number):
             _LOG.warning("the metric %s is %s and is left out: Kubeflow reads finite numbers only", name, number)
             return
@@ -113,15 +108,6 @@ class KFPVisualization:
         output = {"type": "table", "storage": storage, "format": f, "header": columns, "source": source}
         self.metadata_outputs.append(output)
 
-    def produce_ui_metadata_markdown(self, source: str | os.PathLike[str], storage: str = "inline") -> None:
-        """Adds a text in Markdown: the text itself, or with another storage the address of the file that holds it."""
-        storage, source = _reachable(storage, source)
-        self.metadata_outputs.append({"type": "markdown", "storage": storage, "source": source})
-
-    def produce_ui_metadata_tensorboard(self, source: str = "") -> None:
-        """Adds a button that starts TensorBoard on a folder of logs; "": the folder `logs` of the job."""
-        self.metadata_outputs.append({"type": "tensorboard", "source": os.fspath(source) or f"{self.job_dir}/logs"})
-
     def write_ui_metadata(self, path: str | os.PathLike[str] | None = None) -> None:
         """Writes all outputs; after the last one was added.
 
@@ -138,16 +124,13 @@ class KFPVisualization:
 def _reachable(storage: str, source: str | os.PathLike[str]) -> tuple[str, str]:
     """Returns the storage and the source of an output, with the content of a local file in place of its path."""
     text = os.fspath(source)
-    if (storage == "inline" and isinstance(source, str)) or files.is_remote(text) or storage not in ("gcs", "inline"):
+    if files.is_remote(text) or storage != "gcs":
         return storage, text
     try:
         return "inline", Path(text).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
         _LOG.warning(
-            "Kubeflow gets the path %s, but it cannot read a local file, and this process cannot either: %s",
-            text,
-            reason,
+            "Kubeflow gets the path %s of a local file, which it cannot read, nor this process: %s", text, error
         )
         return storage, text
 

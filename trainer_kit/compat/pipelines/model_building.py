@@ -1,12 +1,13 @@
-"""Builds and compiles the model of a job, from the arguments of Training."""
+"""Builds and compiles the model of a job in a strategy, from the arguments of Training."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -14,37 +15,63 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.compat.keras.preparation import is_overridden
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.keras_internals import compile_arguments, of_keras_2
 from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.distribution.strategy_choice import TPU_VARIABLES
 from trainer_kit.distribution.tensorflow_internals import has_global_seed
-from trainer_kit.errors import UsageError
-from trainer_kit.serving.load import check_built
+from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.training.task import is_compiled
 
-
-@dataclass(frozen=True)
-class ModelParts:
-    """The arguments of Training that make its model; see there."""
-
-    build_model_func: Callable[..., Any]
-    custom_model_class: type | None
-    custom_objects: Mapping[str, Any] | None
-    optimizer: Any
-    loss: Any
-    metrics: Any
+_LOG = logging.getLogger(__name__)
 
 
-def build_model(parts: ModelParts) -> Any:
-    """Returns the model of a job, compiled if the arguments say how. Runs eagerly, in the scope of the job's strategy.
+def job_strategy(use_tpu: bool) -> tf.distribute.Strategy:
+    """Returns a TPUStrategy, or the current strategy, which is TensorFlow's default one outside of a scope.
+
+    Runs eagerly, on the host.
+
+    Args:
+      use_tpu: Whether to look for a TPU.
+
+    Raises:
+      ConfigError: when an environment variable names a TPU and it does not answer: a job that should run on it would
+        take days on a CPU.
+    """
+    current = tf.distribute.get_strategy()
+    if not use_tpu or tf.distribute.has_strategy():
+        return current
+    try:
+        return create_strategy(RuntimeConfig(distribution_strategy="tpu"))
+    except ConfigError:
+        if any(os.environ.get(name) for name in TPU_VARIABLES):
+            raise
+    _LOG.warning("use_tpu=True: there is no TPU; the job trains with TensorFlow's default strategy")
+    return current
+
+
+def build_model(
+    build_model_func: Callable[..., Any],
+    custom_model_class: type | None = None,
+    *,
+    optimizer: Any = None,
+    loss: Any = None,
+    metrics: Any = None,
+) -> Any:
+    """Returns the model of a job, compiled if the arguments of Training or build_model_func say how.
+
+    Runs eagerly, in the scope of the job's strategy.
 
     Raises:
       UsageError: when the function returns no model, or a model that the custom class cannot take.
     """
     seed_keras()
-    with custom_objects_known(parts.custom_objects):
-        made = _checked(_call(parts.build_model_func))
-        model = _wrapped(made, parts.custom_model_class)
-        _compile(model, made, parts)
+    built = _call(build_model_func)
+    if not isinstance(built, keras.Model) and not of_keras_2(built):
+        raise UsageError(f"build_model_func returned a {type(built).__name__}; it has to return a model of Keras")
+    model = _wrapped(built, custom_model_class)
+    _compile(model, built, {"optimizer": optimizer, "loss": loss, "metrics": metrics})
     return model
 
 
@@ -77,7 +104,9 @@ def input_size(model: Any) -> Any:
     Raises:
       UsageError: when the model takes inputs of any size, or does not tell the size.
     """
-    shape = _first_shape(getattr(model, "input_shape", None)) if hasattr(model, "input_shape") else ()
+    inputs = getattr(model, "inputs", None) or ()
+    shapes = [tuple(tensor.shape) for tensor in inputs]
+    shape = next((shape for shape in shapes if len(shape) == 4), shapes[0] if shapes else ())
     channels_first = len(shape) == 4 and keras.config.image_data_format() == "channels_first"
     sizes = shape[2:] if channels_first else shape[1:3] if len(shape) == 4 else shape[1:2]
     if not sizes or None in sizes:
@@ -85,90 +114,55 @@ def input_size(model: Any) -> Any:
     return sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
 
 
-def build_on(model: Any, data: Any) -> bool:
-    """Builds a model on a batch of a dataset if it is not built; returns whether all its layers have weights then.
-
-    Runs eagerly, on the host.
-    """
-    if not _is_built(model) and isinstance(data, tf.data.Dataset) and is_overridden(model, "call"):
-        with model.distribute_strategy.scope():
-            model(keras.utils.unpack_x_y_sample_weight(next(iter(data.take(1))))[0])
-    return _is_built(model)
-
-
 def _call(build_model_func: Callable[..., Any]) -> Any:
     """Calls the function; an argument `checkpoint` gets no checkpoint, since the engine restores it."""
-    if not callable(build_model_func):
-        raise UsageError(f"build_model_func is {build_model_func!r:.60}; give a function that returns a model")
-    signature = inspect.signature(build_model_func)
-    asked = signature.parameters.get("checkpoint")
-    requires = asked is not None and asked.default is asked.empty and asked.kind is not asked.VAR_KEYWORD
-    given = {"checkpoint": None} if requires else {}
     try:
-        signature.bind(**given)
+        signature = inspect.signature(build_model_func)
+        checkpoint = signature.parameters.get("checkpoint")
+        arguments = {"checkpoint": None} if checkpoint is not None and checkpoint.default is checkpoint.empty else {}
+        signature.bind(**arguments)
     except TypeError as error:
         raise UsageError(
-            f"build_model_func: {error}; it is called without arguments: bind them, such as "
+            f"build_model_func: {error}; give a function that is called without arguments: bind them, such as "
             "functools.partial(build_model, num_classes=10)"
         ) from None
-    return build_model_func(**given)
-
-
-def _checked(model: Any) -> Any:
-    if isinstance(model, keras.Model) or of_keras_2(model):
-        return model
-    raise UsageError(f"build_model_func returned a {type(model).__name__}; it has to return a model of Keras")
+    return build_model_func(**arguments)
 
 
 def _wrapped(model: Any, custom_model_class: type | None) -> Any:
     """Returns the model as one of the custom class, with the same layers."""
     if custom_model_class is None or isinstance(model, custom_model_class):
         return model
-    ends = _inputs_and_outputs(model)
-    if ends is None:
+    try:
+        if isinstance(model, keras.Sequential):  # its property `input` is that of a layer, which was not called
+            ends = model.inputs[0], model.outputs[0]
+        else:
+            ends = model.input, model.output
+    except (AttributeError, ValueError, TypeError):
         name = custom_model_class.__name__
         raise UsageError(
             f"custom_model_class={name} is made as {name}(inputs, outputs), and the model {model.name!r} has no inputs "
             f"and outputs of its own; return a functional model, or a Sequential with an Input, or a {name} from "
             "build_model_func"
-        )
+        ) from None
     return custom_model_class(*ends)
 
 
-def _inputs_and_outputs(model: Any) -> tuple[Any, Any] | None:
-    """Returns the tensors that a functional or Sequential model was made of; None for any other model."""
-    try:
-        if isinstance(model, keras.Sequential):  # its property `input` is that of a layer, which was not called
-            return model.inputs[0], model.outputs[0]
-        return model.input, model.output
-    except (AttributeError, ValueError, TypeError):
-        return None
+def _compile(model: Any, built: Any, arguments: dict[str, Any]) -> None:
+    """Compiles the model with the arguments of Training, and where they are None as build_model_func has done.
 
-
-def _compile(model: Any, made: Any, parts: ModelParts) -> None:
-    """Compiles the model with the arguments of Training, and where they are missing as build_model_func has done."""
-    given = {"optimizer": parts.optimizer, "loss": parts.loss, "metrics": parts.metrics}
-    if all(value is None for value in given.values()) and (model is made or is_compiled(model)):
+    Args:
+      model: The model that is trained.
+      built: The model that build_model_func returned, which may be the same one.
+      arguments: The optimizer, the loss and the metrics of Training.
+    """
+    changes = {name: value for name, value in arguments.items() if value is not None}
+    if not changes and (model is built or is_compiled(model)):
         return
-    if is_compiled(made):
-        known = compile_arguments(made)
+    if is_compiled(built):
+        before = compile_arguments(built)
         if is_overridden(model, "compile"):  # it need not know the other arguments, nor what is not given
-            known = {name: known.get(name) for name in ("optimizer", "loss")}
-        given |= {name: value for name, value in known.items() if given.get(name) is None}
-    if given := {name: value for name, value in given.items() if value is not None}:
-        model.compile(**given)
-
-
-def _first_shape(shapes: Any) -> tuple[int | None, ...]:
-    """Returns the shape of the first input of a model with one or several inputs."""
-    while isinstance(shapes, Mapping) or (shapes and isinstance(shapes[0], (tuple, list))):
-        shapes = next(iter(shapes.values())) if isinstance(shapes, Mapping) else shapes[0]
-    return tuple(shapes or ())
-
-
-def _is_built(model: Any) -> bool:
-    try:
-        check_built(model)
-    except UsageError:
-        return False
-    return True
+            before = {name: before[name] for name in ("optimizer", "loss") if before.get(name) is not None}
+        changes = {**before, **changes}
+    if changes:
+        model.compile(**changes)

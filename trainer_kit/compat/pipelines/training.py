@@ -15,29 +15,21 @@ import keras
 from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.compat.keras.fitting.arguments import number_of_epochs
-from trainer_kit.compat.keras.fitting.callbacks import recorded_history
 from trainer_kit.compat.keras.fitting.history import read_history
 from trainer_kit.compat.keras.fitting.model_fit import fit
-from trainer_kit.compat.keras.inference import load
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
 from trainer_kit.compat.pipelines.job_exits import exit_codes
 from trainer_kit.compat.pipelines.job_folder import JobFolder
-from trainer_kit.compat.pipelines.job_strategy import job_strategy
 from trainer_kit.compat.pipelines.model_building import (
-    ModelParts,
     build_model,
-    build_on,
     custom_objects_known,
     input_size,
+    job_strategy,
 )
 from trainer_kit.distribution.keras_internals import of_keras_2
 from trainer_kit.errors import StorageError, UsageError
 
 _LOG = logging.getLogger(__name__)
-_ENDED = "nothing to do: the job in %s has ended after %d epochs; a larger number of epochs goes on with it"
-_STOPPED = (
-    "nothing to do: a callback has ended the job in %s after %d complete epochs; another job_dir begins a new job"
-)
 _HISTORY, _MODEL = "history.csv", "saved_model"  # in artifacts_dir
 
 
@@ -88,18 +80,21 @@ class Training:
     ) -> None:
         self.job_dir = files.follow_links(os.fspath(job_dir or ""))
         self.artifacts_dir = files.follow_links(os.fspath(artifacts_dir or ""))
-        self.use_tpu, self.custom_objects = use_tpu, custom_objects
+        self.use_tpu = use_tpu
+        self.custom_objects = custom_objects
         self.history: Any = None
         with exit_codes():
             _check_folders(job_dir=self.job_dir, artifacts_dir=self.artifacts_dir)
             self.distribute_strategy = job_strategy(use_tpu)
-            parts = ModelParts(build_model_func, custom_model_class, custom_objects, optimizer, loss, metrics)
-            with self.distribute_strategy.scope():
-                self.model = build_model(parts)
+            with self.distribute_strategy.scope(), custom_objects_known(custom_objects):
+                self.model = build_model(
+                    build_model_func, custom_model_class, optimizer=optimizer, loss=loss, metrics=metrics
+                )
         if not self.job_dir:
             self.job_dir = tempfile.mkdtemp(prefix="trainer_kit-job-")
             _LOG.warning("job_dir is not given: the files are in %s, and no later start goes on there", self.job_dir)
-        self.last_epoch, self.last_checkpoint = self._folder.last_epoch(), self._folder.last_checkpoint()
+        self.last_epoch = self._folder.last_epoch()
+        self.last_checkpoint = self._folder.last_checkpoint()
         library = sys.modules["tf_keras"] if of_keras_2(self.model) else keras
         self.callbacks: list[Any] = [library.callbacks.TensorBoard(self._folder.logs)]
 
@@ -137,7 +132,7 @@ class Training:
     def run_train(self, train_ds: Any, valid_ds: Any, epochs: int, **options: Any) -> Any:
         """Trains up to the end of epoch `epochs`, writes the artifacts and returns the History of all epochs.
 
-        A finished job trains nothing and changes no file.
+        A finished job trains nothing and leaves its artifacts alone.
 
         Args:
           train_ds: The training data in global batches, a tf.data.Dataset or whatever `Model.fit` takes.
@@ -150,7 +145,7 @@ class Training:
             weight is not finite, 2 for a mistake of the caller.
         """
         with exit_codes(), custom_objects_known(self.custom_objects):
-            self.history = self._trained(train_ds, valid_ds, number_of_epochs(epochs), options)
+            self.history = self._train(train_ds, valid_ds, number_of_epochs(epochs), options)
             self._write_artifacts()
         return self.history
 
@@ -165,8 +160,7 @@ class Training:
         """
         history = self.history if history is None else history
         if not self.artifacts_dir or history is None:
-            missing = "run_train has not ended" if self.artifacts_dir else "artifacts_dir is not given"
-            raise UsageError(f"save_history: {missing}, so there is no history to write")
+            raise UsageError("save_history: artifacts_dir is not given, or run_train has not ended")
         values = getattr(history, "history", history)
         write_history_csv(os.path.join(self.artifacts_dir, _HISTORY), values)
 
@@ -180,39 +174,34 @@ class Training:
             raise UsageError("save_model: artifacts_dir is not given")
         export_saved_model(self.model, os.path.join(self.artifacts_dir, _MODEL))
 
-    def _trained(self, train_ds: Any, valid_ds: Any, epochs: int, options: dict[str, Any]) -> Any:
-        """Returns the History of a finished job, or trains and returns it."""
+    def _train(self, train_ds: Any, valid_ds: Any, epochs: int, options: dict[str, Any]) -> Any:
+        """Trains up to the end of an epoch, and returns the History of all epochs."""
         if train_ds is None:
             raise UsageError("train_ds is None; give the training data")
-        if self._folder.is_finished(epochs) and build_on(self.model, train_ds):
-            _LOG.warning(_STOPPED if self._folder.was_stopped() else _ENDED, self.job_dir, self.last_epoch)
-            load(self.model, self.checkpoints_dir, self._folder.last_checkpoint())
-            history = recorded_history(self.model, self.checkpoints_dir)
-            if not history.epoch:
-                raise StorageError(f"{self.checkpoints_dir} has lost history.json: restore it, or take another job_dir")
-            return history
         # A job whose loss is not finite ends with an error. Keras would go on, and the artifact would hold NaN.
         trainer = {"recovery_max_trials": 0, **options.pop("trainer", {})}
         callbacks = [*self.callbacks, *(options.pop("callbacks", None) or ()), _Progress(self)]
         try:
             history = fit(
-                self.model, train_ds, validation_data=valid_ds, epochs=epochs, model_dir=self.checkpoints_dir,
-                callbacks=callbacks, trainer=trainer, **options,
-            )  # fmt: skip
-        except BaseException:
-            with contextlib.suppress(StorageError):  # the first error tells more, and has the exit code
+                self.model,
+                train_ds,
+                validation_data=valid_ds,
+                epochs=epochs,
+                model_dir=self.checkpoints_dir,
+                callbacks=callbacks,
+                trainer=trainer,
+                **options,
+            )
+        finally:
+            with contextlib.suppress(StorageError):  # an error of the run says more, and has the exit code
                 self.note_progress()
-            raise
-        self.note_progress()
-        stopped = bool(getattr(self.model, "stop_training", False))
-        if stopped or self.last_epoch >= epochs:
-            self._folder.note_finished(epochs, stopped=stopped)
         read_history(self.checkpoints_dir, history)  # the same types of numbers as in a later start
         return history
 
     def note_progress(self) -> None:
         """Reads `last_epoch` and `last_checkpoint` from the checkpoints, and writes them to job_meta.json."""
-        self.last_epoch, self.last_checkpoint = self._folder.last_epoch(), self._folder.last_checkpoint()
+        self.last_epoch = self._folder.last_epoch()
+        self.last_checkpoint = self._folder.last_checkpoint()
         if self.last_checkpoint:
             self._folder.update_meta(
                 last_epoch=self.last_epoch,
@@ -223,13 +212,13 @@ class Training:
         """Writes the artifacts, unless an earlier start has written those of the newest checkpoint."""
         if not self.artifacts_dir:
             return
-        of = {"folder": os.path.abspath(self.artifacts_dir), "checkpoint": os.path.basename(self.last_checkpoint or "")}
-        there = all(os.path.exists(os.path.join(self.artifacts_dir, name)) for name in (_HISTORY, _MODEL))
-        if there and self._folder.read_meta().get("artifacts") == of:
+        checkpoint = os.path.basename(self.last_checkpoint or "")
+        exist = all(os.path.exists(os.path.join(self.artifacts_dir, name)) for name in (_HISTORY, _MODEL))
+        if exist and self._folder.read_meta().get("artifacts_of") == checkpoint:
             return
         self.save_history()
         self.save_model()
-        self._folder.update_meta(artifacts=of)
+        self._folder.update_meta(artifacts_of=checkpoint)
 
 
 class _Progress(Callback):
@@ -248,8 +237,7 @@ def _check_folders(**folders: str) -> None:
     for name, folder in folders.items():
         if files.is_remote(folder):
             raise UsageError(
-                f"{name}={folder!r} is a remote folder; only local and mounted folders are allowed: mount it (gcsfuse, "
-                "s3fs, ...) and give the path of the mount"
+                f"{name}={folder!r} is a remote folder; mount it (gcsfuse, s3fs, ...) and give the path of the mount"
             )
         if folder:
             files.check_writable(folder)  # before the training, not after it

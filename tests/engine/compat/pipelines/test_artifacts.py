@@ -56,7 +56,7 @@ def test_a_failed_export_leaves_the_older_model(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".saved_model.abc.tmp" / "new").mkdir(parents=True)
+    (tmp_path / "saved_model.tmp" / "variables").mkdir(parents=True)
     export_saved_model(Exported("new"), str(tmp_path / "saved_model"))
     assert [one.name for one in tmp_path.iterdir()] == ["saved_model"]
 

@@ -167,9 +167,8 @@ def test_a_keras_file_gives_the_model_back(tmp_path: Path) -> None:
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "classes": ({"old_classes": [1]}, r"\[1\] are not the labels of the 2 classes"),
     "the same class twice": ({"old_classes": [1, 1]}, r"give one label for each of its outputs"),
-    "no new class": ({"old_classes": [4, 5]}, r"\[4, 5\] are not all labels of the new model, which are 0 to 4"),
+    "no new class": ({"old_classes": [4, 5]}, r"\[4, 5\] are not the labels .* among the 5 of the new model"),
     "probabilities": ({"old_from_logits": True}, "returns probabilities; set it to False"),
-    "weight": ({"influence_weight": -1}, "-1 is negative"),
     "gallery": ({"gallery": (np.zeros((3, 3)), [1])}, r"labels of shape \(1,\) are no gallery"),
 }
 

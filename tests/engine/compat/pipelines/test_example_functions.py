@@ -1,22 +1,17 @@
-"""How users' functions of one example are called, and the warning about numbers that Python draws."""
+"""How users' functions of one example are called."""
 
 from __future__ import annotations
 
 import functools
-import random
-import time
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from trainer_kit.compat.pipelines.example_functions import augmented, preprocessed
 from trainer_kit.errors import UsageError
-
-GENERATOR = np.random.default_rng(1)
 
 
 def pairs() -> tf.data.Dataset:
@@ -26,9 +21,6 @@ def pairs() -> tf.data.Dataset:
 
 def first(dataset: tf.data.Dataset) -> Any:
     return next(iter(dataset))
-
-
-# ---- calls
 
 
 class Reader:
@@ -64,7 +56,7 @@ def unconditional(example: Any, size: int) -> Any:
         (lambda record: record, "missing a required argument: 'record'"),
         (unconditional, "missing a required argument: 'size'"),
         (functools.partial(unconditional, input_size=3), "incorrect arguments"),
-        ("decode", "it is 'decode', not a function"),
+        ("decode", "'decode' is not a callable object"),
     ],
 )
 def test_preprocessing_that_cannot_be_called_is_told(function: Any, problem: str) -> None:
@@ -107,51 +99,8 @@ def test_augmentation_gets_all_parts_or_the_first(name: str) -> None:
 def test_augmentation_of_three_arguments_for_two_is_refused() -> None:
     with pytest.raises(UsageError, match=r"needs 3 arguments, but preprocessing returns 2 parts"):
         augmented(pairs(), lambda image, label, weight: (image, label, weight))
-    with pytest.raises(UsageError, match="'flip' is not a function"):
+    with pytest.raises(UsageError, match="data_augmentation: 'flip' is not a callable"):
         augmented(pairs(), "flip")
-
-
-# ---- Python's numbers
-
-DRAWN: dict[str, Callable[[Any], Any]] = {
-    "np.random": lambda image: image + np.random.uniform(),
-    "np.random, of equal values": lambda image: image + np.round(np.random.uniform(0, 0.4)),
-    "random": lambda image: image + (1.0 if random.random() > 0.5 else 0.0),
-    "a generator of NumPy": lambda image: image + GENERATOR.uniform(),
-    "the clock": lambda image: image + time.perf_counter(),
-}
-NOT_DRAWN: dict[str, Callable[[], Callable[[Any], Any]]] = {
-    "random ops": lambda: tf.image.random_flip_left_right,
-    "stateless ops": lambda: lambda image: image + tf.random.stateless_uniform([], [1, 2]),
-    "control flow": lambda: (
-        lambda image: tf.cond(image[0, 0, 0] > 0, lambda: tf.map_fn(tf.identity, image), lambda: -image)
-    ),
-    "a layer": lambda: keras.Sequential([keras.layers.RandomRotation(0.2)]),
-    "NumPy at each example": lambda: (
-        lambda image: tf.numpy_function(lambda array: array + np.random.rand(1), [image], tf.float64)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_numbers_that_python_draws_once_are_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    augmented(pairs(), DRAWN[name])
-    assert "data_augmentation <lambda> (test_example_functions.py:" in caplog.text
-    assert "Use ops such as tf.random.uniform" in caplog.text
-
-
-@pytest.mark.parametrize("name", NOT_DRAWN)
-def test_other_random_numbers_are_not_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    augmented(pairs(), NOT_DRAWN[name]())
-    assert not caplog.records
-
-
-def test_the_second_trace_draws_no_number_of_the_program() -> None:
-    np.random.seed(1)
-    drawn = [np.random.rand() for _ in range(2)]
-    np.random.seed(1)
-    augmented(pairs(), DRAWN["np.random"])
-    assert np.random.rand() == drawn[1]
 
 
 def test_random_ops_draw_the_same_numbers_in_two_runs() -> None:

@@ -45,8 +45,3 @@ def test_an_image_of_unknown_shape_gets_a_known_one() -> None:
 def test_a_size_that_is_none_is_refused(size: Any) -> None:
     with pytest.raises(UsageError, match="give a positive number of pixels"):
         preprocess_image(np.zeros((4, 4, 3)), size)
-
-
-def test_a_batch_of_images_is_refused() -> None:
-    with pytest.raises(UsageError, match="takes one image"):
-        preprocess_image(np.zeros((2, 4, 4, 3)), 4)

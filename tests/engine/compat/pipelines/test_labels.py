@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.compat.pipelines.labels import get_labels
+from trainer_kit.compat.pipelines import get_labels
 from trainer_kit.errors import DataError, UsageError
 
 
@@ -40,7 +40,7 @@ def test_a_missing_file_is_told_with_what_is_there(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"\n \n", "has no label"),
-        (b"a\n\nb\na\n", "lines 1 and 4 have the same label 'a'"),
+        (b"a\n\nb\na\n", "has the label 'a' twice"),
         ("犬".encode("shift_jis"), "cannot be read as UTF-8"),
     ],
     ids=["empty", "twice", "shift_jis"],

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.compat.pipelines.model_building import ModelParts, build_model, build_on, input_size
+from trainer_kit.compat.pipelines.model_building import build_model, custom_objects_known, input_size
 from trainer_kit.distribution.keras_internals import steps_per_execution
 from trainer_kit.errors import UsageError
 
@@ -49,8 +49,8 @@ def sequential(library: ModuleType = keras) -> Any:
 
 
 def built(build_model_func: Any, custom: type | None = None, objects: Any = None, **compiled: Any) -> Any:
-    given = {"optimizer": None, "loss": None, "metrics": None, **compiled}
-    return build_model(ModelParts(build_model_func, custom, objects, **given))
+    with custom_objects_known(objects):
+        return build_model(build_model_func, custom, **compiled)
 
 
 def test_a_checkpoint_is_never_passed() -> None:
@@ -100,11 +100,14 @@ def test_a_custom_class_needs_inputs_and_outputs(build: Any) -> None:
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [(None, r"build_model_func is None; give a function"), (lambda n: n, r"missing a required argument: 'n'; .*bind")],
+    [
+        (None, r"build_model_func: None is not a callable object; give a function"),
+        (lambda n: n, r"missing a required argument: 'n'; .*bind"),
+    ],
 )
 def test_a_function_that_cannot_be_called_is_refused(function: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        build_model(ModelParts(function, None, None, None, None, None))
+        build_model(function)
 
 
 def test_what_is_no_model_is_refused() -> None:
@@ -211,10 +214,3 @@ def test_the_size_of_images_is_an_input_size(library: ModuleType, shape: tuple[i
 def test_a_model_for_any_size_has_no_input_size(build: Any) -> None:
     with pytest.raises(UsageError, match="does not tell the size of its inputs"):
         input_size(build())
-
-
-def test_a_model_is_built_on_a_batch_for_its_weights() -> None:
-    model = Unbuilt()
-    assert not build_on(model, None)
-    assert build_on(model, tf.data.Dataset.from_tensors((np.ones((3, 4)), np.ones(3))))
-    assert model.dense.kernel.shape == (4, 2)

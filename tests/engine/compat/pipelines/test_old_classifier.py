@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.compat.pipelines.old_classifier import count_classes, frozen_classifier, only_output
+from trainer_kit.compat.pipelines.bct import count_classes, frozen_classifier, only_output
 from trainer_kit.errors import UsageError
 
 X = np.random.RandomState(0).randn(5, 3).astype("float32")
@@ -51,7 +51,7 @@ def test_a_whole_model_is_no_classifier_of_embeddings() -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [("nowhere.keras", "there is no file nowhere.keras"), ("nowhere", "is no SavedModel"), (3, "int is no model")],
+    [("nowhere.keras", "nowhere.keras cannot be"), ("nowhere", "nowhere cannot be loaded"), (3, "int is no model")],
 )
 def test_what_is_no_classifier_is_an_error(given: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):

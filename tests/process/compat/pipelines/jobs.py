@@ -56,9 +56,9 @@ def serve_without_trainer_kit(first: Path, second: Path, output: Path) -> None:
 
 
 def states(folder: Path) -> dict[str, tuple[int, int]]:
-    """Returns size and time of change of all files and folders of a job."""
-    paths = [one for part in ("job", "artifacts") for one in (folder / part).rglob("*")]
-    return {str(one): (one.stat().st_size, one.stat().st_mtime_ns) for one in paths}
+    """Returns size and time of change of all artifacts of a job."""
+    paths = list((folder / "artifacts").rglob("*"))
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
 
 
 def run_first(data: Path, folder: Path, kill: int = 0) -> None:

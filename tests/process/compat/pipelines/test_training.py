@@ -67,7 +67,7 @@ def test_history_csv_has_all_epochs_after_a_restart(jobs: dict[str, Any], form: 
     assert len(texts[0].splitlines()) == 1 + len(result(jobs[f"whole_{form}"])["epochs"])
 
 
-def test_another_start_of_a_finished_job_changes_no_file(jobs: dict[str, Any]) -> None:
+def test_another_start_of_a_finished_job_writes_no_artifacts(jobs: dict[str, Any]) -> None:
     assert jobs["after"] == jobs["before"]
     third = result(jobs["again_1"])
     assert third["begun"] == 3

@@ -25,7 +25,6 @@ def folder(tmp_path: Path) -> Path:
 def test_a_new_job_has_no_epoch_and_no_checkpoint(tmp_path: Path) -> None:
     job = JobFolder(str(tmp_path / "new"))
     assert (job.last_epoch(), job.last_checkpoint(), job.read_meta()) == (0, None, {})
-    assert not job.is_finished(0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -63,25 +62,5 @@ def test_job_meta_is_written_only_when_it_changes(folder: Path) -> None:
 def test_a_damaged_job_meta_is_written_again(folder: Path) -> None:
     (folder / "job_meta.json").write_text('{"last_epoch')
     job = JobFolder(str(folder))
-    assert not job.is_finished(1)
     job.update_meta(last_epoch=2)
     assert job.read_meta() == {"last_epoch": 2}
-
-
-def test_a_finished_job_has_more_to_do_for_more_epochs(folder: Path) -> None:
-    job = JobFolder(str(folder))
-    job.note_finished(2, stopped=False)
-    assert [job.is_finished(epochs) for epochs in (1, 2, 3)] == [True, True, False]
-
-
-def test_a_job_that_a_callback_stopped_is_finished(folder: Path) -> None:
-    job = JobFolder(str(folder))
-    job.note_finished(2, stopped=True)
-    assert job.is_finished(9)
-
-
-def test_a_newer_checkpoint_shows_that_a_job_goes_on(folder: Path) -> None:
-    job = JobFolder(str(folder))
-    job.note_finished(2, stopped=True)
-    (folder / "checkpoints" / "ckpt-30.commit.json").touch()
-    assert not job.is_finished(2)

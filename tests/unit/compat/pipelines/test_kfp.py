@@ -81,13 +81,6 @@ def test_a_metric_that_is_not_finite_spoils_no_file(
     assert "loss is nan and is left out" in caplog.text
 
 
-def test_a_name_that_kubeflow_does_not_store_is_a_warning(
-    shown: KFPVisualization, caplog: pytest.LogCaptureFixture
-) -> None:
-    shown.produce_metrics("val accuracy", 0.5)
-    assert "'val accuracy'" in caplog.text and len(shown.metrics) == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -119,18 +112,6 @@ def test_a_local_table_is_taken_into_the_file(
     assert shown.metadata_outputs[-1]["source"] == "missing.csv" and "No such file" in caplog.text
     with pytest.raises(UsageError, match="header"):
         shown.produce_ui_metadata_table("gs://bucket/a.csv", "a,b")
-
-
-def test_markdown_and_tensorboard_are_outputs_too(shown: KFPVisualization, tmp_path: Path) -> None:
-    (tmp_path / "report.md").write_text("# Good")
-    shown.produce_ui_metadata_markdown("# Fine")
-    shown.produce_ui_metadata_markdown(tmp_path / "report.md")
-    shown.produce_ui_metadata_tensorboard()
-    assert shown.metadata_outputs == [
-        {"type": "markdown", "storage": "inline", "source": "# Fine"},
-        {"type": "markdown", "storage": "inline", "source": "# Good"},
-        {"type": "tensorboard", "source": "gs://bucket/tmp/pose/job-1/logs"},
-    ]
 
 
 def test_a_local_folder_may_stand_for_the_bucket(tmp_path: Path) -> None:
