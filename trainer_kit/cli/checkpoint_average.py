@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 
+from trainer_kit.checkpoint_names import owner
 from trainer_kit.cli.checkpoint_list import PATH, add_output, open_file
-from trainer_kit.errors import ExitCode
+from trainer_kit.errors import ExitCode, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +20,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes a copy of the last file whose values of floating point are the means of all files.
 
     Raises:
-      UsageError: when the files differ in their variables, or the output exists.
+      UsageError: when the files differ in their variables, or the output exists or would be taken for a checkpoint of
+        a run.
       StorageError: when a file cannot be read or written.
     """
     from trainer_kit.checkpoints.weight_files.write import write_average  # imports TensorFlow
+
+    folder, name = os.path.split(arguments.output)
+    parents = (folder, os.path.dirname(folder))  # best weights are in a folder of the run
+    is_in_run = any(os.path.exists(os.path.join(parent, "manifest.json")) for parent in parents)
+    if is_in_run and owner(f"{name}.index"):
+        raise UsageError(f"--output: {arguments.output} would be taken for a checkpoint of the run; give another name")
 
     files = [open_file(path) for path in arguments.paths]
     count = write_average(files, arguments.output)

@@ -81,6 +81,14 @@ def test_an_average_is_loaded_like_the_files_it_is_made_of(
         assert "exists, and no file is overwritten" in _says(capsys, "average", *paths, "--output", same, code=2)
 
 
+@pytest.mark.parametrize("name", ["ckpt-30", "best_ckpt/ckpt-30"])
+def test_an_average_is_no_checkpoint_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "best_ckpt").mkdir()
+    err = _says(capsys, "average", "one", "two", "--output", f"{tmp_path}/{name}", code=2)
+    assert f"{name} would be taken for a checkpoint of the run; give another name" in err
+
+
 def test_files_of_other_variables_are_not_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [_saved(tmp_path, 1.0), _saved(tmp_path, 2.0, "plain")]
     err = _says(capsys, "average", *paths, "--output", f"{tmp_path}/new", code=2)
