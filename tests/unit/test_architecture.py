@@ -43,6 +43,13 @@ BAD: list[tuple[house.Rule, Modules]] = [
     (house.lower_floors_only, {"trainer_kit.testing.tiny_task": "import trainer_kit.train"}),
     (house.lower_floors_only, {"trainer_kit.attic": "import os"}),
     (house.no_cycles, {"trainer_kit.a": "import trainer_kit.b", "trainer_kit.b": "from trainer_kit import a"}),
+    (
+        house.no_cycles,
+        {
+            "trainer_kit.config.a": "import trainer_kit.config.b",
+            "trainer_kit.config.b": "def f():\n    from trainer_kit.config import a",
+        },
+    ),
     (house.light_lower_floors, {"trainer_kit.process.signals": "import tensorflow as tf"}),
     (house.light_lower_floors, {"trainer_kit.config.sources.gin_source": "def f():\n    from keras import layers"}),
     (house.light_lower_floors, {"trainer_kit.config.experiments": "import orbit"}),

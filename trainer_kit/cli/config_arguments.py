@@ -29,7 +29,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def resolve_arguments(arguments: argparse.Namespace) -> Resolved:
+def resolve_arguments(arguments: argparse.Namespace) -> Resolved[ExperimentConfig]:
     """Returns the config that the arguments describe.
 
     Raises:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from trainer_kit.config.fields import listed_class
-from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.durations import TakesDurations
+from trainer_kit.config.schema.section import Section
 from trainer_kit.errors import near_names, suggestion
 
 NO_SUCH_KEY = "there is no such key"
@@ -48,7 +48,7 @@ def describe(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
         return f"a list (each item {describe(args[0])})" if args else "a list"
     if origin is dict or annotation is dict:
         return f"a mapping (each value {describe(args[1])})" if args else "a mapping"
-    if isinstance(annotation, type) and issubclass(annotation, Config):
+    if isinstance(annotation, type) and issubclass(annotation, Section):
         return "a section"
     return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + _bounds(metadata)
 

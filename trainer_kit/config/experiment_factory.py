@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from trainer_kit.config.experiments import experiments, get_experiment
-from trainer_kit.config.schema.base import FieldError
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.section import FieldError
 from trainer_kit.errors import ConfigError
 
 

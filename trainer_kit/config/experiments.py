@@ -14,8 +14,9 @@ from typing import Any, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from trainer_kit.config.registry import Registry
-from trainer_kit.config.schema.base import Config, is_configclass
+from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.section import is_configclass
 from trainer_kit.errors import UsageError, suggestion
 
 Factory = Callable[..., ExperimentConfig]

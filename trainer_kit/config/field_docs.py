@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from trainer_kit.config.allowed_values import describe, show
 from trainer_kit.config.fields import fields_of, listed_class, named_class, section_class, sections
-from trainer_kit.config.schema.base import Config
+from trainer_kit.config.schema.section import Section
 from trainer_kit.config.sources.layer import join
 
 _ENTRY = re.compile(r"  (\w+): ")
@@ -34,7 +34,7 @@ class FieldDoc:
     text: str
     allowed: str
     default: str
-    section: type[Config] | None
+    section: type[Section] | None
 
     @property
     def sentence(self) -> str:
@@ -47,7 +47,7 @@ def first_sentence(text: str) -> str:
     return _NEXT_SENTENCE.split(text, maxsplit=1)[0]
 
 
-def field_docs(config_class: type[Config]) -> dict[str, FieldDoc]:
+def field_docs(config_class: type[Section]) -> dict[str, FieldDoc]:
     """Returns the docs of a class's fields by name, inherited fields too."""
     texts: dict[str, str] = {}
     for cls in reversed(config_class.__mro__):
@@ -55,7 +55,7 @@ def field_docs(config_class: type[Config]) -> dict[str, FieldDoc]:
     return {name: _doc(field, texts.get(name, "")) for name, field in fields_of(config_class).items()}
 
 
-def docs_by_path(config: Config) -> dict[str, FieldDoc]:
+def docs_by_path(config: Section) -> dict[str, FieldDoc]:
     """Returns the docs of every field of `config` by dotted path, those of branches that are not chosen included."""
     return {
         join(path, name): doc
@@ -64,7 +64,7 @@ def docs_by_path(config: Config) -> dict[str, FieldDoc]:
     }
 
 
-def summary(config_class: type[Config]) -> str:
+def summary(config_class: type[Section]) -> str:
     """Returns what a class's docstring says before its attributes, as one paragraph."""
     return " ".join(inspect.cleandoc(config_class.__doc__ or "").split("\n\nAttributes:\n")[0].split())
 
@@ -86,5 +86,5 @@ def _doc(field: FieldInfo, text: str) -> FieldDoc:
     annotation = field.annotation
     section = section_class(annotation) or listed_class(annotation) or named_class(annotation)
     value = None if field.is_required() else field.get_default(call_default_factory=True)
-    shown = "" if field.is_required() or isinstance(value, Config) else show(list(value) if value == () else value)
+    shown = "" if field.is_required() or isinstance(value, Section) else show(list(value) if value == () else value)
     return FieldDoc(text, describe(annotation, tuple(field.metadata)), shown, section)

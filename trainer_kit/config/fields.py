@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from trainer_kit.config.schema.base import Config, OneOfConfig
-from trainer_kit.config.schema.open_choice import OpenOneOfConfig
+from trainer_kit.config.schema.section import Section
 from trainer_kit.config.sources.layer import join
 
 
-def fields_of(config_class: type[Config]) -> dict[str, FieldInfo]:
+def fields_of(config_class: type[Section]) -> dict[str, FieldInfo]:
     """Returns the fields of a config class by name, registered branches included; none for the bare Config."""
-    fields = dict(getattr(config_class, "__pydantic_fields__", {}))
-    if issubclass(config_class, OpenOneOfConfig) and fields:
-        del fields["own"]
-        branches = config_class.branches()
-        one_of: Any = Literal[tuple(branches)] if branches else str
-        fields["type"] = FieldInfo.from_annotated_attribute(one_of | None, None)
-        for name in config_class.registry.names():
-            section: Any = branches[name] | None
-            fields[name] = FieldInfo.from_annotated_attribute(section, None)
-    return fields
+    return config_class.field_infos()
 
 
-def section_class(annotation: Any) -> type[Config] | None:
+def section_class(annotation: Any) -> type[Section] | None:
     """Returns the config class of a field that is a section, also if None or several by name are allowed; else None."""
     arms = [arm for arm in _arms(annotation) if arm is not type(None) and get_origin(arm) is not dict]
-    if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Config):
+    if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Section):
         return arms[0]
     return None
 
 
-def listed_class(annotation: Any) -> type[Config] | None:
+def listed_class(annotation: Any) -> type[Section] | None:
     """Returns the config class of a field that is a list of sections, also if None or text is allowed; else None."""
     arms = [arm for arm in _arms(annotation) if arm not in (type(None), str)]
     if len(arms) != 1 or get_origin(arms[0]) not in (tuple, list):
@@ -45,26 +35,26 @@ def listed_class(annotation: Any) -> type[Config] | None:
     return section_class(args[0]) if len(args) == 1 else None
 
 
-def named_class(annotation: Any) -> type[Config] | None:
+def named_class(annotation: Any) -> type[Section] | None:
     """Returns the config class of a field that is, or may be, a dict of sections by name; else None."""
     dicts = [arm for arm in _arms(annotation) if get_origin(arm) is dict]
     return section_class(get_args(dicts[0])[1]) if len(dicts) == 1 else None
 
 
-def checker(config_class: type[Config], name: str) -> TypeAdapter[Any]:
+def checker(config_class: type[Section], name: str) -> TypeAdapter[Any]:
     """Returns the pydantic adapter that checks a value of one field, with the settings of config classes."""
     field = fields_of(config_class)[name]
     annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     if (
         isinstance(_arms(annotation)[0], type)
-        and issubclass(_arms(annotation)[0], Config)
+        and issubclass(_arms(annotation)[0], Section)
         and len(_arms(annotation)) == 1
     ):
         return TypeAdapter(annotation)  # a config class has its own settings and takes no others
     return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
 
 
-def fields_advice(config_class: type[Config], path: str = "", value: Any = None) -> str:
+def fields_advice(config_class: type[Section], path: str = "", value: Any = None) -> str:
     """Returns the advice for a value that is no section: the names of the section's first fields.
 
     For a "oneof" at `path` it also shows how to choose a branch: the one that `value` names, or the first.
@@ -72,18 +62,18 @@ def fields_advice(config_class: type[Config], path: str = "", value: Any = None)
     fields = list(fields_of(config_class))
     if not fields:
         return ""
-    branches = [name for name in fields if name != "type"] if path and is_oneof(config_class) else []
+    branches = [name for name in fields if name != "type"] if path and config_class.is_choice else []
     chosen = [value] if value in branches else branches[:1]
     example = f", as in {path}.type={chosen[0]}" if chosen else ""
     return f"give its fields ({', '.join(fields[:4])}, ...){example}"
 
 
-def leaves(config: Config) -> dict[str, Any]:
+def leaves(config: Section) -> dict[str, Any]:
     """Returns every value of `config` by dotted path, as plain data; of a "oneof" only the chosen branch."""
     return dict(_leaves(config, config.as_dict(), ""))
 
 
-def sections(config: Config) -> list[tuple[str, type[Config], bool]]:
+def sections(config: Section) -> list[tuple[str, type[Section], bool]]:
     """Returns (dotted path, class, is present) of `config` and of all its sections, outer ones first.
 
     Sections that are None, and the branches of a "oneof" that are not chosen, are listed as not present.
@@ -99,10 +89,10 @@ def _arms(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _leaves(config: Config, plain: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(config: Section, plain: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
     for name, value in plain.items():
         section = getattr(config, name)
-        if isinstance(section, Config):
+        if isinstance(section, Section):
             yield from _leaves(section, value, join(path, name))
         elif has_sections(section):
             for key, item in section.items():
@@ -112,8 +102,8 @@ def _leaves(config: Config, plain: dict[str, Any], path: str) -> Iterator[tuple[
 
 
 def _sections(
-    config_class: type[Config], config: Config | None, path: str, around: tuple[type, ...]
-) -> Iterator[tuple[str, type[Config], bool]]:
+    config_class: type[Section], config: Section | None, path: str, around: tuple[type, ...]
+) -> Iterator[tuple[str, type[Section], bool]]:
     yield path, config_class, config is not None
     for name, field in fields_of(config_class).items():
         value: Any = getattr(config, name, None)
@@ -121,7 +111,7 @@ def _sections(
             for key, item in value.items():
                 yield from _sections(type(item), item, join(path, name, key), (*around, config_class))
             continue
-        inner = type(value) if isinstance(value, Config) else section_class(field.annotation)
+        inner = type(value) if isinstance(value, Section) else section_class(field.annotation)
         if inner is None or (value is None and inner in (*around, config_class)):
             continue  # a class that may hold itself ends where there is nothing
         yield from _sections(inner, value, join(path, name), (*around, config_class))
@@ -129,9 +119,4 @@ def _sections(
 
 def has_sections(value: Any) -> bool:
     """Whether `value` is a mapping of sections by name."""
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(item, Config) for item in value.values())
-
-
-def is_oneof(config_class: type[Config]) -> bool:
-    """Whether the class is a choice between branches."""
-    return issubclass(config_class, OneOfConfig)
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(item, Section) for item in value.values())

@@ -12,7 +12,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -21,29 +21,28 @@ from trainer_kit.config.fields import (
     checker,
     fields_advice,
     fields_of,
-    is_oneof,
     leaves,
     listed_class,
     named_class,
     section_class,
 )
-from trainer_kit.config.schema.base import ONE, SEVERAL, Config, FieldError, gives_several, is_configclass
-from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.section import FieldError, Section, gives_several, is_configclass
 from trainer_kit.config.sources.layer import Layer, given_inside, is_inside, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion
 
 DEFAULT = "default"
+ConfigT = TypeVar("ConfigT", bound=Section)
 
 
 @dataclass(frozen=True)
-class Resolved:
+class Resolved(Generic[ConfigT]):
     """A checked config and, by dotted path, where every one of its values comes from ("default": its factory)."""
 
-    config: ExperimentConfig
+    config: ConfigT
     origins: dict[str, str]
 
 
-def apply(config: ExperimentConfig, layers: Sequence[Layer]) -> Resolved:
+def apply(config: ConfigT, layers: Sequence[Layer]) -> Resolved[ConfigT]:
     """Returns `config` with the values of `layers` merged into it; the last layer wins.
 
     A section is checked against the class of the section that `config` has there: a task's against the task's own.
@@ -51,43 +50,65 @@ def apply(config: ExperimentConfig, layers: Sequence[Layer]) -> Resolved:
     Raises:
       ConfigError: for unknown keys, wrong types, values out of bounds and broken rules; it holds all of all layers.
     """
-    report = _Report(leaves(config))
-    root = _Section.of(config)
+    merged, origins, mistakes = merge_layers(config, layers, checks_all=True)
+    if mistakes:
+        raise ConfigError(mistakes)
+    return Resolved(merged, {path: origins.get(path, DEFAULT) for path in leaves(merged)})
+
+
+def merge_layers(
+    config: ConfigT, layers: Sequence[Layer], checks_all: bool = False
+) -> tuple[ConfigT, dict[str, str], list[Mistake]]:
+    """Returns `config` with the values of `layers`, the origins of the values that they give, and all mistakes.
+
+    The config is worth nothing if there are mistakes.
+
+    Args:
+      config: The config, or a section of it.
+      layers: The values; the last layer wins.
+      checks_all: Whether sections that no layer touches are checked too, which gives their values the fields' types.
+    """
+    report = _Report(config, checks_all)
+    root = _Draft.of(config)
     for layer in layers:
         _Merge(layer, report).into(root, layer.values, "")
-    built = _build(root, "", report)
-    if report.mistakes:
-        raise ConfigError(report.mistakes)
-    return Resolved(built, {path: report.given.get(path, DEFAULT) for path in leaves(built)})
+    return _build(root, "", report), report.given, report.mistakes
 
 
 @dataclass
-class _Section:
-    """A section that can still change. `values` holds leaves, sections, and lists or dicts of sections."""
+class _Draft:
+    """A section that can still change. `values` holds leaves, sections, drafts, and lists or dicts of these."""
 
-    config_class: type[Config]
+    config_class: type[Section]
     values: dict[str, Any]
     branches_given: list[str] = field(default_factory=list)
     type_given: bool = False
 
     @classmethod
-    def of(cls, config: Config) -> _Section:
+    def of(cls, config: Section) -> _Draft:
         """The values of `config`."""
-        return cls(type(config), {name: _opened(getattr(config, name, None)) for name in fields_of(type(config))})
+        return cls(type(config), {name: getattr(config, name, None) for name in fields_of(type(config))})
 
     @classmethod
-    def fresh(cls, config_class: type[Config]) -> _Section:
+    def fresh(cls, config_class: type[Section]) -> _Draft:
         """The defaults of `config_class`; fields without a default are left out."""
         fields = {name: info for name, info in fields_of(config_class).items() if not info.is_required()}
-        values = {name: _opened(info.get_default(call_default_factory=True)) for name, info in fields.items()}
-        return cls(config_class, values)
+        return cls(config_class, {name: info.get_default(call_default_factory=True) for name, info in fields.items()})
+
+    @classmethod
+    def from_value(cls, value: Any, config_class: type[Section]) -> _Draft:
+        """A draft that changes independently of `value`, a section or a draft; any other value: a fresh one."""
+        if isinstance(value, Section):
+            return cls.of(value)
+        return copy.deepcopy(value) if isinstance(value, _Draft) else cls.fresh(config_class)
 
 
 @dataclass
 class _Report:
     """The mistakes found, and the origins of the accepted values."""
 
-    known: Mapping[str, Any]
+    config: Section
+    checks_all: bool
     mistakes: list[Mistake] = field(default_factory=list)
     given: dict[str, str] = field(default_factory=dict)
 
@@ -118,7 +139,7 @@ class _Merge:
     def __init__(self, layer: Layer, report: _Report) -> None:
         self._layer, self._report = layer, report
 
-    def into(self, section: _Section, values: Mapping[Any, Any], path: str) -> None:
+    def into(self, section: _Draft, values: Mapping[Any, Any], path: str) -> None:
         for key, value in values.items():
             name, where = str(key), join(path, key)
             info = fields_of(section.config_class).get(name)
@@ -126,9 +147,11 @@ class _Merge:
                 self._unknown(section, name, where)
                 continue
             current = section.values.get(name)
-            inner = current.config_class if isinstance(current, _Section) else section_class(info.annotation)
+            inner = _class_of(current) or section_class(info.annotation)
             named, listed = named_class(info.annotation), listed_class(info.annotation)
-            if (
+            if isinstance(value, Section):
+                self._leaf(section, name, value, where)
+            elif (
                 named is not None
                 and isinstance(value, Mapping)
                 and _gives_names(value, None if self._layer.complete else current, inner)
@@ -141,7 +164,7 @@ class _Merge:
             else:
                 self._leaf(section, name, value, where)
 
-    def _section(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
+    def _section(self, around: _Draft, name: str, config_class: type[Section], value: Any, where: str) -> None:
         if not isinstance(value, Mapping):
             self._refuse(where, f"{show(value)} is not a section", fields_advice(config_class, where, value))
         elif not is_configclass(config_class):
@@ -149,38 +172,48 @@ class _Merge:
             self._refuse(where, "this experiment has no such section", advice)
         else:
             current = around.values.get(name)
-            section = current if isinstance(current, _Section) else _Section.fresh(config_class)
-            around.values[name] = section
-            if is_oneof(around.config_class):
+            draft = current if isinstance(current, _Draft) else _Draft.from_value(current, config_class)
+            around.values[name] = draft
+            if around.config_class.is_choice:
                 around.branches_given.append(name)
-            self.into(section, value, where)
+            self.into(draft, value, where)
 
     def _named(
-        self, around: _Section, name: str, config_class: type[Config], value: Mapping[Any, Any], where: str
+        self, around: _Draft, name: str, config_class: type[Section], value: Mapping[Any, Any], where: str
     ) -> None:
         """Merges sections by name. Each new one starts as the single section before, or as the field's default."""
         current = around.values.get(name)
         before = current if isinstance(current, dict) else {}
+        model = current if _class_of(current) else _Draft.fresh(around.config_class).values.get(name)
         sections = {} if self._layer.complete else dict(before)
         around.values[name] = sections
         for key, item in value.items():
+            path = join(where, key)
             if item is None:
-                self._remove(sections, key, join(where, key))
+                self._remove(sections, key, path)
+                continue
+            if isinstance(item, Section):
+                sections[key] = item
+                self._given(path)
                 continue
             if key in fields_of(config_class):
                 advice = f"name one: {join(where, next(iter(sections), 'NAME'), key)}"
-                self._refuse(join(where, key), "there are several sections here", advice)
+                self._refuse(path, "there are several sections here", advice)
                 continue
-            begun = current if isinstance(current, _Section) else _Section.fresh(around.config_class).values.get(name)
-            model = before.get(key) or (begun if isinstance(begun, _Section) else _Section.fresh(config_class))
-            holder = _Section(around.config_class, {key: copy.deepcopy(model)})
-            self._section(holder, key, model.config_class, item, join(where, key))
-            sections[key] = holder.values[key]
-            if before and key not in before and (lacking := _lacking(holder.values[key])):
+            draft = _Draft.from_value(before.get(key, model), config_class)
+            if lacking := self._fill(draft, item, path, is_new=bool(before) and key not in before):
                 known = ", ".join(sorted(map(str, before)))
                 problem = f"there is none of this name (all: {known}), and a new one needs {', '.join(lacking)}"
-                self._refuse(join(where, key), problem, suggestion(str(key), [str(name) for name in before]))
-                del sections[key]
+                self._refuse(path, problem, suggestion(str(key), [str(name) for name in before]))
+            else:
+                sections[key] = draft
+
+    def _fill(self, draft: _Draft, item: Any, path: str, is_new: bool) -> list[str]:
+        """Merges an item into a section by name; returns the fields that a new one lacks."""
+        holder = _Draft(Section, {"item": draft})
+        self._section(holder, "item", draft.config_class, item, path)
+        fields = fields_of(draft.config_class) if is_new else {}
+        return [name for name, info in fields.items() if info.is_required() and name not in draft.values]
 
     def _remove(self, sections: dict[Any, Any], key: Any, where: str) -> None:
         if key not in sections:
@@ -190,19 +223,25 @@ class _Merge:
             self._given(where)
             del self._report.given[where]
 
-    def _listed(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
+    def _listed(self, around: _Draft, name: str, config_class: type[Section], value: Any, where: str) -> None:
         """Replaces a list of sections as a whole, unless its class merges it item by item."""
-        built, now = [], around.values.get(name)
-        merges = around.config_class.merges_values and isinstance(now, list) and len(now) == len(value)
+        now = around.values.get(name)
+        merges = around.config_class.merges_values and isinstance(now, (list, tuple)) and len(now) == len(value)
+        items: list[Any] = []
         for index, item in enumerate(value):
-            holder = _Section(config_class, {"item": copy.deepcopy(now[index])} if now and merges else {})
+            if isinstance(item, Section):
+                items.append(item)
+                continue
+            holder = _Draft(Section, {"item": now[index]} if now and merges else {})
+            if merges:
+                holder.values["item"] = _Draft.from_value(holder.values.get("item"), config_class)
             self._section(holder, "item", config_class, item, join(where, index))
-            built.append(holder.values.get("item"))
-        if all(isinstance(item, _Section) for item in built):
-            around.values[name] = built
+            items.append(holder.values.get("item"))
+        if all(_class_of(item) for item in items):
+            around.values[name] = items
             self._given(where)
 
-    def _leaf(self, section: _Section, name: str, value: Any, where: str) -> None:
+    def _leaf(self, section: _Draft, name: str, value: Any, where: str) -> None:
         section.type_given |= name == "type"
         info, now = fields_of(section.config_class)[name], section.values.get(name)
         if section.config_class.merges_values and isinstance(value, Mapping) and isinstance(now, Mapping):
@@ -223,15 +262,18 @@ class _Merge:
     def _refuse(self, where: str, problem: str, advice: str = "") -> None:
         self._report.add(where, problem, advice, self._layer.origin(where))
 
-    def _unknown(self, section: _Section, name: str, where: str) -> None:
-        advice = missing_key_advice(where, name, list(fields_of(section.config_class)), self._report.known)
+    def _unknown(self, section: _Draft, name: str, where: str) -> None:
+        place = self._report.config.place or ""
+        known = [join(place, path) for path in leaves(self._report.config)]
+        advice = missing_key_advice(join(place, where), name, list(fields_of(section.config_class)), known)
         self._refuse(where, NO_SUCH_KEY, advice)
 
 
-def _lacking(section: Any) -> list[str]:
-    """Returns the fields of a section that have no default and no value."""
-    fields = fields_of(section.config_class) if isinstance(section, _Section) else {}
-    return [name for name, info in fields.items() if info.is_required() and name not in section.values]
+def _class_of(value: Any) -> type[Section] | None:
+    """Returns the class of a section or a draft; None for any other value."""
+    if isinstance(value, _Draft):
+        return value.config_class
+    return type(value) if isinstance(value, Section) else None
 
 
 def _instead(annotation: Any, value: Any) -> bool:
@@ -239,51 +281,43 @@ def _instead(annotation: Any, value: Any) -> bool:
     return section_class(annotation) is None and not isinstance(value, Mapping)
 
 
-def _gives_names(value: Mapping[Any, Any], current: Any, single: type[Config] | None) -> bool:
+def _gives_names(value: Mapping[Any, Any], current: Any, single: type[Section] | None) -> bool:
     """Whether a mapping has sections by name, in a field that may also be a single section."""
     if single is None or (isinstance(current, dict) and current):
         return True
     return gives_several(single, value)
 
 
-def _opened(value: Any) -> Any:
-    if isinstance(value, Config):
-        return _Section.of(value)
-    if isinstance(value, (list, tuple)) and any(isinstance(item, Config) for item in value):
-        return [_opened(item) for item in value]
-    if isinstance(value, Mapping) and any(isinstance(item, Config) for item in value.values()):
-        return {key: _opened(item) for key, item in value.items()}
-    return value
-
-
 def _closed(value: Any, path: str, report: _Report) -> Any:
-    if isinstance(value, _Section):
+    if isinstance(value, Section) and report.checks_all:
+        value = _Draft.of(value)
+    if isinstance(value, _Draft):
         return _build(value, path, report)
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)) and any(_class_of(item) for item in value):
         return [_closed(item, join(path, index), report) for index, item in enumerate(value)]
-    if isinstance(value, dict):
+    if isinstance(value, dict) and any(_class_of(item) for item in value.values()):
         return {key: _closed(item, join(path, key), report) for key, item in value.items()}
     return value
 
 
-def _build(section: _Section, path: str, report: _Report) -> Any:
+def _build(section: _Draft, path: str, report: _Report) -> Any:
     """Returns a section of the config and reports broken rules. A field keeps its value if the new one is refused."""
     values = dict(section.values)
-    if is_oneof(section.config_class):
+    if section.config_class.is_choice:
         values = _chosen_only(section, path, report)
     values = {name: _closed(value, join(path, name), report) for name, value in values.items()}
     try:
         return section.config_class(**values)
     except FieldError as error:
-        for details in error.errors():
-            _report_details(details, path, report)
+        for mistake in error.inner:
+            report.add_broken_rule(join(path, mistake.path), mistake.problem, mistake.advice)
     except Exception:
         if not report.mistakes:  # else a rule stumbled over what could not be set
             raise
     return _unchecked(section.config_class, values)
 
 
-def _chosen_only(section: _Section, path: str, report: _Report) -> dict[str, Any]:
+def _chosen_only(section: _Draft, path: str, report: _Report) -> dict[str, Any]:
     chosen = section.values.get("type")
     if not section.type_given:
         for name in dict.fromkeys(section.branches_given):
@@ -291,26 +325,11 @@ def _chosen_only(section: _Section, path: str, report: _Report) -> dict[str, Any
                 where = join(path, "type")
                 problem = f"has no effect while {where} is {show(chosen)}"
                 report.add_broken_rule(join(path, name), problem, f"set {where}={name} too, or remove it")
-    inner = {name for name, value in section.values.items() if isinstance(value, _Section) and name != chosen}
+    inner = {name for name, value in section.values.items() if _class_of(value) and name != chosen}
     return {name: None if name in inner else value for name, value in section.values.items()}
 
 
-def _report_details(details: dict[str, Any], path: str, report: _Report) -> None:
-    where = join(path, *(part for part in details["loc"] if part not in (ONE, SEVERAL)))
-    if details["type"] == "rules":
-        for name, message in details["ctx"]["broken"]:
-            problem, _, advice = message.partition("; ")
-            report.add_broken_rule(join(where, name), problem, advice)
-    elif isinstance(inner := details.get("ctx", {}).get("error"), FieldError):  # of a section that a rule builds
-        for one in inner.errors():
-            _report_details(one, where, report)
-    elif details["type"] == "missing":
-        report.add_broken_rule(where, "is needed", "give it a value")
-    else:
-        report.add_broken_rule(where, str(details["msg"]))
-
-
-def _unchecked(config_class: type[Config], values: dict[str, Any]) -> Config:
+def _unchecked(config_class: type[Section], values: dict[str, Any]) -> Section:
     """Returns a stand-in for a section with a mistake, so that the rules of outer sections can be checked."""
     config = object.__new__(config_class)
     for name, value in values.items():

@@ -12,13 +12,9 @@ from trainer_kit.config.experiments import get_experiment
 from trainer_kit.config.fields import leaves
 from trainer_kit.config.merge import DEFAULT, Resolved, apply
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.gin_source import (
-    FirstPass,
-    Layer,
-    gin_first_pass,
-    read_config_file,
-    read_params_override,
-)
+from trainer_kit.config.sources.config_files import read_config_file, read_params_override
+from trainer_kit.config.sources.gin_source import FirstPass, gin_first_pass
+from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 
 
@@ -40,7 +36,7 @@ class Sources:
     flags: Layer = field(default_factory=Layer)
 
 
-def resolve(name: str, sources: Sources) -> Resolved:
+def resolve(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
     """Returns the config of the experiment `name`: its factory's defaults, changed by all sources.
 
     Names that gin does not know yet are left to `sources.gin_second_pass`. TensorFlow is not imported here.
@@ -67,7 +63,9 @@ def resolve(name: str, sources: Sources) -> Resolved:
     return _with_arguments(name, first, resolved)
 
 
-def describe(resolved: Resolved, against: ExperimentConfig | None = None) -> list[tuple[str, Any, str]]:
+def describe(
+    resolved: Resolved[ExperimentConfig], against: ExperimentConfig | None = None
+) -> list[tuple[str, Any, str]]:
     """Returns (dotted path, plain value, origin) of every value, in the order of the config.
 
     The origin of what no source sets is "experiment", or "default" where the value is the default of its class.
@@ -103,7 +101,7 @@ def _read_all(read: Callable[[str], Layer], texts: Sequence[str], mistakes: list
     return layers
 
 
-def _with_arguments(name: str, first: FirstPass, resolved: Resolved) -> Resolved:
+def _with_arguments(name: str, first: FirstPass, resolved: Resolved[ExperimentConfig]) -> Resolved[ExperimentConfig]:
     """Gives values that a bound argument of the factory has changed that argument as their origin."""
     if not first.arguments:
         return resolved

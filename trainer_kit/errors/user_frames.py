@@ -12,7 +12,8 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -94,6 +95,15 @@ def own_frames(stack: Iterable[Any]) -> list[Frame]:
     return [
         Frame(each.filename, each.lineno, each.name or "<lambda>") for each in stack if is_users_file(each.filename)
     ]
+
+
+def caller_location(modules: Collection[str]) -> str:
+    """Returns the file and line of the code that called into `modules`; "" if it is not the user's."""
+    for frame, line in traceback.walk_stack(None):
+        path = frame.f_code.co_filename
+        if frame.f_globals.get("__name__") not in (__name__, *modules):
+            return f"{path}:{line}" if is_users_file(path) else ""
+    return ""
 
 
 def translated_function(error: BaseException) -> str | None:

@@ -15,7 +15,7 @@ from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.resume_check import unknown_paths
 from trainer_kit.config.run_length import share_mistakes
 from trainer_kit.config.schema.evaluation import OWN_EVALUATIONS, folder_name_problem
-from trainer_kit.config.schema.experiment import DataConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.tf_config import parameter_server_mistakes, worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.process.finetune_directory import pretraining_mistakes
@@ -51,7 +51,7 @@ class Request:
     profile: str | None = None
 
 
-def check_request(request: Request) -> Resolved:
+def check_request(request: Request) -> Resolved[ExperimentConfig]:
     """Returns the config of the requested run, after all checks that need no TensorFlow.
 
     Raises:
@@ -61,7 +61,7 @@ def check_request(request: Request) -> Resolved:
       ModelDirInUseError: when another process trains in model_dir.
     """
     mistakes = list(_flag_mistakes(request))
-    resolved: Resolved | None = None
+    resolved: Resolved[ExperimentConfig] | None = None
     cause: UsageError | None = None
     try:
         if request.experiment:
@@ -145,14 +145,14 @@ def _from_step_mistake(mode: str, step: int) -> Mistake:
     return Mistake("--from_step", f"training resumes from this step, but the mode {mode} does not train", instead)
 
 
-def _path_mistakes(request: Request, resolved: Resolved) -> list[Mistake]:
+def _path_mistakes(request: Request, resolved: Resolved[ExperimentConfig]) -> list[Mistake]:
     """Returns a mistake for each path of --allow_config_change that neither this config nor the recorded one has."""
     directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
     old = _text(directory.params) if request.model_dir else ""
     return unknown_paths(request.allow_config_change, resolved.config, old)
 
 
-def _service_mistakes(resolved: Resolved) -> list[Mistake]:
+def _service_mistakes(resolved: Resolved[ExperimentConfig]) -> list[Mistake]:
     """Returns a mistake when --tf_data_service is used with a DataConfig, whose readers do not use the service."""
     flag, data = "--tf_data_service", getattr(resolved.config.task, "train_data", None)
     if flag not in resolved.origins.values() or not isinstance(data, DataConfig):
@@ -169,7 +169,7 @@ def _text(path: str) -> str:
         return ""  # there is no run yet, or check_model_dir reports what is wrong with it
 
 
-def _check_directory(request: Request, resolved: Resolved) -> None:
+def _check_directory(request: Request, resolved: Resolved[ExperimentConfig]) -> None:
     model_dir, experiment = str(request.model_dir), str(request.experiment)
     if MODES[str(request.mode)].trains:
         directory = RunDirectory(model_dir, resolved.config.trainer)

@@ -13,9 +13,10 @@ from pydantic import dataclasses as foreign
 from trainer_kit.config.experiment_factory import make_config
 from trainer_kit.config.experiments import get_experiment, register_experiment
 from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.config.schema.base import Config, FieldError, configclass
+from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.config.schema.section import FieldError
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 
 _numbers = itertools.count()

@@ -145,6 +145,7 @@ class TaskConfig(Config):
     """
 
     one_or_several = ("validation_data",)
+    place = "task"
 
     init_checkpoint: InitCheckpoint = ""
     model: SerializeAsAny[Config] | None = None
@@ -266,6 +267,8 @@ class TrainerConfig(Config):
       require_exact_resume: Whether training is refused when a resumed run could differ from one that was never
         stopped; false only warns.
     """
+
+    place = "trainer"
 
     optimizer_config: OptimizationConfig = OptimizationConfig()
     optimizers: dict[str, NamedOptimizerConfig] = Field(default_factory=dict)
@@ -416,6 +419,8 @@ class ExperimentConfig(Config):
       trainer: How long to train, and how often to report, save and evaluate.
       runtime: What the experiment runs on: devices, threads, precision and seed.
     """
+
+    place = ""
 
     task: SerializeAsAny[TaskConfig] = TaskConfig()
     trainer: TrainerConfig = TrainerConfig()

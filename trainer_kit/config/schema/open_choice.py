@@ -10,13 +10,15 @@ import builtins
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import SerializeAsAny, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ArgsKwargs, PydanticCustomError
 
 from trainer_kit.config.registry import Registry
-from trainer_kit.config.schema.base import Config, OneOfConfig, configclass, is_configclass
+from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
+from trainer_kit.config.schema.section import is_configclass
 from trainer_kit.errors import UsageError, near_names
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -71,6 +73,21 @@ class OpenOneOfConfig(OneOfConfig):
         """Returns the name and the config class of each branch: the declared ones first, then the registered ones."""
         declared = {name: branch for name, branch in super().branches().items() if name != "own"}
         return {**declared, **{name: cls.registry.lookup(name).config_class for name in cls.registry.names()}}
+
+    @classmethod
+    def field_infos(cls) -> dict[str, FieldInfo]:
+        """Returns pydantic's description of each field, with the registered branches in place of `own`."""
+        fields = super().field_infos()
+        if not fields:
+            return {}
+        branches = cls.branches()
+        one_of: Any = Literal[tuple(branches)] if branches else str
+        del fields["own"]
+        fields["type"] = FieldInfo.from_annotated_attribute(one_of | None, None)
+        for name in cls.registry.names():
+            section: Any = branches[name] | None
+            fields[name] = FieldInfo.from_annotated_attribute(section, None)
+        return fields
 
     @model_validator(mode="before")
     @classmethod

@@ -54,6 +54,8 @@ class RuntimeConfig(Config):
         first start, then one for each core. Another number can change the last bits of a sum.
     """
 
+    place = "runtime"
+
     distribution_strategy: Literal[
         "auto", "off", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu"
     ] = "auto"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_kit.config.schema.base import Config
+from trainer_kit.config.schema.section import Section
 from trainer_kit.config.sources import gin_internals
 from trainer_kit.config.sources.gin_scan import Binding, Scan
 from trainer_kit.errors import Mistake, UsageError, near_names, suggestion
@@ -38,7 +38,7 @@ class _State:
 _state = _State()
 
 
-def section_selector(config_class: type[Config]) -> str:
+def section_selector(config_class: type[Section]) -> str:
     """Returns gin's complete name of a section."""
     return f"{SECTIONS}.{config_class.__name__}"
 

@@ -1,4 +1,4 @@
-"""All sources of values: YAML, JSON and `a.b=c` text from config_files.py, and gin, which only this module imports.
+"""Reads values from gin, which only this module imports.
 
 In gin a section is called by the name of its config class, and a scope named after its field distinguishes it from
 others of that class: `TrainerConfig.train_steps = 500`, `validation_data/DataConfig.global_batch_size = 8` (which wins
@@ -31,11 +31,8 @@ from trainer_kit.config.experiments import experiments, get_experiment
 from trainer_kit.config.fields import fields_of, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import gin_binding
-from trainer_kit.config.sources.config_files import read_config_file as read_config_file
-from trainer_kit.config.sources.config_files import read_params_override as read_params_override
 from trainer_kit.config.sources.gin_scan import Scan, scan
-from trainer_kit.config.sources.layer import Layer as Layer
-from trainer_kit.config.sources.layer import join
+from trainer_kit.config.sources.layer import Layer, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from trainer_kit.config.schema.base import Config
-from trainer_kit.errors import ConfigError
+from trainer_kit.config.schema.section import FieldError
 
 
 def broken(config_class: type[Config], values: dict[str, Any]) -> list[str]:
     """The fields that break a rule when a section is made of `values`."""
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(FieldError) as caught:
         config_class(**values)
-    return [name for details in caught.value.errors() for name, _ in details.get("ctx", {}).get("broken", [])]
+    return [mistake.path for mistake in caught.value.inner]

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, Field
 
-from trainer_kit.config.schema.base import Config, OneOfConfig, configclass, is_configclass
+from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.schema.section import is_configclass
 from trainer_kit.errors import ConfigError
 
 
@@ -127,9 +128,10 @@ def test_equivalent_plain_values_are_accepted() -> None:
 def test_all_broken_rules_come_at_once_with_their_fields() -> None:
     with pytest.raises(ConfigError) as caught:
         Ruled(low=-1, high=-2)
-    (details,) = caught.value.errors()
-    assert details["type"] == "rules"
-    assert details["ctx"]["broken"] == [("low", "-1 is above high (-2); lower it"), ("low", "is below 0")]
+    assert [str(mistake) for mistake in caught.value.mistakes] == [
+        "Ruled.low: -1 is above high (-2); lower it",
+        "Ruled.low: is below 0",
+    ]
 
 
 def test_replace_leaves_the_original_alone_and_checks_again() -> None:

@@ -9,7 +9,8 @@ import pytest
 from trainer_kit.config.merge import apply
 from trainer_kit.config.schema.durations import EPOCHS, SECONDS, SHARE, read_duration
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.config.sources.gin_source import gin_first_pass, read_params_override
+from trainer_kit.config.sources.config_files import read_params_override
+from trainer_kit.config.sources.gin_source import gin_first_pass
 from trainer_kit.errors import ConfigError
 
 

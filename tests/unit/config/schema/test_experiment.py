@@ -15,6 +15,7 @@ from trainer_kit.config.schema import evaluation, optimization, optimizers, sche
 from trainer_kit.config.schema import experiment as schema
 from trainer_kit.config.schema.base import Config, OneOfConfig
 from trainer_kit.config.schema.open_choice import OpenOneOfConfig
+from trainer_kit.config.schema.section import FieldError
 from trainer_kit.errors import ConfigError
 
 ADDITIONS = {
@@ -240,10 +241,9 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
     ],
 )
 def test_rules_across_fields(config_class: type[Config], values: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(FieldError) as caught:
         config_class(**values)
-    (details,) = caught.value.errors()
-    assert field in [name for name, _ in details["ctx"]["broken"]]
+    assert field in [mistake.path for mistake in caught.value.inner]
 
 
 @pytest.mark.parametrize("field", ["best_checkpoint_export_subdir", "validation_summary_subdir"])
@@ -251,9 +251,9 @@ def test_rules_across_fields(config_class: type[Config], values: dict[str, Any],
 def test_a_folder_of_the_run_has_a_plain_name_of_its_own(field: str, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         schema.TrainerConfig(**{field: name})
-    ((broken, message),) = caught.value.errors()[0]["ctx"]["broken"]
-    assert broken == field
-    assert repr(name) in message
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == f"trainer.{field}"
+    assert repr(name) in mistake.problem
 
 
 def test_only_an_unused_folder_of_the_best_may_be_empty() -> None:
@@ -288,10 +288,10 @@ def test_a_batch_that_cpus_cannot_share_names_near_sizes(section: str, strategy:
     runtime = {"virtual_cpus": 3, "distribution_strategy": strategy}
     with pytest.raises(ConfigError) as caught:
         _shared(runtime, 32, section, is_training=True)
-    ((path, message),) = caught.value.errors()[0]["ctx"]["broken"]
-    assert path == f"task.{section}.global_batch_size"
-    assert "batch 32 on 3 replicas (runtime.virtual_cpus) leaves 2 over" in message
-    assert message.endswith("30 or 33")
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == f"task.{section}.global_batch_size"
+    assert "batch 32 on 3 replicas (runtime.virtual_cpus) leaves 2 over" in mistake.problem
+    assert mistake.advice.endswith("30 or 33")
 
 
 def test_a_batch_smaller_than_the_cpus_names_their_number() -> None:

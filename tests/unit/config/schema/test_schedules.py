@@ -56,10 +56,10 @@ def test_values_that_give_no_rate_are_refused() -> None:
     ("name", "values", "message"),
     [
         ("constant", {"learning_rate": -0.1}, r"constant\.learning_rate: -0\.1 is not a number of at least 0"),
-        ("stepwise", {"values": (0.1, -0.1)}, r"stepwise\.values\.1: -0\.1 cannot be an item of a list .*at least 0"),
+        ("stepwise", {"values": (0.1, -0.1)}, r"stepwise\.values: \(0\.1, -0\.1\) is not a list .*at least 0"),
         ("polynomial", {"power": -1.0}, r"polynomial\.power: -1\.0 is not a number of at least 0"),
     ],
 )
 def test_rates_that_become_negative_or_infinite_are_refused(name: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LrConfig(type="constant").replace(**{name: values})
+        LrConfig(type="constant").replace(type=name, **{name: values})

@@ -31,7 +31,8 @@ from trainer_kit.compat.model_garden.config.annotations import (
     optional_section,
 )
 from trainer_kit.config.fields import fields_of
-from trainer_kit.config.schema.base import Config, FieldError, OneOfConfig, configclass
+from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
+from trainer_kit.config.schema.section import FieldError
 from trainer_kit.config.sources.layer import join
 from trainer_kit.errors import ConfigError, Mistake
 
@@ -271,10 +272,5 @@ def _with_tuples(changed: dict[str, Any], theirs: Any) -> dict[str, Any]:
 
 
 def _mistakes(theirs: TheirConfig, error: FieldError) -> list[Mistake]:
-    found = []
-    for one in error.errors():
-        path = ".".join(str(part) for part in one["loc"])
-        problems = one["ctx"]["broken"] if one["type"] == "rules" else [(path, one["msg"])]
-        origin = f"{type(theirs).__module__}.{type(theirs).__name__}"
-        found += [Mistake(name, message, "", origin) for name, message in problems]
-    return found
+    origin = f"{type(theirs).__module__}.{type(theirs).__name__}"
+    return [dataclasses.replace(mistake, origin=origin) for mistake in error.inner]

@@ -17,7 +17,7 @@ from trainer_kit.compat.model_garden.experiments import registered_names
 from trainer_kit.config.allowed_values import NO_SUCH_KEY
 from trainer_kit.config.merge import DEFAULT, apply
 from trainer_kit.config.serialize import write_params
-from trainer_kit.config.sources.gin_source import read_config_file, read_params_override
+from trainer_kit.config.sources.config_files import read_config_file, read_params_override
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError, UsageError, suggestion
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir

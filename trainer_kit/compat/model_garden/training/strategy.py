@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from official.common.distribute_utils import get_distribution_strategy as model_gardens
 
-from trainer_kit.config.schema.base import FieldError
 from trainer_kit.config.schema.runtime import ALL_REDUCE_ALGORITHMS, RuntimeConfig
+from trainer_kit.config.schema.section import FieldError
 from trainer_kit.distribution.strategy import create_strategy
 from trainer_kit.distribution.tf_config import read_cluster
 from trainer_kit.errors import UsageError

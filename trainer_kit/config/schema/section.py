@@ -1,0 +1,92 @@
+"""Section: what the modules that inspect, check and merge configs know of a config class. Config builds on them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from trainer_kit.config.schema.durations import Duration, RoundedSteps
+from trainer_kit.config.sources.layer import join
+from trainer_kit.errors import ConfigError, Mistake, add_note
+from trainer_kit.errors.user_frames import caller_location
+
+ONE, SEVERAL = "(one)", "(several)"  # what pydantic puts into the place of a mistake in such a field
+_BUILDERS = (__name__, "trainer_kit.config.schema.base")
+
+
+class Section:
+    """A section of a config, or a whole config.
+
+    Attributes:
+      one_or_several: names of sections that may also be given several times, as a dict by name: in this class and in
+        those that inherit from it, whatever class they give the section.
+      merges_values: whether a mapping that is a value, and a list of sections as long as the one before, change only
+        what they name when another source gives them; else they replace the one before.
+      place: The path of such a section in an experiment, for messages; None: the name of the class stands for it.
+    """
+
+    one_or_several: tuple[str, ...] = ()
+    merges_values: bool = False
+    place: str | None = None
+    is_choice: bool = False  # between branches, of which a field names one
+
+    @classmethod
+    def field_infos(cls) -> dict[str, FieldInfo]:
+        """Returns pydantic's description of each field by name; none for a class without fields."""
+        return dict(getattr(cls, "__pydantic_fields__", {}))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain nested dicts, lists and scalars, ready for YAML; of a "oneof" only the chosen branch."""
+        return {name: _plain(getattr(self, name)) for name in self._shown_fields()}
+
+    def _shown_fields(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+
+
+class FieldError(ConfigError):
+    """An error for values that a config class refuses, with the message that the command line shows for them.
+
+    Attributes:
+      inner: The mistakes with their paths inside the class; those in `mistakes` begin at its place in an experiment.
+    """
+
+    def __init__(self, config_class: type[Section], inner: Sequence[Mistake]) -> None:
+        self.inner = tuple(inner)
+        place = place_of(config_class)
+        super().__init__(dataclasses.replace(mistake, path=join(place, mistake.path)) for mistake in inner)
+        if location := caller_location(_BUILDERS):
+            add_note(self, f"given in {location}")
+
+
+def place_of(config_class: type[Section]) -> str:
+    """Returns the path of such a section in an experiment, or the name of its class."""
+    return config_class.__name__ if config_class.place is None else config_class.place
+
+
+def is_configclass(cls: object) -> bool:
+    """Whether `cls` itself was made by `@configclass`; a plain subclass of one was not."""
+    return isinstance(cls, type) and issubclass(cls, Section) and "__pydantic_fields__" in vars(cls)
+
+
+def gives_several(section: type[Section], value: Mapping[Any, Any]) -> bool:
+    """Whether a mapping, given for a section that may be one or several, gives several of them by name."""
+    fields = vars(section)["__pydantic_fields__"].keys()
+    are_sections = all(item is None or isinstance(item, (Mapping, Section)) for item in value.values())
+    return bool(value) and not fields & value.keys() and are_sections
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.as_dict()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Duration):
+        return str(value)
+    if isinstance(value, RoundedSteps):
+        return int(value)
+    return value
