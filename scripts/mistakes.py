@@ -146,7 +146,7 @@ MISTAKES = [
     ),
     Mistake(
         "fine-tuning from nowhere", {"mode": "continuous_train_and_eval"},
-        "task.init_checkpoint: is needed in mode continuous_train_and_eval",
+        "task.init_checkpoint: mode continuous_train_and_eval needs one folder here",
     ),
     Mistake(
         "model_dir of another experiment", {}, "holds a run of the experiment 'char_lm'",

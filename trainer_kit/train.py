@@ -10,12 +10,13 @@ if __name__ == "__main__":
 
     leave_when_asked()  # before the other imports, which take seconds
 
+import functools
 import gc
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from typing import TextIO, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO, cast
 
 from absl import flags
 
@@ -45,8 +46,8 @@ class _CurrentStderr:
         sys.stderr.flush()
 
 
-def run_once(values: flags.FlagValues) -> None:
-    """Runs the experiment; imports TensorFlow after the config is checked."""
+def prepare_run(values: flags.FlagValues) -> Callable[[], Any]:
+    """Returns a function that runs the experiment; imports TensorFlow after the config is checked."""
     resolved = check_request(request(values))
 
     # The imports make half a million objects that stay. To collect garbage among them, now and at
@@ -58,7 +59,8 @@ def run_once(values: flags.FlagValues) -> None:
     gc.freeze()
     gc.enable()
 
-    launch(
+    return functools.partial(
+        launch,
         resolved.config,
         values.mode,
         values.model_dir,
@@ -117,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif values.max_restarts:
             return run_supervised(values)
         else:
-            run_once(values)
+            prepare_run(values)()
     except (Exception, SystemExit) as error:
         return print_error(error, debug=debug, model_dir=model_dir)
     except KeyboardInterrupt:
