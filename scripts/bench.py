@@ -1,70 +1,131 @@
-"""Compares the speed of trainer_kit with a hand-written loop, Keras' fit, Model Garden and PyTorch Lightning.
+"""Compares the speed of trainer_kit with a hand-written loop, Keras' fit and Model Garden.
 
-    python -m scripts.bench                    all sections: about an hour and a half on two cores
-    python -m scripts.bench --quick            most rows with a goal: up to 9 minutes
+    python -m scripts.bench                    all sections but growth: about an hour on two cores
+    python -m scripts.bench --quick            most rows with a goal, in one round: some minutes
     python -m scripts.bench --growth           how cost grows: up to an hour
     python -m scripts.bench --only=conv,dense/ours_fused
     python -m scripts.bench --list             names of sections and rows
-    python -m scripts.bench --show=FOLDER      the table and the picture of earlier results in FOLDER
 
-A contender is a program whose speed is measured. Each contender of a section runs in a process of its own, which is
-started again in each round; the processes take turns of about half a second. A row of the table has the median over
-the rounds, and the ratio to the row that its last column names, taken within each round. The first two rows of a
-section are its control: equal code in two processes. After nine rounds a section resolves a difference of 3 % if its
-control is within 3 % of 1; otherwise up to six rounds follow. A section that does not resolve 3 % decides a goal only
-if the row is farther off than equal code was in any round. The table goes to the standard output, the figures to
-OUT/bench.json (--growth: growth.json) and a picture to the .png beside it.
+A contender is a program whose speed is measured. Each contender of a section runs in a process of
+its own, which is started again in each round; the processes take turns of about half a second. A
+row of the table has the median over the rounds, and the ratio to the row that its last column
+names, taken within each round. The row "again" is the control: the code of the first row in another
+process. After nine rounds a section resolves a difference of 3 % if its control is within 3 % of 1;
+otherwise up to six rounds follow. A section that does not resolve 3 % decides a goal only if the
+row is farther off than equal code was in any round. The table goes to the standard output, the
+figures to OUT/bench.json (--growth: growth.json).
 
-Exit code: 0; 1 when a row could not be measured; 2 for a mistake in the arguments; 130 for Ctrl-C, after a table of
-the results so far. Missed goals do not change the exit code. For figures worth keeping, the machine should be
-otherwise idle.
+Exit code: 0; 1 when a row could not be measured; 2 for a mistake in the arguments; 130 for Ctrl-C,
+after a table of the results so far. Missed goals do not change the exit code. For figures worth
+keeping, the machine should be otherwise idle.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import difflib
-import json
+import importlib.metadata
 import os
+import platform
 import signal
+import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-from scripts.benchmarks import cold, growth, machine, picture, table
-from scripts.benchmarks.race import server
-from scripts.benchmarks.results import Results, Section
-from scripts.benchmarks.subject import Subject
-from scripts.benchmarks.subjects import subjects
+from scripts.benchmarks.contenders import SECTIONS
+from scripts.benchmarks.race import PRELOADED, race
+from scripts.benchmarks.results import Measurement, Section, goal_lines, table_lines
+from tests.fork_server import ForkServer
 from trainer_kit.files import write_json
-
-COLD = ("startup", "memory")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if mistake := _mistake(options):
-        parser.error(mistake)
+    if options.rounds is not None and options.rounds < 1:
+        parser.error(f"--rounds: {options.rounds} is less than 1")
+    available = [section for section in SECTIONS if section.is_growth == options.growth]
     if options.list:
-        print("\n".join(_names(options.growth)))
+        print("\n".join(name for section in available for name in _names(section)))
         return 0
-    out, name, stopped = Path(options.show or options.out), "growth" if options.growth else "bench", False
-    if options.show:
-        results = Results.from_dict(json.loads((out / f"{name}.json").read_text()))
-    else:
-        results, stopped = _measured(options, out / f"{name}.json")
-    if stopped and not results.sections:
+
+    try:
+        sections = select_sections(available, options.only, options.quick, options.rounds)
+    except ValueError as error:
+        parser.error(str(error))
+
+    machine = _describe_machine()
+    path = Path(options.out) / ("growth.json" if options.growth else "bench.json")
+    measurements: list[Measurement] = []
+    is_interrupted = False
+    try:
+        with ForkServer(preload=PRELOADED) as server:
+            for section in sections:
+                measurements.append(race(server, section))
+                results = [asdict(measurement) for measurement in measurements]
+                write_json(path, {"machine": machine, "results": results})
+    except KeyboardInterrupt:
+        is_interrupted = True
+
+    print(", ".join(f"{name}: {value}" for name, value in machine.items()))
+    for measurement in measurements:
+        print("", *table_lines(measurement), sep="\n")
+    goals = [line for measurement in measurements for line in goal_lines(measurement)]
+    print("", "== goals", *goals, sep="\n")
+    print(f"\n{path}", file=sys.stderr)
+
+    if is_interrupted:
         return 130
-    print("\n".join(table.lines(results)))
-    picture.write(results, out / f"{name}.png")
-    print(f"\n{out / name}.json, {out / name}.png", file=sys.stderr)
-    return 130 if stopped else 1 if results.failures else 0
+    return int(any(measurement.failed for measurement in measurements))
+
+
+def select_sections(
+    available: Sequence[Section], only: str | None, is_quick: bool, rounds: int | None
+) -> list[Section]:
+    """Returns the sections to measure, with their rows and rounds.
+
+    Args:
+      available: All sections.
+      only: Names of sections and section/row, separated by commas; None for all.
+      is_quick: Whether to measure rows with a goal only, in one round.
+      rounds: The number of rounds, instead of each section's own.
+
+    Raises:
+      ValueError: when a name of `only` does not exist.
+    """
+    names = [] if only is None else only.split(",")
+    known = [name for section in available for name in _names(section)]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else "see --list, or --list --growth"
+            raise ValueError(f"--only: there is no {name!r}; {hint}")
+
+    sections = []
+    for section in available:
+        rows = [name.partition("/")[2] for name in names if name.startswith(f"{section.name}/")]
+        if names and not rows and section.name not in names:
+            continue
+        if section.name in names:
+            rows = []
+        if is_quick and not rows:
+            rows = [contender.name for contender in section.contenders if contender.goals]
+
+        if rows:
+            section = section.select(rows)
+        if is_quick or rounds:
+            section = replace(section, rounds=rounds or 1, most_rounds=0)
+        sections.append(section)
+    return sections
+
+
+def _names(section: Section) -> list[str]:
+    return [section.name, *(f"{section.name}/{row.name}" for row in section.contenders)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,103 +137,34 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--quick", action="store_true", help="measure most rows with a goal, in one or two rounds")
+    kind.add_argument("--quick", action="store_true", help="measure rows with a goal, in one round")
     kind.add_argument("--growth", action="store_true", help="measure how cost grows")
-    parser.add_argument("--only", help="sections or section/row names to measure, separated by commas")
-    parser.add_argument("--rounds", type=int, help="number of rounds for each section, instead of its default")
-    parser.add_argument("--out", default="runs/bench", help="folder for the results (default: %(default)s)")
+    parser.add_argument("--only", help="sections or section/row names, separated by commas")
+    parser.add_argument("--rounds", type=int, help="rounds of each section, instead of its default")
+    parser.add_argument("--out", default="runs/bench", help="folder of the results (%(default)s)")
     parser.add_argument("--list", action="store_true", help="print the names of sections and rows")
-    parser.add_argument("--show", default="", metavar="FOLDER", help="print and draw earlier results in FOLDER")
     return parser
 
 
-def _mistake(options: argparse.Namespace) -> str:
-    """Returns the mistake in the arguments; "" if there is none."""
-    if options.rounds is not None and options.rounds < 1:
-        return f"--rounds: {options.rounds} is less than 1"
-    known = _known(options.growth)
-    for name in [] if options.only is None else options.only.split(","):
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"see --list{' --growth' if options.growth else ''}"
-            if name in _known(not options.growth):
-                hint = "leave out --growth" if options.growth else "it needs --growth"
-            return f"--only: there is no {name!r}; {hint}"
-    shown = Path(options.show) / ("growth.json" if options.growth else "bench.json")
-    return f"--show: there is no {shown}" if options.show and not shown.is_file() else ""
-
-
-def _measured(options: argparse.Namespace, path: Path) -> tuple[Results, bool]:
-    """Measures section by section; returns the results so far, and whether Ctrl-C ended the measurement."""
-    begin = time.perf_counter()
-    described = {"quick": options.quick, "only": options.only, "rounds": options.rounds, "seconds": 0.0}
-    if options.quick:
-        described["left out"] = [subject.name for subject in _chosen(options) if not subject.plan.rounds]
-    results = Results(machine=machine.describe(), options=described, sections=[])
-    try:
-        for section in (_growth if options.growth else _sections)(options):
-            results.sections.append(section)
-            described["seconds"] = round(time.perf_counter() - begin, 1)
-            print(f"{described['seconds']:.0f} s: {section.name}", file=sys.stderr, flush=True)
-            write_json(path, results.to_dict())
-    except KeyboardInterrupt:
-        return results, True
-    return results, False
-
-
-def _sections(options: argparse.Namespace) -> Iterator[Section]:
-    chosen = [subject for subject in _chosen(options) if subject.plan.rounds]
-    if chosen:
-        with server() as running:
-            for subject in chosen:
-                yield subject.measure(running)
-    only = _wanted(options)
-    if not only or any(name in only for name in COLD):
-        commands = [command for command in cold.COMMANDS if command.quick or not options.quick]
-        rounds = options.rounds or (1 if options.quick else 2)
-        yield from cold.measure(commands, rounds, warm_up=not chosen, growing=not options.quick)
-
-
-def _growth(options: argparse.Namespace) -> Iterator[Section]:
-    with server() as running:
-        yield from growth.measure(running, list(_wanted(options)), options.rounds or 0)
-
-
-def _chosen(options: argparse.Namespace) -> Iterator[Subject]:
-    """Yields the requested sections with the requested rows."""
-    only = _wanted(options)
-    for subject in subjects():
-        if only and subject.name not in only:
-            continue
-        rows = only.get(subject.name)
-        if options.quick:
-            subject = subject.quick(rows)
-        elif rows:
-            subject = subject.only(rows)
-        rounds = subject.plan.rounds or int(subject.name in only)
-        yield replace(subject, plan=replace(subject.plan, rounds=rounds and (options.rounds or rounds)))
-
-
-def _wanted(options: argparse.Namespace) -> dict[str, set[str]]:
-    """Returns section -> requested rows; an empty set means all rows of the section."""
-    wanted: dict[str, set[str]] = {}
-    for name in filter(None, (options.only or "").split(",")):
-        section, _, row = name.partition("/")
-        wanted.setdefault(section, set()).update([row] if row else [])
-    return wanted
-
-
-def _known(growing: bool) -> list[str]:
-    names = _names(growing)
-    return list(dict.fromkeys([*(name.partition("/")[0] for name in names), *names]))
-
-
-def _names(growing: bool) -> list[str]:
-    """Returns the names that --only takes, without the sections that have named rows."""
-    rows = [f"{subject.name}/{one.name}" for subject in subjects() for one in subject.contenders]
-    return list(growth.NAMES) if growing else [*rows, *COLD]
+def _describe_machine() -> dict[str, Any]:
+    """Returns the machine, versions, commit and load."""
+    root = Path(__file__).resolve().parents[1]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    packages = ("tensorflow", "keras", "tf-models-official")
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
+        "commit": subprocess.run(command, capture_output=True, text=True).stdout.strip(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load before": round(os.getloadavg()[0], 1),
+        "Python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in packages},
+    }
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as by Ctrl-C: processes and folders are cleared away
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Otherwise the first process would take all memory of a GPU.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    # As by Ctrl-C: processes and folders are cleared away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# How fast trainer_kit is, beside a loop by hand, Keras' fit, Model Garden and PyTorch Lightning: a table, JSON and a
-# picture in runs/bench. Takes about an hour and a half on two cores (--quick: 9 minutes; --growth, how cost grows: an
-# hour); the machine should be otherwise idle. Exit code 1: a row could not be measured.
+# How fast trainer_kit is, beside a loop by hand, Keras' fit and Model Garden: a table, and JSON in runs/bench. Takes
+# about an hour on two cores (--quick: some minutes; --growth, how cost grows: up to an hour); the machine should be
+# otherwise idle. Exit code 1: a row could not be measured.
 #
-#   scripts/bench.sh [--quick | --growth] [--only=SECTION,SECTION/ROW] [--out=FOLDER] [--help]
+#   scripts/bench.sh [--quick | --growth] [--only=SECTION,SECTION/ROW] [--rounds=N] [--out=FOLDER] [--help]
 set -euo pipefail
 { : <&0; } 2>/dev/null || exec </dev/null
 

@@ -1,25 +1,24 @@
-"""The nets and pipelines that all TensorFlow contenders share; used in the measured processes."""
+"""The nets, the data and the optimizers that all contenders share; used in the measured processes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from scripts.benchmarks.samples import (
-    BATCH,
-    BLOCKS,
-    CLASSES,
-    EXAMPLES,
-    HEADS,
-    LENGTH,
-    RATE,
-    VOCABULARY,
-    WIDTH,
-    arrays,
-    optimizer_name,
-)
+BATCH = 32
+CLASSES = 10
+EXAMPLES = 1797  # as many as there are scanned digits
+LEARNING_RATE = 0.01
+
+# Of the transformer.
+LENGTH = 16
+VOCABULARY = 64
+WIDTH = 32
+HEADS = 4
+BLOCKS = 2
 
 
 def build(library: Any, net: str, size: int = 0) -> Any:
@@ -28,9 +27,8 @@ def build(library: Any, net: str, size: int = 0) -> Any:
     Args:
       library: keras, or tf_keras for dense, conv and transformer.
       net: dense (64-32-10), conv (32x32 images, two convolutions) or transformer (two causal blocks on 16 tokens);
-        wide, of about `size` parameters in three dense layers; many, of `size` short variables; heavy, of `size`
-        matrices of 4 MiB.
-      size: of wide, many and heavy.
+        wide, of about `size` parameters in three dense layers; many, of `size` short variables.
+      size: Of wide and many.
     """
     layers = library.layers
     if net == "dense":
@@ -52,25 +50,23 @@ def build(library: Any, net: str, size: int = 0) -> Any:
         side = round((size + 37**2) ** 0.5) - 37  # side * side + 74 * side parameters, and few more
         hidden = [layers.Dense(side, activation="relu") for _ in range(2)]
         return library.Sequential([library.Input((64,)), *hidden, layers.Dense(CLASSES)])
-    shape = (1024, 1024) if net == "heavy" else (64,)
-    return library.Sequential([library.Input((64,)), ManyVariables(size, shape), layers.Dense(CLASSES)])
+    return library.Sequential([library.Input((64,)), ManyVariables(size), layers.Dense(CLASSES)])
 
 
 class ManyVariables(keras.layers.Layer):
-    """Adds to features [batch, 64] the first 64 numbers of each of `count` variables of one shape."""
+    """Adds `count` variables of 64 numbers to features [batch, 64]."""
 
-    def __init__(self, count: int, shape: tuple[int, ...]) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self._count, self._shape = count, shape
+        self._count = count
 
     def build(self, input_shape: Any) -> None:
         """Creates the variables."""
-        self.parts = [self.add_weight(shape=self._shape, name=f"part_{number}") for number in range(self._count)]
+        self.parts = [self.add_weight(shape=(64,), name=f"part_{number}") for number in range(self._count)]
 
     def call(self, inputs: Any) -> Any:
         """Returns the sums."""
-        vectors = [tf.convert_to_tensor(part) for part in self.parts]
-        return inputs + tf.add_n([vector if len(self._shape) == 1 else vector[0, :64] for vector in vectors])
+        return inputs + tf.add_n([tf.convert_to_tensor(part) for part in self.parts])
 
 
 def _transformer(library: Any) -> Any:
@@ -97,9 +93,31 @@ def accuracies(library: Any, count: int) -> list[Any]:
     return [library.metrics.SparseCategoricalAccuracy(name=f"accuracy_{number}") for number in range(count)]
 
 
+def optimizer_name(net: str) -> str:
+    """Returns the optimizer's name for a net: adam for the transformer, else sgd."""
+    return "adam" if net == "transformer" else "sgd"
+
+
 def optimizer(library: Any, net: str) -> Any:
     """Returns the optimizer of a net."""
-    return library.optimizers.get({"class_name": optimizer_name(net), "config": {"learning_rate": RATE}})
+    return library.optimizers.get({"class_name": optimizer_name(net), "config": {"learning_rate": LEARNING_RATE}})
+
+
+def arrays(net: str, examples: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
+    """Returns random features and labels.
+
+    They are float32 [examples, 64] or [examples, 32, 32, 3] and int32 [examples]. For the
+    transformer both are int32 [examples, 16].
+    """
+    random = np.random.default_rng(0)
+    if net == "transformer":
+        text = random.integers(0, VOCABULARY, (examples, LENGTH + 1)).astype(np.int32)
+        return text[:, :-1], text[:, 1:]
+
+    shape = (32, 32, 3) if net == "conv" else (64,)
+    features = random.random((examples, *shape), np.float32)
+    labels = random.integers(0, CLASSES, examples).astype(np.int32)
+    return features, labels
 
 
 def pipeline(net: str, batch: int = BATCH, stack: int = 0) -> tf.data.Dataset:

@@ -1,37 +1,47 @@
-"""The protocol by which a measuring process runs a measured one window by window, and receives its counts."""
+"""The protocol by which a measuring process runs a measured process window by window."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-# Seconds. Whatever a process does now and then, a heartbeat or a redraw, is overdue when it has stood still for longer
-# than that lasts: it would all come in each window, which is too short to have earned it. Its caches are cold, too.
+# Seconds. After a standstill, caches are cold and everything periodic is overdue, such as a
+# heartbeat or a redraw. Loops that begin within this time do not count.
 SETTLES_WITHIN = 0.3
 
 
 class Pacer:
     """Runs a process window by window; the process waits in `done` while others have their turn.
 
-    A loop that begins just after the process continued does not count, however long it is. The time of its end must
-    not decide this: of two processes that are almost equally fast, only the slower one would count its first loop.
+    Whether a loop counts depends on its beginning only. If its end decided, then of two processes
+    that are almost equally fast only the slower one would count its first loop.
 
     Args:
-      connection: The connection to the measuring process. That sends (seconds, settles_within): the length of the next
-        window, and the time at its beginning in which loops that begin do not count; 0: all loops count. It receives
-        the seconds from the start to the first `done`, then (count, seconds) of each window.
+      connection: The connection to the measuring process. It receives "ready", then the
+        (count, seconds) of each window. It sends the least length of the next window in seconds;
+        0: the window ends after one loop, which counts.
+      skip: The number of steps before the process is ready.
       clock: Returns monotonic seconds.
     """
 
-    def __init__(self, connection: Connection, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._connection, self._clock = connection, clock
-        self._begin, self._wanted, self._count, self._apart = clock(), 0.0, 0, 0.0
-        self._started, self._went_on, self._loop_began, self._settles_within = False, 0.0, 0.0, 0.0
+    def __init__(
+        self,
+        connection: Connection,
+        skip: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._connection = connection
+        self._skip = skip
+        self._clock = clock
+        self._is_ready = False
+        self._length = 0.0
+        self._count = 0
+        self._resumed = 0.0
+        self._loop_began = 0.0
+        self._window_began = 0.0
 
     def done(self, count: int) -> None:
         """Counts `count` more steps; at the end of a window, waits until the next one begins.
@@ -40,42 +50,38 @@ class Pacer:
           EOFError: when the measuring process has ended.
         """
         now = self._clock()
-        seconds = now - self._begin - self._apart
+
+        if not self._is_ready:
+            self._skip -= count
+            if self._skip <= 0:
+                self._report("ready")
+            return
+
+        settles = self._length > 0 and self._loop_began - self._resumed < SETTLES_WITHIN
+        self._loop_began = now
+        if settles:
+            self._window_began = now
+            return
+
         self._count += count
-        began, self._loop_began = self._loop_began, now
-        if self._wanted and began - self._went_on < self._settles_within:
-            self._count, self._apart, self._begin = 0, 0.0, now
-            return
-        if not self._started:
-            self._started = True
-            self._connection.send(seconds)
-        elif seconds < self._wanted:
-            return
-        else:
-            self._connection.send((self._count, seconds))
-        self._wanted, self._settles_within = self._connection.recv()
-        self._count, self._apart, self._begin = 0, 0.0, self._clock()
-        self._went_on = self._loop_began = self._begin
+        seconds = now - self._window_began
+        if seconds >= self._length:
+            self._report((self._count, seconds))
 
-    def leave_out(self, seconds: float) -> None:
-        """Leaves `seconds` out of the current window."""
-        self._apart += seconds
-        self._went_on += seconds
-        self._loop_began += seconds
+    def tell(self, figure: float) -> None:
+        """Ends the window with one count of `figure`, in seconds or another unit; then waits."""
+        self._report((1, figure) if self._is_ready else "ready")
 
-    def tell(self, seconds: float) -> None:
-        """Ends the window with one count that took `seconds`, whatever the window's length; then waits like `done`."""
-        self._apart = self._clock() - self._begin - seconds
-        self._wanted = 0.0
-        self.done(1)
+    def _report(self, message: Any) -> None:
+        self._connection.send(message)
+        self._is_ready = True
+        self._length = self._connection.recv()
+
+        self._count = 0
+        self._resumed = self._loop_began = self._window_began = self._clock()
 
 
-def run(connection: Connection, function: str, folder: str, options: dict[str, Any]) -> None:
-    """Calls "module:function" with a Pacer, a folder and `options`; this is the main function of a measured process."""
-    pacer = Pacer(connection)
+def run(connection: Connection, function: str, folder: str, options: Mapping[str, Any], skip: int) -> None:
+    """Calls "module:function" with a Pacer, a folder and `options`, in the measured process."""
     module, name = function.split(":")
-    getattr(importlib.import_module(module), name)(pacer, folder, **options)
-
-
-if __name__ == "__main__":  # DESCRIPTOR FUNCTION FOLDER OPTIONS, the last as JSON
-    run(Connection(int(sys.argv[1])), sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+    getattr(importlib.import_module(module), name)(Pacer(connection, skip), folder, **options)

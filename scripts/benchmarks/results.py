@@ -1,194 +1,184 @@
-"""Figures, goals and verdicts, and their JSON form. No TensorFlow."""
+"""Contenders, figures and verdicts, and how they are printed. No TensorFlow."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-MET, MISSED, UNRESOLVED, UNKNOWN = "met", "not met", "not resolved", "not known"
-ROUNDS, MOST_ROUNDS, RESOLUTION = (
-    9,
-    15,
-    0.03,
-)  # so many rounds tell a difference of 3 %, if equal code differs by no more
+# This many rounds resolve a difference of 3 %, if equal code differs by no more.
+ROUNDS = 9
+MOST_ROUNDS = 15
+RESOLUTION = 0.03
+
+# Units of costs, for each second. Other units are rates: counts per second.
+COST_UNITS = {"us/step": 1e6, "ms": 1e3, "s": 1.0, "MiB": 1.0}
+CONTROL = "again"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """A bound on the ratio of a row to the row `to`: at least `bound`, or at most."""
-
-    to: str
-    bound: float
-    at_most: bool = False
-
-    def __str__(self) -> str:
-        return f"{'<=' if self.at_most else '>='} {self.bound:g}"
-
-
-@dataclass(kw_only=True)
-class Row:
-    """One contender in a section.
+@dataclass(frozen=True)
+class Contender:
+    """A program whose speed is measured: a row of the table.
 
     Attributes:
       name: The name, unique in its section.
-      label: The description for people.
-      to: The name of the row that it is compared with; "": it is not compared.
-      values: The readings by round. Readings at the same place in two rows were taken shortly after each other.
-      goals: The goals for ratios to other rows.
-      failed: The reason why there are no figures.
-      absent: The reason why the contender was not run.
-      line, x: In a section that shows growth, the row's curve and its place on it.
+      run: "module:function". The function takes a Pacer, a folder and `options`, prepares what is
+        measured, and then repeats it for ever, in a process of its own.
+      options: Keyword arguments of the function.
+      goals: Row -> bound on the ratio to it: of a rate the least ratio, of a cost the greatest.
+      to: The row that it is compared with; "" for the first row of its goals, or else of its
+        section.
+      skip: The number of steps before the measurement.
     """
 
     name: str
-    label: str
+    run: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    goals: Mapping[str, float] = field(default_factory=dict)
     to: str = ""
-    values: list[list[float]] = field(default_factory=list)
-    goals: tuple[Goal, ...] = ()
-    failed: str = ""
-    absent: str = ""
-    line: str = ""
-    x: float = 0.0
-
-    @property
-    def median(self) -> float | None:
-        """The median of the rounds' medians; None without figures."""
-        return statistics.median(map(statistics.median, self.values)) if self.values else None
+    skip: int = 0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Section:
-    """Rows that took turns, in one unit.
+    """Contenders that take turns, in one unit.
 
     Attributes:
-      name, title, unit: for people, and `name` to choose it by.
-      rows: in the order of the table.
-      equals: two rows of equal code in processes of their own, the control of the section.
-      note: what a reader has to know.
+      name, title: For people; `name` also selects the section.
+      contenders: The rows. The one called "again" is the control: the same code as the first row,
+        in a process of its own.
+      unit: A rate, or a cost of COST_UNITS.
+      rounds: The number of rounds. Each starts all processes again.
+      most_rounds: The number of rounds if `rounds` do not resolve a difference of 3 %.
+      windows: The readings of each contender in a round.
+      seconds: The least length of a window; 0: a window is one save, one start or one command.
+      is_growth: Whether the section shows how a cost grows.
     """
 
     name: str
     title: str
-    unit: str
-    rows: list[Row]
-    equals: tuple[str, str] = ("", "")
-    note: str = ""
+    contenders: Sequence[Contender]
+    unit: str = "steps/s"
+    rounds: int = 2
+    most_rounds: int = 0
+    windows: int = 3
+    seconds: float = 0.5
+    is_growth: bool = False
 
-    def row(self, name: str) -> Row | None:
-        """Returns the row called `name`; None if there is none."""
-        return next((row for row in self.rows if row.name == name), None)
+    @property
+    def base(self) -> str:
+        """The row that the others are compared with unless they name another."""
+        return self.contenders[0].name
+
+    def reference(self, contender: Contender) -> str:
+        """Returns the row that a contender is compared with."""
+        return contender.to or next(iter(contender.goals), self.base)
+
+    def select(self, names: Iterable[str]) -> Section:
+        """Returns the section with some rows, those they are compared with, and the control."""
+        wanted = {*names, self.base, CONTROL}
+        for contender in self.contenders:
+            if contender.name in wanted:
+                wanted |= {self.reference(contender), *contender.goals}
+        rows = [contender for contender in self.contenders if contender.name in wanted]
+        return replace(self, contenders=rows)
+
+
+@dataclass
+class Measurement:
+    """The figures of one section.
+
+    Attributes:
+      section: The section.
+      values: Readings by contender and round. Readings at the same place in two contenders were
+        taken shortly after each other.
+      failed: The reasons why contenders have no readings.
+    """
+
+    section: Section
+    values: dict[str, list[list[float]]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def median(self, name: str) -> float | None:
+        """Returns the median of the rounds' medians; None without readings."""
+        rounds = self.values.get(name, [])
+        return statistics.median(map(statistics.median, rounds)) if rounds else None
 
     def ratios(self, name: str, to: str) -> list[float]:
-        """Returns the ratio of one row to another in each round: the median over the pairs of readings."""
-        row, base = self.row(name), self.row(to)
-        if row is None or base is None:
-            return []
-        return [
-            statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-            for ours, theirs in zip(row.values, base.values, strict=False)
-        ]
-
-    def ratio(self, name: str, to: str) -> float | None:
-        """Returns the median of `ratios`; None if there are none."""
-        ratios = self.ratios(name, to)
-        return statistics.median(ratios) if ratios else None
+        """Returns the ratio of one row to another in each round, a median over pairs of readings."""
+        rounds = zip(self.values.get(name, []), self.values.get(to, []), strict=False)
+        return [statistics.median(a / b for a, b in zip(readings, base, strict=True)) for readings, base in rounds]
 
     @property
-    def control(self) -> float | None:
-        """How far the median ratio of equal code is from 1; None if it was not measured."""
-        ratio = self.ratio(self.equals[1], self.equals[0])
-        return None if ratio is None else abs(ratio - 1)
-
-    @property
-    def spread(self) -> float:
-        """How far the ratio of equal code was from 1 in the worst round; infinity if it was not measured."""
-        return max((abs(ratio - 1) for ratio in self.ratios(self.equals[1], self.equals[0])), default=math.inf)
+    def control_ratios(self) -> list[float]:
+        """The ratio of equal code in each round."""
+        return self.ratios(CONTROL, self.section.base)
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the section tells a difference of 3 %: it has nine rounds, and its control is within 3 % of 1."""
-        rounds = len(self.ratios(self.equals[1], self.equals[0]))
-        return rounds >= ROUNDS and self.control is not None and self.control <= RESOLUTION
+        """Whether a difference of 3 % is resolved: nine rounds, and a control within 3 % of 1."""
+        ratios = self.control_ratios
+        return len(ratios) >= ROUNDS and abs(statistics.median(ratios) - 1) <= RESOLUTION
 
-    def verdict(self, name: str, goal: Goal) -> str:
-        """Returns whether the row reaches the goal.
+    def verdict(self, name: str, to: str, bound: float) -> str:
+        """Returns whether a row reaches a goal.
 
-        A section that is not resolved decides a goal only if the ratio is farther from the bound than equal code was
-        from 1 in any round.
+        A section that is not resolved decides a goal only if the ratio is farther from the bound
+        than equal code was from 1 in any round.
         """
-        ratio = self.ratio(name, goal.to)
-        if ratio is None:
-            return UNKNOWN
-        if not self.is_resolved and abs(ratio - goal.bound) <= goal.bound * self.spread:
-            return UNRESOLVED
-        return MET if (ratio <= goal.bound if goal.at_most else ratio >= goal.bound) else MISSED
+        ratios = self.ratios(name, to)
+        if not ratios:
+            return "not known"
+        ratio = statistics.median(ratios)
+        spread = max((abs(ratio - 1) for ratio in self.control_ratios), default=math.inf)
+        if not self.is_resolved and abs(ratio - bound) <= bound * spread:
+            return "not resolved"
+        is_cost = self.section.unit in COST_UNITS
+        is_met = ratio <= bound if is_cost else ratio >= bound
+        return "met" if is_met else "not met"
 
 
-@dataclass(kw_only=True)
-class Results:
-    """A whole measurement: its machine, its options, and its sections."""
+def table_lines(measurement: Measurement) -> Iterator[str]:
+    """Yields the lines of one section."""
+    section = measurement.section
+    yield f"== {section.name}: {section.title}"
 
-    machine: Mapping[str, Any]
-    options: Mapping[str, Any]
-    sections: list[Section]
-
-    @property
-    def failures(self) -> list[tuple[Section, Row]]:
-        """The rows that were run but have no figures."""
-        return [(section, row) for section in self.sections for row in section.rows if row.failed]
-
-    @property
-    def goals(self) -> list[tuple[Section, Row, Goal, str]]:
-        """All goals with their verdicts."""
-        return [
-            (section, row, goal, section.verdict(row.name, goal))
-            for section in self.sections
-            for row in section.rows
-            for goal in row.goals
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values: all figures, and the ratios and verdicts derived from them."""
-        sections = [
-            {**asdict(section), "control": section.control, "rows": [_row_dict(section, row) for row in section.rows]}
-            for section in self.sections
-        ]
-        return {"machine": dict(self.machine), "options": dict(self.options), "sections": sections}
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Results:
-        """Returns the Results from the value of `to_dict`."""
-        return cls(
-            machine=value["machine"],
-            options=value["options"],
-            sections=[
-                Section(
-                    **{name: section[name] for name in ("name", "title", "unit", "note")},
-                    equals=tuple(section["equals"]),
-                    rows=[_row(row) for row in section["rows"]],
-                )
-                for section in value["sections"]
-            ],
+    control = measurement.control_ratios
+    if control:
+        yield (
+            f"control (equal code): {statistics.median(control):.3f}, {min(control):.2f} to "
+            f"{max(control):.2f} in {len(control)} rounds; a difference of 3 % is "
+            f"{'' if measurement.is_resolved else 'not '}resolved"
         )
+    else:
+        yield "control (equal code): not measured"
+
+    yield f"{'':<24}{section.unit:>11}{'ratio':>8}{'least':>8}{'most':>8}  to"
+    for contender in section.contenders:
+        name = contender.name
+        median = measurement.median(name)
+        if median is None:
+            yield f"{name:<24}  FAILED: {measurement.failed.get(name, '')}"
+            continue
+
+        line = f"{name:<24}" + (f"{median:>11,.0f}" if median >= 100 else f"{median:>11.3g}")
+        reference = section.reference(contender)
+        ratios = measurement.ratios(name, reference)
+        if ratios and reference != name:
+            line += f"{statistics.median(ratios):>8.2f}{min(ratios):>8.2f}{max(ratios):>8.2f}"
+            line += f"  {reference}"
+        yield line
 
 
-def compared(section: Section, row: Row) -> Sequence[float]:
-    """Returns the ratios of a row to the row that it is compared with; [] if it is not compared."""
-    return section.ratios(row.name, row.to) if row.to and row.to != row.name else []
-
-
-def _row_dict(section: Section, row: Row) -> dict[str, Any]:
-    goals = [
-        {**asdict(goal), "ratio": section.ratio(row.name, goal.to), "verdict": section.verdict(row.name, goal)}
-        for goal in row.goals
-    ]
-    return {**asdict(row), "median": row.median, "ratios": list(compared(section, row)), "goals": goals}
-
-
-def _row(value: Mapping[str, Any]) -> Row:
-    goals = tuple(Goal(to=goal["to"], bound=goal["bound"], at_most=goal["at_most"]) for goal in value["goals"])
-    names = ("name", "label", "to", "values", "failed", "absent", "line", "x")
-    return Row(**{name: value[name] for name in names}, goals=goals)
+def goal_lines(measurement: Measurement) -> Iterator[str]:
+    """Yields the goals of one section with their verdicts."""
+    section = measurement.section
+    sign = "<=" if section.unit in COST_UNITS else ">="
+    for contender in section.contenders:
+        for to, bound in contender.goals.items():
+            ratios = measurement.ratios(contender.name, to)
+            figure = f"{statistics.median(ratios):.2f}" if ratios else "-"
+            verdict = measurement.verdict(contender.name, to, bound)
+            yield f"{verdict:<14}{figure:>6} {sign} {bound:<6g}{section.name}/{contender.name} to {to}"

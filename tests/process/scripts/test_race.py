@@ -1,66 +1,68 @@
-"""A race of real processes, which do nothing."""
+"""A race of real processes, which sleep."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from scripts.benchmarks.race import Contender, Plan, race
+from scripts.benchmarks.race import race
+from scripts.benchmarks.results import Contender, Section
 from tests.fork_server import ForkServer
 
-RUNNERS = """
-import threading
-import time
-
-def run(pacer, folder, seconds, loops=10**9):
-    for _ in range(loops):
-        time.sleep(seconds)
-        pacer.done(5)
-    raise ValueError(f"out of loops in {folder}")
-
-def tick(pacer, folder):
-    ticks, gained = [], 0
-    threading.Thread(target=lambda: [(time.sleep(0.001), ticks.append(1)) for _ in range(10**5)], daemon=True).start()
-    while True:
-        before = len(ticks)
-        pacer.done(1 + gained)
-        gained = len(ticks) - before
-"""
+SLEEP = "tests.process.scripts.sleepers:sleep"
+TICK = "tests.process.scripts.sleepers:tick"
 
 
-@pytest.fixture
-def contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Contender:
-    (tmp_path / "runners.py").write_text(RUNNERS)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")
-    return Contender(name="one", label="one", run="runners:run", options={"seconds": 0.01}, fresh=True)
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
+        yield running
 
 
-def test_contenders_take_turns_and_a_failed_one_says_why(contender: Contender) -> None:
-    broken = Contender(
-        name="two", label="two", run=contender.run, options={"seconds": 0.0, "loops": 3}, fresh=True, to="one"
-    )
-    missing = Contender(name="three", label="three", run="nothing:run", needs=("nothing_like_it",), fresh=True)
-    plan = Plan(rounds=2, windows=3, seconds=0.03, warm_up=0.01)
-    outcome = race(ForkServer(), [contender, broken, missing], plan, "sleepers")
-    assert [len(windows) for windows in outcome.windows["one"]] == [3, 3]
-    assert all(count % 5 == 0 and seconds >= 0.03 for windows in outcome.windows["one"] for count, seconds in windows)
-    assert len(outcome.starts["one"]) == 2
-    assert list(outcome.failed) == ["two"] and "out of loops" in outcome.failed["two"]
-    assert outcome.windows["two"] == [] == outcome.windows["three"]
-    assert missing.absent == "nothing_like_it not installed"
+def test_a_race_has_readings_of_each_round_and_window(server: ForkServer) -> None:
+    contenders = [Contender("by_hand", SLEEP, {"seconds": 0.5})]
+    section = Section(name="sleepers", title="sleepers", contenders=contenders, seconds=0, unit="ms")
+
+    measurement = race(server, section)
+
+    rounds = measurement.values["by_hand"]
+    assert [len(readings) for readings in rounds] == [3, 3]
+    assert all(reading >= 100 for readings in rounds for reading in readings)
+    assert measurement.failed == {}
 
 
-def test_threads_of_waiting_contenders_stand_still(contender: Contender) -> None:
-    ticking = Contender(name="two", label="two", run="runners:tick", fresh=True)
-    slow = replace(contender, options={"seconds": 0.4})
-    outcome = race(ForkServer(), [slow, ticking], Plan(rounds=1, windows=3, seconds=0.0, warm_up=0), "sleepers")
-    assert outcome.failed == {}
-    assert max(count for count, _ in outcome.windows["two"][0][1:]) < 100  # of up to 400; all get ready side by side
+def test_a_failed_contender_is_left_out_with_its_reason(server: ForkServer) -> None:
+    contenders = [
+        Contender("by_hand", SLEEP, {"seconds": 0.01}),
+        Contender("broken", SLEEP, {"seconds": 0.01, "loops": 3}),
+    ]
+    section = Section(name="sleepers", title="sleepers", contenders=contenders, seconds=0)
+
+    measurement = race(server, section)
+
+    assert set(measurement.values) == {"by_hand"}
+    assert "out of loops" in measurement.failed["broken"]
 
 
-def test_a_race_is_over_when_all_have_come_far_enough(contender: Contender) -> None:
-    outcome = race(ForkServer(), [contender], Plan(rounds=1, windows=99, seconds=0.0, warm_up=0, until=12), "sleepers")
-    assert [count for count, _ in outcome.windows["one"][0]] == [5, 5, 5]
+def test_rounds_go_on_until_a_difference_is_resolved(server: ForkServer) -> None:
+    contenders = [Contender("by_hand", SLEEP, {"seconds": 0.01})]
+    section = Section(name="sleepers", title="sleepers", contenders=contenders, seconds=0, rounds=1, most_rounds=2)
+
+    measurement = race(server, section)
+
+    assert len(measurement.values["by_hand"]) == 2
+
+
+def test_threads_of_waiting_contenders_stand_still(server: ForkServer) -> None:
+    contenders = [
+        Contender("by_hand", SLEEP, {"seconds": 0.4}),
+        Contender("ticking", TICK),
+    ]
+    section = Section(name="sleepers", title="sleepers", contenders=contenders, seconds=0, rounds=1, unit="s")
+
+    measurement = race(server, section)
+
+    # The first figure is of the time before the race. A thread that ran while the other contender
+    # had its turn would tick up to 400 times.
+    assert max(measurement.values["ticking"][0][1:]) < 100

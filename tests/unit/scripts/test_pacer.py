@@ -8,61 +8,71 @@ from typing import Any
 
 import pytest
 
-from scripts.benchmarks.pacer import Pacer
+from scripts.benchmarks.pacer import SETTLES_WITHIN, Pacer
 
 
-class _Clock:
+class Clock:
     now = 0.0
 
     def __call__(self) -> float:
         return self.now
 
 
-def _started(*windows: tuple[float, float]) -> tuple[Pacer, Connection, _Clock]:
-    """A Pacer that has told its first `done`, after two seconds, and is in the first of the windows."""
-    (own, theirs), clock = Pipe(), _Clock()
-    pacer = Pacer(theirs, clock)
-    for window in windows:
-        own.send(window)
-    clock.now = 2.0
+def start_pacer(*windows: float) -> tuple[Pacer, Connection, Clock]:
+    """Returns a Pacer that is ready and in the first of the windows, its other end, and its clock."""
+    connection, theirs = Pipe()
+    clock = Clock()
+    pacer = Pacer(theirs, clock=clock)
+    for seconds in windows:
+        connection.send(seconds)
     pacer.done(100)
-    assert own.recv() == 2.0
-    return pacer, own, clock
+    assert connection.recv() == "ready"
+    return pacer, connection, clock
 
 
-def _run(pacer: Pacer, own: Connection, clock: _Clock, seconds: float) -> Any:
-    """Loops of one step, so long each, until a window is told of."""
-    while not own.poll():
+def run_window(pacer: Pacer, connection: Connection, clock: Clock, seconds: float) -> Any:
+    """Runs loops of one step that take so long, until a window is reported."""
+    while not connection.poll():
         clock.now += seconds
         pacer.done(1)
-    return own.recv()
+    return connection.recv()
 
 
 def test_loops_that_begin_just_after_a_standstill_do_not_count() -> None:
-    pacer, own, clock = _started((1.0, 0.5), (1.0, 0.5), (1.0, 0.5))
-    for begin in (2.0, 63.5):
-        assert _run(pacer, own, clock, 0.25) == (4, 1.0)
-        assert clock.now == begin + 0.5 + 1.0
-        clock.now += 60.0  # in `done`, while others run
-        pacer._begin = pacer._went_on = pacer._loop_began = clock.now
+    pacer, connection, clock = start_pacer(1.0, 1.0)
+
+    assert run_window(pacer, connection, clock, 0.25) == (4, 1.0)
+    assert clock.now == 0.5 + 1.0
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.625, 4.0])
 def test_the_first_loop_after_a_standstill_never_counts(seconds: float) -> None:
-    pacer, own, clock = _started((0.5, 0.5), (0.5, 0.5))
-    assert _run(pacer, own, clock, seconds) == (1, seconds)
-    assert clock.now == 2.0 + 2 * seconds
+    pacer, connection, clock = start_pacer(0.5, 0.5)
+    assert seconds > SETTLES_WITHIN
+
+    assert run_window(pacer, connection, clock, seconds) == (1, seconds)
+    assert clock.now == 2 * seconds
 
 
-def test_all_loops_count_where_none_are_to_settle() -> None:
-    pacer, own, clock = _started((1.0, 0.0), (1.0, 0.0))
-    assert _run(pacer, own, clock, 0.25) == (4, 1.0)
-    assert clock.now == 3.0
+def test_a_window_without_a_length_is_one_loop() -> None:
+    pacer, connection, clock = start_pacer(0.0, 0.0)
+
+    assert run_window(pacer, connection, clock, 0.25) == (1, 0.25)
 
 
-def test_time_left_out_is_no_part_of_a_window() -> None:
-    pacer, own, clock = _started((1.0, 0.5), (1.0, 0.5))
-    clock.now += 5.0
-    pacer.leave_out(5.0)
-    assert _run(pacer, own, clock, 0.25) == (4, 1.0)
-    assert clock.now == pytest.approx(2.0 + 5.0 + 0.5 + 1.0)
+def test_a_told_figure_ends_a_window() -> None:
+    pacer, connection, _ = start_pacer(0.0, 0.0)
+
+    pacer.tell(7.0)
+    assert connection.recv() == (1, 7.0)
+
+
+def test_skipped_steps_come_before_the_process_is_ready() -> None:
+    connection, theirs = Pipe()
+    pacer = Pacer(theirs, skip=200)
+    connection.send(0.0)
+
+    pacer.done(100)
+    assert not connection.poll()
+    pacer.done(100)
+    assert connection.recv() == "ready"

@@ -1,0 +1,71 @@
+"""The table of contenders, and the choice of what is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts import bench
+from scripts.benchmarks.contenders import SECTIONS
+from scripts.benchmarks.results import CONTROL, Section
+
+DENSE = SECTIONS[0]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
+def test_a_section_has_its_references_and_a_control(section: Section) -> None:
+    rows = {contender.name: contender for contender in section.contenders}
+    references = {section.reference(contender) for contender in section.contenders}
+    goals = {name for contender in section.contenders for name in contender.goals}
+
+    assert len(rows) == len(section.contenders)
+    assert references | goals <= set(rows)
+    assert rows[CONTROL].run == rows[section.base].run
+    assert rows[CONTROL].options == rows[section.base].options
+
+
+def test_a_selected_row_brings_the_rows_it_is_compared_with() -> None:
+    selected = DENSE.select(["ours_fused"])
+
+    names = [contender.name for contender in selected.contenders]
+    assert names == ["by_hand", "again", "fused_by_hand", "ours_fused"]
+
+
+def test_only_selects_sections_and_rows() -> None:
+    conv, dense = bench.select_sections(SECTIONS, "dense/ours,conv", is_quick=False, rounds=None)[::-1]
+
+    assert [contender.name for contender in dense.contenders] == ["by_hand", "again", "ours"]
+    assert conv in SECTIONS
+
+
+def test_quick_measures_the_rows_with_goals_in_one_round() -> None:
+    sections = bench.select_sections(SECTIONS, None, is_quick=True, rounds=None)
+
+    assert {section.rounds for section in sections} == {1}
+    for section, quick in zip(SECTIONS, sections, strict=True):
+        goals = {contender.name for contender in section.contenders if contender.goals}
+        assert goals <= {contender.name for contender in quick.contenders}
+
+
+def test_rounds_replace_those_of_a_section() -> None:
+    (dense,) = bench.select_sections(SECTIONS, "dense", is_quick=False, rounds=25)
+
+    assert (dense.rounds, dense.most_rounds) == (25, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only=dense/nothing"], "--only: there is no 'dense/nothing'; did you mean dense"),
+        (["--only="], "--only: there is no ''; see --list"),
+        (["--only=variables"], "there is no 'variables'; see --list, or --list --growth"),
+        (["--rounds=0"], "--rounds: 0 is less than 1"),
+    ],
+)
+def test_a_mistake_in_the_arguments_ends_before_measuring(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        bench.main(arguments)
+
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
