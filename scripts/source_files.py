@@ -1,8 +1,7 @@
 """Reads Python files as text, and measures them.
 
-Code lines are neither blank nor comment nor docstring. A function's length is its physical lines without its docstring,
-inner functions included. A function is fully annotated when every parameter but self or cls and the return value are;
-`__init__` needs no return type.
+Code lines are neither blank nor comment nor docstring. A function is fully annotated when every
+parameter but self or cls and the return value are; `__init__` needs no return type.
 """
 
 from __future__ import annotations
@@ -56,12 +55,6 @@ def read_sources(*folders: str, root: Path = ROOT) -> list[Source]:
     """Returns every Python file below `folders` of `root`; a folder that does not exist has none."""
     paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
     return [Source(_module_name(path.relative_to(root)), path.read_text(encoding="utf-8")) for path in paths]
-
-
-def length(function: Function) -> int:
-    """Returns the number of physical lines of a function, without its docstring."""
-    assert function.end_lineno is not None
-    return function.end_lineno - function.lineno + 1 - len(_docstring_lines(function))
 
 
 def is_annotated(function: Function) -> bool:
