@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.folder_identity import check_held, make_folder
 
 _DEEPEST = 100  # levels of a record; walking a deeper one might exceed Python's recursion limit
 
@@ -62,10 +61,9 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, point: str = "file
     """
     target = Path(path)
     try:
-        make_folder(target.parent)
+        os.makedirs(target.parent, exist_ok=True)
         _replace(target, content, point)
     except OSError as error:
-        check_held(target)
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
@@ -87,7 +85,7 @@ def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str
     """
     target = Path(path)
     try:
-        make_folder(target.parent)
+        os.makedirs(target.parent, exist_ok=True)
         reach(f"{point}.append", target)
         with open(target, "ab+") as stream:
             stream.seek(0, os.SEEK_END)
@@ -99,7 +97,6 @@ def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        check_held(target)
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
 
 

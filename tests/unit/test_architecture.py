@@ -112,7 +112,6 @@ GOOD: list[tuple[house.Rule, Modules]] = [
         house.lower_floors_only,
         {"trainer_kit.config.schema.experiment": "from trainer_kit.config.schema.base import Config"},
     ),
-    (house.lower_floors_only, {"trainer_kit.files": "from trainer_kit.folder_identity import check_held"}),
     (house.lower_floors_only, {"trainer_kit.training.task": "from trainer_kit.inputs.sources.base import Source"}),
     (house.lower_floors_only, {"trainer_kit.run.runner": "from trainer_kit.run.controller import Controller"}),
     (house.no_cycles, {"a": "import b", "b": "def f():\n    import a", "c": "import a, b"}),

@@ -33,6 +33,17 @@ def test_remote_paths_have_a_scheme() -> None:
     assert not files.is_remote("/a/b") and not files.is_remote(Path("a:b"))
 
 
+def test_links_are_followed_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    link = tmp_path / "latest"
+    link.symlink_to("run")
+    assert files.follow_links(str(link)) == os.path.realpath(folder)
+    assert files.follow_links(os.path.relpath(folder)) == os.path.realpath(folder)
+    assert files.follow_links("~/run") == os.path.realpath(os.path.expanduser("~/run"))
+    assert files.follow_links("gs://bucket/run") == "gs://bucket/run"
+
+
 def test_a_path_that_the_locale_cannot_hold_is_refused_in_a_line(tmp_path: Path) -> None:
     locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     program = "import sys; from trainer_kit.files import follow_links; follow_links(sys.argv[1] or 'r\\xe9')"

@@ -38,7 +38,6 @@ from trainer_kit.checkpoints.write_before_save import WrittenAfter
 from trainer_kit.config.schema.durations import exact_steps
 from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import DivergedError, StorageError, UsageError
-from trainer_kit.folder_identity import check_held, make_folder, remove_made_again
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,6 +66,8 @@ class CheckpointManager(tf.train.CheckpointManager):
       keeps: False on workers that are not the chief. Reading a variable can involve all workers, so they save too, but
         to `workers/<worker>/checkpoints`, where each save replaces the last one. The folder is removed at the end.
       worker: The index of this worker.
+      check_folder: Called before each save; raises StorageError when the folder is no longer that
+        of the run.
       before_save: Called with the prefix before each save, on the caller's thread.
       after_restore: Called with the prefix after each restore.
       before_files: Called in the save's thread before the variables are written. A run can resume from a checkpoint as
@@ -111,6 +112,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         for_training: bool = True,
         keeps: bool = True,
         worker: int = 0,
+        check_folder: Callable[[], None] = lambda: None,
         before_save: Callable[[str], None] = lambda _: None,
         after_restore: Callable[[str], None] = lambda _: None,
         before_files: Callable[[], None] = lambda: None,
@@ -128,6 +130,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._keeps, self._for_training, self._partial, self._loose = keeps, for_training, partial, loose
         self._keep_newest = _at_least_one(max_to_keep) if keeps else 1
         self._in_flight, self._asynchronous = "", asynchronous
+        self._check_folder = check_folder
         self._before_save, self._before_files, self._recorded = before_save, before_files, recorded
         self._sound, self._agree, self._spared, self._run_id = sound, agree, spared, run_id
         self._after_restore, self.goes_back_to, self._begun, self._begun_at = after_restore, None, False, -1
@@ -178,16 +181,17 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Starts a save unless it is too early or this step is already saved; returns the prefix of its files.
 
         Raises:
-          StorageError: when this save, or the previous background save, cannot be written.
+          StorageError: when this save, or the previous background save, cannot be written, or the
+            folder is no longer that of the run.
         """
         step, last = self._step, self.saved_step
         if last >= 0 and (step == last or (check_interval and self._is_early(step))):
             return None
         self.sync()  # waits for the previous save, so that its failure is reported under its own name
+        self._check_folder()
         prefix = os.path.join(self._folder, f"ckpt-{step if checkpoint_number is None else int(checkpoint_number)}")
         try:
-            check_held(prefix)
-            make_folder(self._folder)
+            os.makedirs(self._folder, exist_ok=True)
             if self._keeps:
                 make_room(prefix, self._run_id())
                 mark([prefix], self._run_id())
@@ -373,8 +377,6 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._before_files()
         recorded = self._recorded(step_of(self._saving))
         self._noted = {"recorded": recorded} if recorded else {}
-        remove_made_again(self._saving)  # the folder may be gone since `save` looked, and TensorFlow makes it again
-        check_held(self._saving)
 
     def _commit(self, prefix: str) -> None:
         """Writes the commit record when the files are in place; runs in the save's thread."""
@@ -396,7 +398,6 @@ class CheckpointManager(tf.train.CheckpointManager):
 
         A checkpoint leaves the pointer file before any of its files is removed.
         """
-        check_held(self._folder)
         there, run_id = complete_checkpoints(self._folder), self._run_id()
         own = [path for path in there.values() if not self._keeps or is_own(path, run_id)]
         old = [path for path in own[: -self._keep_newest] if not os.path.exists(f"{path}.pin")]
@@ -413,7 +414,6 @@ class CheckpointManager(tf.train.CheckpointManager):
         what = "was not written"
         if os.path.exists(prefix + RECORD):
             what = "was written, but its pointer file was not, or an older checkpoint was not removed"
-        remove_made_again(prefix)
         remove_unfinished(prefix)
         unmark([prefix], self._run_id())
         return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)

@@ -23,6 +23,7 @@ def create_manager(
     asynchronous: bool = True,
     partial: bool = False,
     from_step: int | None = None,
+    check_folder: Callable[[], None] = lambda: None,
     before_files: Callable[[], None] = lambda: None,
     recorded: Callable[[int], dict[str, Any]] = lambda _: {},
     spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
@@ -33,7 +34,8 @@ def create_manager(
       trainer: The trainer whose state the checkpoints hold.
       config: The config of the experiment.
       model_dir: The run's folder.
-      asynchronous, partial, from_step, before_files, recorded, spared: See CheckpointManager.
+      asynchronous, partial, from_step, check_folder, before_files, recorded, spared: See
+        CheckpointManager.
     """
     options, trains = config.trainer, trainer.trains
     return CheckpointManager(
@@ -48,6 +50,7 @@ def create_manager(
         for_training=trains,
         keeps=is_chief(trainer.strategy),
         worker=worker_index(trainer.strategy),
+        check_folder=check_folder,
         before_save=trainer.before_save if trains else lambda _: None,
         after_restore=trainer.after_restore,
         before_files=before_files,

@@ -15,7 +15,6 @@ from trainer_kit.checkpoints.commit import commit
 from trainer_kit.checkpoints.startup_scan import not_written, remove_checkpoint, remove_debris, remove_unfinished
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.errors import StorageError
-from trainer_kit.folder_identity import make_folder
 
 
 class RotatedWeights:
@@ -56,7 +55,7 @@ class RotatedWeights:
         prefix = self._prefix(step)
         try:
             mark([prefix])
-            make_folder(self._folder)
+            os.makedirs(self._folder, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.remove(prefix + RECORD)  # of weights that are overwritten
             save(prefix)

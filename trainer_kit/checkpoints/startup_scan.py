@@ -30,7 +30,6 @@ from trainer_kit.checkpoint_names import (
 from trainer_kit.checkpoints.commit import commit, is_foreign, is_own, problem, read_record
 from trainer_kit.checkpoints.unfinished import mark, marked, unmark
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.folder_identity import check_held, lost_folder, make_folder
 
 DAMAGED, DIVERGED, ARCHIVED, FOREIGN = "damaged", "diverged", "archived", "foreign"
 _NOTE = "going_back.json"
@@ -75,12 +74,7 @@ def remove_debris(directory: str, run_id: str = "") -> None:
 
 
 def remove_unfinished(prefix: str) -> None:
-    """Removes the files of a failed save of the checkpoint `prefix`, unless it has a record and so is whole.
-
-    Does nothing when the folder was moved or removed: files at that path now belong to somebody else.
-    """
-    if lost_folder(prefix):
-        return
+    """Removes the files of a failed save of the checkpoint `prefix`, unless it has a record and so is whole."""
     for folder in (f"{prefix}_temp", *glob.glob(f"{glob.escape(prefix + ITERATOR)}*_temp")):
         shutil.rmtree(folder, ignore_errors=True)
     pointers = glob.glob(os.path.join(glob.escape(os.path.dirname(prefix)), f"{POINTER}.tmp*"))
@@ -133,8 +127,6 @@ def _identity(run_id: str) -> dict[str, str]:
 
 def not_written(what: str, folder: str, error: Exception | None) -> StorageError:
     """Returns the error for a failed write: `what` failed, why, and how much space `folder` has."""
-    if lost := lost_folder(folder):
-        return StorageError(lost)
     if not os.path.isdir(folder) or "Permission denied" in _reason(error):
         return StorageError(f"{what}: {_reason(error)}; give a writable folder")
     return StorageError(
@@ -325,7 +317,6 @@ def set_all_aside(prefixes: Iterable[str], folder: str) -> list[str]:
 
 
 def _move(prefix: str, folder: str) -> str:
-    check_held(prefix)
     target = top = os.path.join(os.path.dirname(prefix), folder)
     number = 1
     while glob.glob(f"{glob.escape(os.path.join(target, os.path.basename(prefix)))}.*"):  # set aside another time
@@ -333,7 +324,7 @@ def _move(prefix: str, folder: str) -> str:
         target = os.path.join(top, str(number))
     _unpoint(prefix)
     try:
-        make_folder(target)
+        os.makedirs(target, exist_ok=True)
         for path in sorted(own_files(prefix), key=lambda path: not path.endswith(RECORD)):
             os.replace(path, os.path.join(target, os.path.basename(path)))
     except OSError as error:

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable
 
 from trainer_kit import files
-from trainer_kit.folder_identity import check_held, make_folder
 
 _MARK = re.compile(r"\.saving-(ckpt-\d+)(?:\.(\w+))?")
 
@@ -25,15 +24,11 @@ def mark(prefixes: Iterable[str], run_id: str = "") -> None:
     Args:
       prefixes: The prefixes of the checkpoints.
       run_id: The run's identity; "" if it has none.
-
-    Raises:
-      StorageError: when the run's folder was moved or removed.
     """
     for prefix in prefixes:
-        check_held(prefix)
         files.reach("checkpoint.mark", prefix)
         with contextlib.suppress(OSError):
-            make_folder(os.path.dirname(prefix) or ".")
+            os.makedirs(os.path.dirname(prefix) or ".", exist_ok=True)
             os.close(os.open(_path(prefix, run_id), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
 

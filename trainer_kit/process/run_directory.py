@@ -27,7 +27,6 @@ from trainer_kit.config.schema.optimization import AVERAGE, OptimizationConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, StorageError, UsageError
-from trainer_kit.folder_identity import lost_folder
 
 FINETUNE = "finetune-"  # and the step: the folder of a run in continuous_train_and_eval
 _FOLDERS_UP = 4  # from evals/<name>/best_ckpt to the folder of the run
@@ -71,6 +70,7 @@ class RunDirectory:
         self.params = os.path.join(model_dir, "params.yaml")
         self.manifest = os.path.join(model_dir, "manifest.json")
         self.final = os.path.join(model_dir, "final.json")
+        self._run_id = ""
 
     def write_record(
         self,
@@ -110,12 +110,39 @@ class RunDirectory:
         for difference in differences(before, record):
             _LOG.warning("%s; results may differ", difference)
         files.write_json(self.manifest, record, point="manifest")
+        self._run_id = record["run_id"]
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
 
     def keep(self, field: str, choice: Any) -> None:
         """Writes to the manifest what the value `auto` of a field of the config means in this run."""
         files.write_json(self.manifest, {**(files.read_json(self.manifest) or {}), field: choice}, point="manifest")
+
+    def check_run_id(self) -> None:
+        """Checks that the folder still contains the manifest that `write_record` has written.
+
+        Raises:
+          StorageError: when the manifest is gone, or is that of another run.
+        """
+        if not self._run_id:
+            return
+        try:
+            os.stat(self.manifest)
+        except (FileNotFoundError, NotADirectoryError):
+            raise StorageError(
+                f"{self.path} was moved or removed during the run: its manifest.json is gone. Move the "
+                "folder back, or give its new path, and run the same command again"
+            ) from None
+        except OSError:
+            return  # this proves nothing, and the write itself will fail
+
+        run_id = read_run_id(self.path)
+        if run_id not in ("", self._run_id):
+            raise StorageError(
+                f"{self.path} contains another run now, as its manifest.json shows: the folder of this "
+                "run was moved or removed. Run the same command again with its new path, or with "
+                "another model_dir"
+            )
 
     def is_recorded(self) -> bool:
         """Whether a run is recorded here, which can be resumed."""
@@ -128,7 +155,7 @@ class RunDirectory:
 
     def withdraw_record(self, paths: Iterable[str]) -> None:
         """Removes the records at `paths`, for a run that never took a step, unless there is a checkpoint."""
-        if has_begun(self.path) or lost_folder(self.path):
+        if has_begun(self.path) or read_run_id(self.path) != self._run_id:
             return
         for path in paths:
             if os.path.exists(path):

@@ -25,7 +25,6 @@ from typing import Any, Literal
 
 from trainer_kit import files
 from trainer_kit.errors import ExitCode, InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
-from trainer_kit.folder_identity import FolderIdentity
 from trainer_kit.process.watchdog import ProgressReader, call_within
 
 LOCK, HEARTBEAT = "trainer.lock", "heartbeat.json"
@@ -107,7 +106,6 @@ class RunLock:
         none, lock and heartbeat are removed, and the folder if it is then empty.
       names: The names of the lock file and of the heartbeat file.
       more: Returns further entries of the heartbeat.
-      on_lost: Called once, in a thread, when a beat finds that the folder was moved or removed.
     """
 
     def __init__(
@@ -120,11 +118,10 @@ class RunLock:
         recorded: Callable[[], bool] = lambda: True,
         names: tuple[str, str] = (LOCK, HEARTBEAT),
         more: Callable[[], Mapping[str, Any]] = dict,
-        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = Path(model_dir)
         self._lock_name, self._heartbeat_name = names
-        self._more, self._writing, self._on_lost = more, threading.Lock(), on_lost
+        self._more, self._writing = more, threading.Lock()
         self._host = host or socket.gethostname()
         self._seconds = beat_seconds
         self._recorded = recorded
@@ -133,7 +130,6 @@ class RunLock:
         self._failed = False
         self._descriptor = -1
         self._locked = False
-        self._held = FolderIdentity(self._folder)
         self._left, self._releasing = threading.Event(), threading.Lock()
         self._reader = ProgressReader(lambda: _typed(*progress()), min(1.0, beat_seconds))
         self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
@@ -161,7 +157,6 @@ class RunLock:
         _held.add(self)
         try:
             self._claim()
-            self._held.__enter__()
             call_within(_GRACE, self._reader.read)
             self._write()
         except BaseException:
@@ -192,15 +187,9 @@ class RunLock:
             self._ended = ended
             self._left.set()
             self._thread.join(_LAST_BEAT)
-            if withdraw and self._locked and not self._thread.is_alive() and not self._held.look():
-                self._held.__exit__(None, None, None)  # another thread may make the folder again, and hold it
+            if withdraw and not self._thread.is_alive() and self._has_lock_file():
                 self._remove()
             self._close()
-
-    @property
-    def lost(self) -> str:
-        """The message for the user once a check has found the folder moved or removed; "" before."""
-        return self._held.lost
 
     def beat(self) -> None:
         """Writes the heartbeat now; logs an error, as every beat does."""
@@ -258,6 +247,10 @@ class RunLock:
             return False
         return True
 
+    def _has_lock_file(self) -> bool:
+        """Whether the lock file at the path is the one that this process has locked."""
+        return self._locked and _is_at(self._folder / self._lock_name, self._descriptor)
+
     def _try_lock(self) -> bool:
         """Locks the file that has the name now, even if it was replaced; returns False if another process holds it."""
         for _ in range(_TIMES):
@@ -303,15 +296,13 @@ class RunLock:
         )
 
     def _serve(self) -> None:
-        while not self._left.wait(self._seconds) and not self._held.look():
+        while not self._left.wait(self._seconds):
             self._try_to_write()
-        if not self._held.look():
-            self._try_to_write()
-        elif not self._left.is_set():
-            _LOG.warning("%s is gone; the heartbeat is no longer written", self._folder)
-            self._on_lost()
+        self._try_to_write()
 
     def _try_to_write(self) -> None:
+        if not self._folder.is_dir():
+            return  # somebody has moved it, and the heartbeat would make it again
         try:
             self._write()
         except StorageError as error:
@@ -334,7 +325,6 @@ class RunLock:
 
     def _close(self) -> None:
         _held.discard(self)
-        self._held.__exit__(None, None, None)
         os.close(self._descriptor)
         self._descriptor = -1
 

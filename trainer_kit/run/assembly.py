@@ -142,6 +142,7 @@ def build_manager(plan: RunPlan, trainer: Any, writers: ReportWriters, history: 
         asynchronous=options.enable_async_checkpointing,
         partial=options.allow_partial_restore,
         from_step=options.from_step,
+        check_folder=plan.directory.check_run_id,
         before_files=writers.writer.settle,
         recorded=history.extent,
         spared=(lambda steps: needed(steps) | older(steps)) if older else needed,

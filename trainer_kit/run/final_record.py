@@ -19,7 +19,6 @@ from trainer_kit.errors import (
 )
 from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.evals.ledger import plain
-from trainer_kit.folder_identity import check_held
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.progress import BETWEEN
@@ -118,7 +117,6 @@ def conclude(
       PreemptedError, InterruptedRunError: when the run was stopped before its end.
       StorageError: when the last checkpoint or final.json cannot be written.
     """
-    check_held(directory.own)
     trainer = controller.trainer or controller.evaluator
     for name, count in controller.callbacks.errors.items():
         _LOG.warning("the callback %s failed %d time%s; the run continued", name, count, "s" * (count > 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -29,7 +30,6 @@ from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
 from trainer_kit.evals.continuous_eval import with_chosen_sets
 from trainer_kit.files import follow_links
-from trainer_kit.folder_identity import held_if_there
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.process.run_lock import RunLock, read_heartbeat
 from trainer_kit.process.sidecar_lease import Lease
@@ -125,17 +125,17 @@ class RunPlan:
         Raises:
           UsageError: for a sidecar with several workers, since each would choose its checkpoints by itself.
         """
-        directory, stop = self.directory, progress.request_stop
+        directory = self.directory
         if self.mode == "continuous_eval":
             if worker_count(self.strategy) > 1:
                 raise UsageError(
                     "continuous_eval runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)"
                 )
             evaluated = functools.partial(os.path.exists, directory.ledger)
-            return Lease(directory.evals, self.options.eval_name, progress.of_step, evaluated, on_lost=stop)
+            return Lease(directory.evals, self.options.eval_name, progress.of_step, evaluated)
         if not self.chief or not self.trains:
-            return held_if_there(directory.path)
-        return RunLock(directory.path, progress.of_step, recorded=directory.is_recorded, on_lost=stop)
+            return contextlib.nullcontext()
+        return RunLock(directory.path, progress.of_step, recorded=directory.is_recorded)
 
 
 def with_callbacks_of(task: Any, plan: RunPlan) -> RunPlan:

@@ -89,11 +89,6 @@ class Progress:
         if self.trainer is not None:
             self.trainer.request_stop()
 
-    def request_stop(self) -> None:
-        """Ends the current loop or evaluation before its next step; callable from any thread."""
-        if self.controller is not None:
-            self.trainer.request_stop()
-
     @property
     def _phase(self) -> str:
         return "start" if self.controller is None else self.controller.phase

@@ -18,7 +18,6 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.zero_learning_rate import rate_end_warnings
 from trainer_kit.distribution.collectives import barrier
 from trainer_kit.errors import DataError
-from trainer_kit.folder_identity import is_seen_lost
 from trainer_kit.process.run_lock import release_all
 from trainer_kit.run import assembly
 from trainer_kit.run.controller import Controller
@@ -139,7 +138,10 @@ def run_experiment(
             assembly.build_early_stopping(plan, history),
             assembly.build_sidecar(plan, lock, trainer, writers, history),
         )
-        stopping = lambda: is_seen_lost(directory.own) or signals.received is not None  # noqa: E731
+
+        def stopping() -> bool:
+            return signals.received is not None
+
         controller = assembly.build_controller(plan, trainer, manager, writers, history, early, sidecar, stopping)
         progress.follow(controller, trainer)
 

@@ -30,7 +30,6 @@ from typing import IO, Any
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError, suggestion
-from trainer_kit.folder_identity import make_folder
 from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import flat_scalars, from_json_number, to_json_number
 
@@ -374,7 +373,7 @@ def _mapped(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
 
 def _open_to_append(path: str) -> IO[bytes]:
     target = Path(path)
-    make_folder(target.parent)
+    os.makedirs(target.parent, exist_ok=True)
     cut = target.exists() and target.stat().st_size > 0 and not _ends_with_newline(target)
     local = open(target, "ab")  # noqa: SIM115 -- kept open from report to report
     if cut:

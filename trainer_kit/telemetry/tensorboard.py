@@ -26,7 +26,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.folder_identity import check_held
 from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import as_scalar
 
@@ -125,7 +124,6 @@ class SummaryManager:
         if self._directory is None:
             return tf.summary.create_noop_writer()
         folder = os.path.join(self._directory, relative_path)
-        check_held(folder)
         with self._storage_errors(relative_path):
             _wait_for_a_later_name(folder)
             return tf.summary.create_file_writer(folder)

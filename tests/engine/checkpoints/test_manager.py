@@ -17,7 +17,6 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.checkpoint_selection import newest_checkpoint, select_checkpoint
-from trainer_kit.folder_identity import FolderIdentity
 
 
 class _Run:
@@ -215,39 +214,6 @@ def test_an_error_unrelated_to_the_disk_does_not_mention_it(
     with pytest.raises(ValueError, match="of a user's variable"), run.manager:
         run.manager.save()
     assert "was not written" not in caplog.text
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_folder_that_goes_during_a_save_is_not_made_again(tmp_path: Path, asynchronous: bool) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-
-    def lose(prefix: str) -> None:
-        folder.rename(tmp_path / "elsewhere")
-
-    run = _Run(folder, asynchronous=asynchronous, before_save=lose)
-    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is now"):
-        run.train()
-        run.manager.save()
-        run.manager.sync()
-    assert not folder.exists()
-
-
-def test_a_folder_lost_during_a_save_is_not_created_again(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    run = _Run(folder, asynchronous=False)
-
-    def lose(prefix: str) -> None:
-        folder.rename(tmp_path / "elsewhere")
-        folder.mkdir()  # as TensorFlow does when it merges the parts of a checkpoint
-        raise OSError("gone")
-
-    run.manager._commit = lose
-    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is now"):
-        run.train()
-        run.manager.save()
-    assert not folder.exists()
 
 
 def test_checkpoints_are_selected_by_latest_step_or_path(tmp_path: Path) -> None:

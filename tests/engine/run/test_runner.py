@@ -337,6 +337,29 @@ def test_a_finished_run_needs_no_data(trained: Path, monkeypatch: pytest.MonkeyP
         _run(trained, config=_TRAINED.replace(trainer={"train_steps": 25}))
 
 
+class _Replacing(Callback):
+    """Puts the folder of another run in the place of the run's own after the first loop."""
+
+    def __init__(self, other: Path) -> None:
+        self._other = other
+
+    def loop_end(self, run: Run, logs: dict[str, Any]) -> None:
+        if self._other.exists():
+            folder = Path(run.directory)
+            folder.rename(folder.with_name("moved"))
+            self._other.rename(folder)
+
+
+def test_a_run_never_saves_into_the_folder_of_another_run(tmp_path: Path) -> None:
+    config = linear_experiment(train_steps=20, checkpoint_interval=20)
+    _run(tmp_path / "other", config=config)
+    longer = config.replace(trainer={"train_steps": 40, "checkpoint_interval": 40})
+    with pytest.raises(StorageError, match=rf"{tmp_path}/run contains another run now"):
+        _run(tmp_path / "run", config=longer, callbacks=[_Replacing(tmp_path / "other")])
+    assert list(complete_checkpoints(str(tmp_path / "run"))) == [20]
+    assert not list(complete_checkpoints(str(tmp_path / "moved")))
+
+
 def test_other_validation_data_is_refused(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _change_labels(monkeypatch, training=False)
     with pytest.raises(UsageError, match=r"^task\.validation_data: .*task\.validation_data\.identity"):

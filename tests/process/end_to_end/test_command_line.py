@@ -161,20 +161,6 @@ def test_a_stopped_run_saves_and_tells_so(folder: Path, server: ForkServer) -> N
     assert list((folder / "stopped").glob("ckpt-*.index"))
 
 
-def test_a_run_whose_folder_is_moved_names_the_new_path(folder: Path, server: ForkServer) -> None:
-    override = "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=2000"
-    child = _forked(server, folder, "train", "--model_dir=old", override)
-    while not (folder / "old/ckpt-2000.commit.json").exists():
-        assert child.alive, child.text
-        time.sleep(0.05)
-    (folder / "old").rename(folder / "new")
-    ended = child.wait()
-    assert ended.code == 6, ended.text
-    told = rf"old was moved or removed during the run: it is now at {folder}/new, with checkpoints up to step \d+"
-    assert re.search(told, ended.text) and "Traceback" not in ended.text
-    assert not (folder / "old").exists()
-
-
 @pytest.mark.parametrize("fuse_steps", [1, 5])
 def test_deterministic_ops_train_without_timing_the_input(folder: Path, server: ForkServer, fuse_steps: int) -> None:
     overrides = (

@@ -49,7 +49,7 @@ def _listing(folder: Path) -> list[str]:
 def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
     options = TrainerConfig(best_checkpoint_export_subdir="top", validation_summary_subdir="held_out")
     directory = RunDirectory(str(tmp_path), options)
-    places = {name: str(Path(path).relative_to(tmp_path)) for name, path in vars(directory).items()}
+    places = {name: str(Path(path).relative_to(tmp_path)) for name, path in vars(directory).items() if path}
     assert places == {
         "path": ".",
         "own": ".",
@@ -92,6 +92,21 @@ def test_the_record_holds_config_experiment_command_and_versions(tmp_path: Path)
     assert record["command"] == sys.argv
     assert set(record["packages"]) == {"trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy"}
     assert record["packages"]["numpy"]
+
+
+def test_a_folder_that_was_moved_is_no_longer_the_runs(tmp_path: Path) -> None:
+    directory = _directory(tmp_path / "run")
+    directory.check_run_id()  # the run has no record yet
+    directory.write_record(_config(), "mine", "train", {})
+    directory.check_run_id()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(StorageError, match=r"was moved or removed during the run: .* give its new path"):
+        directory.check_run_id()
+    _started(tmp_path / "run")
+    with pytest.raises(StorageError, match=r"contains another run now, .* or with another model_dir"):
+        directory.check_run_id()
+    directory.withdraw_record([directory.params])
+    assert directory.is_recorded()
 
 
 def test_final_json_exists_from_the_end_until_a_resume(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -554,19 +553,6 @@ def test_a_folder_that_cannot_be_written_is_storage(tmp_path: Path, folder: str)
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"trainer\.lock cannot be written: .*; give a model_dir"):
         RunLock(folder.format(tmp_path)).__enter__()
-
-
-def _removed(folder: Path) -> bool:
-    shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()
-
-
-def test_a_folder_that_is_removed_is_not_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with RunLock(tmp_path / "run", beat_seconds=0.01):
-        # The heart may beat into a folder that is just being removed.
-        _wait_until(lambda: _removed(tmp_path / "run"))
-        _wait_until(lambda: "is gone" in caplog.text or "cannot be written" in caplog.text)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from trainer_kit.checkpoint_names import (
 from trainer_kit.checkpoints.commit import commit, problem, read_record
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.evals.best.info_json import INFO, is_info, read_info
-from trainer_kit.folder_identity import check_held
 
 
 class BestFolder:
@@ -121,7 +120,6 @@ class BestFolder:
         Raises:
           OSError: when a file cannot be removed.
         """
-        check_held(self.path)
         names = sorted(os.listdir(self.path)) if self.writes and os.path.isdir(self.path) else []
         others = {str(owner(name)) for name in names if name.endswith(RECORD) and owner(name)}
         for prefix in (os.path.join(self.path, other) for other in sorted(others) if step_of(other) not in steps):

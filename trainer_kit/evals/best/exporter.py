@@ -33,7 +33,6 @@ from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.criterion import Criterion, Scored
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.best.kept_weights import KeptWeights, info_of
-from trainer_kit.folder_identity import make_folder
 from trainer_kit.telemetry.scalars import flat_scalars
 
 _LOG = logging.getLogger(__name__)
@@ -234,7 +233,7 @@ class BestCheckpoint:
     def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
         with contextlib.ExitStack() as stack:
             folder = self.export_dir if self._keeps else stack.enter_context(tempfile.TemporaryDirectory())
-            tf.io.gfile.makedirs(folder) if files.is_remote(folder) else make_folder(folder)
+            tf.io.gfile.makedirs(folder) if files.is_remote(folder) else os.makedirs(folder, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.remove(os.path.join(folder, name) + RECORD)  # the record of weights that are overwritten
             checkpoint.write(os.path.join(folder, name))
