@@ -23,6 +23,7 @@ from trainer_kit.config.modes import MODES
 from trainer_kit.config.run_files import RUN_FILES
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.section import Section
 from trainer_kit.errors import EXIT_CODES
 from trainer_kit.run.flag_texts import EXAMPLES, FLAGS, SOURCES_NOTE, described, usage
 
@@ -36,7 +37,7 @@ def config_page() -> str:
         'YAML file. "Unset" is `null` in YAML and `None` in Python. A task may have a config class of its own, with '
         "further fields: `trainer-kit show EXPERIMENT` lists those of an experiment.",
     ]
-    known: dict[type[Config], str] = {}
+    known: dict[type[Section], str] = {}
     for path, config_class, value in _sections("", ExperimentConfig, ExperimentConfig()):
         lines += ["", f"## `{path}`" if path else "## The whole config", ""]
         if config_class in known:
@@ -113,7 +114,7 @@ def write(folder: Path = FOLDER) -> None:
         (folder / name).write_text(made(), encoding="utf-8")
 
 
-def _sections(path: str, config_class: type[Config], value: Any) -> Iterator[tuple[str, type[Config], Any]]:
+def _sections(path: str, config_class: type[Section], value: Any) -> Iterator[tuple[str, type[Section], Any]]:
     """Yields path, class and default of a section and of all sections inside it, except a task's model section."""
     yield path, config_class, value
     for name, doc in field_docs(config_class).items():
@@ -121,7 +122,7 @@ def _sections(path: str, config_class: type[Config], value: Any) -> Iterator[tup
             yield from _sections(f"{path}.{name}{_several(doc)}".lstrip("."), doc.section, getattr(value, name, None))
 
 
-def _as_before(path: str, config_class: type[Config], value: Any) -> str:
+def _as_before(path: str, config_class: type[Section], value: Any) -> str:
     """Returns the text for a section whose class the page has already, with the defaults that differ."""
     others = {
         name: show(getattr(value, name))
@@ -137,7 +138,7 @@ def _several(doc: FieldDoc) -> str:
     return ".<name>" if doc.allowed.startswith("a mapping") else "[<n>]" if "a list" in doc.allowed else ""
 
 
-def _fields(path: str, config_class: type[Config]) -> list[str]:
+def _fields(path: str, config_class: type[Section]) -> list[str]:
     rows = []
     for name, doc in field_docs(config_class).items():
         inside = doc.section is not None and doc.section is not Config
