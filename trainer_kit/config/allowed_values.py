@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from trainer_kit.config.fields import listed_class
 from trainer_kit.config.schema.durations import TakesDurations
 from trainer_kit.config.schema.section import Section
 from trainer_kit.errors import near_names, suggestion
@@ -65,8 +65,18 @@ def hint(annotation: Any, value: Any, path: str, metadata: Sequence[Any] = ()) -
     """Returns what the user probably meant by `value` for the field at the dotted `path`, or ""."""
     if isinstance(value, str) and (path, value) in _FORMER:
         return _FORMER[path, value]
-    of_duration = next((mark.hint(value) for mark in durations_of(annotation, metadata)), "")
-    return of_duration or _hint_for_one(annotation, value) or _hint_for_list(annotation, value)
+    marks = durations_of(annotation, metadata)
+    if marks and (advice := marks[0].hint(value)):
+        return advice
+    if isinstance(value, float) and not math.isfinite(value):
+        return "it has to be finite"
+    if not isinstance(value, str):
+        return ""
+    kinds, words = _allowed(annotation)
+    if _NUMBER.fullmatch(value) and (float in kinds or (int in kinds and float(value).is_integer())):
+        return f"write {value} without quotes"
+    near = near_names(value, words)
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def durations_of(annotation: Any, metadata: Sequence[Any] = ()) -> list[TakesDurations]:
@@ -94,46 +104,6 @@ def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: It
     elsewhere = [path for path in known if path.rpartition(".")[2] == name]
     near = [where[: -len(name)] + sibling for sibling in near_names(name, siblings)]
     return f"did you mean {' or '.join([*elsewhere, *near][:3])}?" if near or elsewhere else suggestion(name, siblings)
-
-
-def _hint_for_one(annotation: Any, value: Any) -> str:
-    allowed, words = _allowed(annotation)
-    if isinstance(value, bool) and words:
-        off = " ('off' means no distribution)" if "off" in words and not value else ""
-        return f"{show(value)} is a truth value; write one of the words, in quotes if YAML reads it as one{off}"
-    if isinstance(value, str):
-        return _hint_for_text(value, allowed, words)
-    if isinstance(value, float) and not isinstance(value, bool):
-        if value != value or value in (float("inf"), float("-inf")):
-            return "it has to be finite"
-        if int in allowed and value.is_integer():
-            return f"write {int(value)}"
-    if str in allowed and isinstance(value, (int, float)):
-        return f"write '{show(value)}', in quotes, for the text"
-    return ""
-
-
-def _hint_for_list(annotation: Any, value: Any) -> str:
-    """Returns a hint for a single value in a field that needs a list; "" for any other value."""
-    if isinstance(value, Mapping) and listed_class(annotation):
-        return f"write [{show(value)}] for a list of one"
-    arms = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (tuple, list) and get_args(arm)]
-    for kinds in (_allowed(item)[0] for item in items):
-        if type(value) in kinds or (type(value) is int and float in kinds):
-            return f"write [{show(value)}] for a list of one"
-    return ""
-
-
-def _hint_for_text(value: str, allowed: set[Any], words: list[str]) -> str:
-    if bool in allowed and value.lower() in ("yes", "no", "on", "off", "true", "false"):
-        return f"write {'true' if value.lower() in ('yes', 'on', 'true') else 'false'}, without quotes"
-    if _NUMBER.fullmatch(value) and (float in allowed or (int in allowed and float(value).is_integer())):
-        return f"write {value} without quotes"
-    if type(None) in allowed and value.lower() in ("none", "null"):
-        return "write null, without quotes"
-    near = near_names(value, words)
-    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def _allowed(annotation: Any) -> tuple[set[Any], list[str]]:

@@ -36,7 +36,7 @@ MISTAKES = [
     (RESNET, "task.train_data.global_batch_size=abc", "'abc' is not a whole number"),
     (RESNET, "task.train_data.global_batch_size='32'", "'32' is not a whole number; write 32 without quotes"),
     (RESNET, "task.train_data.global_batch_size=[1,2]", "[1, 2] is not a whole number"),
-    (RESNET, "task.train_data.is_training=yes", "write true, without quotes"),
+    (RESNET, "task.train_data.is_training=yes", "'yes' is not true or false"),
     (RESNET, "task.losses.l2_weight_decay=[0.1]", "[0.1] is not a number"),
     (RESNET, "task.model.backbone.type=resnett", "did you mean resnet?"),
     (RESNET, f"{OPTIMIZER}.optimizer.type=sgdd", "did you mean sgd?"),
@@ -49,15 +49,15 @@ MISTAKES = [
     (
         RESNET,
         "task.model.input_size=224",
-        "(each item a whole number or null); write [224] for a list",
+        "(each item a whole number or null)",
     ),
     (RESNET, "runtime.distribution_strategy=mirored", "did you mean mirrored?"),
     (RESNET, "task.train_data.restrictions=1", "there is no such key"),
-    ("retinanet_resnetfpn_coco", "task.model.anchor.aspect_ratios=1", "write [1] for a list of one"),
+    ("retinanet_resnetfpn_coco", "task.model.anchor.aspect_ratios=1", "1 is not a list"),
     (BERT, "task.model.encoder.type=bertt", "did you mean bert?"),
     (BERT, "task.model.cls_heads=3", "3 is not a list"),
     (BERT, "task.model.cls_heads=[{inner_dims: 3}]", "did you mean task.model.cls_heads.0.inner_dim?"),
-    ("bert/tagging", "task.class_names=a", "'a' is not a list (each item text) or null; write ['a'] for a list of one"),
+    ("bert/tagging", "task.class_names=a", "'a' is not a list (each item text) or null"),
 ]
 
 # In the manner of the files in their repository, which the package does not hold.

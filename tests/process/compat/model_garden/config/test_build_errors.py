@@ -91,7 +91,7 @@ CASES = [
     ),
     (DETECTOR, "", 5, "task.annotation_file: there is no 'coco/inst"),
     (LAZY, "task.train_data.input_path=no/*.tfrecord", 5, "task.train_data.input_path: no file matches 'no/*.tfr"),
-    (LAZY, "task.train_data.tfds_name=1", 2, "write '1', in quotes, for the text"),
+    (LAZY, "task.train_data.tfds_name=1", 2, "task.train_data.tfds_name (--params_override): 1 is not text"),
 ]
 
 
