@@ -207,22 +207,23 @@ def _judge(soak: Soak, code: int | None) -> bool:
 
 
 def _sidecar_differences(run: Path) -> list[str]:
-    """Returns the steps for which the sidecar and the trainer have different metrics, or that the sidecar has twice.
+    """Returns the steps for which the sidecar and the trainer have different metrics, or that the sidecar has twice."""
+    validation = files.read_lines(run / "evals" / "validation.jsonl")
+    expected = {record["step"]: record["metrics"] for record in validation}
+    records = list(files.read_lines(run / "evals" / "continuous_eval.jsonl"))
 
-    The sidecar's best so far is that of its own evaluations: it sees checkpoints that the trainer does not evaluate.
-    """
-    own, its = (list(files.read_lines(run / "evals" / f"{name}.jsonl")) for name in ("validation", "continuous_eval"))
-    wanted = {record["step"]: record["metrics"] for record in own}
-    counts = collections.Counter(record["step"] for record in its)
-    twice = [f"sidecar: step {step} is {count} times in its ledger" for step, count in counts.items() if count > 1]
-    others, best = [], 0.0
-    for record in sorted(its, key=lambda record: int(record["step"])):
-        step, metrics = record["step"], record["metrics"]
-        best = max(best, metrics["accuracy"])
-        right = {**wanted.get(step, metrics), "best_accuracy": best}
-        if metrics != right:
-            others += [f"sidecar: step {step}: {json.dumps(metrics)}, not {json.dumps(right)}"]
-    return twice + others
+    counts = collections.Counter(record["step"] for record in records)
+    differences = [
+        f"sidecar: step {step} is {count} times in its ledger" for step, count in counts.items() if count > 1
+    ]
+
+    for record in records:
+        step = record["step"]
+        metrics = record["metrics"]
+        # The sidecar also evaluates checkpoints that the trainer does not.
+        if metrics != expected.get(step, metrics):
+            differences.append(f"sidecar: step {step}: {json.dumps(metrics)}, not {json.dumps(expected[step])}")
+    return differences
 
 
 def _alive(pid: int) -> bool:
