@@ -111,7 +111,7 @@ def test_first_variable_that_is_not_finite_is_named(
 
 
 def _trainer(task_type: type[TinyTask] = TinyTask, precision: str | None = None) -> Any:
-    clipped = {"optimizer": {"adam": {"global_clipnorm": 1e-3}}}
+    clipped = {"optimizer": {"type": "adam", "adam": {"global_clipnorm": 1e-3}}}
     runtime = {"mixed_precision_dtype": precision}  # the optimizer goes by it, the layers do not
     config = tiny_experiment().replace(trainer={"optimizer_config": clipped}, runtime=runtime)
     return create_trainer(config, task_type(config.task))
