@@ -206,7 +206,7 @@ CODE_MISTAKES = [
         "decay_steps: 2}}",
     ),
     CodeMistake(
-        "a Keras callback", ("train_actions: EarlyStopping is a Keras callback", "set trainer.early_stopping"),
+        "a Keras callback", ("own_train_actions: <", "EarlyStopping object", "a Keras callback is none"),
         {}, 2, head=_HEAD.replace("@tk.register_task(MineConfig)", _CALLBACK),
     ),
     CodeMistake(

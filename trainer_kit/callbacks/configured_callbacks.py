@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.ema_checkpoints import EMACheckpoints
-from trainer_kit.callbacks.orbit_action_checks import INSTEAD, keras_callback
+from trainer_kit.callbacks.keras_hooks import is_stock
 from trainer_kit.callbacks.reduce_on_plateau import ReduceOnPlateau
 from trainer_kit.callbacks.sample_pictures import SamplePictures
 from trainer_kit.callbacks.set_from_file import SetFromFile
@@ -79,11 +79,10 @@ def checked_callbacks(callbacks: Any) -> list[Callback]:
 
 def instead_of(given: Any) -> str:
     """Returns advice for an object that is not a Callback."""
-    if kind := keras_callback(given):
-        instead = INSTEAD.get(kind, "write a trainer_kit.Callback")
+    if is_stock(given, "Callback"):
         return (
-            f": {kind} is a Keras callback, which is called for compiled models only: give it to "
-            f"trainer_kit.compat.keras.fit or register_keras_experiment; for other tasks {instead}"
+            ": Keras callbacks are called for compiled models only: give it to trainer_kit.compat.keras.fit "
+            "or register_keras_experiment; for other tasks write a trainer_kit.Callback"
         )
     if isinstance(given, type):
         return f"; give an object of this class: {given.__name__}()"

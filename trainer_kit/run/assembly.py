@@ -17,7 +17,6 @@ from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
 from trainer_kit.callbacks.keep_choices import KeepChoices
 from trainer_kit.callbacks.named_tensors import TensorSummaries, ask_for_tensors
-from trainer_kit.callbacks.orbit_action_checks import checked_actions
 from trainer_kit.callbacks.orbit_actions import Actions, keep_states
 from trainer_kit.callbacks.profile import Profile
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -39,7 +38,7 @@ from trainer_kit.process.sidecar_lease import Lease, Leases
 from trainer_kit.run import durations
 from trainer_kit.run.callback_order import callbacks_of_run
 from trainer_kit.run.controller import Controller
-from trainer_kit.run.orbit_controller import OrbitController
+from trainer_kit.run.orbit_controller import OrbitController, list_actions
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.preflight import early_stopping_mistakes
 from trainer_kit.telemetry.report_writers import ReportWriters
@@ -67,11 +66,11 @@ def build_trainer(plan: RunPlan, task: Any) -> Any:
     trainer = options.trainer or create_trainer(config, task, plan.trains, plan.evaluates, best)
     check_trainer(trainer)
     check_best_metric(trainer, wanted=best is not None)
+    _check_controller(plan)
     if plan.trains:
         check_accumulation(trainer, config.trainer.accumulate_steps)
         check_cut_data(trainer, config.trainer)
         check_freeze(trainer, config.trainer.freeze)
-        _check_controller(plan)
         if early := config.trainer.early_stopping:
             if mistakes := early_stopping_mistakes(config.trainer, plan.mode):
                 raise ConfigError(mistakes)
@@ -83,6 +82,14 @@ def _check_controller(plan: RunPlan) -> None:
     """Raises UsageError when the caller's controller class cannot do what the config asks for."""
     options, kind = plan.config.trainer, plan.options.controller_cls
     if issubclass(kind, Controller):
+        return
+    if plan.callbacks or options.summaries:
+        names = [callback.name for callback in plan.callbacks] or ["trainer.summaries"]
+        raise UsageError(
+            f"{', '.join(names)}: {kind.__name__} calls no callbacks of trainer_kit; give a subclass of "
+            "trainer_kit.run.controller.Controller as controller_cls, or functions of the logs as train_actions"
+        )
+    if not plan.trains:
         return
     if seconds_of(options.summary_interval):
         raise UsageError(
@@ -227,8 +234,7 @@ def build_controller(
     actions = build_actions(plan, trainer, manager)
     arguments = _common_arguments(plan, trainer, manager, writers, stopping)
     if not issubclass(kind, Controller):
-        listed = CallbackList(run, users, writers.times, plan.strategy)
-        listed.keep_states()
+        listed = CallbackList(run, [], writers.times, plan.strategy)
         if arguments["summary_interval"]:  # Orbit takes multiples only, and the default may be none
             arguments["summary_interval"] += -arguments["summary_interval"] % options.steps_per_loop
         arguments |= {"summary_dir": directory.train_summaries, "eval_summary_dir": directory.eval_summaries}
@@ -303,8 +309,8 @@ def _recorded(plan: RunPlan, history: RunHistory, step: int) -> dict[str, Any]:
 
 def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Actions:
     """Returns the actions of the run: the caller's, the trainer's, and the save on a TPU's preemption notice."""
-    own_train, _ = checked_actions(trainer.own_train_actions(plan.config, manager.source, manager), None)
-    train = [*plan.train_actions, *own_train]
+    own_train = trainer.own_train_actions(plan.config, manager.source, manager)
+    train = [*plan.train_actions, *list_actions("own_train_actions", own_train)]
     keep_states(trainer, train)
     resolver = getattr(plan.strategy, "cluster_resolver", None)
     if plan.config.trainer.preemption_on_demand_checkpoint and isinstance(

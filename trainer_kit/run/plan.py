@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.configured_callbacks import checked_callbacks, from_config
-from trainer_kit.callbacks.orbit_action_checks import checked_actions
 from trainer_kit.config.fields import leaves
 from trainer_kit.config.modes import Mode, lookup_mode
 from trainer_kit.config.resume_check import Change
@@ -33,6 +32,7 @@ from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.process.run_lock import RunLock, read_heartbeat
 from trainer_kit.process.sidecar_lease import Lease
+from trainer_kit.run.orbit_controller import list_actions
 from trainer_kit.run.preflight import profile_mistakes
 from trainer_kit.run.progress import Progress
 from trainer_kit.telemetry.report import Writer
@@ -161,7 +161,8 @@ def plan_run(
     """
     kind = _single_mode(mode, options.profile)
     config = with_chosen_sets(config) if mode == "continuous_eval" else config
-    actions, callbacks = checked_actions(options.train_actions, options.eval_actions), options.callbacks
+    train_actions = list_actions("train_actions", options.train_actions)
+    eval_actions = list_actions("eval_actions", options.eval_actions)
     directory = RunDirectory(follow_links(model_dir), config.trainer, sidecar=evaluation_name(mode, options.eval_name))
     strategy = strategy_of_run(strategy)
     changes = list[Change]()
@@ -172,8 +173,21 @@ def plan_run(
     checkpoint = options.checkpoint
     if mode == "eval":
         checkpoint = select_checkpoint(directory.path, checkpoint, directory.best)
-    users = [*from_config(config.trainer.callbacks), *checked_callbacks(callbacks)]
-    return RunPlan(mode, kind, config, options, strategy, directory, checkpoint, *actions, users, config, changes)
+    users = [*from_config(config.trainer.callbacks), *checked_callbacks(options.callbacks)]
+    return RunPlan(
+        mode,
+        kind,
+        config,
+        options,
+        strategy,
+        directory,
+        checkpoint,
+        train_actions,
+        eval_actions,
+        users,
+        config,
+        changes,
+    )
 
 
 def check_agreement(plan: RunPlan) -> None:

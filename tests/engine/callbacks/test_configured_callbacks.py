@@ -54,6 +54,6 @@ def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
         checked_callbacks(given)
 
 
-def test_a_keras_callback_of_another_task_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"TerminateOnNaN is .*register_keras_experiment.*recovery_max"):
+def test_a_keras_callback_of_another_task_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"TerminateOnNaN object .*register_keras_experiment"):
         checked_callbacks([keras.callbacks.TerminateOnNaN()])
