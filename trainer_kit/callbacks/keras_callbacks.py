@@ -19,7 +19,6 @@ from trainer_kit.distribution.keras_internals import compilation
 from trainer_kit.distribution.tensorflow_internals import SummaryState
 from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.scalars import as_scalar
-from trainer_kit.training.loops.split_loop import TrainingHooks
 
 _LOG = logging.getLogger(__name__)
 _NAMES = {"training_loss": "loss", "validation_loss": "loss"}
@@ -30,8 +29,7 @@ class KerasCallbacks(Callback):
 
     All callbacks get the same dict of logs, and each may add keys to it. If a callback stops the run, the run is
     finished, and another start trains nothing. A callback with a method around batches makes training loops or
-    evaluations run in parts of one step, or of `steps_per_execution` of the model. A trainer that cannot split
-    its loops gets loops of that length.
+    evaluations run in parts of one step, or of `steps_per_execution` of the model.
 
     Args:
       callbacks: The callbacks, in the order in which they are called.
@@ -53,7 +51,6 @@ class KerasCallbacks(Callback):
     ) -> None:
         self.callbacks, self.params, self._validates = list(callbacks), dict(params), validates
         self._states: list[AttributeState] = []
-        self._short_loops: TrainingHooks | None = None
         self._files, self._summaries = CsvFiles(self.callbacks), SummaryState()
         self._loop_logs: dict[str, Any] = {}  # of the last training loop
         self._eval_logs: dict[str, Any] = {}  # of the evaluation at the same step
@@ -73,11 +70,9 @@ class KerasCallbacks(Callback):
         batches = self._batches = KerasBatches(self.callbacks, run.model, self._summaries)
         if hooks := batches.evaluation_hooks(_plain):
             run.trainer.evaluation_hooks = hooks
-        if run.trainer.splits_loops:
-            logs = lambda results: self._of_training(run.trainer.logs_so_far(results))  # noqa: E731
-            run.trainer.loop_parts.hooks = batches.training_hooks(run, logs)
-        else:
-            self._short_loops = batches.training_hooks(run, lambda logs: dict(logs))
+        run.trainer.loop_parts.hooks = batches.training_hooks(
+            run, lambda results: self._of_training(run.trainer.logs_so_far(results))
+        )
         if batches.train and run.trainer.trains:
             names = ", ".join(dict.fromkeys(type(one).__name__ for one in batches.train))
             _LOG.info("%s: methods around each batch cost the host about half a millisecond a batch", names)
@@ -97,10 +92,6 @@ class KerasCallbacks(Callback):
             one.begin()
         self.has_begun = True
 
-    def next_boundary(self, step: int) -> int | None:
-        """Returns the step at which the next short loop ends; None if loops are not short."""
-        return None if self._short_loops is None else self._short_loops.next_end(step)
-
     def epoch_begin(self, run: Run, epoch: int) -> None:
         """Calls `on_epoch_begin`, and checks that callbacks have left what the training step was traced with."""
         self._call("on_epoch_begin", epoch - 1, {})
@@ -114,16 +105,10 @@ class KerasCallbacks(Callback):
             _LOG.warning("layer.trainable was changed, but the step is traced and trains as before; use a second fit")
         self._trained = trained
 
-    def loop_begin(self, run: Run, steps: int) -> None:
-        """Calls `on_train_batch_begin` if loops are short."""
-        if self._short_loops is not None:
-            self._short_loops.begin(run.step)
-
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """Keeps the logs of the loop for the end of the epoch; calls `on_train_batch_end` if loops are short."""
-        self._loop_logs, self._eval_logs = self._of_training(logs), {}
-        if self._short_loops is not None:
-            self._short_loops.end(run.step, self._loop_logs)
+        """Keeps the logs of the loop for the end of the epoch."""
+        self._loop_logs = self._of_training(logs)
+        self._eval_logs = {}
 
     def _of_training(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns logs of training under the names of Keras."""

@@ -28,7 +28,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       between_steps: False while a loop runs: an error may then come from the middle of a step.
       input_seconds: The seconds that the last loop waited for batches; None if not known.
       loop_parts: A LoopParts, which runs loops in parts; None: loops run only as a whole.
-      splits_loops: Whether loop_parts runs the training loops, so that something can be done between their steps.
       current_loop: The training loop that runs now or ran last; None if not known.
       accumulation: Splits batches into micro-batches; its `steps` is their number. None: the trainer cannot do that.
       hyper_parameters: The HyperParameters that callbacks can change; None: there are none.
@@ -50,7 +49,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     between_steps: bool = False
     input_seconds: float | None = None
     loop_parts: Any = None
-    splits_loops: bool = False
     current_loop: Any = None
     accumulation: Any = None
     hyper_parameters: Any = None

@@ -138,7 +138,6 @@ class Trainer(Evaluator):
         self._guarded = self.trains and getattr(config.trainer, "recovery_max_trials", 0) >= 0
         self._finite_weights = FiniteWeights(self.state, self._global_step, config.trainer)
         self.loop_parts = LoopParts(self._read_step, self._first_step_done)
-        self.splits_loops = not (self.has_own_loop or self._workers.are_there)
         self._train_loop: Any = None
         fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
         check_fusing(fuse_steps, self.problem_of_fusing())
