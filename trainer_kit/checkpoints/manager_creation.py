@@ -38,6 +38,7 @@ def create_manager(
         CheckpointManager.
     """
     options, trains = config.trainer, trainer.trains
+    trainer.state.step_state.allow_partial = partial
     return CheckpointManager(
         trainer.checkpoint,
         model_dir,

@@ -123,6 +123,15 @@ def replace_learning_rate(optimizer: keras.Optimizer, rate: Any) -> bool:
     return True
 
 
+def trained_variables(optimizer: keras.Optimizer) -> list[Any]:
+    """Returns the variables that an optimizer was built with, in order.
+
+    No public attribute leads from a slot to its variable. Without the name there are none: in checkpoints, the slots of
+    variables of other models than the run's then have names that depend on the layers that a process made before.
+    """
+    return list(getattr(optimizer, "_trainable_variables", ()))
+
+
 def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
     """Returns the position of a variable among those that an optimizer was built with.
 

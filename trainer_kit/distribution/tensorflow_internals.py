@@ -14,7 +14,6 @@ import functools
 import inspect
 import logging
 import random
-import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -142,17 +141,6 @@ def _tracking(name: str) -> type:
         return tf.Module
 
 
-def owner_of(method: types.MethodType) -> Any:
-    """Returns the object that a bound method belongs to.
-
-    `tf.function` binds a method to an object of its own, which has a weak reference to the owner and no public name.
-    Without the name that object is returned. State that only the owner holds is then not found, and a warning names
-    the variables.
-    """
-    bound = method.__self__
-    return getattr(bound, "target", bound) if type(bound).__name__ == "TfMethodTarget" else bound
-
-
 def end_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
     """Ends the thread of asynchronous saves after the save in flight, and frees its objects; a later save starts one.
 
@@ -185,8 +173,8 @@ def functions_called(graph: Any) -> dict[str, tf.Graph]:
     """Returns the graphs of the functions that a traced graph knows, by the names that its operations call them by.
 
     A graph's GraphDef has the functions too, but not the tensors that they capture. Without the name there are none:
-    state that only an inner function writes is not found before the first step, but by its value before each save, and
-    the FLOPs of called functions are not counted; the result names the calls.
+    state that only an inner function writes is not found, and the FLOPs of called functions are not counted; the result
+    names the calls.
     """
     known = getattr(graph, "_functions", {}).items()
     return {name: function.graph for name, function in known if getattr(function, "graph", None) is not None}

@@ -9,7 +9,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
-from trainer_kit.training.trainer_parts.state_search import StateSearch
+from trainer_kit.training.trainer_parts.tracked_state import TrackedState
 
 
 class AveragingTrainer(BaseTrainer):
@@ -21,7 +21,7 @@ class AveragingTrainer(BaseTrainer):
 
     state: TrainState
     _weights: EvaluatedWeights
-    _search: StateSearch
+    _tracked: TrackedState
 
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
@@ -57,7 +57,7 @@ class AveragingTrainer(BaseTrainer):
           prefix: The path of the checkpoint, without suffixes.
           name: Which weights; see `averaged_weights`.
         """
-        self._search.keep_what_changed()
+        self._tracked.before_save()
         with self.averaged_weights(name):
             self.state.weights.write(prefix)
 

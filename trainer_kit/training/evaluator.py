@@ -31,10 +31,10 @@ from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
 from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
 from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
 from trainer_kit.training.trainer_parts.evaluation_logs import add_best, exporters, metric_names, with_other_weights
-from trainer_kit.training.trainer_parts.state_search import StateSearch
+from trainer_kit.training.trainer_parts.own_state import kept_states
 from trainer_kit.training.trainer_parts.step_tensors import StepTensors
 from trainer_kit.training.trainer_parts.stop_flag import StopFlag
-from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, kept_states
+from trainer_kit.training.trainer_parts.tracked_state import TrackedState
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
 
 _LOG = logging.getLogger(__name__)
@@ -52,8 +52,7 @@ class Evaluator(AveragingTrainer):
       average: The moving average of the weights, which is evaluated instead of them; None: there is none.
       sets: The validation sets.
       metrics: The metrics of evaluations, with the loss; each evaluation resets them first.
-      search: The StateSearch, which finds the variables that training steps change.
-      values: The TaskAttributes, which watches the task's plain Python values.
+      tracked: The TrackedState, which adds the variables that training steps change to checkpoints.
       checkpoint_exporter: Keeps the best checkpoint; None: no best checkpoint is kept.
 
     Attributes:
@@ -81,14 +80,13 @@ class Evaluator(AveragingTrainer):
         average: Any,
         sets: ValidationSets,
         metrics: MetricSet,
-        search: StateSearch,
-        values: TaskAttributes,
+        tracked: TrackedState,
         checkpoint_exporter: Any,
     ) -> None:
         self._strategy = tf.distribute.get_strategy()
         self._config, self._task, self._model, self._global_step = config, task, model, global_step
         self.state, self._weights = state, EvaluatedWeights(state, average)
-        self._search, self._task_attributes, self._checkpoint_exporter = search, values, checkpoint_exporter
+        self._tracked, self._checkpoint_exporter = tracked, checkpoint_exporter
         self.stop_flag, self._workers = StopFlag(self._strategy), AsyncWorkers(self._strategy)
         self.evaluated_batches = batch_counter()
         self._validation_set, self.eval_tensors = metrics, StepTensors("evaluation", config, metrics)
@@ -235,17 +233,13 @@ class Evaluator(AveragingTrainer):
           DataError: when there is no data at all.
         """
         self.eval_seconds, self.validation.results, self.eval_tensors.values = {}, {}, {}
-        self._task_attributes.evaluation_begins()
         try:
             self.validation.evaluated = self.validation.names if sets is None else tuple(sets)
             self._other_logs = self._logs_of_others(num_steps) if self._weights.others else {}
             states = self._evaluate_sets(num_steps)
-            logs = self.eval_end(states if self.validation.have_names else states[""])
-            self._task_attributes.evaluation_succeeded()
-            return logs
+            return self.eval_end(states if self.validation.have_names else states[""])
         finally:
             self.end_averaging()
-            self._task_attributes.evaluation_ends()
             for one in self.validation:
                 one.feed.end_pass()
 
@@ -338,7 +332,7 @@ class Evaluator(AveragingTrainer):
 
         def ended(done: int, num_steps: Any, graph: tf.Graph | None) -> None:
             eval_loop.check_evaluated(done, int(num_steps), self.stop_requested)
-            self._search.look_into_evaluation(graph, metrics.returned.variables)
+            self._tracked.check_evaluation(graph, metrics.returned.variables)
 
         def keep(results: Any) -> None:
             self.validation.results[one.name] = results
@@ -433,7 +427,7 @@ class Evaluator(AveragingTrainer):
         """
         if not self._checkpoint_exporter:
             return
-        self._search.keep_what_changed()
+        self._tracked.before_save()
         step, left_out = self._read_step(), {name for name in self._set_names if name not in logs}
         options = {"not_evaluated": left_out} if left_out else {}
         for exporter in exporters(self._checkpoint_exporter):

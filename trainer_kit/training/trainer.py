@@ -45,10 +45,9 @@ from trainer_kit.training.trainer_parts.gradient_reports import GradientReports
 from trainer_kit.training.trainer_parts.hyper_parameters import HyperParameters
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.python_state_parts import keep_python_state
-from trainer_kit.training.trainer_parts.state_search import StateSearch
 from trainer_kit.training.trainer_parts.step_tensors import StepTensors
-from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
+from trainer_kit.training.trainer_parts.tracked_state import TrackedState
 from trainer_kit.training.trainer_parts.validation_sets import shared_sets
 
 # The key of the global step in a loop's results; reading the variable after the loop costs 2 % of a loop of 10 ms.
@@ -109,7 +108,7 @@ class Trainer(Evaluator):
         self._average = self._moving_average(config, task, model)
         seed, exact = getattr(config.runtime, "random_seed", 0), getattr(config.trainer, "require_exact_resume", False)
         state = TrainState(global_step, model, optimizer, self._average, task, seed, trainable=self._trainable)
-        state.discovered.roots["trainer"] = self
+        state.step_state.roots["trainer"] = self
         self._train_set = self._training_metrics(config, task, model)
         self._gradient_reports = GradientReports(config.trainer, optimizer, global_step, self._train_set)
         self.train_tensors = StepTensors("training", config, self._train_set)
@@ -119,8 +118,7 @@ class Trainer(Evaluator):
             config, task, model, global_step=global_step, state=state, average=self._average,
             sets=shared_sets(self.inputs.validation_feeds(validation_dataset), config.trainer),
             metrics=self._evaluation_metrics(config, task, model, evaluate),
-            search=StateSearch(state, self._without_state, required=exact, trains=train, **own),
-            values=TaskAttributes(task, trains=train, required=exact),
+            tracked=TrackedState(state, self._without_state, required=exact, trains=train, **own),
             checkpoint_exporter=checkpoint_exporter,
         )  # fmt: skip
         self.evaluates = evaluate
@@ -246,15 +244,12 @@ class Trainer(Evaluator):
 
         Runs eagerly, in scope.
         """
-        self._search.watch_variables()
         self.task.initialize(self.model)
         self.after_restore()
 
     def before_save(self, prefix: str) -> None:
         """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; runs eagerly."""
-        self._search.keep_what_changed()
-        if not self.stop_requested:  # a run that is stopped has to save in any case
-            self._task_attributes.report()
+        self._tracked.before_save()
         self.state.python_state.store()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
@@ -268,9 +263,7 @@ class Trainer(Evaluator):
         """
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
-        if path is not None:
-            self._search.watch_variables()
-        self._search.restored()
+        self._tracked.after_restore()
         self.sound, self.data_ended = None, False
 
     # ---- training
@@ -289,13 +282,12 @@ class Trainer(Evaluator):
         self.accumulation.prepare(iterator)
         loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
         self.loop_steps = self.input_seconds = self.reached = None
-        self._task_attributes.look()  # for values that actions have changed
         with self._ended_with_data():
             if isinstance(loop, (TrainLoop, FusedLoop)):
-                if not self._search.is_done:
+                if not self._tracked.is_done:
                     with self._in_loop(iterator):
                         graph = loop.graph(iterator)
-                    self._search.look_into(graph)
+                    self._tracked.keep_written(graph)
                     self.new_loops.check(graph, iterator.element_spec, self.loop_parts.window)
                 self._run_in_parts(loop, iterator, num_steps)
             else:
@@ -303,7 +295,6 @@ class Trainer(Evaluator):
                     self._train_set.reset()  # our own loops do so inside the graph
                 with self._in_loop(iterator):
                     loop(iterator, num_steps)
-        self._task_attributes.look()
         return self.train_loop_end()
 
     def _run_in_parts(self, loop: Any, iterator: Any, num_steps: Any) -> None:
@@ -446,8 +437,7 @@ class Trainer(Evaluator):
     def _first_step_done(self) -> None:
         self.accumulation.check_used()
         self._gradient_reports.check_used(self.task)
-        self._search.first_step_done()
-        self._task_attributes.first_step_done()
+        self._tracked.first_step_done()
 
     @tf.autograph.experimental.do_not_convert
     def _train_results(self) -> dict[str, Any]:

@@ -113,6 +113,8 @@ def test_a_variable_is_known_by_its_position_in_the_optimizer() -> None:
     optimizer.build([one, two])
     found = [internals.variable_index(optimizer, variable) for variable in (one, one.value, two)]
     assert found == [0, 0, 1]
+    assert internals.trained_variables(optimizer) == [one, two]
+    assert internals.trained_variables(object()) == []  # type: ignore[arg-type]
 
 
 def test_an_optimizer_tells_which_variables_keras_decays() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +54,7 @@ class _Scaled(LinearTask):
 
 
 class ModuleOfTask(_Scaled):
-    """A variable of a module in a list of a plain object of the task."""
+    """A variable of a module in a list of a plain object of the task, whose attributes are not saved."""
 
     def make(self) -> None:
         super().make()
@@ -118,17 +117,34 @@ class TwoModels(LinearTask):
         self.fixed_critic = _dense(1)
         return super().build_model()
 
+    def second(self) -> tuple[Any, Any]:
+        """Returns the second model and its optimizer."""
+        return self.critic, self.critic_optimizer
+
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
         logs = super().train_step(inputs, model, optimizer, metrics)
+        critic, critic_optimizer = self.second()
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self.critic(inputs[0]) - self.fixed_critic(inputs[0]) - logs["loss"]) ** 2)
-        gradients = tape.gradient(loss, self.critic.trainable_variables)
-        self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
+            loss = tf.reduce_mean((critic(inputs[0]) - self.fixed_critic(inputs[0]) - logs["loss"]) ** 2)
+        gradients = tape.gradient(loss, critic.trainable_variables)
+        critic_optimizer.apply(gradients, critic.trainable_variables)
         return {"loss": loss}
 
     def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> Any:
         logs = super().validation_step(inputs, model, metrics)
-        return {"loss": logs["loss"] + tf.reduce_mean(self.critic(inputs[0]))}
+        critic, _ = self.second()
+        return {"loss": logs["loss"] + tf.reduce_mean(critic(inputs[0]))}
+
+
+class TwoModelsOfClosure(TwoModels):
+    """A second model and its optimizer, which only the closure of a function leads to."""
+
+    def build_model(self) -> Any:
+        model = super().build_model()
+        critic, optimizer = self.critic, self.critic_optimizer
+        del self.critic, self.critic_optimizer
+        self.second = lambda: (critic, optimizer)  # type: ignore[method-assign]
+        return model
 
 
 class HostWrites(LinearTask):
@@ -136,16 +152,11 @@ class HostWrites(LinearTask):
 
     def build_model(self) -> Any:
         self.target, self.evaluated, self.teacher, self.fixed = (_dense() for _ in range(4))
-        self.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 1.0)
         self.learned = super().build_model()
         return self.learned
 
     def initialize(self, model: Any) -> None:
         self.teacher.set_weights([0.5 * weight for weight in self.teacher.get_weights()])
-
-    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
-        loss = super().build_losses(labels, model_outputs, aux_losses)
-        return loss * tf.ensure_shape(self.table.lookup(tf.constant("a")), [])
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
         features, labels = inputs
@@ -166,10 +177,9 @@ class HostWrites(LinearTask):
         """Is called after each training loop."""
         self.target.set_weights(self.learned.get_weights())
         self.evaluated.set_weights([weight + 0.5 for weight in self.evaluated.get_weights()])
-        self.table.insert(tf.constant("a"), self.table.lookup(tf.constant("a")) + 0.5)
 
 
-class TwoModelsAndHostWrites(TwoModels, HostWrites):
+class TwoModelsAndHostWrites(TwoModelsOfClosure, HostWrites):
     """Second models of which the step changes one, and an action others."""
 
 
@@ -186,8 +196,8 @@ class Table(_Scaled):
             return super().factor() * tf.identity(value)
 
 
-class ModelsModuleAndTable(TwoModels, ModuleOfTask, Table):
-    """A second model with its optimizer, a variable of a module, and a table."""
+class TwoModelsAndModules(TwoModels, ModuleOfTask, GlobalModule):
+    """A second model with its optimizer, and variables of modules."""
 
 
 class KerasTwoUnbuilt(LinearTask):
@@ -228,27 +238,17 @@ class KerasTwo(KerasTwoUnbuilt):
         return logs
 
 
-class GlobalAndKerasTwo(GlobalModule, KerasTwoUnbuilt):
-    """A variable that only globals lead to, and an optimizer that makes its slots in the first step."""
-
-
-class Unreachable(_Scaled):
-    """A variable that no attribute leads to."""
-
-    def make(self) -> None:
-        sys.hidden = tf.Variable(1.0, name="hidden")  # type: ignore[attr-defined]
-
-    def factor(self) -> Any:
-        return sys.hidden.assign_add(0.5)  # type: ignore[attr-defined]
+class TwoModelsAndKerasTwo(TwoModels, KerasTwoUnbuilt):
+    """A second model with its optimizer, and an optimizer that makes its slots in the first step."""
 
 
 # By form, the task of a run, its replicas, and options of its trainer. What goes together is in one run.
 FORMS: dict[str, tuple[Callable[..., Any], int, dict[str, Any]]] = {
-    "compiled": (ModelsModuleAndTable, 1, {}),
+    "compiled": (TwoModelsAndModules, 1, {}),
     "compiled, Keras 2": (KerasTwo, 1, {}),
     "two replicas": (TwoModelsAndHostWrites, 2, {}),
     "fused": (SecondOptimizer, 1, {"fuse_steps": 2}),
-    "eager": (GlobalAndKerasTwo, 1, {"train_tf_function": False, "train_tf_while_loop": False}),
+    "eager": (TwoModelsAndKerasTwo, 1, {"train_tf_function": False, "train_tf_while_loop": False}),
 }
 
 

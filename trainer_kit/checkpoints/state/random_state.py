@@ -7,6 +7,7 @@ global seed generator and TensorFlow's global generator belong to the process.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ import tensorflow as tf
 from trainer_kit.distribution.keras_internals import global_seed_generator, set_global_seed_generator
 from trainer_kit.distribution.tensorflow_internals import plain_node_class
 
-_KINDS = (
+TRACKED_BY_TASKS = (
     *(tf.Variable, tf.Module, tf.random.Generator, plain_node_class()),
     *(keras.Layer, keras.random.SeedGenerator, list, tuple, dict),
 )
@@ -69,7 +70,7 @@ def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
     For a Keras 3 model these are tf.Variables and tf.random.Generators of its layers; for a tf_keras model the
     generators of its layers, which it hides from checkpoints.
     """
-    found = _below(model)
+    found = variables_below(model)
     if isinstance(model, keras.Layer):
         known = {id(variable.value) for variable in model.variables}
     else:
@@ -87,27 +88,47 @@ def task_state(task: Any, model: Any = None) -> dict[str, tf.Variable]:
       task: Any object; its attributes, lists, tuples, dicts, layers and modules are searched.
       model: An object whose contents are left out.
     """
-    return _below(task, apart_from=model)
+    return variables_below(task, exclude=[model])
 
 
-def _below(root: Any, apart_from: Any = None) -> dict[str, tf.Variable]:
-    """Returns variables by path, each once by its first path: depth first, attributes of an object sorted by name."""
-    found: dict[str, tf.Variable] = {}
-    seen, waiting = {id(apart_from)}, [("", root)]
+def variables_below(
+    root: Any,
+    *,
+    exclude: Iterable[Any] = (),
+    kinds: tuple[type, ...] = TRACKED_BY_TASKS,
+    nearest_first: bool = False,
+) -> dict[str, tf.Variable]:
+    """Returns the variables that attributes, lists, tuples and dicts lead to, each once, by the path of their names.
+
+    Attributes of one object are visited in the order of their names, public ones first, so that paths do not depend on
+    the order in which a process creates objects.
+
+    Args:
+      root: The object to start from.
+      exclude: Objects to skip, together with what only they lead to.
+      kinds: The classes of the objects to visit.
+      nearest_first: Whether a variable has its shortest path; if not, it has its first path, depth first.
+    """
+    variables: dict[str, tf.Variable] = {}
+    visited = {id(item): item for item in exclude}  # kept, so that no later object has the id of a deleted one
+    waiting = deque([("", root)])
     while waiting:
-        path, item = waiting.pop()
+        path, item = waiting.popleft() if nearest_first else waiting.pop()
         if isinstance(item, keras.random.SeedGenerator):
-            item = item.state.value
-        if id(item) in seen:
+            item = item.state
+        if isinstance(item, keras.Variable):
+            item = item.value
+        if id(item) in visited:
             continue
-        seen.add(id(item))
+        visited[id(item)] = item
         if isinstance(item, tf.Variable):
-            found[path] = item
+            variables[path] = item
             continue
-        children = [(str(name), child) for name, child in _children(item, root) if isinstance(child, _KINDS)]
-        children.sort(key=lambda pair: (pair[0].startswith("_"), pair[0]), reverse=True)
-        waiting += [(f"{path}/{name}".lstrip("/"), child) for name, child in children]
-    return found
+
+        children = [(str(name), child) for name, child in _children(item, root) if isinstance(child, kinds)]
+        children.sort(key=lambda pair: (pair[0].startswith("_"), pair[0]), reverse=not nearest_first)
+        waiting.extend((f"{path}/{name}".lstrip("/"), child) for name, child in children)
+    return variables
 
 
 def _children(item: Any, root: Any) -> Iterable[tuple[Any, Any]]:
@@ -115,6 +136,7 @@ def _children(item: Any, root: Any) -> Iterable[tuple[Any, Any]]:
         return enumerate(item)
     if isinstance(item, dict):  # another mapping may read a file for each key, or be a file that is closed
         return [(name, child) for name, child in item.items() if isinstance(name, (str, int))]
-    if isinstance(item, (keras.Layer, tf.Module)) or item is root:  # of these, TensorFlow does not show everything
+    # Of these, TensorFlow does not show everything.
+    if isinstance(item, (keras.Layer, keras.Metric, tf.Module)) or item is root:
         return getattr(item, "__dict__", {}).items()
     return tuple(tf.train.TrackableView.children(item).items())

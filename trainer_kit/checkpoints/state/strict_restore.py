@@ -3,7 +3,7 @@
 The root keys are TF Model Garden's: global_step, model, optimizer. Further keys are `average`, the moving average of
 the weights; `more_averages`, those with other decays, by name; `run_state` (python_state.py); `random` and `task`,
 state that the model does not list (random_state.py); `step_state`, other state that the training step changes
-(discovered_state.py, which also restores it); and the items that the model adds by `checkpoint_items`.
+(step_state.py, which also restores it); and the items that the model adds by `checkpoint_items`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.discovered_state import SECTION as STEP_STATE
-from trainer_kit.checkpoints.state.discovered_state import saved_section
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, missing_objects, object_graph, readable
+from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
+from trainer_kit.checkpoints.state.step_state import saved_section
 from trainer_kit.checkpoints.state.variable_names import (
     item_variables,
     model_variables,

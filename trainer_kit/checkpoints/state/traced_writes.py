@@ -1,103 +1,83 @@
-"""Finds the variables and tables that a traced graph reads and writes, and the user's line that writes them."""
+"""Finds the variables, tables and queues that a traced graph reads and writes."""
 
 from __future__ import annotations
 
-import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.distribution.tensorflow_internals import functions_called
-from trainer_kit.errors.user_frames import own_frames
 
-_HARMLESS = re.compile(
-    r"Collective|ReadVariableOp$|VariableShape$|VarIsInitializedOp$|ResourceGather(Nd)?$|LookupTable(Find|Size|Export)"
+# Collective operations use variables only for their order.
+_READS = re.compile(
+    r"Collective|ReadVariableOp$|VariableShape$|VarIsInitializedOp$|ResourceGather(Nd)?$"
+    r"|LookupTable(Find|Size|Export)|QueueSize"
 )
 _KIND = re.compile(r'type="?([\w:]+)')
-_WHAT = {"Var": "a variable", "LookupInterface": "a hash table", "IteratorResource": "an iterator of tf.data"}
+_DESCRIPTIONS = {
+    "Var": "a variable",
+    "LookupInterface": "a hash table",
+    "QueueInterface": "a queue",
+    "IteratorResource": "an iterator of tf.data",
+}
 
 
 def written(graph: Any) -> list[Any]:
-    """Returns the handles of outer variables, tables and iterators that a traced graph changes.
+    """Returns the handles of outer variables, tables, queues and iterators that a traced graph changes, in its order.
 
     The search includes loops, branches and called functions, and those of replicas.
 
     Args:
       graph: The traced FuncGraph.
     """
-    captured = _captured(graph)
-    outside = [outer for outer, _ in graph.captures if outer.dtype == tf.resource and _kind(outer) in _WHAT]
-    users = [(handle, _users(captured, handle)) for handle in outside]
-    return [handle for handle, known in users if not known or not all(map(_is_harmless, known))]
-
-
-def variables_used(graph: Any) -> list[Any]:
-    """Returns the handles of outer variables that a traced graph reads or writes."""
-    return [outer for outer, _ in graph.captures if outer.dtype == tf.resource and _kind(outer) == "Var"]
-
-
-def variable_of(graph: Any, handle: Any) -> Any:
-    """Returns the variable that a handle belongs to; None if the graph does not know it."""
-    for variable in (one for part in _graphs(graph) for one in part.variables):
-        if any(part.handle is handle for part in getattr(variable, "values", None) or [variable]):
-            return variable
-    return None
-
-
-def described(graph: Any, handle: Any) -> str:
-    """Returns the description of a handle of `written`, and where the graph changes it, for messages."""
-    what, variable = _WHAT[_kind(handle)], variable_of(graph, handle)
-    if variable is not None:
-        what = f"the variable {variable.name.partition(':')[0]} ({variable.dtype.name} {list(variable.shape)})"
-    return f"{what}{_place(graph, handle)}"
-
-
-def _graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yields a graph and the graphs of all functions that it calls."""
-    seen = set() if seen is None else seen
-    if id(graph) in seen:
-        return
-    seen.add(id(graph))
-    yield graph
-    for called in functions_called(graph).values():
-        yield from _graphs(called, seen)
-
-
-def _captured(graph: Any) -> dict[int, list[Any]]:
-    """Returns, by the `id` of a handle, the tensors that stand for it in a graph and the functions that it calls."""
-    found: dict[int, list[Any]] = {}
+    users: dict[int, list[tf.Operation]] = defaultdict(list)
     for part in _graphs(graph):
         for outer, inner in part.captures:
-            found.setdefault(id(outer), []).append(inner)
-    return found
-
-
-def _users(captured: dict[int, list[Any]], handle: Any) -> list[Any]:
-    """Returns the operations that take a handle, without calls, loops and branches, whose bodies are searched."""
-    found = [operation for inner in captured.get(id(handle), ()) for operation in inner.consumers()]
+            users[id(outer)] += [operation for operation in inner.consumers() if not _calls_functions(operation)]
     return [
-        one
-        for one in found
-        if not any(attribute.HasField("func") or attribute.list.func for attribute in one.node_def.attr.values())
+        handle
+        for handle in captured(graph)
+        if not users[id(handle)] or any(not _READS.match(operation.type) for operation in users[id(handle)])
     ]
 
 
-def _is_harmless(operation: Any) -> bool:
-    """Whether an operation leaves a resource unchanged; collective operations use variables only for their order."""
-    return _HARMLESS.match(operation.type) is not None
+def captured(graph: Any) -> list[Any]:
+    """Returns the handles of outer variables, tables, queues and iterators that a traced graph uses, in its order."""
+    return [outer for outer, _ in graph.captures if outer.dtype == tf.resource and _kind(outer) in _DESCRIPTIONS]
+
+
+def variables_by_handle(graph: Any) -> dict[int, tf.Variable]:
+    """Returns the variables that a graph uses by the `id` of their handles; on replicas, the variable of each."""
+    variables = [variable for part in _graphs(graph) for variable in part.variables]
+    parts = [part for variable in variables for part in (getattr(variable, "values", None) or [variable])]
+    return {id(part.handle): part for part in parts}
+
+
+def description(handle: Any) -> str:
+    """Returns the description of a handle of `captured`, for messages."""
+    return _DESCRIPTIONS[_kind(handle)]
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """Yields a graph and the graphs of all functions that it calls, each once."""
+    visited: set[int] = set()
+    waiting = [graph]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in visited:
+            visited.add(id(part))
+            yield part
+            waiting += functions_called(part).values()
+
+
+def _calls_functions(operation: Any) -> bool:
+    """Whether an operation is a call, a loop or a branch, whose functions are searched."""
+    return any(value.HasField("func") or value.list.func for value in operation.node_def.attr.values())
 
 
 def _kind(handle: Any) -> str:
     match = _KIND.search(str(handle))
     return match.group(1).rpartition("::")[2] if match else ""
-
-
-def _place(graph: Any, handle: Any) -> str:
-    """Returns ` (changed in file:line)` for the innermost frame of the user's code; "" if none is known."""
-    for operation in _users(_captured(graph), handle):
-        frames = own_frames(operation.traceback or ())
-        if frames and not _is_harmless(operation):
-            return f" (changed in {os.path.relpath(frames[-1].file)}:{frames[-1].line})"
-    return ""

@@ -13,11 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.attribute_paths import is_state, reachable
-from trainer_kit.checkpoints.state.discovered_state import SECTION as STEP_STATE
-from trainer_kit.checkpoints.state.discovered_state import DiscoveredState, handles, restore_section, saved_section
 from trainer_kit.checkpoints.state.python_state import PythonState
 from trainer_kit.checkpoints.state.random_state import process_generators, task_state, untracked_model_state
+from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
+from trainer_kit.checkpoints.state.step_state import StepState, handles, restore_section, saved_section
 from trainer_kit.checkpoints.state.strict_restore import (
     OPTIONAL,
     check_made,
@@ -58,6 +57,7 @@ class TrainState:
     Attributes:
       checkpoint: The checkpoint of the complete state.
       python_state: The Python state, which takes further parts before the restore.
+      step_state: The variables that training changes and that no other section contains.
       loose: The names of the further parts.
       random_generator: The generator that random operations of training steps draw from: TensorFlow's global one, which
         checkpoints hold. None for evaluation.
@@ -81,7 +81,9 @@ class TrainState:
     ) -> None:
         self._global_step, self._model, self._average = global_step, model, average
         self.in_use = threading.RLock()
-        self.python_state, self.discovered = PythonState(), DiscoveredState({"task": task, "model": model})
+        self.python_state = PythonState()
+        optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
+        self.step_state = StepState({"model": model, "task": task}, exclude=optimizers)
         self._evaluated_parts = {"task": task_state(task, model), "random/model": untracked_model_state(model)}
         evaluated = {
             "task": self._evaluated_parts["task"],
@@ -98,7 +100,8 @@ class TrainState:
             names = ", ".join(sorted(taken))
             raise UsageError(f"every checkpoint already has a part named {names}; give your item another name")
         others |= {"optimizer": optimizer, **self._average_section(), **self._items}
-        evaluated[STEP_STATE] = others[STEP_STATE] = self.discovered.section
+        others[STEP_STATE] = self.step_state.section
+        evaluated[STEP_STATE] = self.step_state.section_of_weights
         self.checkpoint = training_checkpoint(global_step=global_step, model=model, trainable=trainable, **others)
         self._saved_with_weights = evaluated
         self._optimizer = optimizer
@@ -112,7 +115,7 @@ class TrainState:
     @property
     def other_variables(self) -> list[tf.Variable]:
         """The variables of the task and the training step besides model, optimizer and average."""
-        sections = (*self._evaluated_parts.values(), self.discovered.items)
+        sections = (*self._evaluated_parts.values(), self.step_state.variables)
         found = (section[name] for section in sections for name in sorted(section))
         return [one for one in found if isinstance(one, tf.Variable)]
 
@@ -199,71 +202,54 @@ class TrainState:
         """
         return difference(self._evaluated(), path, whole=False, loose=self.loose) == ""
 
-    def keep_written(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
-        """Adds all state that the training step writes to checkpoints.
+    def keep_attributes(self, exclude: Iterable[Any]) -> None:
+        """Adds the variables in attributes of the task and the model to checkpoints; runs eagerly, in strategy scope.
+
+        Args:
+          exclude: Variables that need no saving, such as those of metrics that are reset.
+        """
+        self._note_growth(self.step_state.add_attributes(self._held(exclude)))
+
+    def keep_written(self, graph: Any, exclude: Iterable[Any], required: bool) -> None:
+        """Adds all variables that the training step writes to checkpoints.
 
         Runs eagerly, in strategy scope, before the first step.
 
         Args:
-          graph: The graph of the traced loop or step; None if neither is compiled: then all reachable state is added.
-          apart: Variables that need no saving, such as those of metrics that are reset.
+          graph: The graph of the traced loop or step.
+          exclude: See `keep_attributes`.
           required: Whether state that cannot be saved is an error.
 
         Raises:
           UsageError: if `required`, when state cannot be saved; or when optimizers inside the model lack variables of
             the restored checkpoint.
         """
-        held = self._held(apart)
-        if graph is None:
-            self._noted(self.discovered.add_reachable(held, required))
-        else:
-            self._noted(self.discovered.add_written(graph, held, required))
-            self._check_made()
+        self._note_growth(self.step_state.add_written(graph, self._held(exclude), required))
+        self.check_made_in_first_step()
 
-    def keep_made(self, apart: Iterable[Any], required: bool) -> None:
-        """Adds state that was created in the first step to checkpoints, where steps are not compiled."""
-        self._noted(self.discovered.add_reachable(self._held(apart), required, begun=True))
-        self._check_made()
-
-    def watch(self, apart: Iterable[Any], everything: bool = False) -> None:
-        """Remembers the values of state that no checkpoint holds yet, for `keep_changed`.
-
-        Runs eagerly, in strategy scope.
-
-        Args:
-          apart: See `keep_written`.
-          everything: Whether to search model and optimizer as well; needed where no graph shows what steps write.
-        """
-        optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
-        found = reachable(self.discovered.roots, () if everything else (self._model, *optimizers))
-        apart = [self._global_step, *apart]
-        if handles(found.values()) - handles(_native(apart)):
-            self.discovered.watch(found, self._held(apart))
-
-    def keep_changed(self, apart: Iterable[Any] | None, required: bool) -> None:
-        """Adds state that has changed since `watch` to checkpoints; runs eagerly, before a save.
-
-        Args:
-          apart: See `keep_written`; None if that was called.
-          required: See `keep_written`.
+    def check_made_in_first_step(self) -> None:
+        """Checks, once after a restore, that optimizers inside the model have created all variables of the checkpoint.
 
         Raises:
-          UsageError: if `required`, when state cannot be saved.
+          UsageError: when they have not.
         """
-        self._noted(self.discovered.add_changed(None if apart is None else self._held(apart), required))
+        if self._incomplete is not None:
+            path, self._incomplete = self._incomplete, None
+            check_made(self.checkpoint, path, self.loose)
 
-    def report_evaluation(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
-        """Warns of variables that an evaluation changes and training uses; random generators, which are reset, apart.
+    def report_evaluation(self, graph: Any, exclude: Iterable[Any], required: bool) -> None:
+        """Warns of variables that an evaluation changes and training uses, except for generators, which are put back.
 
         Args:
           graph: The graph of the traced evaluation.
-          apart: See `keep_written`.
+          exclude: See `keep_attributes`.
           required: Whether such a variable is an error.
 
         Raises:
           UsageError: if `required`, when there is such a variable.
         """
-        self.discovered.report_evaluation(graph, handles([*_native(apart), *(self._generators or ())]), required)
+        generators = self._generators or ()
+        self.step_state.report_evaluation(graph, handles([*_native(exclude), *generators]), required)
 
     @contextlib.contextmanager
     def undisturbed(self, *, everything: bool = False) -> Iterator[None]:
@@ -304,31 +290,29 @@ class TrainState:
         for part, value in before:
             part.assign(value)
 
-    def _check_made(self) -> None:
-        if self._incomplete is not None:
-            path, self._incomplete = self._incomplete, None
-            check_made(self.checkpoint, path, self.loose)
-
-    def _held(self, apart: Iterable[Any]) -> set[int]:
-        """Returns the handles of all variables in other sections, and of `apart`."""
+    def _held(self, exclude: Iterable[Any]) -> set[int]:
+        """Returns the handles of all variables in other sections, and of `exclude`."""
         items = list(tf.train.TrackableView(self.checkpoint).descendants())
-        known = [one for one in items if is_state(one)]
+        variables = [one for one in items if isinstance(one, tf.Variable)]
         # TensorFlow saves the slots of a Keras 2 optimizer without showing them, those of a wrapped one too.
         others = [one for one in items if not isinstance(one, tf.Variable)]
         _check_aggregations(items)
         optimizers = [self._optimizer, *(one for one in others if hasattr(one, "get_slot_names"))]
-        return handles([*known, *_native([*(slot for one in optimizers for slot in _kept_by(one)), *apart])])
+        slots = [slot for one in optimizers for slot in _kept_by(one)]
+        return handles([*variables, *_native([*slots, *exclude])])
 
-    def _noted(self, changed: bool) -> None:
+    def _note_growth(self, grown: bool) -> None:
         self._generators = None
-        if changed:
+        if grown:
             error = end_saver(self.checkpoint)  # it knows only the variables of its first save
             if error is not None:  # the manager reports the failure at its next `sync`, but without the reason
                 _LOG.warning("a checkpoint was not written: %s", error)
 
     def _restore_evaluated(self, path: str | None) -> None:
         """Restores the state that an evaluation uses besides weights and average, as far as both sides have it."""
-        self._noted(self.discovered.restored(path))
+        self._note_growth(self.step_state.restore(path))
+        if self._optimizer is None:
+            self.step_state.report_unrestored()
         if path is None:
             return
         for section, items in self._evaluated_parts.items():

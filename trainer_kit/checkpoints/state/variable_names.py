@@ -17,6 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer_kit.distribution.keras_internals import trained_variables
+
 _NAMED_BY_KERAS = (keras.Layer, keras.Metric, keras.Variable, keras.random.SeedGenerator)
 _NUMBERED = re.compile(r"^(.*?)(?:_(\d+))?$")
 
@@ -78,6 +80,8 @@ def item_variables(item: Any) -> Any:
 def optimizer_variables(optimizer: Any, model: Any, trainable: Sequence[Any] = ()) -> dict[str, tf.Variable] | Any:
     """Returns the variables of a Keras 3 optimizer, slots named after the model's variables; any other unchanged.
 
+    The slots of variables of other models are named after these, below `others`.
+
     Args:
       optimizer: A built optimizer, or a dict of them by name.
       model: The model whose trainable variables the slots belong to.
@@ -87,7 +91,11 @@ def optimizer_variables(optimizer: Any, model: Any, trainable: Sequence[Any] = (
         return {name: optimizer_variables(one, model, trainable) for name, one in optimizer.items()}
     if not isinstance(optimizer, keras.Optimizer):
         return optimizer
+    of_model = {id(variable) for variable in [*trainable, *model.variables]}
+    others = [variable for variable in trained_variables(optimizer) if id(variable) not in of_model]
     owners = _owner_names(list(trainable or model.trainable_variables))
+    owners += [(flattened, f"others/{name}") for flattened, name in _owner_names(others)]
+    owners.sort(key=lambda owner: -len(owner[0]))
     paths = [variable.path for variable in optimizer.variables]
     names = [_slot_name(path, owners) for path in paths]
     # Variables that were frozen have no slots, and still count in the ranks of those that have.
@@ -126,11 +134,11 @@ def _stem_and_number(part: str, ranked: Callable[[str], bool]) -> tuple[str, int
 
 
 def _owner_names(variables: Sequence[Any]) -> list[tuple[str, str]]:
-    """Returns (flattened path as in Keras' slot names, our name) of each variable, longest first."""
+    """Returns (flattened path as in Keras' slot names, our name) of each variable."""
     paths = [getattr(variable, "path", None) or variable.name for variable in variables]
     names = list(_unique(canonical_paths(paths), variables))
     flattened = [re.sub(r"[/:]", "_", path) for path in paths]
-    return sorted(zip(flattened, names, strict=True), key=lambda pair: -len(pair[0]))
+    return list(zip(flattened, names, strict=True))
 
 
 def _slot_name(path: str, owners: Iterable[tuple[str, str]]) -> str:

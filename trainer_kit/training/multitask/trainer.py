@@ -63,6 +63,7 @@ class MultiTaskTrainer(Trainer):
         super().__init__(
             config, task, model, optimizer, train, evaluate, train_dataset, validation_dataset, checkpoint_exporter
         )
+        self.state.step_state.roots |= {f"task/tasks/{name}": one for name, one in task.tasks.items()}
         if evaluate:
             with self.strategy.scope():
                 self.set_validation_sets(ValidationSets(map(self._of_task, self.validation)))

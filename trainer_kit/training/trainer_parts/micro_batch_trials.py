@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.traced_writes import variable_of, written
+from trainer_kit.checkpoints.state.traced_writes import variables_by_handle, written
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.process.error_report import described
@@ -109,12 +109,8 @@ def _one_batch(spec: Any, fused: bool) -> Any:
 @contextlib.contextmanager
 def _unchanged(graph: tf.Graph) -> Iterator[None]:
     """A context after which all variables that a graph writes have their earlier values; runs eagerly, on the host."""
-    variables = [(variable_of(graph, handle), handle) for handle in written(graph)]
-    parts = [
-        next(part for part in getattr(variable, "values", None) or [variable] if part.handle is handle)
-        for variable, handle in variables
-        if variable is not None
-    ]
+    variables = variables_by_handle(graph)
+    parts = [variables[id(handle)] for handle in written(graph) if id(handle) in variables]
     before = [(part, part.numpy()) for part in parts]
     try:
         yield

@@ -8,7 +8,7 @@ from typing import Any
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.training.trainer_parts.gradient_reports import GradientReports
 from trainer_kit.training.trainer_parts.interrupted_metrics import InterruptedMetrics
-from trainer_kit.training.trainer_parts.task_attributes import has_own_state
+from trainer_kit.training.trainer_parts.own_state import has_own_state
 
 
 def keep_python_state(trainer: Any, metrics: Callable[[], Sequence[Any]], gradients: GradientReports) -> None:

@@ -30,6 +30,16 @@ def test_names_do_not_depend_on_what_the_process_built_before() -> None:
     assert "adam/sequential/dense_1/kernel/velocity" in names[0]
 
 
+def test_slots_of_another_model_do_not_depend_on_earlier_models() -> None:
+    names = []
+    for model, other in ((_model(), _model()), (_model(), _model())):
+        adam = keras.optimizers.Adam()
+        adam.build([*model.trainable_variables, *other.trainable_variables])
+        names.append(list(optimizer_variables(adam, model)))
+    assert names[0] == names[1]
+    assert "adam/others/sequential/dense_1/kernel/velocity" in names[0]
+
+
 def test_names_in_a_loss_scale_do_not_depend_on_earlier_models() -> None:
     names = []
     for model in (_model(), _model()):

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.errors import DataError, InterruptedRunError, TrainerKitError, UsageError
+from trainer_kit.errors import DataError, InterruptedRunError, TrainerKitError
 from trainer_kit.inputs.sources.base import Source
 from trainer_kit.run import save_after_error
 from trainer_kit.run.runner import run_experiment
@@ -162,27 +162,6 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
     told = "saved step 15 after the error" if alone else "the same command resumes from step 10 ("
     assert told in caplog.text and ("5 steps are lost" in caplog.text) is not alone
     assert '"ended": "failed"' in (tmp_path / "run" / "heartbeat.json").read_text()
-
-
-class _Annealing(LinearTask):
-    """An action changes a plain value of the task."""
-
-    rate = 1.0
-
-
-def test_python_state_that_is_refused_loses_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = linear_experiment(train_steps=20).replace(
-        trainer={"steps_per_loop": 5, "summary_interval": 5, "checkpoint_interval": 20, "require_exact_resume": True}
-    )
-    task = _Annealing(config.task)
-
-    def anneal(logs: Any) -> None:
-        task.rate /= 2
-
-    with caplog.at_level(logging.INFO, "trainer_kit"), pytest.raises(UsageError, match=r"_Annealing\.rate changes"):
-        run_experiment(None, task, "train", config, str(tmp_path), train_actions=[anneal])
-    assert list(complete_checkpoints(str(tmp_path))) == [5]
-    assert "saved step 5 after the error" in caplog.text
 
 
 def test_a_read_that_failed_ahead_of_a_save_is_done_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -204,4 +204,4 @@ def test_a_tensor_that_nobody_asks_for_is_not_computed(executor: str, asks: bool
 def test_values_are_not_in_checkpoints_and_change_no_weight(plain: Trainer, asked: Trainer) -> None:
     for one, other in zip(plain.model.variables, asked.model.variables, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
-    assert plain.state.discovered.items.keys() == asked.state.discovered.items.keys()
+    assert plain.state.step_state.variables.keys() == asked.state.step_state.variables.keys()

@@ -81,13 +81,6 @@ class LoopMetrics(MetricSet):
 class LoopTrainer(KerasTrainer):
     """Trains a LoopTask; see KerasTrainer."""
 
-    @classmethod
-    def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
-        """Returns a trainer, whose checkpoints hold what the caller's functions change besides model and optimizer."""
-        trainer = super().create(config, task, train, evaluate, checkpoint_exporter)
-        trainer.state.discovered.roots |= {"train_step": task.steps.train_step, "test_step": task.steps.test_step}
-        return trainer
-
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
         return LoopMetrics("training_loss", task.steps.metrics)
 

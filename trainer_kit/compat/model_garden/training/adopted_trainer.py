@@ -87,8 +87,7 @@ class AdoptedTrainer(BaseTrainer):
             instead=f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer",
         )
         rates = ConfiguredRates(trained)
-        self.state.discovered.roots["trainer"] = inner
-        self._searched = False  # whether variables created by the first steps were looked for
+        self.state.step_state.roots["trainer"] = inner
         self.state.python_state.add("learning rates", rates.state, rates.restore)
         self.state.python_state.add("data", self.data.state, self.data.put_state)
         self.sound: bool | None = True
@@ -213,7 +212,6 @@ class AdoptedTrainer(BaseTrainer):
 
     def initialize(self) -> None:
         """Initializes the trainer when there is no checkpoint to restore; runs eagerly, in strategy scope."""
-        self._watch_values()
         if hasattr(self._inner, "initialize"):
             self._inner.initialize()
         self.after_restore()
@@ -223,9 +221,7 @@ class AdoptedTrainer(BaseTrainer):
 
         Runs eagerly.
         """
-        unseen, self._searched = not self._searched, True
-        with self._strategy.scope():
-            self.state.keep_changed(self._metric_variables() if unseen else None, self._required())
+        self._keep_attributes()
         self.state.python_state.store()
         self.data.save_iterator(f"{prefix}{ITERATOR}")
 
@@ -237,17 +233,18 @@ class AdoptedTrainer(BaseTrainer):
         """
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
-        if path is not None:
-            self._watch_values()
+        self._keep_attributes()
+        self.state.step_state.end_restore(strict=False)
         self.sound, self.data_ended = None, False
 
-    def _watch_values(self) -> None:
-        """Notes all values that the trainer's own loops may change, to save those that do: their graphs are not known.
+    def _keep_attributes(self) -> None:
+        """Adds the variables in attributes to checkpoints: what the trainer's own loops change is not known.
 
-        Runs eagerly, in scope.
+        Runs eagerly.
         """
         if self.trains:
-            self.state.watch(self._metric_variables(), everything=True)
+            with self._strategy.scope():
+                self.state.keep_attributes(self._metric_variables())
 
     def _metric_variables(self) -> list[Any]:
         """Returns the variables of the trainer's metrics, which are not saved, because each loop resets them."""
@@ -255,9 +252,6 @@ class AdoptedTrainer(BaseTrainer):
         metrics = [one for one in values if hasattr(one, "update_state") and hasattr(one, "variables")]
         own = getattr(self._inner.model, "metrics", None) or []
         return [variable for metric in (*metrics, *own) for variable in metric.variables]
-
-    def _required(self) -> bool:
-        return bool(getattr(getattr(self.config, "trainer", None), "require_exact_resume", False))
 
 
 def _exact_average(optimizer: Any, model: Any) -> OptimizersAverage | None:

@@ -158,6 +158,33 @@ def test_a_resumed_loop_keeps_what_its_functions_hold(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses(epochs=2), np.average([[1, 2, 3], [4, 5, 6]], 1, [16, 16, 8]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("first_start_has_callbacks", [True, False])
+def test_one_optimizer_of_two_models_resumes_with_any_callbacks(
+    first_start_has_callbacks: bool, tmp_path: Path
+) -> None:
+    def train(epochs: int, folder: str, has_callbacks: bool) -> list[Any]:
+        names = around()
+        optimizer = keras.optimizers.Adam(1e-2)
+        model, decoder = names["model"], keras.Sequential([keras.Input((10,)), keras.layers.Dense(784)])
+        variables = [*model.trainable_variables, *decoder.trainable_variables]
+
+        def train_step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((decoder(model(x)) - x) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return loss
+
+        arguments = {**parts(names), "epochs": epochs, "optimizer": optimizer, "model_dir": str(tmp_path / folder)}
+        callbacks = [keras.callbacks.TerminateOnNaN()] if has_callbacks else None
+        tk_keras.train_loop(train_step, batches(), **arguments, callbacks=callbacks)
+        return [variable.numpy().tolist() for variable in variables]
+
+    expected = train(2, "straight", has_callbacks=True)
+    train(1, "stopped", has_callbacks=first_start_has_callbacks)
+    keras.layers.Dense(1)  # Keras counts layers in their names
+    assert train(2, "stopped", has_callbacks=not first_start_has_callbacks) == expected
+
+
 def test_each_epoch_of_some_steps_begins_at_the_start(tmp_path: Path) -> None:
     names = around()
 

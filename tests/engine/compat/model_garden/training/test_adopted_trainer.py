@@ -16,7 +16,7 @@ from official.core import base_trainer, task_factory
 from official.core import train_utils as theirs
 
 from tests.engine.compat.model_garden.garden_task import eagerly, small_config
-from trainer_kit.checkpoints.state.discovered_state import saved_section
+from trainer_kit.checkpoints.state.step_state import saved_section
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrainer, adopted
 from trainer_kit.compat.model_garden.training.runner import run_experiment
@@ -31,7 +31,8 @@ class Counting(base_trainer.Trainer):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.batches = tf.Variable(0, dtype=tf.int64)
-        self.others = SimpleNamespace(batches=tf.Variable(0), fixed=tf.Variable(3.0))
+        self.others = tf.Module()
+        self.others.batches, self.others.fixed = tf.Variable(0), tf.Variable(3.0)
         model, optimizer, step = self.model, self.optimizer, self.global_step
         self._checkpoint = tf.train.Checkpoint(
             model=model, optimizer=optimizer, global_step=step, my_batches=self.batches
@@ -69,7 +70,8 @@ def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(tmp_path: Path, ca
     assert {"model", "optimizer", "global_step", "my_batches"} <= names
     gone_on = _run(_with_steps(6), tmp_path)
     assert int(gone_on.batches) == int(gone_on.others.batches) == int(gone_on.global_step) == 6
-    assert saved_section(str(tmp_path / "ckpt-6"), "step_state").keys() == {"trainer/others/batches"}
+    names = saved_section(str(tmp_path / "ckpt-6"), "step_state").keys()
+    assert names == {"trainer/others/batches", "trainer/others/fixed"}
     assert gone_on.train_dataset is not None  # its data are those of the wrapped trainer
     gone_on.train_dataset = other = tf.data.Dataset.range(3)
     assert gone_on.train_dataset is other

@@ -1,0 +1,254 @@
+"""The section `step_state` of a checkpoint: the variables that training changes and that no other section contains.
+
+It has two sources. A variable in the attributes of the task, the model or the trainer is named by the path of these
+attributes, `task/critic/_layers/0/_kernel`. Any other variable that the traced training loop writes, such as one of a
+closure, is named by its place in the graph, its dtype and its shape, `written/0 float32 [3, 4]`: names that Keras or
+TensorFlow give depend on what the process did before. A variable that the loop only reads, and that no attribute
+leads to, is in no checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, readable, unreadable
+from trainer_kit.checkpoints.state.random_state import TRACKED_BY_TASKS, variables_below
+from trainer_kit.checkpoints.state.traced_writes import captured, description, variables_by_handle, written
+from trainer_kit.distribution.tensorflow_internals import trackable_class
+from trainer_kit.errors import UsageError
+
+SECTION = "step_state"
+_WRITTEN = "written/"
+_COUNTERS = ("_train_counter", "_test_counter", "_predict_counter")  # of the loops of a tf_keras model, unused here
+_TRACKABLE = (*TRACKED_BY_TASKS, trackable_class(), keras.Metric, keras.Optimizer, keras.Variable)
+_LOG = logging.getLogger(__name__)
+
+
+class StepState:
+    """The variables of the section, which grows as they are created. Used eagerly, in strategy scope.
+
+    Args:
+      roots: The objects whose attributes are saved, by the first part of their paths: the model before the task.
+      exclude: Objects whose attributes are not saved here, such as the optimizers of the run.
+
+    Attributes:
+      variables: The variables by name.
+      section: The section of checkpoints, which contains the variables as attributes.
+      section_of_weights: The section of best weights, which may be saved before the training step is traced: the same
+        without what only the training step leads to.
+      allow_partial: Whether to leave out variables of a checkpoint that this run lacks or that have another shape.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], exclude: Sequence[Any] = ()) -> None:
+        self.roots = dict(roots)
+        self.variables: dict[str, tf.Variable] = {}
+        self.section = tf.Module()
+        self.section_of_weights = tf.Module()
+        self.allow_partial = False
+        self._exclude = exclude
+        self._path: str | None = None
+        self._saved: dict[str, tuple[int, ...]] = {}  # the shapes in the checkpoint that was restored last
+        self._restored_names: set[str] = set()
+        self._used_handles: set[int] = set()
+        self._reported: set[str] = set()
+
+    def restore(self, path: str | None) -> bool:
+        """Restores the variables that exist. Those that are added before the first step are restored as they are added.
+
+        Args:
+          path: The prefix of the restored checkpoint; None when there was none.
+
+        Returns:
+          Whether variables were added.
+
+        Raises:
+          StorageError: when the checkpoint cannot be read.
+        """
+        self._path = path
+        self._saved = saved_section(path, SECTION) if path else {}
+        self._restored_names = set()
+        attributes = self._attributes() if self._saved.keys() - self.variables.keys() else {}
+        new = {name: attributes[name] for name in attributes if name in self._saved and name not in self.variables}
+        self._add(new)
+        self._read(self.variables)
+        return bool(new)
+
+    def add_attributes(self, held: set[int]) -> bool:
+        """Adds the variables in attributes that no section contains, and returns whether there are any.
+
+        Args:
+          held: The `id` of each handle that other sections contain or that needs no saving.
+        """
+        held = held | handles(self.variables.values())
+        new = {name: variable for name, variable in self._attributes().items() if not handles([variable]) & held}
+        self._add(new)
+        self._read(new)
+        return bool(new)
+
+    def add_written(self, graph: Any, held: set[int], required: bool) -> bool:
+        """Adds the variables that a training loop writes and no section contains, and returns whether there are any.
+
+        Args:
+          graph: The graph of the traced loop or step.
+          held: See `add_attributes`.
+          required: Whether state that cannot be saved, or was not saved, is an error.
+
+        Raises:
+          UsageError: if `required`, when the loop changes a table or a queue, or the checkpoint lacks a variable.
+        """
+        self._used_handles = {id(handle) for handle in captured(graph)}
+        held = held | handles(self.variables.values())
+        variables = variables_by_handle(graph)
+        new: dict[str, tf.Variable] = {}
+        for handle in written(graph):
+            if id(handle) in held:
+                continue
+            variable = variables.get(id(handle))
+            if variable is None:
+                self._report(
+                    f"the training step changes {description(handle)}, which no checkpoint contains: a resumed run "
+                    "will differ from one that was never stopped; keep such state in tf.Variables",
+                    required,
+                )
+            else:
+                new[f"{_WRITTEN}{len(new)} {variable.dtype.name} {variable.shape.as_list()}"] = variable
+        self._add(new)
+        self._read(new, required)
+        return bool(new)
+
+    def end_restore(self, strict: bool) -> None:
+        """Ends the restore before the first step: variables that are added later begin with their initial values.
+
+        Args:
+          strict: Whether a variable of the checkpoint that was not restored is an error.
+
+        Raises:
+          UsageError: if `strict` and not `allow_partial`, when there is such a variable.
+        """
+        unknown = sorted(self._saved.keys() - self._restored_names)
+        text = (
+            f"{self._path} contains {', '.join(unknown)}, which this run does not have in that shape before its first "
+            "step; use the code and the trainer_kit that saved it, start again with --from_step=0, or leave it out "
+            "with allow_partial_restore"
+        )
+        if unknown and strict and not self.allow_partial:
+            raise UsageError(text)
+        if unknown:
+            self._report(text)
+        self._path = None
+
+    def report_unrestored(self) -> None:
+        """Warns of variables that an evaluation does not restore: those to which only the training step leads."""
+        unknown = self._saved.keys() - self._restored_names
+        names = [name for name in sorted(unknown) if name in self.variables or name.startswith(_WRITTEN)]
+        if names:
+            self._report(
+                f"{self._path} contains {', '.join(names)}, which this evaluation does not restore; keep it in an "
+                "attribute of the task or the model, in the same shape"
+            )
+
+    def report_evaluation(self, graph: Any, exclude: set[int], required: bool) -> None:
+        """Reports what an evaluation changes and the training step uses, such as the state of a recurrent layer.
+
+        A resumed run does not repeat recorded evaluations, and begins with the values from before them.
+
+        Args:
+          graph: The graph of the evaluation.
+          exclude: The `id` of each handle that needs no saving or is restored afterwards.
+          required: Whether such a change is an error.
+
+        Raises:
+          UsageError: if `required`, when there is such a change.
+        """
+        variables = variables_by_handle(graph)
+        changed = [handle for handle in written(graph) if id(handle) in self._used_handles - exclude]
+        if changed:
+            names = sorted(getattr(variables.get(id(handle)), "name", description(handle)) for handle in changed)
+            self._report(
+                f"the evaluation changes {', '.join(names)}, which training uses: a resumed run does not repeat "
+                "recorded evaluations, so it will differ from one that was never stopped; use a separate variable for "
+                "evaluation, or restore the value in validation_step",
+                required,
+            )
+
+    def _attributes(self) -> dict[str, tf.Variable]:
+        """Returns the variables in the attributes of the roots by name, each once."""
+        variables: dict[str, tf.Variable] = {}
+        visited = list(self._exclude)
+        for root, item in self.roots.items():
+            below = variables_below(item, exclude=visited, kinds=_TRACKABLE, nearest_first=True)
+            variables |= {f"{root}/{path}": one for path, one in below.items() if not path.endswith(_COUNTERS)}
+            visited += [item, *below.values()]
+        return variables
+
+    def _add(self, new: Mapping[str, tf.Variable]) -> None:
+        self.variables.update(new)
+        for name, variable in new.items():
+            setattr(self.section, name, variable)
+            if not name.startswith(_WRITTEN):
+                setattr(self.section_of_weights, name, variable)
+
+    def _read(self, variables: Mapping[str, tf.Variable], required: bool = False) -> None:
+        """Restores variables from the checkpoint, if one is being restored, and reports those that it lacks."""
+        if self._path is None:
+            return
+        missing = sorted(variables.keys() - self._saved.keys())
+        if missing:
+            self._report(f"{self._path} does not contain {', '.join(missing)}, which keeps its current value", required)
+
+        fitting = {name: one for name, one in variables.items() if self._saved.get(name) == tuple(one.shape)}
+        self._restored_names |= fitting.keys()
+        if fitting:
+            restore_section(self._path, SECTION, fitting)
+
+    def _report(self, text: str, required: bool = False) -> None:
+        """Warns once.
+
+        Raises:
+          UsageError: if `required`.
+        """
+        if required:
+            raise UsageError(f"trainer.require_exact_resume: {text}")
+        if text not in self._reported:
+            self._reported.add(text)
+            _LOG.warning("%s", text)
+
+
+def handles(variables: Iterable[Any]) -> set[int]:
+    """Returns the `id` of each resource handle of variables; a mirrored variable has one per replica."""
+    parts = [part for variable in variables for part in (getattr(variable, "values", None) or [variable])]
+    return {id(part.handle) for part in parts}
+
+
+def saved_section(path: str, section: str) -> dict[str, tuple[int, ...]]:
+    """Returns a dict from name to shape for the variables in a section of a checkpoint.
+
+    Args:
+      path: The checkpoint's prefix.
+      section: The section's name, or `section/subsection`.
+
+    Raises:
+      StorageError: when the checkpoint cannot be read.
+    """
+    shapes = {readable(key): shape for key, shape in CheckpointGraph(path).shapes.items()}
+    prefix = f"{section}/"
+    return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+
+
+def restore_section(path: str, section: str, items: Mapping[str, Any]) -> None:
+    """Restores items of a section that the checkpoint holds in the same shape; runs eagerly, in strategy scope.
+
+    Raises:
+      StorageError: when the checkpoint cannot be read.
+    """
+    root, _, below = section.partition("/")
+    target = tf.train.Checkpoint(**{root: {below: dict(items)} if below else dict(items)})
+    try:
+        target.read(path).expect_partial().assert_existing_objects_matched()
+    except (tf.errors.OpError, IndexError) as error:
+        raise unreadable(path, error) from error
