@@ -258,8 +258,9 @@ class TrainData:
         else:
             data = positioned(lambda _: data, params, self.position, input_context)
         if isinstance(made, Source):
-            found = getattr(made, "resumption", functools.partial(source_resumption, data))
-            if (resumption := found(deterministic_ops=self._deterministic_ops)) is not None:
+            find = getattr(made, "resumption", functools.partial(source_resumption, data))
+            resumption = find(deterministic_ops=self._deterministic_ops)
+            if resumption is not None:
                 self._report_found(resumption)
         return data
 

@@ -147,7 +147,7 @@ def test_a_restart_goes_on_with_the_same_batches(folder: Path) -> None:
     assert batches_from(restarted, 14) == third
     reasons = "".join(whole.resumption(deterministic_ops=False).reasons)
     assert "data_augmentation <lambda> (test_tfrecords.py:" in reasons
-    assert "RandomUniform draws random numbers" in reasons
+    assert "RandomUniform" in reasons
 
 
 # ---- mistakes

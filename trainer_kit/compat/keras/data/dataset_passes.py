@@ -8,10 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.distribution.tensorflow_internals import functions_of
 from trainer_kit.inputs.autotune_off import without_idle_tuner
 from trainer_kit.inputs.dataset_resume import Resumption, examine, resume_method
 from trainer_kit.inputs.dataset_structure import kind_of, transformations
 from trainer_kit.inputs.sources.base import identity_of
+from trainer_kit.inputs.stateful_ops import nodes
 
 _LOG = logging.getLogger(__name__)
 _NEW_ITERATORS = "each pass has an iterator of its own, as in Keras"
@@ -118,7 +120,6 @@ class DatasetPasses:
             no_iterator=_NEW_ITERATORS,
             deterministic_ops=deterministic_ops,
             section="x",
-            made_before=True,
         )
 
     def _draw_orders(self) -> None:
@@ -152,9 +153,11 @@ def _batches_to_draw_orders(dataset: tf.data.Dataset) -> int | None:
     depend on all that was read, and below a `repeat` further iterators are made while the pass is read.
     """
     found = examine(dataset)
-    if found.python or found.state or found.caches or found.not_savable:
+    parts = list(transformations(dataset))
+    operations = [node.op for part in parts for graph in functions_of(part) for node in nodes(graph.as_graph_def())]
+    if found.python or found.state or any(operation.startswith("Shuffle") for operation in operations):
         return None
-    kinds = [kind_of(part) for part in transformations(dataset)]
+    kinds = [kind_of(part) for part in parts]
     if not _BEGIN_AT_ONCE.issuperset({*kinds} - {"Shuffle"}):
         return None
     return 0 if kinds.count("Shuffle") == 1 else 1
