@@ -144,9 +144,7 @@ def check_resume(
     old_yaml_text: str,
     new: ExperimentConfig,
     allowed_paths: Sequence[str],
-    chosen_fuse_steps: int | None = None,
-    kept_executor: str | None = None,
-    kept_accumulate_steps: int | None = None,
+    choices: Mapping[str, Any] | None = None,
 ) -> list[Change]:
     """Returns the changes since a run began that do not prevent a resume: the safe ones and those allowed.
 
@@ -154,12 +152,8 @@ def check_resume(
       old_yaml_text: The text of the run's params.yaml.
       new: The config to resume with.
       allowed_paths: The values of --allow_config_change: dotted paths of values or of whole sections.
-      chosen_fuse_steps: the number that trainer.fuse_steps=auto, a value of earlier releases, stands for in the old
-        config; None: not known, so that any number fits.
-      kept_executor: the executor that runtime.executor=auto, a value of earlier releases, stands for in the old config;
-        None: not known, so that any executor fits.
-      kept_accumulate_steps: the number that trainer.accumulate_steps=auto stands for in the old config; None: the run
-        had not chosen yet, so that any number fits.
+      choices: What auto, a value of earlier releases, stands for in the old config, by the path of the field. Any value
+        fits a field that is not there.
 
     Raises:
       ConfigError: names each dangerous change that is not allowed, and the flag that would allow it.
@@ -167,8 +161,12 @@ def check_resume(
     old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values
     if not isinstance(old, dict):
         raise ConfigError([Mistake("", "holds no config", "restore it, or start in another model_dir", "params.yaml")])
-    replace_removed_auto(old, chosen_fuse_steps or new.trainer.fuse_steps, kept_executor or new.runtime.executor)
-    _replace_accumulate_steps(old, new.trainer.accumulate_steps, kept_accumulate_steps)
+    current = {
+        "trainer.fuse_steps": new.trainer.fuse_steps,
+        "trainer.accumulate_steps": new.trainer.accumulate_steps,
+        "runtime.executor": new.runtime.executor,
+    }
+    replace_removed_auto(old, {**current, **(choices or {})})
     changes = compare(old, new)
     refused = [
         change
@@ -212,13 +210,6 @@ def data_mistakes(
             advice = f"use another model_dir, go back to that data, or accept it with {ALLOW_FLAG}={path}"
             python = f"(run_experiment, fit: allow_config_change=[{path!r}])"
             yield Mistake(section, f"the data has changed since this run began: {differences}", f"{advice} {python}")
-
-
-def _replace_accumulate_steps(old: dict[str, Any], new: int | str, kept: int | None) -> None:
-    """Replaces the old value auto by the number that the run keeps, where the new value is a number."""
-    trainer = old.get("trainer")
-    if isinstance(trainer, dict) and trainer.get("accumulate_steps") == "auto" and new != "auto":
-        trainer["accumulate_steps"] = kept or new
 
 
 def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_text: str = "") -> list[Mistake]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from trainer_kit import files
@@ -18,29 +19,29 @@ def to_yaml(config: ExperimentConfig) -> str:
     return yaml_loader.dump(config.as_dict())
 
 
-def replace_removed_auto(values: dict[str, Any], fuse_steps: int, executor: str) -> None:
+def replace_removed_auto(values: dict[str, Any], choices: Mapping[str, Any]) -> None:
     """Replaces `auto` in the values of a params.yaml, for fields that had this value in earlier releases.
 
     Args:
       values: The values of the params.yaml; changed in place.
-      fuse_steps: The number that the run has chosen for trainer.fuse_steps.
-      executor: The executor that the run has chosen for runtime.executor.
+      choices: What the run has chosen, by the path of the field, such as trainer.fuse_steps.
     """
-    choices = (("trainer", "fuse_steps", fuse_steps), ("runtime", "executor", executor))
-    for section, field, choice in choices:
+    for path, choice in choices.items():
+        section, field = path.split(".")
         fields = values.get(section)
         if isinstance(fields, dict) and fields.get(field) == "auto":
             fields[field] = choice
 
 
-def from_yaml(text: str, default_config: ExperimentConfig, chosen_fuse_steps: int | None = None) -> ExperimentConfig:
+def from_yaml(
+    text: str, default_config: ExperimentConfig, choices: Mapping[str, Any] | None = None
+) -> ExperimentConfig:
     """Returns the config that `text` describes; `default_config` gives its classes and all values that are left out.
 
     Args:
       text: The text of a params.yaml.
       default_config: The default config of the experiment.
-      chosen_fuse_steps: The number that trainer.fuse_steps=auto, a value of earlier releases, stands for in the text;
-        None: auto is refused.
+      choices: What auto stands for in the text, see `replace_removed_auto`; None: auto is refused.
 
     Raises:
       ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their lines.
@@ -48,9 +49,7 @@ def from_yaml(text: str, default_config: ExperimentConfig, chosen_fuse_steps: in
     parsed = yaml_loader.parse(text, "params.yaml", own=True)
     if not isinstance(parsed.values, dict):
         raise ConfigError([Mistake("", "holds no config", "it needs the sections of an experiment", "params.yaml")])
-    if chosen_fuse_steps is not None:
-        # Evaluations had the default executor, whatever a run had chosen for its training loop.
-        replace_removed_auto(parsed.values, chosen_fuse_steps, "default")
+    replace_removed_auto(parsed.values, choices or {})
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
     return apply(default_config, [Layer(parsed.values, origins, complete=True)]).config
 

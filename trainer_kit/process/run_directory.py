@@ -104,7 +104,6 @@ class RunDirectory:
             "platform": platform.platform(),
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
-            "accumulate_steps": _accumulate_steps(before, config),
             **(setup or {}),
         }
         for difference in differences(before, record):
@@ -264,8 +263,8 @@ def check_model_dir(
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):
         return []
-    kept = (kept_fuse_steps(directory.path), kept_executor(directory.path), kept_accumulate_steps(directory.path))
-    return check_resume(_read_params(directory.params), config, tuple(allowed), *kept)
+    choices = removed_auto_choices(directory.path)
+    return check_resume(_read_params(directory.params), config, tuple(allowed), choices)
 
 
 def read_run_id(model_dir: str) -> str:
@@ -335,29 +334,14 @@ def kept_threads(model_dir: str) -> dict[str, int] | None:
     return threads if valid else None
 
 
-def kept_fuse_steps(model_dir: str) -> int | None:
-    """Returns the number that a run begun with trainer.fuse_steps=auto, a value of earlier releases, has chosen."""
-    steps = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("fuse_steps")
-    return steps if type(steps) is int and steps > 0 else None
-
-
-def kept_executor(model_dir: str) -> str | None:
-    """Returns the executor that a run begun with runtime.executor=auto, a value of earlier releases, has chosen."""
-    name = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("executor")
-    return name if name in ("default", "single_threaded") else None
-
-
-def kept_accumulate_steps(model_dir: str) -> int | None:
-    """Returns the number of micro-batches that the run in `model_dir` uses; None when it has not chosen one."""
-    steps = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("accumulate_steps")
-    return steps if type(steps) is int and steps > 0 else None
-
-
-def _accumulate_steps(before: Mapping[str, Any], config: ExperimentConfig) -> int | str:
-    """Returns the number of micro-batches for the manifest; auto until a run has chosen one."""
-    steps = config.trainer.accumulate_steps
-    chosen = before.get("accumulate_steps", "auto")
-    return chosen if steps == "auto" and isinstance(chosen, int) else steps
+def removed_auto_choices(model_dir: str) -> dict[str, Any]:
+    """Returns what a run of an earlier release has chosen for fields that were auto, by their paths."""
+    manifest = files.read_json(os.path.join(model_dir, "manifest.json")) or {}
+    steps = {f"trainer.{field}": manifest.get(field) for field in ("fuse_steps", "accumulate_steps")}
+    choices: dict[str, Any] = {path: number for path, number in steps.items() if type(number) is int and number > 0}
+    if manifest.get("executor") in ("default", "single_threaded"):
+        choices["runtime.executor"] = manifest["executor"]
+    return choices
 
 
 def count_starts(model_dir: str | os.PathLike[str]) -> int:

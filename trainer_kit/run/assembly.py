@@ -15,7 +15,6 @@ from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
-from trainer_kit.callbacks.keep_choices import KeepChoices
 from trainer_kit.callbacks.named_tensors import TensorSummaries, ask_for_tensors
 from trainer_kit.callbacks.orbit_actions import Actions, keep_states
 from trainer_kit.callbacks.profile import Profile
@@ -229,7 +228,7 @@ def build_controller(
     """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
     options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
     run = Run(trainer, directory.path, plan.chief, plan.epochs)
-    users = [*_keepers(plan), *plan.callbacks, *_tensor_summaries(plan, writers)]
+    users = [*plan.callbacks, *_tensor_summaries(plan, writers)]
     ask_for_tensors(trainer, users)
     actions = build_actions(plan, trainer, manager)
     arguments = _common_arguments(plan, trainer, manager, writers, stopping)
@@ -257,12 +256,6 @@ def build_controller(
         cuts=[steps for steps in loop_ends if isinstance(steps, RoundedSteps)],
         **arguments,
     )
-
-
-def _keepers(plan: RunPlan) -> list[Callback]:
-    """Returns the callback that makes a resumed run keep to what `auto` has chosen."""
-    chooses = plan.trains and plan.config.trainer.accumulate_steps == "auto"
-    return [KeepChoices(plan.directory)] if chooses else []
 
 
 def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:

@@ -19,7 +19,7 @@ from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, T
 from trainer_kit.distribution.tf_config import parameter_server_mistakes, worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.process.finetune_directory import pretraining_mistakes
-from trainer_kit.process.run_directory import RunDirectory, check_model_dir, kept_fuse_steps
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir, removed_auto_choices
 from trainer_kit.process.run_lock import check_not_held
 from trainer_kit.telemetry.profile_window import profile_steps
 
@@ -76,7 +76,7 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
             if request.mode == CONTINUOUS_FINETUNE:
                 mistakes += pretraining_mistakes(resolved.config, request.model_dir or "")
     except ConfigError as error:
-        mistakes += _with_chosen_fuse_steps(error.mistakes, request.model_dir)
+        mistakes += _with_choices(error.mistakes, request.model_dir)
         cause = error
     except UsageError as error:
         mistakes.append(Mistake("", str(error)))
@@ -87,13 +87,14 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
     return resolved
 
 
-def _with_chosen_fuse_steps(mistakes: Sequence[Mistake], model_dir: str | None) -> list[Mistake]:
-    """Returns the mistakes; for fuse_steps=auto the advice names the number that the run in model_dir has chosen."""
-    kept = kept_fuse_steps(model_dir) if model_dir else None
-    advice = f"set trainer.fuse_steps={kept}, the value that this run was started with"
+def _with_choices(mistakes: Sequence[Mistake], model_dir: str | None) -> list[Mistake]:
+    """Returns the mistakes; where auto has been removed, the advice names what the run in model_dir has chosen."""
+    choices = removed_auto_choices(model_dir) if model_dir else {}
     return [
-        replace(one, advice=advice) if kept and one.path == "trainer.fuse_steps" and "'auto'" in one.problem else one
-        for one in mistakes
+        replace(mistake, advice=f"set {mistake.path}={choices[mistake.path]}, the value that this run was started with")
+        if mistake.path in choices and "'auto'" in mistake.problem
+        else mistake
+        for mistake in mistakes
     ]
 
 

@@ -279,7 +279,6 @@ class Trainer(Evaluator):
         """
         self.train_loop_begin()
         iterator = self.data.iterator()
-        self.accumulation.prepare(iterator)
         loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
         self.loop_steps = self.input_seconds = self.reached = None
         with self._ended_with_data():

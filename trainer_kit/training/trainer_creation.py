@@ -102,7 +102,7 @@ def check_trainer(trainer: Any) -> None:
         )
 
 
-def check_accumulation(trainer: Any, steps: int | str) -> None:
+def check_accumulation(trainer: Any, steps: int) -> None:
     """Raises UsageError when a trainer cannot split batches into `steps` micro-batches, because its loops are its own.
 
     A Trainer of trainer_kit checks more when it is created.

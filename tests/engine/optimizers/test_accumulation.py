@@ -9,11 +9,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.accumulation import DiscardedGradients, GradientSums
+from trainer_kit.optimizers.accumulation import GradientAccumulator, GradientSums
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
@@ -27,11 +26,11 @@ def _variable(values: Sequence[float] = (1.0, 1.0), dtype: str = "float32") -> k
     return keras.Variable(np.array(values), dtype=dtype)
 
 
-def _accumulate(sums: GradientSums, step: Callable[[Any, tf.Tensor], None], parts: Sequence[Any] = PARTS) -> None:
+def _accumulate(optimizer: Any, step: Callable[[Any, tf.Tensor], None], parts: Sequence[Any] = PARTS) -> None:
     """Runs a step of the stand-in optimizer and a gradient for each part, and the update."""
-    sums.begin()
+    sums = GradientSums()
     for number, (share, part) in enumerate(zip(SHARES, parts, strict=True)):
-        step(sums.part(tf.constant(share), number == 0), tf.constant(part))
+        step(GradientAccumulator(sums, optimizer, tf.constant(share), tf.constant(number == 0)), tf.constant(part))
     sums.update()
 
 
@@ -47,16 +46,20 @@ WAYS: dict[str, Callable[[Any, Any, Any], None]] = {
 def test_one_update_applies_the_weighted_sum(way: str) -> None:
     weights, optimizer = _variable(), keras.optimizers.SGD(0.5)
     optimizer.build([weights])
-    sums = GradientSums(optimizer)
-    for _ in range(2):  # the sums of the first batch are gone
-        _accumulate(sums, lambda one, gradient: WAYS[way](one, gradient, weights))
+    sums = GradientSums()
+    for _ in range(2):  # the sums of the first batch are replaced
+        sums.calls = {}
+        for number, (share, gradient) in enumerate(zip(SHARES, PARTS, strict=True)):
+            part = GradientAccumulator(sums, optimizer, tf.constant(share), tf.constant(number == 0))
+            WAYS[way](part, tf.constant(gradient), weights)
+        sums.update()
     np.testing.assert_allclose(weights.numpy(), [-1.0, -2.0])
     assert int(optimizer.iterations.numpy()) == 2 and len(sums.variables) == 1
 
 
 def test_the_sum_is_clipped_and_not_its_parts(optimization: ConfigMaker) -> None:
     weights, optimizer = _variable(), create_optimizer(optimization("sgd", learning_rate=1.0, clipvalue=2.5))
-    _accumulate(GradientSums(optimizer), lambda one, gradient: apply_gradients(one, [(gradient, weights)]))
+    _accumulate(optimizer, lambda one, gradient: apply_gradients(one, [(gradient, weights)]))
     np.testing.assert_allclose(weights.numpy(), [-1.0, -1.5])
 
 
@@ -70,7 +73,7 @@ def test_each_call_of_a_step_has_its_own_sums() -> None:
         one.apply_gradients([(3.0 * gradient, second)])
 
     with pytest.warns(UserWarning, match="no gradient"):
-        _accumulate(GradientSums(optimizer), step)
+        _accumulate(optimizer, step)
     np.testing.assert_allclose(first.numpy(), [-1.0, -2.0])
     np.testing.assert_allclose(second.numpy(), [-9.0, -14.0])
     assert int(optimizer.iterations.numpy()) == 3
@@ -78,24 +81,24 @@ def test_each_call_of_a_step_has_its_own_sums() -> None:
 
 def test_rows_of_an_embedding_are_added_up() -> None:
     table, optimizer = _variable(np.zeros((3, 2))), keras.optimizers.SGD(1.0)
-    sums = GradientSums(optimizer)
-    sums.begin()
+    sums = GradientSums()
     for rows in ([1, 1], [0, 1]):
         gradient = tf.IndexedSlices(tf.ones([2, 2]), tf.constant(rows), tf.constant([3, 2]))
-        apply_gradients(sums.part(tf.constant(0.5), rows == [1, 1]), [(gradient, table)])
+        part = GradientAccumulator(sums, optimizer, tf.constant(0.5), tf.constant(rows == [1, 1]))
+        apply_gradients(part, [(gradient, table)])
     sums.update()
     np.testing.assert_allclose(table.numpy(), [[-0.5, -0.5], [-1.5, -1.5], [0, 0]])
 
 
 def test_half_precision_gradients_are_added_in_float32() -> None:
     weights, optimizer = _variable([0.0], "float16"), keras.optimizers.SGD(1.0)
-    sums = GradientSums(optimizer)
-    sums.begin()
+    sums = GradientSums()
     for number in range(4):  # in float16, 2048 + 0.5 is 2048
         gradient = tf.constant([8192.0 if number == 0 else 2.0], tf.float16)
-        apply_gradients(sums.part(tf.constant(0.25), number == 0), [(gradient, weights)])
-    assert [variable.dtype for variable in sums.variables] == [tf.float32]
-    assert float(sums.variables[0][0]) == 2049.5
+        part = GradientAccumulator(sums, optimizer, tf.constant(0.25), tf.constant(number == 0))
+        apply_gradients(part, [(gradient, weights)])
+    (total,) = sums.variables.values()
+    assert total.dtype == tf.float32 and float(total[0]) == 2049.5
     sums.update()
     assert weights.numpy().dtype == np.float16
 
@@ -103,25 +106,23 @@ def test_half_precision_gradients_are_added_in_float32() -> None:
 def test_a_loss_scale_skips_the_whole_update_once() -> None:
     weights, optimizer = _variable(), LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
     optimizer.build([weights])
-    sums = GradientSums(optimizer)
 
     def step(one: Any, gradient: tf.Tensor) -> None:
         apply_gradients(one, [(scale_loss(one, gradient), weights)])
 
-    _accumulate(sums, step, ([1.0, 1.0], [np.inf, 1.0], [1.0, 1.0]))
+    _accumulate(optimizer, step, ([1.0, 1.0], [np.inf, 1.0], [1.0, 1.0]))
     np.testing.assert_allclose(weights.numpy(), [1.0, 1.0])
     assert float(optimizer.dynamic_scale.numpy()) == 4.0
-    _accumulate(sums, step)
+    _accumulate(optimizer, step)
     np.testing.assert_allclose(weights.numpy(), [-1.0, -2.0])
     assert float(optimizer.dynamic_scale.numpy()) == 4.0
 
 
 def test_a_weight_of_zero_leaves_nothing_of_a_nan() -> None:
     weights, optimizer = _variable(), keras.optimizers.SGD(1.0)
-    sums = GradientSums(optimizer)
-    sums.begin()
+    sums = GradientSums()
     for number, (share, value) in enumerate(((1.0, 1.0), (0.0, np.nan))):
-        part = sums.part(tf.constant(share), tf.constant(number == 0))
+        part = GradientAccumulator(sums, optimizer, tf.constant(share), tf.constant(number == 0))
         apply_gradients(part, [(tf.constant([value, value], tf.float32), weights)])
     sums.update()
     np.testing.assert_allclose(weights.numpy(), [0.0, 0.0])
@@ -130,14 +131,14 @@ def test_a_weight_of_zero_leaves_nothing_of_a_nan() -> None:
 def test_a_step_reads_the_state_of_the_optimizer() -> None:
     optimizer = keras.optimizers.Adam(0.25)
     optimizer.build([_variable()])
-    part = GradientSums(optimizer).part(tf.constant(1.0), True)
+    part = GradientAccumulator(GradientSums(), optimizer, tf.constant(1.0), tf.constant(True))
     assert float(part.learning_rate) == 0.25 and part.iterations is optimizer.iterations
     assert part.variables == optimizer.variables
     assert float(part.scale_loss(tf.constant(3.0))) == 3.0
 
 
 def test_other_attributes_of_an_optimizer_are_refused() -> None:
-    part = GradientSums(keras.optimizers.Adam()).part(tf.constant(1.0), True)
+    part = GradientAccumulator(GradientSums(), keras.optimizers.Adam(), tf.constant(1.0), tf.constant(True))
     assert not hasattr(part, "beta_1")
     with pytest.raises(UsageError, match=r"uses optimizer\.minimize; .* only apply_gradients, apply, scale_loss"):
         part.minimize(None, None)
@@ -146,10 +147,10 @@ def test_other_attributes_of_an_optimizer_are_refused() -> None:
 @pytest.mark.parametrize("outer", ["condition", "loop"])
 def test_gradients_inside_a_condition_or_a_loop_are_refused(outer: str) -> None:
     weights = _variable()
-    sums = GradientSums(keras.optimizers.SGD())
+    sums, optimizer = GradientSums(), keras.optimizers.SGD()
 
     def step(flag: tf.Tensor) -> None:
-        part = sums.part(tf.constant(1.0), True)
+        part = GradientAccumulator(sums, optimizer, tf.constant(1.0), tf.constant(True))
 
         def apply(number: Any = 0) -> Any:
             apply_gradients(part, [(tf.constant([1.0, 1.0]), weights)])
@@ -166,9 +167,8 @@ def test_gradients_inside_a_condition_or_a_loop_are_refused(outer: str) -> None:
 
 def test_a_function_inside_the_step_may_be_traced_twice() -> None:
     weights, optimizer, made = _variable(), keras.optimizers.SGD(1.0), []
-    sums = GradientSums(optimizer)
-    sums.begin()
-    part = sums.part(tf.constant(1.0), True)
+    sums = GradientSums()
+    part = GradientAccumulator(sums, optimizer, tf.constant(1.0), tf.constant(True))
 
     @tf.function(autograph=False)
     def inner(gradient: tf.Tensor) -> None:
@@ -180,32 +180,3 @@ def test_a_function_inside_the_step_may_be_traced_twice() -> None:
     sums.update()
     np.testing.assert_allclose(weights.numpy(), [0.0, -1.0])
     assert len(sums.variables) == 1
-
-
-def test_loss_scaling_of_tf_keras_is_refused_by_name() -> None:
-    GradientSums(tf_keras.optimizers.Adam())
-    with pytest.raises(UsageError, match=r"LossScaleOptimizerV3 scales the loss in the way of tf_keras"):
-        GradientSums(tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.Adam()))
-
-
-def test_gradients_of_unknown_shape_need_named_variables() -> None:
-    sums = GradientSums(keras.optimizers.SGD())
-
-    def step(gradient: tf.Tensor) -> None:
-        sums.part(tf.constant(1.0), True).apply([gradient])
-
-    with pytest.raises(UsageError, match=r"the shape of gradient 0 is not known"):
-        tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.float32))
-
-
-def test_a_trial_computes_all_gradients_and_keeps_none() -> None:
-    weights, computed = _variable(), []
-    sums = DiscardedGradients(keras.optimizers.SGD())
-
-    @tf.function
-    def step() -> None:
-        gradient = tf.numpy_function(lambda: (computed.append(1), np.float32([1.0, 2.0]))[1], [], tf.float32)
-        apply_gradients(sums.part(tf.constant(1.0), True), [(tf.ensure_shape(gradient, [2]), weights)])
-
-    step()
-    assert computed and [tuple(variable.shape) for variable in sums.variables] == [()]

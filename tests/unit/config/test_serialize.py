@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,21 @@ def test_sections_lists_choices_and_none_come_back_equal(default: ExperimentConf
     assert again.task.weights[1].hex() == (0.1 + 0.2).hex()
 
 
-def test_auto_of_earlier_releases_is_refused_without_a_choice(default: ExperimentConfig) -> None:
-    text = to_yaml(default).replace("fuse_steps: 1", "fuse_steps: auto").replace("executor: default", "executor: auto")
-    assert from_yaml(text, default, 5) == default.replace(trainer={"fuse_steps": 5})
-    with pytest.raises(ConfigError, match=r"trainer\.fuse_steps.*'auto' is not a whole number"):
-        from_yaml(text, default)
-    with pytest.raises(ConfigError, match=r"runtime\.executor.*'auto'.*default.*single_threaded"):
+@pytest.mark.parametrize(
+    ("path", "choice", "refusal"),
+    [
+        ("trainer.fuse_steps", 5, "'auto' is not a whole number"),
+        ("trainer.accumulate_steps", 5, "'auto' is not a whole number"),
+        ("runtime.executor", "single_threaded", "'auto'.*default.*single_threaded"),
+    ],
+)
+def test_auto_of_earlier_releases_is_refused_without_a_choice(
+    path: str, choice: int | str, refusal: str, default: ExperimentConfig
+) -> None:
+    section, field = path.split(".")
+    text = re.sub(rf"\b{field}: \w+", f"{field}: auto", to_yaml(default))
+    assert from_yaml(text, default, {path: choice}) == default.replace(**{section: {field: choice}})
+    with pytest.raises(ConfigError, match=rf"{re.escape(path)}.*{refusal}"):
         from_yaml(text, default)
 
 

@@ -211,7 +211,7 @@ class TrainerConfig(Config):
         draws other masks. A stop waits for the end of a program.
       accumulate_steps: The number of micro-batches that a batch is split into, for batches that do not fit into memory:
         global_batch_size is the batch of one update, and each replica adds up the gradients of this number of parts of
-        its share. auto finds the smallest number that fits into memory before the first step, and the run keeps it.
+        its share.
       summary_interval: Steps between the summaries that the task itself writes, and between histograms and images of
         named tensors. A number of your own has to be a multiple of steps_per_loop. A time is looked at when a loop
         ends.
@@ -283,7 +283,7 @@ class TrainerConfig(Config):
     steps_per_epoch: PositiveInt | None = None
     steps_per_loop: durations.LoopSteps = 1000
     fuse_steps: PositiveInt = 1
-    accumulate_steps: PositiveInt | Literal["auto"] = 1
+    accumulate_steps: PositiveInt = 1
     summary_interval: durations.SaveInterval = durations.SUMMARY_INTERVAL
     checkpoint_interval: durations.SaveInterval = 1000
     max_to_keep: PositiveInt = 5
@@ -326,8 +326,6 @@ class TrainerConfig(Config):
             yield "train_tf_while_loop", "needs train_tf_function; set both to false, or neither"
         if self.fuse_steps > 1 and not self.train_tf_while_loop:
             yield "fuse_steps", "needs train_tf_while_loop; set it to true, or fuse_steps to 1"
-        if self.accumulate_steps == "auto" and not self.train_tf_function:
-            yield "accumulate_steps", "auto needs train_tf_function; set it to true, or accumulate_steps to a number"
         if self.eval_tf_while_loop and not self.eval_tf_function:
             yield "eval_tf_while_loop", "needs eval_tf_function; set eval_tf_while_loop to false"
         if not self.eval_recreate_iterator and self.validation_steps == -1:
@@ -461,12 +459,10 @@ class ExperimentConfig(Config):
                 )
 
     def _accumulation_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that a batch has an example for each micro-batch, and that the trials of auto run as a graph."""
+        """Checks that a batch has an example for each micro-batch."""
         steps, data = self.trainer.accumulate_steps, getattr(self.task, "train_data", None)
         batch = getattr(data, "global_batch_size", 0)
-        if steps == "auto" and self.runtime.run_eagerly:
-            yield "trainer.accumulate_steps", "auto needs steps that run as a graph; set runtime.run_eagerly=false"
-        if steps != "auto" and batch and steps > batch:
+        if batch and steps > batch:
             yield (
                 "trainer.accumulate_steps",
                 f"{steps} micro-batches need as many examples in a batch, and task.train_data.global_batch_size is "

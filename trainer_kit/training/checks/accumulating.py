@@ -5,100 +5,66 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from trainer_kit.distribution.collectives import worker_count
-from trainer_kit.errors import ConfigError, Mistake, UsageError
+from trainer_kit.errors import UsageError
+from trainer_kit.training.trainer_parts.frozen_variables import layers_below
 
 _LOG = logging.getLogger(__name__)
 _PATH = "trainer.accumulate_steps"
 
 
-def check_accumulating(trainer: Any, step: Any, steps: int | str) -> None:
+def check_accumulating(trainer: Any, step: Any, steps: int) -> None:
     """Raises an error when a trainer cannot split its batches; called when the trainer is created.
 
     Args:
       trainer: The trainer.
       step: The trainer's method that runs a step on a replica.
-      steps: The number of micro-batches, or auto; not 1.
+      steps: The number of micro-batches, above 1.
 
     Raises:
-      UsageError: when the trainer or its strategy cannot do it.
-      ConfigError: when a replica gets fewer examples of a batch than there are micro-batches.
+      UsageError: when the trainer, its strategy or its optimizer cannot do it.
     """
-    if problem := _problem(trainer, step) or (_problem_of_auto(trainer) if steps == "auto" else ""):
+    name = trainer.class_name
+    problem = ""
+    if isinstance(trainer.strategy, tf.distribute.experimental.ParameterServerStrategy):
+        problem = "workers of a ParameterServerStrategy update by themselves; set it to 1, or take another strategy"
+    elif trainer.has_own_loop:
+        problem = f"{name} builds its own training loop in create_train_loop_fn; set it to 1, or remove that method"
+    elif step.__module__ != "trainer_kit.training.trainer":
+        problem = (
+            f"{name} has a training step of its own on each replica, which is not split into micro-batches; set it to 1"
+        )
+    elif any(hasattr(optimizer, "get_scaled_loss") for optimizer in tf.nest.flatten(trainer.optimizer)):
+        # Tasks recognise such an optimizer by its class, and would not scale.
+        problem = "an optimizer of tf_keras scales the loss, which cannot be split; train in float32 or bfloat16"
+    if problem:
         raise UsageError(f"{_PATH}={steps}: {problem}")
-    replicas, batch = trainer.strategy.num_replicas_in_sync, global_batch_size(trainer)
-    if steps != "auto" and 0 < batch // replicas < int(steps):
-        problem = f"{steps} micro-batches need as many examples, and a replica gets {batch // replicas} of a batch"
-        shared = f"task.train_data.global_batch_size={batch}, {replicas} {'replica' if replicas == 1 else 'replicas'}"
-        raise ConfigError([Mistake(_PATH, f"{problem} ({shared})", f"set at most {batch // replicas}")])
 
 
-def global_batch_size(trainer: Any) -> int:
-    """Returns the number of examples in a batch of the training data; 0 if the config does not say it."""
-    data = getattr(trainer.config.task, "train_data", None)
-    return int(getattr(data, "global_batch_size", 0) or 0)
+def less_memory_advice(steps: int, examples: int) -> str:
+    """Returns the advice for a step that ran out of memory.
+
+    Args:
+      steps: The number of micro-batches that the step has.
+      examples: The number of examples in a batch of a replica; 0: not known.
+    """
+    if 0 < examples <= steps:
+        return f"{_PATH}={steps} trains on one example at a time; take a smaller model or smaller examples"
+    return f"try {_PATH}={2 * steps}, which trains on a batch in so many parts, one after the other, with one update"
 
 
 def warn_of_batch_normalization(model: Any, steps: int) -> None:
     """Warns when a model has batch normalization, whose layers see micro-batches."""
-    found = [layer for layer in _layers(model) if _is_batch_normalization(layer)]
-    if found:
-        others = f" and {len(found) - 1} more" if found[1:] else ""
+    names = [
+        getattr(layer, "name", type(layer).__name__)
+        for layer in (model, *layers_below(model))
+        if any("BatchNormalization" in kind.__name__ for kind in type(layer).__mro__)
+    ]
+    if names:
+        others = f" and {len(names) - 1} more" if names[1:] else ""
         _LOG.warning(
             "%s=%d: batch normalization (%s) takes mean and variance of micro-batches, so the result differs from "
             "that of whole batches; layer or group normalization does not depend on the batch",
-            *(_PATH, steps, getattr(found[0], "name", type(found[0]).__name__) + others),
+            *(_PATH, steps, names[0] + others),
         )
-
-
-def _problem(trainer: Any, step: Any) -> str:
-    name = trainer.class_name
-    if isinstance(trainer.strategy, tf.distribute.experimental.ParameterServerStrategy):
-        return "workers of a ParameterServerStrategy update by themselves; set it to 1, or train with another strategy"
-    if trainer.has_own_loop:
-        return f"{name} builds its own training loop in create_train_loop_fn; set it to 1, or remove that method"
-    if step.__module__ != "trainer_kit.training.trainer":
-        return (
-            f"{name} has a training step of its own on each replica, which is not split into micro-batches; set it to 1"
-        )
-    return ""
-
-
-def _problem_of_auto(trainer: Any) -> str:
-    if (workers := worker_count(trainer.strategy)) > 1:
-        return (
-            f"each of the {workers} workers would choose a number of its own; set a number, which a run on one of the "
-            "workers with the same batch for each replica can choose"
-        )
-    options = trainer.config.trainer
-    if not options.train_tf_function or trainer.config.runtime.run_eagerly or tf.config.functions_run_eagerly():
-        return "the trial of a number needs training steps that run as a graph, and they run eagerly; set a number"
-    return ""
-
-
-def _layers(model: Any) -> list[Any]:
-    """Returns all layers in a model of either Keras or in a tf.Module, and the model itself."""
-    found: dict[int, Any] = {}
-    left = [model]
-    while left:
-        one = left.pop()
-        if id(one) not in found:
-            found[id(one)] = one
-            left += one.submodules if isinstance(one, tf.Module) else _held_layers(one)
-    return list(found.values())
-
-
-def _held_layers(layer: Any) -> list[Any]:
-    """Returns the layers of Keras 3 in the attributes of a layer, also in lists and dicts."""
-    found: list[Any] = []
-    for value in getattr(layer, "__dict__", {}).values():
-        items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-        found += [item for item in items if isinstance(item, (keras.Layer, tf.Module))]
-    return found
-
-
-def _is_batch_normalization(layer: Any) -> bool:
-    return any("BatchNormalization" in kind.__name__ for kind in type(layer).__mro__)

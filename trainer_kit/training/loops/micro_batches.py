@@ -1,15 +1,12 @@
 """MicroBatches: splits the batch of each replica along its first axis, and runs a step on one part after the other.
 
-The parts run outside of strategy.run, like the training loop, so that replicas can meet in each part. No part is empty:
-n examples make at most n parts. Parts whose sizes are known have static shapes, which XLA needs: the larger ones come
-first, and then those with one example less. A loop in graph over the parts costs a small step half of its speed, so
-the graph may hold a copy of the step for each part instead.
+The loop over the parts is outside of strategy.run, like the training loop, so that replicas can meet in each part. It
+runs one part at a time, so that memory holds the activations of only one. No part is empty.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -19,70 +16,37 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.process.error_report import described
-from trainer_kit.training.loops.sequential_parts import SequentialParts
 
 Size: TypeAlias = Any  # an int, or an int32 scalar
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """The parts of one size, of a batch of n examples in `parts` parts.
-
-    Attributes:
-      parts: The number of parts of the batch.
-      larger: Whether these are the parts with one example more.
-    """
-
-    parts: int
-    larger: bool
-
-    def size(self, n: Size) -> Size:
-        """Returns the number of examples in each of these parts."""
-        return n // self.parts + (1 if self.larger else 0)
-
-    def numbers(self, n: Size) -> tuple[Size, Size]:
-        """Returns the number of the first of these parts, and the number after the last."""
-        larger = n % self.parts
-        if self.larger:
-            return 0, larger
-        if isinstance(n, int):
-            return larger, self.parts if n >= self.parts else larger
-        return larger, tf.where(n >= self.parts, self.parts, larger)
-
-    def start(self, n: Size, number: Size) -> Size:
-        """Returns the index of the first example of a part."""
-        return number * self.size(n) + (0 if self.larger else n % self.parts)
 
 
 class MicroBatches:
     """Runs a step on the parts of a batch, and then an update. Used in graph or eagerly, in cross-replica context.
 
     Args:
-      parts: The number of parts, if the batch has as many examples.
+      parts: The number of parts of a batch. A batch whose known size it does not divide has more parts, which are all
+        of one size, and one with fewer examples has a part for each.
       strategy: The strategy of the trainer.
       step: A function of a part, its share of the replica's batch (a float, or a float32 scalar if it is not known
-        before), and whether it is the first part of the batch (a bool, or a bool scalar); runs on a replica. May
-        return a list of tensors, for which the next part waits; without them it waits for what the part writes.
+        before), and whether it is the first part of the batch, a bool scalar; runs on a replica.
       update: A function that runs on a replica after the last part.
       metrics: A function that returns the variables of the metrics that `step` updates.
       options: The options of strategy.run.
       in_xla: Whether all this is part of a program of XLA.
-      unrolled: Whether the graph gets a copy of the step for each part of known size, instead of a loop.
     """
 
     def __init__(
         self,
         parts: int,
         strategy: tf.distribute.Strategy,
-        step: Callable[[Any, Any, Any], Any],
+        step: Callable[[Any, Any, Any], None],
         update: Callable[[], Any],
         metrics: Callable[[], Sequence[Any]] = list,
         options: Any = None,
         in_xla: bool = False,
-        unrolled: bool = False,
     ) -> None:
         self._parts, self._strategy, self._step, self._update = parts, strategy, step, update
-        self._metrics, self._options, self._in_xla, self._unrolled = metrics, options, in_xla, unrolled
+        self._metrics, self._options, self._in_xla = metrics, options, in_xla
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, inputs: Any) -> None:
@@ -94,49 +58,37 @@ class MicroBatches:
         Raises:
           UsageError: when the batch cannot be split.
         """
-        self._order, replicas = SequentialParts(), _by_replica(inputs, self._strategy)
+        replicas = _by_replica(inputs, self._strategy)
         sizes = {check_batch(leaves) for leaves in replicas}
-        if len(sizes) == 1 and None not in sizes:
-            self._of_known_sizes(inputs, sizes.pop())
-        elif self._in_xla:
-            self._of_known_sizes(inputs, batch_size(replicas[0]))
+        if self._in_xla or (len(sizes) == 1 and None not in sizes):
+            n = batch_size(replicas[0])
+            count = n // self._equal_size(n)
+            step = self._part_of_equal_size
         else:
-            several = self._strategy.num_replicas_in_sync > 1
-            count = self._parts if several else tf.clip_by_value(batch_size(replicas[0]), 1, self._parts)
-            self._loop(inputs, 0, count, functools.partial(self._part_of_any_size, count=count))
-        self._strategy.run(self._update, options=self._options)
+            is_single = self._strategy.num_replicas_in_sync == 1
+            count = tf.clip_by_value(batch_size(replicas[0]), 1, self._parts) if is_single else self._parts
+            step = functools.partial(self._part_of_any_size, count=count)
 
-    def _of_known_sizes(self, inputs: Any, n: Size) -> None:
-        for run in (_Run(self._parts, larger=True), _Run(self._parts, larger=False)):
-            begin, end = run.numbers(n)
-            if not (isinstance(end, int) and begin == end):
-                self._loop(inputs, begin, end, functools.partial(self._part_of_size, run=run))
-
-    def _loop(self, inputs: Any, begin: Size, end: Size, step: Callable[..., None]) -> None:
-        """Runs the step on the parts from `begin` to `end` (excluded), one after the other."""
-
-        def one_part(number: Any) -> tuple[Any]:
+        def run_part(number: Any) -> tuple[Any]:
             with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
                 self._strategy.run(step, args=(inputs, number), options=self._options)
             return (number + 1,)
 
-        if isinstance(begin, int) and isinstance(end, int) and (self._unrolled or end == begin + 1):
-            for number in range(begin, end):
-                with self._order.part() as results:
-                    one = functools.partial(step, number=number)
-                    results += self._strategy.run(one, args=(inputs,), options=self._options) or []
-            return
-        first = tf.convert_to_tensor(begin, tf.int32)
         # More than one iteration at a time would keep the activations of several parts in memory.
-        tf.while_loop(lambda number: number < end, one_part, (first,), parallel_iterations=1)
+        tf.while_loop(lambda number: number < count, run_part, (tf.constant(0),), parallel_iterations=1)
+        self._strategy.run(self._update, options=self._options)
+
+    def _equal_size(self, n: Size) -> Size:
+        """Returns the size of the parts of n examples, a divisor of n: XLA needs one static shape for all parts."""
+        if isinstance(n, int):
+            return next((n // count for count in range(self._parts, n) if n % count == 0), 1)
+        return tf.where(n % self._parts == 0, tf.maximum(n // self._parts, 1), 1)
 
     @tf.autograph.experimental.do_not_convert
-    def _part_of_size(self, inputs: Any, number: Any, run: _Run) -> Any:
+    def _part_of_equal_size(self, inputs: Any, number: Any) -> None:
         n = batch_size(tf.nest.flatten(inputs))
-        size = run.size(n)
-        later = isinstance(n, int) and not run.larger and n % self._parts > 0
-        first = False if later else number == 0 if isinstance(number, int) else tf.equal(number, 0)
-        return self._step(part_of(inputs, run.start(n, number), size), _share(size, n), first)
+        size = self._equal_size(n)
+        self._step(part_of(inputs, number * size, size), _share(size, n), tf.equal(number, 0))
 
     @tf.autograph.experimental.do_not_convert
     def _part_of_any_size(self, inputs: Any, number: Any, count: Size) -> None:
@@ -163,14 +115,12 @@ def check_batch(leaves: Sequence[Any]) -> int | None:
       UsageError: when no tensor has a first axis, or they have different sizes there.
     """
     split = [leaf for leaf in leaves if _has_examples(leaf)]
-    if not split:
-        raise UsageError("trainer.accumulate_steps: no tensor of the batch has a first axis, along which to split it")
     sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in split}
-    if len(sizes - {None}) > 1:
-        specs = described([tf.type_spec_from_value(leaf) for leaf in split])
+    if not split or len(sizes - {None}) > 1:
+        specs = described([tf.type_spec_from_value(leaf) for leaf in leaves])
         raise UsageError(
-            f"trainer.accumulate_steps: the tensors of a batch have first axes of different sizes: {specs}; give each "
-            "tensor an entry for each example, or set trainer.accumulate_steps=1"
+            "trainer.accumulate_steps: the tensors of a batch need first axes of one size, along which to split it: "
+            f"{specs}; give each tensor an entry for each example, or set trainer.accumulate_steps=1"
         )
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -181,11 +131,7 @@ def batch_size(leaves: Sequence[Any]) -> Size:
     if (size := check_batch(leaves)) is not None:
         return size
     first = next(leaf for leaf in leaves if _has_examples(leaf))
-    if isinstance(first, tf.RaggedTensor):
-        return tf.cast(first.nrows(), tf.int32)
-    if isinstance(first, tf.SparseTensor):
-        return tf.cast(first.dense_shape[0], tf.int32)
-    return tf.shape(first)[0]
+    return tf.cast(tf.shape(first)[0], tf.int32)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -210,11 +156,7 @@ def _part(value: Any, start: Size, size: Size) -> Any:
     if isinstance(value, tf.SparseTensor):
         begin, sizes = _bounds(tf.cast(start, tf.int64), tf.cast(size, tf.int64), value.dense_shape[1:])
         return tf.sparse.slice(value, begin, sizes)
-    known = value.shape.rank is not None and value.shape[1:].is_fully_defined()
-    if known and isinstance(start, int) and isinstance(size, int):
-        return tf.slice(value, [start, *(0 for _ in value.shape[1:])], [size, *value.shape[1:]])
-    others = tf.constant(value.shape[1:].as_list(), tf.int32) if known else tf.shape(value)[1:]
-    part = tf.slice(value, *_bounds(start, size, others))
+    part = tf.slice(value, *_bounds(start, size, tf.shape(value)[1:]))
     if value.shape.rank is None:
         return part
     return tf.ensure_shape(part, [size if isinstance(size, int) else None, *value.shape[1:]])

@@ -42,7 +42,7 @@ def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
     check_patterns("trainer.freeze", patterns, list(weights))
     before = list(model.trainable_variables)
     frozen = {id(one) for path, one in weights.items() if any(re.search(pattern, path) for pattern in patterns)}
-    whole = [layer for layer in _layers(model) if _ids(layer.weights) and _ids(layer.weights) <= frozen]
+    whole = [layer for layer in layers_below(model) if _ids(layer.weights) and _ids(layer.weights) <= frozen]
     for layer in whole:
         layer.trainable = False
     for variable in model.variables if isinstance(model, keras.Layer) else ():
@@ -56,7 +56,7 @@ def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
     return before
 
 
-def _layers(model: Any) -> Iterator[Any]:
+def layers_below(model: Any) -> Iterator[Any]:
     """Yields a model's layers, and those inside of them, each once."""
     if isinstance(model, tf.Module):  # of tf_keras
         yield from (one for one in model.submodules if hasattr(one, "trainable") and hasattr(one, "weights"))
@@ -90,7 +90,7 @@ def _check(model: Any, patterns: Sequence[str], frozen: set[int]) -> None:
 
 def _check_statistics(model: Any, untrained: set[int]) -> None:
     """Checks that no layer that is trained may update one of the matched variables that are not trained."""
-    still = {one for layer in _layers(model) if not layer.trainable for one in _ids(layer.weights)}
+    still = {one for layer in layers_below(model) if not layer.trainable for one in _ids(layer.weights)}
     if moving := [path for path, one in weights_by_path(model).items() if id(one) in untrained - still]:
         raise UsageError(
             f"trainer.freeze: the statistics {', '.join(moving[:_LISTED])} could change: a layer may update them while "

@@ -9,11 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.config.schema.evaluation import training_sets
 from trainer_kit.distribution.executor import executor
 from trainer_kit.errors import add_note
 from trainer_kit.inputs.fused_batches import tell_of_stacks
 from trainer_kit.optimizers.gradient_processors import refused_gradient
 from trainer_kit.telemetry.profile_window import ProfileWindow
+from trainer_kit.training.checks.accumulating import less_memory_advice
 from trainer_kit.training.checks.finite_gradients import reporting_gradients
 from trainer_kit.training.checks.model_and_config import tell_dropped_assertions, tell_slow_convolutions
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, reporting_refusal
@@ -26,10 +28,6 @@ _ONE_THREAD = "single_threaded"
 _UNNAMED = (
     "on one thread TensorFlow does not say which operation of the loop has failed; start the run again in a new "
     "model_dir with runtime.executor=default to see it"
-)
-_LESS_MEMORY = (
-    "trainer.accumulate_steps=auto trains on each batch in parts that fit into memory, with one update; a larger "
-    "number needs less memory"
 )
 
 
@@ -127,7 +125,14 @@ class NewLoops:
             raise
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.ResourceExhaustedError):
-                add_note(error, _LESS_MEMORY)
+                replicas = tf.distribute.get_strategy().num_replicas_in_sync
+                examples = self._batch_size // replicas
+                add_note(error, less_memory_advice(self._config.trainer.accumulate_steps, examples))
             if self._executor == _ONE_THREAD and not refused_gradient(error):  # which has the variable and the step
                 add_note(error, _UNNAMED)
             raise
+
+    @property
+    def _batch_size(self) -> int:
+        sets = training_sets(self._config.task).values()
+        return max(int(getattr(data, "global_batch_size", 0)) for data in sets)

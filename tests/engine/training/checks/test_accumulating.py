@@ -13,9 +13,8 @@ import tensorflow as tf
 import tf_keras
 
 from tests.engine.linear_task import LinearTask, linear_experiment
-from trainer_kit.errors import ConfigError, UsageError
-from trainer_kit.training.checks import accumulating
-from trainer_kit.training.checks.accumulating import check_accumulating, warn_of_batch_normalization
+from trainer_kit.errors import UsageError
+from trainer_kit.training.checks.accumulating import check_accumulating, less_memory_advice, warn_of_batch_normalization
 from trainer_kit.training.trainer import Trainer
 
 
@@ -29,7 +28,7 @@ class _OwnReplicaStep(Trainer):
         super()._replica_train_step(inputs, optimizer, share)
 
 
-def _made(cls: type[Trainer], steps: int | str = 2, **trainer: Any) -> Trainer:
+def _made(cls: type[Trainer], steps: int = 2, **trainer: Any) -> Trainer:
     config = linear_experiment(accumulate_steps=steps, **trainer)
     task = LinearTask(config.task)
     return cls(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
@@ -59,26 +58,22 @@ def test_asynchronous_training_is_refused() -> None:
         check_accumulating(trainer, Trainer.train_step, 4)
 
 
-def test_auto_is_refused_with_several_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accumulating, "worker_count", lambda strategy: 3)
-    with pytest.raises(UsageError, match=r"=auto: each of the 3 workers would choose .*; set a number"):
-        _made(Trainer, "auto")
-    assert _made(Trainer, 2).accumulation.steps == 2
+class _ScalingOfKeras2:
+    get_scaled_loss = None
 
 
-def test_auto_is_refused_when_functions_run_eagerly() -> None:
-    tf.config.run_functions_eagerly(True)
-    try:
-        with pytest.raises(UsageError, match=r"=auto: the trial of a number needs .* run eagerly; set a number"):
-            _made(Trainer, "auto")
-    finally:
-        tf.config.run_functions_eagerly(False)
+def test_loss_scales_of_tf_keras_are_refused() -> None:
+    optimizer = {"one": keras.optimizers.SGD(), "other": _ScalingOfKeras2()}
+    strategy = tf.distribute.get_strategy()
+    trainer = SimpleNamespace(strategy=strategy, class_name="Trainer", has_own_loop=False, optimizer=optimizer)
+    with pytest.raises(UsageError, match="accumulate_steps=4: an optimizer of tf_keras scales the loss"):
+        check_accumulating(trainer, Trainer.train_step, 4)
 
 
-def test_more_micro_batches_than_examples_are_a_config_mistake() -> None:
-    trainer = _made(Trainer, 8)
-    with pytest.raises(ConfigError, match=r"a replica gets 8 of a batch \(.*size=8, 1 replica\); set at"):
-        check_accumulating(trainer, Trainer.train_step, 9)
+def test_memory_that_runs_out_names_the_number_to_try_next() -> None:
+    assert "try trainer.accumulate_steps=2," in less_memory_advice(1, 0)
+    assert "try trainer.accumulate_steps=8," in less_memory_advice(4, 32)
+    assert "accumulate_steps=32 trains on one example at a time; take a smaller" in less_memory_advice(32, 32)
 
 
 class _Block(keras.Layer):
@@ -93,7 +88,9 @@ class _Module(tf.Module):
 
 
 def _keras_2() -> Any:
-    inner = tf_keras.Sequential([tf_keras.layers.BatchNormalization(name="a"), tf_keras.layers.BatchNormalization()])
+    inner = tf_keras.Sequential(
+        [tf_keras.layers.BatchNormalization(name="a", input_shape=(4,)), tf_keras.layers.BatchNormalization()]
+    )
     return tf_keras.Sequential([inner])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
@@ -38,13 +39,14 @@ class _FaultySource(Source):
 
 def _faulty(batches: tf.data.Dataset, position: int, path: Path) -> tf.data.Dataset:
     """Returns batches that begin at `position`; number 12 needs the file at `path`."""
+    numbers = tf.data.Dataset.range(position, 1000)
+    return tf.data.Dataset.zip(numbers, batches).map(functools.partial(_read, path))
 
-    def read(number: tf.Tensor, batch: Any) -> Any:
-        missing = tf.cond(number == 12, lambda: tf.io.read_file(str(path)), lambda: tf.constant(""))
-        nothing = 0 * tf.strings.length(missing)
-        return tf.nest.map_structure(lambda part: part + tf.cast(nothing, part.dtype), batch)
 
-    return tf.data.Dataset.zip(tf.data.Dataset.range(position, 1000), batches).map(read)
+def _read(path: Path, number: tf.Tensor, batch: Any) -> Any:
+    missing = tf.cond(number == 12, lambda: tf.io.read_file(str(path)), lambda: tf.constant(""))
+    nothing = 0 * tf.strings.length(missing)
+    return tf.nest.map_structure(lambda part: part + tf.cast(nothing, part.dtype), batch)
 
 
 class _FaultyTask(LinearTask):
@@ -169,8 +171,15 @@ def test_a_read_that_failed_ahead_of_a_save_is_done_again(tmp_path: Path, caplog
 
     class Plain(_FaultyTask):
         def build_inputs(self, params: Any, input_context: Any = None) -> Any:
-            data = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).repeat().batch(8)
-            return _faulty(data, 0, self.path)
+            arrays = tiny_arrays(True)
+            examples = len(tf.nest.flatten(arrays)[0])
+
+            def batch_of(number: tf.Tensor) -> Any:
+                indices = (8 * number + tf.range(8, dtype=tf.int64)) % examples
+                batch = tf.nest.map_structure(lambda array: tf.gather(array, indices), arrays)
+                return _read(self.path, number, batch)
+
+            return tf.data.Dataset.range(1000).map(batch_of)
 
     config, path, folder = linear_experiment(fuse_steps=5), tmp_path / "there", tmp_path / "failed"
     for _ in range(2):  # also when it still cannot be read

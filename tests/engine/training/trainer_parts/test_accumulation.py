@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def test_4_times_8_examples_train_as_32_do(
     _assert_equal(split, two_layers)
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert not warnings  # such as of state that no checkpoint holds, or of batch normalization, which there is not
-    assert len(split.accumulation.variables) == (0 if replicas == 1 else 4)  # unrolled on one replica: tensors
+    assert len(split.accumulation.variables) == 4
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -412,17 +413,44 @@ def test_a_replaced_optimizer_is_the_one_that_updates() -> None:
     assert int(optimizer.iterations.numpy()) == 2
 
 
-def test_a_replica_needs_an_example_for_each_micro_batch(
-    strategies: Mapping[int, tf.distribute.Strategy],
+def test_a_replica_with_fewer_examples_takes_one_at_a_time(
+    strategies: Mapping[int, tf.distribute.Strategy], whole: _Trained
 ) -> None:
-    with pytest.raises(ConfigError, match=r"32 micro-batches need as many examples, and a replica gets 16 of a batch"):
-        _trainer(strategy=strategies[2], accumulate_steps=32)
-    assert _trainer(strategy=strategies[2], accumulate_steps=16).accumulation.steps == 16
+    _assert_equal(_trainer(strategy=strategies[2], accumulate_steps=32), whole)
+
+
+def test_a_run_that_was_begun_with_auto_resumes_with_its_number(tmp_path: Path) -> None:
+    config = linear_experiment(train_steps=4, checkpoint_interval=2, accumulate_steps=4)
+    launch(config, "train", str(tmp_path))
+    params, manifest = tmp_path / "params.yaml", tmp_path / "manifest.json"
+    params.write_text(params.read_text().replace("accumulate_steps: 4", "accumulate_steps: auto"))
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "accumulate_steps": 4}))
+    longer = config.replace(trainer={"train_steps": 8})
+    with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps: was 4 when this run began and is 1 now"):
+        launch(longer.replace(trainer={"accumulate_steps": 1}), "train", str(tmp_path))
+    launch(longer, "train", str(tmp_path))
+    assert "accumulate_steps: 4" in params.read_text()
+
+
+class _OutOfMemory(LinearTask):
+    """Has no memory for a backward pass."""
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        def fail(loss: np.ndarray) -> np.ndarray:
+            raise MemoryError("no memory")  # TensorFlow makes it a ResourceExhaustedError
+
+        loss = super().build_losses(labels, model_outputs, aux_losses)
+        return tf.ensure_shape(tf.numpy_function(fail, [loss], tf.float32), []) + loss
+
+
+def test_a_step_without_memory_names_the_number_to_try_next() -> None:
+    with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
+        _trainer(_OutOfMemory, accumulate_steps=4).train(tf.constant(1))
+    assert raised.value.__notes__[0].startswith("try trainer.accumulate_steps=8, which trains on a batch in so many")
 
 
 def test_batches_are_whole_by_default(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     trainer = _trainer()
-    trainer.accumulation.prepare(trainer.data.iterator())
     assert trainer.accumulation.steps == 1 and not trainer.accumulation.variables
     assert not [text for text in caplog.messages if "accumulate" in text]

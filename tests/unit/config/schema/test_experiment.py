@@ -217,11 +217,6 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
             "early_stopping.eval_name",
         ),
         (schema.TrainerConfig, {"early_stopping": {"patience": 3}}, "early_stopping.metric"),
-        (
-            schema.TrainerConfig,
-            {"accumulate_steps": "auto", "train_tf_function": False, "train_tf_while_loop": False},
-            "accumulate_steps",
-        ),
         *(
             (evaluation.EarlyStoppingConfig, {"metric": "a", "patience": 1, "eval_name": name}, "eval_name")
             for name in ("validation", "eval", "a/b")
@@ -305,18 +300,13 @@ def test_virtual_cpus_share_any_batch_to_evaluate_on() -> None:
     assert list(_shared({}, 32).equal_batches()) == [("task.train_data.global_batch_size", 32)]
 
 
-@pytest.mark.parametrize(("steps", "batch"), [(8, 8), (9, 0), ("auto", 8), (1, 1)])
-def test_micro_batches_need_an_example_each(steps: int | str, batch: int) -> None:
+@pytest.mark.parametrize(("steps", "batch"), [(8, 8), (9, 0), (1, 1)])
+def test_micro_batches_need_an_example_each(steps: int, batch: int) -> None:
     task, trainer = schema.TaskConfig(train_data={"global_batch_size": batch}), {"accumulate_steps": steps}  # type: ignore[arg-type]
     assert schema.ExperimentConfig(task=task, trainer=trainer).trainer.accumulate_steps == steps  # type: ignore[arg-type]
     if steps == 8:
         with pytest.raises(ConfigError, match=r"9 micro-batches need as many examples .* is 8; set at most 8"):
             schema.ExperimentConfig(task=task, trainer={"accumulate_steps": 9})  # type: ignore[arg-type]
-
-
-def test_trials_of_micro_batches_need_a_graph() -> None:
-    with pytest.raises(ConfigError, match=r"auto needs steps that run as a graph; set runtime\.run_eagerly=false"):
-        schema.ExperimentConfig(trainer={"accumulate_steps": "auto"}, runtime={"run_eagerly": True})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("runtime", [{"virtual_cpus": 3, "tpu": "local"}, {"virtual_cpus": 1}, {}])
