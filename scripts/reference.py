@@ -1,4 +1,4 @@
-"""Writes the reference pages of the documentation, docs/reference/*.md, from the code.
+"""Writes the reference pages of the documentation, docs/reference/*.md, from the code; all but run_directory.md.
 
     python -m scripts.reference
 
@@ -20,7 +20,6 @@ from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, add_common_argument
 from trainer_kit.config.allowed_values import show
 from trainer_kit.config.field_docs import FieldDoc, field_docs, summary
 from trainer_kit.config.modes import MODES
-from trainer_kit.config.run_files import RUN_FILES
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.section import Section
@@ -66,26 +65,6 @@ def command_line_page() -> str:
     return page("Command line", lines)
 
 
-def run_directory_page() -> str:
-    """Returns the page of the files of a run."""
-    rows = [
-        (
-            f"`{one.path}`",
-            one.content + (f" Its name is `{one.named_by}`." if one.named_by else ""),
-            one.writer,
-            one.when,
-        )
-        for one in RUN_FILES
-    ]
-    lines = [
-        "All files of a run lie in its `--model_dir`, a local folder or one that is mounted. A file is complete when "
-        "it has its name: it is written under another name and then renamed. Only `.jsonl` files grow, by lines.",
-        "",
-        *table(("path", "what is in it", "who writes it", "when"), rows),
-    ]
-    return page("Run directory", lines)
-
-
 def exit_codes_page() -> str:
     """Returns the page of the exit codes."""
     rows = [(str(code.value), f"`{code.name}`", meaning) for code, meaning in EXIT_CODES.items()]
@@ -102,7 +81,6 @@ PAGES = {
     "config.md": config_page,
     "command_line.md": command_line_page,
     "python.md": lambda: python_page(config_page()),
-    "run_directory.md": run_directory_page,
     "exit_codes.md": exit_codes_page,
 }
 

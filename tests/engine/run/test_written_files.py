@@ -1,17 +1,17 @@
-"""The files that a real run writes are those of the table in `trainer_kit/config/run_files.py`."""
+"""The files that a real run writes are those of the table in docs/reference/run_directory.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tests.engine.linear_task import SGD, linear_experiment
-from trainer_kit.config.run_files import RUN_FILES
+from tests.run_directory_page import PATHS, is_in_table, matches
 from trainer_kit.run.launcher import launch
 
 
 def _unknown(folder: Path) -> set[str]:
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    return {path for path in paths if not any(one.matches(path) for one in RUN_FILES)}
+    return {path for path in paths if not is_in_table(path)}
 
 
 def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> None:
@@ -25,8 +25,8 @@ def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> 
     launch(config, "continuous_eval", str(tmp_path), eval_name="fast")
     launch(config, "eval", str(tmp_path))
     assert _unknown(tmp_path) == set()
-    missing = {one.path for one in RUN_FILES if not any(one.matches(p.relative_to(tmp_path).as_posix())
-               for p in tmp_path.rglob("*") if p.is_file())}  # fmt: skip
+    written = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    missing = {row for row in PATHS if not any(matches(row, path) for path in written)}
     assert missing == {
         "ckpt-<step>.pin", ".saving-ckpt-<step>.<run>", "ckpt-<step>_temp/", "metrics.superseded.jsonl",
         "errors/<time>-<pid>.txt", "stacks-<time>.txt", "diverged/", "damaged/", "archived/", "foreign/",

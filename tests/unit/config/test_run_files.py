@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_kit.config.run_files import RUN_FILES, RUN_NAMES, RunFile
+from tests.run_directory_page import NAMED_BY, PATHS, matches
+from trainer_kit.config.run_files import RUN_NAMES
 from trainer_kit.config.schema.experiment import TrainerConfig
 
 
 @pytest.mark.parametrize(
-    ("pattern", "path", "matches"),
+    ("row", "path", "is_match"),
     [
         ("ckpt-<step>.pin", "ckpt-5.pin", True),
         ("ckpt-<step>.pin", "ckpt-5xpin", False),
@@ -18,8 +19,13 @@ from trainer_kit.config.schema.experiment import TrainerConfig
         ("train/", "training/a", False),
     ],
 )
-def test_a_path_of_the_table_matches_whole_names(pattern: str, path: str, matches: bool) -> None:
-    assert RunFile(pattern, "", "", "").matches(path) is matches
+def test_a_path_of_the_table_matches_whole_names(row: str, path: str, is_match: bool) -> None:
+    assert matches(row, path) is is_match
+
+
+def test_the_names_are_those_of_the_table_that_no_field_changes() -> None:
+    rows = [path for path in PATHS if path not in NAMED_BY.values()]
+    assert set(RUN_NAMES) == {path.split("/")[0] for path in rows if "<" not in path.split("/")[0]}
 
 
 @pytest.mark.parametrize("name", ["foreign", "errors", "evals", "params.yaml", "best_checkpoints"])
@@ -30,6 +36,5 @@ def test_a_name_of_the_run_itself_cannot_name_another_folder(name: str) -> None:
 
 
 def test_every_field_that_names_a_folder_exists() -> None:
-    named = {one.named_by: one.path for one in RUN_FILES if one.named_by}
-    defaults = {path: getattr(TrainerConfig(), path.removeprefix("trainer.")) for path in named}
-    assert {path: f"{folder}/" for path, folder in defaults.items()} == named
+    defaults = {path: getattr(TrainerConfig(), path.removeprefix("trainer.")) for path in NAMED_BY}
+    assert {path: f"{folder}/" for path, folder in defaults.items()} == NAMED_BY

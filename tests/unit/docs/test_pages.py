@@ -9,7 +9,7 @@ import pytest
 
 from scripts import house
 from scripts.source_files import ROOT
-from trainer_kit.config.run_files import RUN_FILES
+from tests.run_directory_page import is_in_table
 
 DEVELOPMENT = ROOT / "docs" / "development"
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted(DEVELOPMENT.rglob("*.md"))]
@@ -30,7 +30,7 @@ def test_every_path_that_is_named_is_there(page: Path) -> None:
     roots = (ROOT, package, package / "compat", package / "compat" / "model_garden")
     # Neither the sample of a module and its test, nor a file of a run.
     named = [path for path in _PATH.findall(page.read_text()) if "/a/" not in path]
-    named = [path for path in named if not any(one.matches(path) for one in RUN_FILES)]
+    named = [path for path in named if not is_in_table(path)]
     assert [path for path in named if not any((root / path).exists() for root in roots)] == []
 
 
