@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from trainer_kit.config.sources import yaml_loader
-from trainer_kit.config.sources.layer import Layer, join
+from trainer_kit.config.sources.layer import Layer, put
 from trainer_kit.errors import ConfigError, Mistake, path_suggestion
 from trainer_kit.files import is_remote
 
@@ -23,7 +22,7 @@ def read_config_file(path: str | os.PathLike[str]) -> Layer:
     """Reads a YAML or JSON file whose keys are sections and fields: `trainer: {train_steps: 5}`.
 
     Args:
-      path: A local file. It is JSON when its name ends in .json or its text is a JSON object; else YAML.
+      path: A local file.
 
     Raises:
       ConfigError: when the file is missing (with the near names in its folder) or unreadable, when the text is broken
@@ -31,7 +30,7 @@ def read_config_file(path: str | os.PathLike[str]) -> Layer:
     """
     name = os.fspath(path)
     text = read_text(name)
-    parsed = yaml_loader.parse(text, name, name.lower().endswith(".json") or _is_json(text))
+    parsed = yaml_loader.parse(text, name)
     values = _mapping(parsed.values, f"{name}:1:1")
     return Layer(values, {where: f"{name}:{line}" for where, line in parsed.lines.items()})
 
@@ -55,7 +54,7 @@ def read_params_override(text: str) -> Layer:
             return read_config_file(text.strip())
     if _ASSIGNMENT.match(text):
         return _read_assignments(text)
-    parsed = yaml_loader.parse(text, OVERRIDE_FLAG, _is_json(text))
+    parsed = yaml_loader.parse(text, OVERRIDE_FLAG)
     values = _mapping(parsed.values, OVERRIDE_FLAG)
     return Layer(values, dict.fromkeys(parsed.lines, OVERRIDE_FLAG))
 
@@ -84,18 +83,6 @@ def read_text(name: str) -> str:
     return text
 
 
-def _is_json(text: str) -> bool:
-    if not text.lstrip().startswith("{"):
-        return False
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    except RecursionError:  # YAML would stumble as well
-        return True
-    return True
-
-
 def _near_files(path: Path) -> str:
     names = [entry.name for entry in path.parent.glob("*") if entry.suffix in (path.suffix, *_SUFFIXES, ".gin")]
     return path_suggestion(path, [name for name in names if not name.startswith(".")], "config files")
@@ -122,12 +109,10 @@ def _read_assignments(text: str) -> Layer:
             mistakes.append(Mistake("", f"{piece.strip()!r} is not a setting", advice, OVERRIDE_FLAG))
             continue
         try:
-            problem = _put(values, key.split("."), _value(written))
+            if problem := put(values, key, _value(written)):
+                mistakes.append(Mistake(key, problem, "keep one", OVERRIDE_FLAG))
         except ConfigError as error:
             mistakes += [Mistake(key, m.problem, m.advice, OVERRIDE_FLAG) for m in error.mistakes]
-            continue
-        if problem:
-            mistakes.append(Mistake(key, problem, "keep one", OVERRIDE_FLAG))
         origins[key] = OVERRIDE_FLAG
     if mistakes:
         raise ConfigError(mistakes)
@@ -140,19 +125,6 @@ def _value(written: str) -> Any:
     if written[0] in "[{'\"":
         return yaml_loader.parse(written, OVERRIDE_FLAG).values
     return yaml_loader.parse_scalar(written)
-
-
-def _put(values: dict[str, Any], parts: list[str], value: Any) -> str:
-    """Puts `value` in nested dicts; returns what is wrong, if anything."""
-    for depth, part in enumerate(parts[:-1]):
-        inner = values.setdefault(part, {})
-        if not isinstance(inner, dict):
-            return f"cannot be set: {join(*parts[: depth + 1])} itself is set to a value"
-        values = inner
-    if parts[-1] in values:
-        return "is given twice"
-    values[parts[-1]] = value
-    return ""
 
 
 def _pieces(text: str) -> list[str]:

@@ -34,15 +34,25 @@ def join(*parts: object) -> str:
     return ".".join(str(part) for part in parts if part != "")
 
 
+def put(values: dict[str, Any], path: str, value: Any) -> str:
+    """Puts a value at a dotted path into nested dicts; returns what is wrong, if anything."""
+    *around, name = path.split(".")
+    for depth, part in enumerate(around, 1):
+        inner = values.setdefault(part, {})
+        if not isinstance(inner, dict):
+            return f"cannot be set: {join(*around[:depth])} itself is set to a value"
+        values = inner
+    if name in values:
+        return "is given twice"
+    values[name] = value
+    return ""
+
+
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns nested dicts in place of dotted paths."""
     nested: dict[str, Any] = {}
     for path, value in values.items():
-        *around, name = path.split(".")
-        section = nested
-        for part in around:
-            section = section.setdefault(part, {})
-        section[name] = value
+        put(nested, path, value)
     return nested
 
 

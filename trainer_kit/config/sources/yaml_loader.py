@@ -7,7 +7,6 @@ is written in quotes wherever a YAML 1.1 reader would misread it, so that other 
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,49 +30,19 @@ _SCALARS: tuple[tuple[str, str, str], ...] = (
     ("merge", r"<<", "<"),
 )
 _TUPLE = _TAG + "python/tuple"  # as TF Model Garden writes its lists; read as a list, which makes no object
-MOST_CHARACTERS = 2**20  # of a text; PyYAML takes some seconds for so many
-_MOST_VALUES = 30_000  # of a document, with each alias replaced by what it stands for; PyYAML takes a second for them
+MOST_CHARACTERS = 2**18  # of a text; PyYAML takes some seconds for so many
+_MOST_VALUES = 30_000  # of a document, with each alias replaced by what it stands for
 _MOST_LEVELS = 64
 _MOST_DIGITS = 300
+_TOO_DEEP = f"is nested more than {_MOST_LEVELS} levels deep"
 _TOO_LARGE = "a config is a few kilobytes; keep data in separate files, and name those files here"
 _LOSSY = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff]")
 
 
-class _TooMuchError(yaml.MarkedYAMLError):
-    """The document would become too many values, or too deep."""
-
-
 class _Loader(yaml.SafeLoader):
-    """Safe: makes plain values only, never objects, and no more of them than a config can need."""
+    """Safe: makes plain values only, never objects."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own form
-
-    def __init__(self, stream: str, most_values: int = _MOST_VALUES) -> None:
-        super().__init__(stream)
-        self._levels, self._most_values = 0, most_values
-        self._sizes: dict[yaml.Node, tuple[int, int]] = {}  # values and levels in a node, aliases counted each time
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuses aliases that multiply ("billion laughs") before anything is made of them."""
-        self._levels += 1
-        self._check(len(self._sizes), self._levels, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
-        node = super().compose_node(parent, index)
-        self._levels -= 1
-        if node is not None and node not in self._sizes:
-            parts = node.value if isinstance(node, yaml.CollectionNode) else []
-            parts = [one for pair in parts for one in pair] if isinstance(node, yaml.MappingNode) else parts
-            sizes = [self._sizes.get(one, (1, 1)) for one in parts]  # one that holds itself is not known yet
-            values, levels = 1 + sum(size[0] for size in sizes), 1 + max((size[1] for size in sizes), default=0)
-            self._check(values, levels, node.start_mark)
-            self._sizes[node] = values, levels
-        return node
-
-    def _check(self, values: int, levels: int, mark: yaml.error.Mark) -> None:
-        if values > self._most_values:
-            problem = f"has more than {self._most_values:,} values, aliases counted each time"
-            raise _TooMuchError(None, None, problem, mark)
-        if levels > _MOST_LEVELS:
-            raise _TooMuchError(None, None, f"is nested more than {_MOST_LEVELS} levels deep", mark)
 
     def construct_whole_number(self, node: yaml.ScalarNode) -> int:
         text = str(self.construct_scalar(node)).replace("_", "")
@@ -108,47 +77,41 @@ for _kind, _pattern, _first in _SCALARS:
 
 @dataclass
 class Parsed:
-    """Plain values, the line (from 1) on which each key or item stands by its dotted path, and what is wrong."""
+    """Plain values, and the line (from 1) on which each key or item stands by its dotted path."""
 
     values: Any = None
     lines: dict[str, int] = field(default_factory=dict)
-    mistakes: list[Mistake] = field(default_factory=list)
 
 
-def parse(text: str, name: str, as_json: bool = False, own: bool = False) -> Parsed:
-    """Reads one YAML document, or JSON.
+def parse(text: str, name: str, own: bool = False) -> Parsed:
+    """Reads one YAML document, or JSON, which is YAML too.
 
     Args:
       text: The document; an empty one gives None.
       name: The name of the document in messages.
-      as_json: Whether the text has to be JSON.
       own: Whether trainer_kit wrote the file, such as params.yaml: it may be of any length, and may hold as many values
         as can be written in it.
 
     Raises:
-      ConfigError: when the text is not YAML (or JSON), has a key twice, is too long, or would become too many values;
-        every place as name:line:column.
+      ConfigError: when the text is not YAML, has a key twice, is too long, or would become too many values; every place
+        as name:line:column.
     """
     if not own:
         check_length(text, name)
-    if as_json:
-        values = _parse_json(text, name)
-        text = text.replace("\t", " ")  # in JSON a tab is always between tokens; YAML refuses it there
-    parsed = Parsed()
+    if text.lstrip().startswith("{"):  # JSON may be indented with tabs, which YAML refuses
+        text = re.sub(r"^[ \t]+", lambda indent: indent[0].replace("\t", " "), text, flags=re.MULTILINE)
     try:
-        loader = _Loader(text, max(_MOST_VALUES, len(text)) if own else _MOST_VALUES)
+        loader = _Loader(text)
+        reader = _Reader(loader, name, max(_MOST_VALUES, len(text)) if own else _MOST_VALUES)
         node = loader.get_single_node()
-        if node is not None:
-            parsed.values = _Reader(loader, name, parsed).read(node, "")
+        values = None if node is None else reader.read(node, "")
     except yaml.YAMLError as error:
         raise ConfigError([_broken(error, text, name)]) from None
     except RecursionError:
-        raise ConfigError([Mistake("", "it is nested too deeply", origin=name)]) from None
-    if parsed.mistakes:
-        raise ConfigError(parsed.mistakes)
-    if as_json:
-        parsed.values = values
-    return parsed
+        raise ConfigError([Mistake("", _TOO_DEEP, _TOO_LARGE, name)]) from None
+    if reader.mistakes:
+        raise ConfigError(reader.mistakes)
+    return Parsed(values, reader.lines)
 
 
 def check_length(text: str, name: str) -> None:
@@ -177,97 +140,98 @@ def dump(values: Any) -> str:
 
 
 class _Reader:
-    """Turns YAML nodes into values; PyYAML itself lets the last of equal keys win and forgets the lines."""
+    """Turns YAML nodes into values; PyYAML itself lets the last of equal keys win and forgets the lines.
 
-    def __init__(self, loader: _Loader, name: str, parsed: Parsed) -> None:
-        self._loader, self._name, self._parsed = loader, name, parsed
+    It counts what an alias stands for each time, and stops before aliases have multiplied ("billion laughs").
+    """
+
+    def __init__(self, loader: _Loader, name: str, most_values: int) -> None:
+        self._loader = loader
+        self._name = name
+        self._most_values = most_values
+        self._count = 0
         self._open: list[yaml.Node] = []
+        self.lines: dict[str, int] = {}
+        self.mistakes: list[Mistake] = []
 
     def read(self, node: yaml.Node, path: str) -> Any:
         if node in self._open:
             self._note(node, path, "holds itself", "an alias cannot stand inside what it names")
             return None
+        self._count += 1
+        if self._count > self._most_values:
+            problem = f"has more than {self._most_values:,} values, aliases counted each time"
+            raise ConfigError([Mistake("", problem, _TOO_LARGE, self._place(node))])
+        if len(self._open) >= _MOST_LEVELS:
+            raise ConfigError([Mistake("", _TOO_DEEP, _TOO_LARGE, self._place(node))])
         self._open.append(node)
-        try:
-            if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
-                return self._mapping(node, path)
-            if isinstance(node, yaml.SequenceNode) and node.tag in (_SEQ, _TUPLE):
-                return [self._item(item, join(path, index)) for index, item in enumerate(node.value)]
-            return self._scalar(node, path)
-        finally:
-            self._open.pop()
-
-    def _item(self, node: yaml.Node, path: str) -> Any:
-        self._parsed.lines[path] = node.start_mark.line + 1
-        return self.read(node, path)
+        if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
+            value: Any = self._mapping(node, path)
+        elif isinstance(node, yaml.SequenceNode) and node.tag in (_SEQ, _TUPLE):
+            value = []
+            for index, item in enumerate(node.value):
+                self.lines[join(path, index)] = item.start_mark.line + 1
+                value.append(self.read(item, join(path, index)))
+        else:
+            value = self._scalar(node, path)
+        self._open.pop()
+        return value
 
     def _scalar(self, node: yaml.Node, path: str) -> Any:
-        try:
-            if isinstance(node, yaml.ScalarNode):
-                return self._loader.construct_object(node)
-        except (ValueError, yaml.constructor.ConstructorError):
-            pass
-        self._note(node, path, f"{node.tag!r} cannot be read", "use plain values: text, numbers, lists and mappings")
+        reason = ""
+        if isinstance(node, yaml.ScalarNode):
+            try:
+                value = self._loader.construct_object(node)
+            except (ValueError, yaml.constructor.ConstructorError) as error:
+                reason = f" ({getattr(error, 'problem', None) or error})"
+            else:
+                # JSON may write a character as a pair of escapes.
+                return value.encode("utf-16", "surrogatepass").decode("utf-16") if isinstance(value, str) else value
+        advice = "use plain values: text, numbers, lists and mappings"
+        self._note(node, path, f"{node.tag!r} cannot be read{reason}", advice)
         return None
 
     def _mapping(self, node: yaml.MappingNode, path: str) -> dict[Any, Any]:
         merged: dict[Any, Any] = {}
+        values: dict[Any, Any] = {}
+        first_line: dict[Any, int] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
                 sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 for source in reversed(sources):
                     merged.update(self._merged(source, path))
-        direct: dict[Any, Any] = {}
-        first_line: dict[Any, int] = {}
-        for key_node, value_node in node.value:
-            if key_node.tag == _MERGE:
                 continue
             key = self._scalar(key_node, path)
-            if key in direct:
-                self._note(key_node, join(path, key), f"is given twice, first on line {first_line[key]}", "keep one")
+            where = join(path, key)
+            if key in values:
+                self._note(key_node, where, f"is given twice, first on line {first_line[key]}", "keep one")
                 continue
             first_line[key] = key_node.start_mark.line + 1
-            self._parsed.lines[join(path, key)] = first_line[key]
-            direct[key] = self.read(value_node, join(path, key))
-        return {**merged, **direct}
+            values[key] = self.read(value_node, where)
+            self.lines[where] = first_line[key]
+        return {**merged, **values}
 
     def _merged(self, node: yaml.Node, path: str) -> dict[Any, Any]:
         if not isinstance(node, yaml.MappingNode):
             self._note(node, path, "<< needs a mapping, or a list of mappings", "merge an anchor of a mapping")
             return {}
-        return dict(self.read(node, path) or {})
+        return self.read(node, path) or {}
 
     def _note(self, node: yaml.Node, path: str, problem: str, advice: str) -> None:
-        self._parsed.mistakes.append(Mistake(path, problem, advice, _place(self._name, node.start_mark)))
+        self.mistakes.append(Mistake(path, problem, advice, self._place(node)))
 
-
-def _parse_json(text: str, name: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"{name}:{error.lineno}:{error.colno}"
-        raise ConfigError([Mistake("", f"is not JSON: {error.msg}", "correct it there", place)]) from None
-    except RecursionError:
-        raise ConfigError([Mistake("", f"is nested more than {_MOST_LEVELS} levels deep", _TOO_LARGE, name)]) from None
-    except ValueError:  # Python's own limit
-        raise ConfigError([Mistake("", "has a number of too many digits", "write a smaller one", name)]) from None
+    def _place(self, node: yaml.Node) -> str:
+        return f"{self._name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
 def _broken(error: yaml.YAMLError, text: str, name: str) -> Mistake:
-    if isinstance(error, _TooMuchError) and error.problem_mark is not None:
-        return Mistake("", str(error.problem), _TOO_LARGE, _place(name, error.problem_mark))
-    mark = getattr(error, "problem_mark", None)
-    position = getattr(error, "position", None)
+    place = name
+    if isinstance(error, yaml.reader.ReaderError):
+        before = text[: error.position]
+        place = f"{name}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
+    elif isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        place = f"{name}:{error.problem_mark.line + 1}:{error.problem_mark.column + 1}"
     parts = (getattr(error, "context", None), getattr(error, "problem", None) or getattr(error, "reason", None))
     problem = ", ".join(part for part in parts if part) or str(error)
     advice = "indent with spaces, not tabs" if "\\t" in problem else "correct it there; words with : or # need quotes"
-    if mark is not None:
-        return Mistake("", f"is not YAML: {problem}", advice, _place(name, mark))
-    if position is not None:
-        line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
-        return Mistake("", f"is not YAML: {problem}", advice, f"{name}:{line}:{column}")
-    return Mistake("", f"is not YAML: {problem}", advice, name)
-
-
-def _place(name: str, mark: yaml.error.Mark) -> str:
-    return f"{name}:{mark.line + 1}:{mark.column + 1}"
+    return Mistake("", f"is not YAML: {problem}", advice, place)
