@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.config.schema.summaries import SummaryConfig
+from trainer_kit.config.schema.metrics import SummaryConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.training.loops.intervals import is_due
 from trainer_kit.training.loops.summary_condition import SummaryTimer

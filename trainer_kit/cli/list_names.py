@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from trainer_kit.config import discovery
 from trainer_kit.config.experiments import experiments
 from trainer_kit.config.field_docs import first_sentence, summary
-from trainer_kit.config.schema.dataset import DatasetConfig
+from trainer_kit.config.schema.experiment import DatasetConfig
 from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.open_choice import OpenOneOfConfig

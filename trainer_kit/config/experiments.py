@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.schema.section import is_configclass
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.config.schema.section import FieldError, is_configclass
+from trainer_kit.errors import ConfigError, UsageError, suggestion
 
 Factory = Callable[..., ExperimentConfig]
 AnyFactory = TypeVar("AnyFactory", bound=Factory)
@@ -54,6 +54,21 @@ def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
         )
     _check_decorated(name, config)
     return config
+
+
+def make_config(name: str) -> ExperimentConfig:
+    """Returns the default config of the experiment `name`, as `get_experiment` does.
+
+    Raises:
+      UsageError: as `get_experiment` does.
+      ConfigError: when the factory passes unknown keys or wrong values to a config class.
+    """
+    try:
+        return get_experiment(name)
+    except FieldError as error:
+        factory = experiments.lookup(name)
+        origin = f"{factory.__module__}.{getattr(factory, '__qualname__', name)}"
+        raise ConfigError(dataclasses.replace(mistake, origin=origin) for mistake in error.mistakes) from error
 
 
 @overload

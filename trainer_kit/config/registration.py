@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.dataset import DatasetConfig
+from trainer_kit.config.schema.experiment import DatasetConfig
 from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.open_choice import register_branch

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainer_kit.config.experiment_factory import make_config
-from trainer_kit.config.experiment_values import differing
-from trainer_kit.config.experiments import get_experiment
-from trainer_kit.config.fields import leaves
+from trainer_kit.config.experiments import get_experiment, make_config
+from trainer_kit.config.fields import fields_of, has_sections, leaves
 from trainer_kit.config.merge import DEFAULT, Resolved, apply
+from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.config_files import read_config_file, read_params_override
 from trainer_kit.config.sources.gin_source import FirstPass, gin_first_pass
-from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.sources.layer import Layer, join
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 
 
@@ -76,7 +75,7 @@ def describe(
     """
     known = leaves(against) if against is not None else {}
     origins = resolved.origins | {
-        path: "experiment" for path in differing(resolved.config) if resolved.origins.get(path) == DEFAULT
+        path: "experiment" for path in non_default_paths(resolved.config) if resolved.origins.get(path) == DEFAULT
     }
     return [
         (path, value, origins[path])
@@ -112,3 +111,42 @@ def _with_arguments(name: str, first: FirstPass, resolved: Resolved[ExperimentCo
         path: origin if known == DEFAULT and path in changed else known for path, known in resolved.origins.items()
     }
     return replace(resolved, origins=origins)
+
+
+def non_default_paths(config: Config, default: Any = None, path: str = "") -> Iterator[str]:
+    """Yields the dotted paths of the values that differ from their defaults, and of those without a default.
+
+    Args:
+      config: A section, or a whole config.
+      default: The section as the class around it has it by default; another class, or None: the defaults of its own
+        class count.
+      path: The dotted path of the section.
+    """
+    if type(default) is not type(config):
+        default = _default(type(config))
+    for name in config.as_dict():
+        value, other = getattr(config, name), _value(default, type(config), name)
+        if isinstance(value, Config):
+            yield from non_default_paths(value, other, join(path, name))
+        elif has_sections(value):
+            others = other if has_sections(other) else {}
+            for key, section in value.items():
+                yield from non_default_paths(section, others.get(key), join(path, name, key))
+        elif value != other:
+            yield join(path, name)
+
+
+def _default(config_class: type[Config]) -> Config | None:
+    """Returns a section with the defaults of its class; None if the class has fields that have to be given."""
+    try:
+        return config_class()
+    except ConfigError:
+        return None
+
+
+def _value(default: Config | None, config_class: type[Config], name: str) -> Any:
+    """Returns the default of a field; of a field that has to be given an object that equals no value."""
+    if default is not None:
+        return getattr(default, name)
+    field = fields_of(config_class)[name]
+    return object() if field.is_required() else field.get_default(call_default_factory=True)

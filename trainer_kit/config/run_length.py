@@ -14,18 +14,6 @@ from trainer_kit.config.sources.layer import join, nest
 from trainer_kit.errors import ConfigError, Mistake
 
 
-def interval_warnings(options: TrainerConfig) -> list[str]:
-    """Returns a warning if an interval that was set, or a patience, is longer than the run; `options` has steps."""
-    total = options.train_steps
-    early = options.early_stopping
-    names = ("checkpoint_interval", "summary_interval", "validation_interval")
-    values = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(TrainerConfig, name)}
-    if early and not early.eval_name:
-        values["early_stopping.patience"] = early.patience * options.validation_interval
-    late = " and ".join(f"trainer.{name}" for name, steps in values.items() if isinstance(steps, int) and steps > total)
-    return [f"{late}: longer than the run of {total} steps, so it is never reached"] if total > 0 and late else []
-
-
 def durations_in(options: TrainerConfig) -> dict[str, Duration]:
     """Returns the durations of epochs and shares in the section trainer, by dotted path inside it."""
     return {path: value for path, value in _durations(options, "") if value.unit != SECONDS}

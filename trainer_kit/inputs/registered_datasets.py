@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from trainer_kit.config.schema.dataset import DatasetConfig
+from trainer_kit.config.schema.experiment import DatasetConfig
 
 
 def inputs_of(task: Any, params: Any) -> Callable[..., Any]:

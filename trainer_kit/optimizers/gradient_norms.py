@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.config.schema.gradient_norms import GradientSpikeAlarmConfig
+from trainer_kit.config.schema.gradient_processors import GradientSpikeAlarmConfig
 from trainer_kit.optimizers.gradients import Gradient
 
 _EMPTY = -1.0  # below every norm

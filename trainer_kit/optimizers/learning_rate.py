@@ -18,8 +18,7 @@ from keras.optimizers.schedules import (
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.schedules import LrConfig
-from trainer_kit.config.schema.warmups import WarmupConfig
+from trainer_kit.config.schema.schedules import LrConfig, WarmupConfig
 from trainer_kit.distribution.keras_internals import learning_rate_of, replace_learning_rate
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.rate_schedules import (

@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.reports import epoch_place
-from trainer_kit.config.run_length import interval_warnings
+from trainer_kit.config.run_warnings import interval_warnings, rate_end_warnings
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.zero_learning_rate import rate_end_warnings
 from trainer_kit.distribution.collectives import barrier
 from trainer_kit.errors import DataError
 from trainer_kit.process.run_lock import release_all

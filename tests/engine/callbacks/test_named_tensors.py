@@ -17,7 +17,7 @@ import trainer_kit as tk
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.callbacks.base import Loop, Run
 from trainer_kit.callbacks.named_tensors import TensorSummaries
-from trainer_kit.config.schema.summaries import SummaryConfig
+from trainer_kit.config.schema.metrics import SummaryConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run.runner import run_experiment
 

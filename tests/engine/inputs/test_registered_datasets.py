@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import trainer_kit as tk
 from tests.engine.linear_task import LinearTask, linear_experiment
-from trainer_kit.config.schema.dataset import DatasetConfig
+from trainer_kit.config.schema.experiment import DatasetConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import TinyConfig, tiny_arrays
 from trainer_kit.training.task import Task

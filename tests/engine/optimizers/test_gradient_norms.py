@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.config.schema.gradient_norms import GradientSpikeAlarmConfig
+from trainer_kit.config.schema.gradient_processors import GradientSpikeAlarmConfig
 from trainer_kit.optimizers.gradient_norms import GradientNorms, quantile_of
 
 

@@ -10,8 +10,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 from pydantic import dataclasses as foreign
 
-from trainer_kit.config.experiment_factory import make_config
-from trainer_kit.config.experiments import get_experiment, register_experiment
+from trainer_kit.config.experiments import get_experiment, make_config, register_experiment
 from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig

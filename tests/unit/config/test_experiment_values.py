@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_kit.config.experiment_values import differing
+from trainer_kit.config.resolve import non_default_paths
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig
 
@@ -26,13 +26,13 @@ class _Own(TaskConfig):
 
 
 def test_the_default_of_the_class_around_a_section_counts() -> None:
-    assert set(differing(ExperimentConfig(task=_Own()))) == set()
+    assert set(non_default_paths(ExperimentConfig(task=_Own()))) == set()
     changed = ExperimentConfig(task=_Own()).replace(task={"train_data": {"global_batch_size": 1}, "model": {"size": 4}})
-    assert set(differing(changed)) == {"task.train_data.global_batch_size", "task.model.size"}
+    assert set(non_default_paths(changed)) == {"task.train_data.global_batch_size", "task.model.size"}
 
 
 def test_a_field_that_has_to_be_given_is_set() -> None:
-    assert list(differing(_Inner(given=5))) == ["given"]
+    assert list(non_default_paths(_Inner(given=5))) == ["given"]
 
 
 def test_chosen_branches_and_named_sections_have_own_defaults() -> None:
@@ -40,7 +40,7 @@ def test_chosen_branches_and_named_sections_have_own_defaults() -> None:
         task={"validation_data": {"one": DataConfig(), "two": DataConfig(global_batch_size=7)}},
         trainer={"optimizer_config": {"optimizer": {"type": "adam", "adam": {"beta_1": 0.5}}, "learning_rate": RATE}},
     )
-    assert set(differing(config)) == {
+    assert set(non_default_paths(config)) == {
         "task.validation_data.two.global_batch_size",
         "trainer.optimizer_config.optimizer.type",
         "trainer.optimizer_config.optimizer.adam.beta_1",

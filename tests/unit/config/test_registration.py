@@ -13,8 +13,7 @@ from trainer_kit.config.experiments import register_experiment
 from trainer_kit.config.merge import apply
 from trainer_kit.config.registration import register_dataset, register_metric, register_optimizer, register_schedule
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.dataset import DatasetConfig
-from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.experiment import DatasetConfig, ExperimentConfig
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig

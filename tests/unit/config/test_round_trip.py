@@ -33,10 +33,8 @@ from trainer_kit.config.schema.gradient_processors import (
     ScaleGradientsConfig,
 )
 from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
-from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig
-from trainer_kit.config.schema.optimization import NamedOptimizerConfig
-from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig
-from trainer_kit.config.schema.summaries import SummaryConfig
+from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig, SummaryConfig
+from trainer_kit.config.schema.optimization import LayerDecayConfig, NamedOptimizerConfig, RateMultiplierConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError

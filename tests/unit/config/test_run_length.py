@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.config.run_length import interval_warnings, with_steps
+from trainer_kit.config.run_length import with_steps
+from trainer_kit.config.run_warnings import interval_warnings
 from trainer_kit.config.schema.durations import Duration, RoundedSteps
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from trainer_kit.config.run_warnings import rate_end_warnings
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.config.zero_learning_rate import rate_end_warnings
 
 
 def _options(kind: str, train_steps: int = 900, **schedule: Any) -> TrainerConfig:

@@ -9,11 +9,8 @@ from pydantic import Field
 
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.durations import PartOfRun
+from trainer_kit.config.schema.number_types import SomeSteps, Steps, StepsOrAll
 from trainer_kit.errors import UsageError
-
-PositiveInt = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-StepsOrAll = Annotated[int, Field(ge=-1)]
 
 OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of mode eval
 
@@ -84,7 +81,7 @@ class ContinuousEvalConfig(Config):
 
     policy: Literal["all", "latest"] = "all"
     validation_sets: tuple[str, ...] = ()
-    max_wait_checkpoints: Count = 20
+    max_wait_checkpoints: Steps = 20
 
 
 @configclass
@@ -105,9 +102,9 @@ class EarlyStoppingConfig(Config):
 
     metric: str = ""
     metric_comp: Literal["higher", "lower"] = "higher"
-    patience: PositiveInt = 10
+    patience: SomeSteps = 10
     min_delta: Annotated[float, Field(ge=0)] = 0.0
-    start_step: Count = 0
+    start_step: Steps = 0
     eval_name: str = ""
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -133,7 +130,7 @@ class BestCheckpointConfig(Config):
 
     metric: str
     metric_comp: Literal["higher", "lower"] = "higher"
-    keep: PositiveInt = 1
+    keep: SomeSteps = 1
     min_delta: Annotated[float, Field(ge=0)] = 0.0
 
     def rules(self) -> Iterator[tuple[str, str]]:

@@ -8,34 +8,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny
 
+from trainer_kit.config.registry import Registry
 from trainer_kit.config.run_files import RUN_NAMES
 from trainer_kit.config.schema import durations
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.dataset import DatasetConfig
 from trainer_kit.config.schema.evaluation import (
     BestCheckpointConfig,
     ContinuousEvalConfig,
-    Count,
     EarlyStoppingConfig,
-    PositiveInt,
-    StepsOrAll,
     ValidationSetConfig,
     folder_name_problem,
     training_sets,
     validation_sets,
 )
-from trainer_kit.config.schema.gradient_norms import GradientSpikeAlarmConfig
-from trainer_kit.config.schema.gradient_processors import problem_with_xla
+from trainer_kit.config.schema.gradient_processors import GradientSpikeAlarmConfig, problem_with_xla
 from trainer_kit.config.schema.initial_weights import InitCheckpoint
-from trainer_kit.config.schema.metrics import MetricConfig
+from trainer_kit.config.schema.metrics import MetricConfig, SummaryConfig
+from trainer_kit.config.schema.number_types import SomeSteps, Steps, StepsOrAll, broken_patterns
+from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
-from trainer_kit.config.schema.rate_groups import broken_patterns
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.config.schema.summaries import SummaryConfig
 from trainer_kit.errors import suggestion
 
 MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
@@ -47,6 +43,19 @@ MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
 }
 
 ONE_REPLICA = "XLA cannot update variables that are mirrored"
+
+
+@configclass
+class DatasetConfig(OpenOneOfConfig):
+    """Which registered dataset. `trainer_kit.register_dataset` adds one.
+
+    Attributes:
+      type: The name of a registered dataset; unset means that the task's build_inputs makes the data.
+    """
+
+    registry: ClassVar[Registry[Branch]] = Registry("dataset")
+
+    type: str | None = None
 
 
 @configclass
@@ -96,13 +105,13 @@ class DataConfig(Config):
     input_path: str | tuple[str, ...] | dict[str, str | tuple[str, ...]] = ""
     tfds_name: str | dict[str, str] = ""
     tfds_split: str = ""
-    global_batch_size: Count = 0
+    global_batch_size: Steps = 0
     is_training: bool | None = None
     drop_remainder: bool = True
-    shuffle_buffer_size: Count = 100
+    shuffle_buffer_size: Steps = 100
     cache: bool = False
-    cycle_length: PositiveInt | None = None
-    block_length: PositiveInt = 1
+    cycle_length: SomeSteps | None = None
+    block_length: SomeSteps = 1
     ram_budget: int | None = None
     deterministic: bool | None = None
     sharding: bool = True
@@ -117,7 +126,7 @@ class DataConfig(Config):
     apply_tf_data_service_before_batching: bool = False
     trainer_id: str | None = None
     seed: int | None = None
-    prefetch_buffer_size: Count | None = None
+    prefetch_buffer_size: Steps | None = None
     autotune_algorithm: str | None = None
     dataset: DatasetConfig = DatasetConfig()
 
@@ -280,19 +289,19 @@ class TrainerConfig(Config):
     eval_tf_while_loop: bool = False
     eval_recreate_iterator: bool = True
     allow_tpu_summary: Literal[False] = False
-    steps_per_epoch: PositiveInt | None = None
+    steps_per_epoch: SomeSteps | None = None
     steps_per_loop: durations.LoopSteps = 1000
-    fuse_steps: PositiveInt = 1
-    accumulate_steps: PositiveInt = 1
+    fuse_steps: SomeSteps = 1
+    accumulate_steps: SomeSteps = 1
     summary_interval: durations.SaveInterval = durations.SUMMARY_INTERVAL
     checkpoint_interval: durations.SaveInterval = 1000
-    max_to_keep: PositiveInt = 5
+    max_to_keep: SomeSteps = 5
     keep_interval: durations.KeepInterval | None = None
     continuous_eval: ContinuousEvalConfig = ContinuousEvalConfig()
     continuous_eval_timeout: Annotated[float, Field(ge=0)] | None = 60 * 60
     train_steps: durations.RunSteps = 0
     max_time: durations.TimeSpan | None = None
-    overfit_batches: PositiveInt | None = None
+    overfit_batches: SomeSteps | None = None
     validation_steps: StepsOrAll = -1
     validation_interval: durations.PartOfRun = 1000
     validation_sets: dict[str, ValidationSetConfig] = Field(default_factory=dict)
@@ -307,7 +316,7 @@ class TrainerConfig(Config):
     gradient_spike_alarm: GradientSpikeAlarmConfig | None = None
     callbacks: tuple[CallbackConfig, ...] = ()
     loss_upper_bound: float = 1e6
-    recovery_begin_steps: Count = 0
+    recovery_begin_steps: Steps = 0
     recovery_max_trials: StepsOrAll = 0
     recovery_policy: Literal["skip", "lower_learning_rate", "retry"] = "skip"
     recovery_learning_rate_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5

@@ -1,9 +1,9 @@
-"""Config of the metrics that a config adds to those of a task."""
+"""Configs of the metrics that a config adds to those of a task, and of the summaries of named tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -49,3 +49,19 @@ class MetricConfig(OpenOneOfConfig):
 
     def _shown_fields(self) -> list[str]:
         return [*super()._shown_fields(), *(["tensor"] if self.tensor else [])]
+
+
+@configclass
+class SummaryConfig(Config):
+    """A summary of a tensor, with its value in the last step of a training loop or of an evaluation.
+
+    Attributes:
+      tensor: The name of the tensor, of trainer_kit.expose or of a layer.
+      type: What is written: `scalar` reports the tensor with the metrics of the loop; `histogram` and `image` go to
+        TensorBoard. An image is a tensor [batch, height, width, channels], of which the first three are shown.
+      of: Which steps expose the tensor: those of training, of evaluation, or both.
+    """
+
+    tensor: str
+    type: Literal["scalar", "histogram", "image"] = "scalar"
+    of: Literal["training", "evaluation", "both"] = "training"

@@ -1,7 +1,9 @@
-"""The kinds of numbers in the sections of optimizers, schedules and warm-ups."""
+"""The kinds of numbers in config classes, and the check of regular expressions."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -13,3 +15,14 @@ PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 Above0 = Annotated[float, Field(gt=0)]
 Steps = Annotated[int, Field(ge=0)]
 SomeSteps = Annotated[int, Field(ge=1)]
+StepsOrAll = Annotated[int, Field(ge=-1)]
+
+
+def broken_patterns(field: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields the problem of each of a field's patterns that is not a regular expression."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            advice = f"to match it as it is, use {re.escape(pattern)!r}"
+            yield field, f"{pattern!r} is not a regular expression ({error}); {advice}"

@@ -1,6 +1,6 @@
 """Config of optimization as a whole: optimizer, learning rate, warm-up and the moving average of weights.
 
-The sections are in optimizers.py, schedules.py, warmups.py and rate_groups.py. Names and defaults are those of TF Model
+The sections of optimizers and schedules are in optimizers.py and schedules.py. Names and defaults are those of TF Model
 Garden 2.20.
 """
 
@@ -15,11 +15,17 @@ from pydantic import Field
 
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
-from trainer_kit.config.schema.number_types import Above0, Fraction, SomeSteps, Steps
+from trainer_kit.config.schema.number_types import (
+    Above0,
+    Fraction,
+    PositiveFraction,
+    Rate,
+    SomeSteps,
+    Steps,
+    broken_patterns,
+)
 from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
-from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig, broken_patterns
-from trainer_kit.config.schema.schedules import LrConfig
-from trainer_kit.config.schema.warmups import WarmupConfig
+from trainer_kit.config.schema.schedules import LrConfig, WarmupConfig
 from trainer_kit.errors import suggestion
 
 AVERAGE, WEIGHTS = "average", "weights"  # the names of the main average and of the trained weights in `ema.evaluate`
@@ -69,6 +75,45 @@ class EMAConfig(BaseOptimizerConfig):
                 yield "evaluate", f"there is no average {name!r}; {suggestion(name, known)}"
             elif times > 1:
                 yield "evaluate", f"names {name} {times} times; name it once"
+
+
+@configclass
+class RateMultiplierConfig(Config):
+    """A learning rate for some variables, as a multiple of the learning rate.
+
+    Attributes:
+      variables: A regular expression that is searched in the path of a variable, such as encoder/layer_0/kernel.
+      multiplier: The factor of the learning rate of these variables; 0 leaves them and their slots as they are.
+    """
+
+    variables: str
+    multiplier: Rate
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that `variables` is a regular expression."""
+        yield from broken_patterns("variables", [self.variables])
+
+
+@configclass
+class LayerDecayConfig(Config):
+    """Learning rates that become smaller from the output of a model to its input (layer-wise decay).
+
+    A variable of layers[i] of n layers has the learning rate times decay ** (n - 1 - i).
+
+    Attributes:
+      decay: The factor of the learning rate from one layer to the layer before it.
+      layers: Regular expressions of the variables of each layer, ordered from input to output. Each is searched in the
+        path of a variable, and the first one that is found counts; variables of no layer keep their learning rate.
+    """
+
+    decay: PositiveFraction
+    layers: tuple[str, ...]
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that there are layers, and that they are regular expressions."""
+        if not self.layers:
+            yield "layers", "is empty; list the patterns of the layers from input to output"
+        yield from broken_patterns("layers", self.layers)
 
 
 @configclass

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.evaluation import Count, PositiveInt, StepsOrAll
+from trainer_kit.config.schema.number_types import SomeSteps, Steps, StepsOrAll
 
 ALL_REDUCE_ALGORITHMS = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("ring", "nccl")}
 
@@ -61,28 +61,28 @@ class RuntimeConfig(Config):
     ] = "auto"
     enable_xla: bool = False
     gpu_thread_mode: Literal["global", "gpu_private", "gpu_shared"] | None = None
-    dataset_num_private_threads: PositiveInt | None = None
-    per_gpu_thread_count: Count = 0
+    dataset_num_private_threads: SomeSteps | None = None
+    per_gpu_thread_count: Steps = 0
     tpu: str | None = None
-    num_gpus: Count = 0
+    num_gpus: Steps = 0
     worker_hosts: str | None = None
     task_index: StepsOrAll = -1
     all_reduce_alg: str | None = None
-    num_packs: Count = 1
+    num_packs: Steps = 1
     mixed_precision_dtype: Literal["float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16"] | None = None
     loss_scale: Literal["dynamic"] | float | None = None
     run_eagerly: bool = False
     batchnorm_spatial_persistent: bool = False
     tpu_enable_xla_dynamic_padder: bool | None = None
-    num_cores_per_replica: PositiveInt = 1
+    num_cores_per_replica: SomeSteps = 1
     default_shard_dim: int = -1
     use_tpu_mp_strategy: bool = False
-    virtual_cpus: Count = 0
+    virtual_cpus: Steps = 0
     executor: Literal["default", "single_threaded"] = "default"
-    random_seed: Count = 1
+    random_seed: Steps = 1
     deterministic_ops: bool = False
-    inter_op_threads: Count = 0
-    intra_op_threads: Count = 0
+    inter_op_threads: Steps = 0
+    intra_op_threads: Steps = 0
 
     def model_parallelism(self) -> dict[str, int]:
         """Returns the TPU model parallelism settings as keywords."""

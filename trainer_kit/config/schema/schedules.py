@@ -1,4 +1,4 @@
-"""Configs of learning-rate schedules: a section for each, and the choice between them.
+"""Configs of learning-rate schedules and warm-ups: a section for each, and the choice between them.
 
 Names and defaults are those of TF Model Garden 2.20, and of Keras for what Model Garden does not have. A "oneof" names
 its chosen branch in `type`.
@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from trainer_kit.config.registry import Registry
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.durations import PartOfRun
 from trainer_kit.config.schema.number_types import Above0, Fraction, Rate, Steps
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
@@ -330,3 +330,54 @@ class LrConfig(OpenOneOfConfig):
         for name in _NEEDED:
             if chosen is not None and getattr(chosen, name, 0) is None:
                 yield f"{self.type}.{name}", f"is needed by the schedule {self.type}; give it a number"
+
+
+@configclass
+class LinearWarmupConfig(Config):
+    """From warmup_learning_rate to the schedule's value, in a straight line over warmup_steps.
+
+    Attributes:
+      name: The name of the warm-up; it changes nothing in training.
+      warmup_learning_rate: The learning rate at step 0.
+      warmup_steps: The number of steps of the warm-up; it has to be set.
+    """
+
+    name: str = "linear"
+    warmup_learning_rate: Rate = 0.0
+    warmup_steps: PartOfRun | None = None
+
+
+@configclass
+class PolynomialWarmupConfig(Config):
+    """(step / warmup_steps) ** power times the schedule's value at the end of the warm-up.
+
+    Attributes:
+      name: The name of the warm-up; it changes nothing in training.
+      power: The exponent of the share of the warm-up that is done; 1 is a straight line.
+      warmup_steps: The number of steps of the warm-up; it has to be set.
+    """
+
+    name: str = "polynomial"
+    power: Rate = 1.0
+    warmup_steps: PartOfRun | None = None
+
+
+@configclass
+class WarmupConfig(OneOfConfig):
+    """Which warm-up, if any.
+
+    Attributes:
+      type: Which of the warm-ups below is used; unset means none.
+      linear: The settings of a warm-up in a straight line.
+      polynomial: The settings of a warm-up by a power of the step.
+    """
+
+    type: Literal["linear", "polynomial"] | None = None
+    linear: LinearWarmupConfig | None = None
+    polynomial: PolynomialWarmupConfig | None = None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that the chosen warm-up has a length."""
+        chosen = self.get()
+        if chosen is not None and chosen.warmup_steps is None:
+            yield f"{self.type}.warmup_steps", "is needed by a warm-up; give it a number of steps"

@@ -26,15 +26,14 @@ from pydantic import ValidationError
 
 from trainer_kit.config.allowed_values import show
 from trainer_kit.config.discovery import exits
-from trainer_kit.config.experiment_factory import make_config
-from trainer_kit.config.experiments import experiments, get_experiment
+
+from trainer_kit.config.experiments import experiments, get_experiment, make_config
 from trainer_kit.config.fields import fields_of, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import gin_binding
 from trainer_kit.config.sources.gin_scan import Scan, scan
 from trainer_kit.config.sources.layer import Layer, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion
-
 
 @dataclass(frozen=True)
 class FirstPass:
@@ -54,7 +53,6 @@ class FirstPass:
     arguments: dict[str, str]
     mistakes: tuple[Mistake, ...]
     near_misses: tuple[Mistake, ...] = ()
-
 
 def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> FirstPass:
     """Reads what gin binds for the experiment `name`: its factory's arguments and its sections; skips unknown names.
@@ -83,7 +81,6 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
         reading.note_unread()
         near = gin_binding.near_misses(gin, reading.found)
     return FirstPass(config, layer, reading.arguments, tuple(reading.mistakes), tuple(near))
-
 
 def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
     """Binds all other names. Called after the task's modules are imported, before their code runs.
@@ -116,11 +113,9 @@ def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
     if mistakes:
         raise ConfigError(mistakes)
 
-
 def operative_gin() -> str:
     """Returns gin's list of the bindings and defaults that have been used so far; "" when gin is not in use."""
     return str(sys.modules["gin"].operative_config_str()) if "gin" in sys.modules else ""
-
 
 class _Reading:
     """Reads the bindings for trainer_kit from gin files, and collects those that were used and the mistakes in them."""
@@ -209,10 +204,8 @@ class _Reading:
         reason = "; ".join(lines) or f"{type(error).__name__}: {' '.join(str(error).split())}"
         self.mistakes.append(Mistake(path, problem, reason, ", ".join(dict.fromkeys(origins.values()))))
 
-
 def _holds(scope: str, inner: str) -> bool:
     return not scope or f"{inner}/".startswith(f"{scope}/")
-
 
 def _unknown_arguments(factory: Callable[..., Any], bound: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns the bound arguments that `factory` does not have, each with advice."""
@@ -221,7 +214,6 @@ def _unknown_arguments(factory: Callable[..., Any], bound: dict[str, Any]) -> li
         return []
     known = list(parameters)
     return [(argument, suggestion(argument, known)) for argument in bound if argument not in parameters]
-
 
 def _section_in(values: dict[str, Any], path: str) -> dict[str, Any]:
     """Returns the dict at the dotted `path` in nested dicts, making it where it is missing."""

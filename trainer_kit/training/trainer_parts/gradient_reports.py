@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.config.schema.gradient_norms import GradientSpikeAlarmConfig
+from trainer_kit.config.schema.gradient_processors import GradientSpikeAlarmConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradient_norms import GradientNorms
 from trainer_kit.optimizers.gradient_processors import GradientProcessing

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainer_kit.config.fields import fields_of, section_class
-from trainer_kit.config.schema import evaluation, optimization, optimizers, schedules, warmups
+from trainer_kit.config.schema import evaluation, optimization, optimizers, schedules
 from trainer_kit.config.schema import experiment as schema
 from trainer_kit.config.schema.base import Config, OneOfConfig
 from trainer_kit.config.schema.open_choice import OpenOneOfConfig
@@ -132,7 +132,7 @@ def default_of(node: ast.expr) -> Any:
 THEIRS = model_garden()
 OURS = {
     name: found
-    for module in (schema, evaluation, optimization, optimizers, schedules, warmups)
+    for module in (schema, evaluation, optimization, optimizers, schedules)
     for name, found in vars(module).items()
     if isinstance(found, type) and issubclass(found, Config) and fields_of(found) and not name.startswith("_")
     if found is not OpenOneOfConfig

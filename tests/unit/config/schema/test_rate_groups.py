@@ -8,8 +8,7 @@ import pytest
 
 from trainer_kit.config.merge import apply
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig
+from trainer_kit.config.schema.optimization import LayerDecayConfig, OptimizationConfig, RateMultiplierConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.config_files import read_params_override
 from trainer_kit.errors import ConfigError

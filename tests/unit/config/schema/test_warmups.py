@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.config.schema.broken_rules import broken
-from trainer_kit.config.schema.warmups import WarmupConfig
+from trainer_kit.config.schema.schedules import WarmupConfig
 
 
 def test_a_warm_up_has_a_length() -> None:

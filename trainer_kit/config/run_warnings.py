@@ -1,8 +1,10 @@
-"""Detects a learning rate that reaches 0 long before the last training step. Pure; no TensorFlow."""
+"""Warnings about a run: a learning rate that reaches 0 long before the last step, intervals that are never reached."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from trainer_kit.config.schema.experiment import TrainerConfig
 
 _SMALL_SHARE = 0.01  # of the run; some steps at rate 0 come from rounding
 
@@ -21,6 +23,18 @@ def rate_end_warnings(options: Any) -> list[str]:
         sections[f"trainer.optimizers.{name}"] = (section, section.period)
     warnings = (_warning(path, section, options.train_steps, period) for path, (section, period) in sections.items())
     return [warning for warning in warnings if warning]
+
+
+def interval_warnings(options: TrainerConfig) -> list[str]:
+    """Returns a warning if an interval that was set, or a patience, is longer than the run; `options` has steps."""
+    total = options.train_steps
+    early = options.early_stopping
+    names = ("checkpoint_interval", "summary_interval", "validation_interval")
+    values = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(TrainerConfig, name)}
+    if early and not early.eval_name:
+        values["early_stopping.patience"] = early.patience * options.validation_interval
+    late = " and ".join(f"trainer.{name}" for name, steps in values.items() if isinstance(steps, int) and steps > total)
+    return [f"{late}: longer than the run of {total} steps, so it is never reached"] if total > 0 and late else []
 
 
 def _warning(section_path: str, section: Any, train_steps: int, period: int) -> str:
