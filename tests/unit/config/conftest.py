@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import pytest
@@ -15,6 +16,7 @@ from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, T
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.config.schema.schedules import ConstantLrConfig, LrConfig
+from trainer_kit.config.sources import gin_source
 
 _numbers = itertools.count()
 
@@ -52,6 +54,15 @@ def sample_experiment(learning_rate: float = 0.1, steps: int = 100) -> Experimen
             ),
         ),
     )
+
+
+@pytest.fixture(autouse=True)
+def _unbound_gin() -> Iterator[None]:
+    """Leaves gin without bindings, as each run has a process."""
+    yield
+    if "gin" in sys.modules:
+        sys.modules["gin"].clear_config()
+        gin_source._bound.clear()
 
 
 @pytest.fixture

@@ -9,31 +9,39 @@ An experiment's factory is called by the experiment's name: `digits.learning_rat
 `vision/cifar_10.learning_rate`, or with dots, or the last part alone: a character that gin does not allow in a name
 becomes `_`, and a part that begins with a digit gets one in front.
 
-gin's state belongs to the process. A first pass removes the bindings of the one before; bindings of other code stay.
+Only names of other code are bound in gin itself, whose state belongs to the process: a second run of the process may
+not leave out a name that the first one has bound.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from trainer_kit.config.allowed_values import show
 from trainer_kit.config.discovery import exits
-
 from trainer_kit.config.experiments import experiments, get_experiment, make_config
 from trainer_kit.config.fields import fields_of, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources import gin_binding
-from trainer_kit.config.sources.gin_scan import Scan, scan
-from trainer_kit.config.sources.layer import Layer, join
-from trainer_kit.errors import ConfigError, Mistake, suggestion
+from trainer_kit.config.sources.gin_internals import matching_names, registered_names
+from trainer_kit.config.sources.gin_scan import Binding, Scan, scan
+from trainer_kit.config.sources.layer import Layer, join, put
+from trainer_kit.errors import ConfigError, Mistake, near_names, suggestion
+
+_SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # the module parts of our selectors
+
+# The selectors of the experiment of the last first pass, and the scopes in which each is read.
+_selectors: dict[str, list[str]] = {}
+# The names of other code that this process has bound, as (scope, selector, argument). gin cannot unbind a single one.
+_bound: set[tuple[str, str, str]] = set()
+
 
 @dataclass(frozen=True)
 class FirstPass:
@@ -54,6 +62,7 @@ class FirstPass:
     mistakes: tuple[Mistake, ...]
     near_misses: tuple[Mistake, ...] = ()
 
+
 def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> FirstPass:
     """Reads what gin binds for the experiment `name`: its factory's arguments and its sections; skips unknown names.
 
@@ -71,7 +80,6 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
     experiments.lookup(name)
     gin = importlib.import_module("gin")
     with gin.unlock_config():
-        gin_binding.forget(gin)
         reading = _Reading(gin, scan(gin, files, bindings))
         try:
             config = reading.make_config(name)
@@ -79,8 +87,9 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
             raise ConfigError([*reading.mistakes, *error.mistakes]) from error
         layer = reading.read_sections(config)
         reading.note_unread()
-        near = gin_binding.near_misses(gin, reading.found)
-    return FirstPass(config, layer, reading.arguments, tuple(reading.mistakes), tuple(near))
+    mistakes = dict.fromkeys(reading.mistakes)  # sections of one class may have the same one
+    return FirstPass(config, layer, reading.arguments, tuple(mistakes), tuple(reading.near_misses()))
+
 
 def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
     """Binds all other names. Called after the task's modules are imported, before their code runs.
@@ -103,8 +112,8 @@ def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
                 mistakes.append(Mistake("", f"{module} cannot be imported: {error}", "correct or install it", origin))
             except SystemExit as error:
                 mistakes.append(Mistake("", exits(module, error), origin=origin))
-        found = scan(gin, files, bindings)
-        mistakes += [*found.mistakes, *gin_binding.bind_others(gin, found, strict=True)]
+        statements = scan(gin, files, bindings)
+        mistakes += [*statements.mistakes, *_bind_others(gin, statements, strict=True)]
         if not mistakes:
             try:
                 gin.finalize()
@@ -113,67 +122,91 @@ def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
     if mistakes:
         raise ConfigError(mistakes)
 
+
 def operative_gin() -> str:
     """Returns gin's list of the bindings and defaults that have been used so far; "" when gin is not in use."""
     return str(sys.modules["gin"].operative_config_str()) if "gin" in sys.modules else ""
 
-class _Reading:
-    """Reads the bindings for trainer_kit from gin files, and collects those that were used and the mistakes in them."""
 
-    def __init__(self, gin: Any, found: Scan) -> None:
-        self._gin, self.found = gin, found
-        self._read: set[tuple[str, str, str]] = set()  # scope, selector, argument
-        self.mistakes = list(found.mistakes)
+def experiment_selector(name: str) -> str:
+    """Returns the complete name of an experiment in gin: `vision/cifar-10` is experiment.vision.cifar_10."""
+    words = [re.sub(r"\W", "_", part) for part in name.split("/")]
+    return ".".join([_EXPERIMENTS, *(f"_{word}" if word[0].isdigit() else word for word in words)])
+
+
+class _Reading:
+    """Reads the values for an experiment from gin statements, and collects the mistakes in them."""
+
+    def __init__(self, gin: Any, statements: Scan) -> None:
+        self._gin = gin
+        self._statements = statements
+        self._read: set[tuple[str, str]] = set()  # the scopes and selectors of bindings that something reads
+        self.mistakes = list(statements.mistakes)
         self.arguments: dict[str, str] = {}
 
     def make_config(self, name: str) -> ExperimentConfig:
         """Returns the config of the experiment's factory with its bound arguments; without them if it fails."""
-        selector = gin_binding.experiment_selector(name)
+        selector = experiment_selector(name)
         scope = "/".join(selector.split(".")[1:-1])
-        gin_binding.collect(self._gin, selector, scope)
-        self.mistakes += gin_binding.bind_others(self._gin, self.found, strict=False)
-        self.mistakes += gin_binding.bind_ours(self._gin, self.found, selector)
-        bound, origins = self._bound(selector, scope, name)
-        for argument, advice in _unknown_arguments(experiments.lookup(name), bound):
-            problem = "the experiment's factory has no such argument"
-            self.mistakes.append(Mistake(f"{name}.{argument}", problem, advice, origins.pop(argument)))
-            del bound[argument]
+        _selectors.clear()
+        _selectors[selector] = [scope]
+        before = set(_bound)
+        _bound.clear()
+        self.mistakes += _bind_others(self._gin, self._statements, strict=False)
+        for stale in sorted(before - _bound):
+            problem = "an earlier run of this process has bound it, and gin keeps it"
+            self.mistakes.append(Mistake(_written(*stale), problem, "start each run in a new process", "gin"))
+        _bound.update(before)
+
+        values, origins = self._read_values(selector, scope)
+        parameters = inspect.signature(experiments.lookup(name)).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for argument in list(values):
+            if argument not in parameters and not takes_any:
+                problem = "the experiment's factory has no such argument"
+                advice = suggestion(argument, list(parameters))
+                self.mistakes.append(Mistake(f"{name}.{argument}", problem, advice, origins.pop(argument)))
+                del values[argument]
         self.arguments = {f"{name}.{argument}": origin for argument, origin in origins.items()}
-        if bound:
+        if values:
             try:
-                return get_experiment(name, **bound)
+                return get_experiment(name, **values)
             except Exception as error:
-                given = ", ".join(f"{argument}={show(value)}" for argument, value in bound.items())
-                self._note_failure(name, f"the factory fails with {given}", error, origins)
+                given = ", ".join(f"{argument}={show(value)}" for argument, value in values.items())
+                places = ", ".join(dict.fromkeys(origins.values()))
+                self.mistakes.append(Mistake(name, f"the factory fails with {given}", _reason(error), places))
         return make_config(name)
 
     def read_sections(self, config: ExperimentConfig) -> Layer:
         """Returns the values that are bound for the sections of `config`."""
-        parts = [part for part in sections(config) if fields_of(part[1])]
-        for path, config_class, _ in parts:
-            gin_binding.collect(self._gin, gin_binding.section_selector(config_class), path.rpartition(".")[2])
-        self.mistakes += gin_binding.bind_ours(self._gin, self.found, f"{gin_binding.SECTIONS}.")
-        uses = Counter(config_class for _, config_class, _ in parts)
+        parts = []
+        for path, config_class, is_present in sections(config):
+            if fields_of(config_class):
+                selector = f"{_SECTIONS}.{config_class.__name__}"
+                scope = path.rpartition(".")[2]
+                parts.append((path, selector, scope, is_present))
+                _selectors.setdefault(selector, []).append(scope)
+        uses = Counter(selector for _, selector, _, _ in parts)
         layer = Layer({}, {})
-        for path, config_class, is_there in parts:
-            selector, scope = gin_binding.section_selector(config_class), path.rpartition(".")[2]
-            shared = not is_there and uses[config_class] > 1
-            if shared and not any(b.scope == scope and gin_binding.ours(b) == selector for b in self.found.bindings):
+        for path, selector, scope, is_present in parts:
+            is_named = any(b.scope == scope and _selector_of(b) == selector for b in self._statements.bindings)
+            if not is_present and uses[selector] > 1 and not is_named:
                 continue  # a binding for others of this class must not bring this one into being
-            bound, origins = self._bound(selector, scope, path)
-            if bound:
-                _section_in(layer.values, path).update(bound)
-                layer.origins.update({join(path, argument): origin for argument, origin in origins.items()})
+            values, origins = self._read_values(selector, scope)
+            for argument, value in values.items():
+                where = join(path, argument)
+                if problem := put(layer.values, where, value):
+                    self.mistakes.append(Mistake(where, problem, "keep one", origins[argument]))
+                layer.origins[where] = origins[argument]
         return layer
 
     def note_unread(self) -> None:
         """Notes a mistake for each binding of a section that no section has read: its scope is wrong."""
-        for binding in self.found.bindings:
-            selector = gin_binding.ours(binding)
-            refused = any((wrong.path, wrong.origin) == (binding.name, binding.origin) for wrong in self.mistakes)
-            if not selector or refused or (binding.scope, selector, binding.argument) in self._read:
+        for binding in self._statements.bindings:
+            selector = _selector_of(binding)
+            if not selector or (binding.scope, selector) in self._read:
                 continue
-            scopes = [scope for scope in gin_binding.scopes(selector) if scope]
+            scopes = [scope for scope in dict.fromkeys(_selectors[selector]) if scope]
             if binding.scope:
                 problem = f"no section reads {binding.selector} in the scope {binding.scope}"
                 advice = suggestion(binding.scope, scopes) if scopes else "write it without a scope"
@@ -182,43 +215,99 @@ class _Reading:
                 advice = f"name one: {', '.join(f'{scope}/{binding.name}' for scope in scopes)}"
             self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
 
-    def _bound(self, selector: str, scope: str, path: str) -> tuple[dict[str, Any], dict[str, str]]:
-        """Returns the keywords bound for `selector` in `scope`, and where each was written."""
-        with self._gin.config_scope(scope.split("/") if scope else None):
-            if not self._gin.get_bindings(selector, resolve_references=False):
-                return {}, {}
-            origins = self._note_read(selector, scope)
+    def near_misses(self) -> list[Mistake]:
+        """Returns the bindings of unknown names that look like one of ours. A module imported later may have them."""
+        ours = [selector.rpartition(".")[2] for selector in _selectors]
+        mistakes = []
+        for binding in self._statements.bindings:
+            near = near_names(binding.selector.rpartition(".")[2], ours)
+            is_known = _selector_of(binding) or matching_names(self._gin, binding.selector)
+            if near and binding.argument and not is_known:
+                problem = f"nothing called {binding.selector} is registered"
+                advice = f"did you mean {' or '.join(near)}?"
+                mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
+        return mistakes
+
+    def _read_values(self, selector: str, scope: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Returns the values that are bound for one of our selectors in `scope`, and the origin of each."""
+        bindings = [
+            binding
+            for binding in self._statements.bindings
+            if _selector_of(binding) == selector and f"{scope}/".startswith(f"{binding.scope}/".lstrip("/"))
+        ]
+        self._read |= {(binding.scope, selector) for binding in bindings}
+        values: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        # The longest scope wins, and of equal ones the last binding.
+        chosen = {binding.argument: binding for binding in sorted(bindings, key=lambda binding: len(binding.scope))}
+        for argument, binding in chosen.items():
+            problem, advice = self._reference_problem(binding)
+            if not problem:
+                try:
+                    with self._gin.config_scope(scope.split("/") if scope else None):
+                        values[argument] = copy.deepcopy(binding.value)  # a reference makes its value in a copy
+                    origins[argument] = binding.origin
+                    continue
+                except Exception as error:
+                    problem, advice = "gin cannot make the value", _reason(error)
+            self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
+        return values, origins
+
+    def _reference_problem(self, binding: Binding) -> tuple[str, str]:
+        """Returns what is wrong with the references of a binding, and advice; ("", "") if they are known."""
+        for name in binding.unknown:
+            advice = "give a plain value, or import its module first"
+            return f"refers to @{name}, which is not registered yet", advice
+        for macro in binding.macros:
             try:
-                return gin_binding.call(selector), origins
-            except Exception as error:
-                self._note_failure(path, "gin cannot make the values", error, origins)
-        return {}, {}
+                self._gin.query_parameter(f"{macro}/gin.macro.value")
+            except ValueError:
+                macros = [other.name for other in self._statements.bindings if not other.argument]
+                advice = suggestion(macro, macros) if macros else f"define it: {macro} = ..."
+                return f"%{macro} is not defined", advice
+        return "", ""
 
-    def _note_read(self, selector: str, scope: str) -> dict[str, str]:
-        read = [b for b in self.found.bindings if gin_binding.ours(b) == selector and _holds(b.scope, scope)]
-        self._read |= {(binding.scope, selector, binding.argument) for binding in read}
-        return {b.argument: b.origin for b in sorted(read, key=lambda b: len(b.scope))}  # the longest scope wins
 
-    def _note_failure(self, path: str, problem: str, error: Exception, origins: dict[str, str]) -> None:
-        lines = [f"{join(*e['loc'])}: {e['msg']}" for e in error.errors()] if isinstance(error, ValidationError) else []
-        reason = "; ".join(lines) or f"{type(error).__name__}: {' '.join(str(error).split())}"
-        self.mistakes.append(Mistake(path, problem, reason, ", ".join(dict.fromkeys(origins.values()))))
+def _selector_of(binding: Binding) -> str:
+    """Returns the complete selector of the present experiment that a binding is for; "" if there is none."""
+    if not binding.argument:
+        return ""
+    return next((selector for selector in _selectors if f".{selector}".endswith(f".{binding.selector}")), "")
 
-def _holds(scope: str, inner: str) -> bool:
-    return not scope or f"{inner}/".startswith(f"{scope}/")
 
-def _unknown_arguments(factory: Callable[..., Any], bound: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the bound arguments that `factory` does not have, each with advice."""
-    parameters = inspect.signature(factory).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return []
-    known = list(parameters)
-    return [(argument, suggestion(argument, known)) for argument in bound if argument not in parameters]
+def _bind_others(gin: Any, statements: Scan, strict: bool) -> list[Mistake]:
+    """Binds macros and names that other code has registered; returns mistakes, unknown names only if `strict`."""
+    mistakes = []
+    for binding in statements.bindings:
+        if not binding.argument:
+            gin.bind_parameter((binding.name, "gin.macro", "value"), binding.value)
+            continue
+        if _selector_of(binding):
+            continue
+        matches = matching_names(gin, binding.selector)
+        if len(matches) > 1:
+            problem = f"{binding.selector} can be any of {', '.join(sorted(matches))}"
+            mistakes.append(Mistake(binding.name, problem, "write the whole name", binding.origin))
+        elif not matches or binding.unknown:
+            for name in [*([] if matches else [binding.selector]), *binding.unknown] if strict else []:
+                others = [other.rpartition(".")[2] for other in (*registered_names(gin), *_selectors)]
+                advice = suggestion(name.rpartition(".")[2], others)
+                mistakes.append(Mistake(binding.name, f"nothing called {name} is registered", advice, binding.origin))
+        else:
+            try:
+                gin.bind_parameter((binding.scope, matches[0], binding.argument), binding.value)
+                _bound.add((binding.scope, matches[0], binding.argument))
+            except ValueError:
+                arguments = list(inspect.signature(gin.get_configurable(matches[0])).parameters)
+                problem = f"{binding.selector} has no argument {binding.argument} that can be bound"
+                advice = suggestion(binding.argument, arguments)
+                mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
+    return mistakes
 
-def _section_in(values: dict[str, Any], path: str) -> dict[str, Any]:
-    """Returns the dict at the dotted `path` in nested dicts, making it where it is missing."""
-    for part in filter(None, path.split(".")):
-        if not isinstance(values.get(part), dict):
-            values[part] = {}
-        values = values[part]
-    return values
+
+def _written(scope: str, selector: str, argument: str) -> str:
+    return f"{scope}/{selector}.{argument}".lstrip("/")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

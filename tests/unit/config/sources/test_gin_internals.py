@@ -24,9 +24,9 @@ def _other(value: int = 0) -> int:
 
 
 def test_names_are_found_by_their_ends() -> None:
-    assert internals.matching(gin, "gin_internals.first") == internals.matching(gin, ONE) == [ONE]
-    assert internals.matching(gin, "gin_internals.nothing") == []
-    assert {ONE, OTHER} <= set(internals.all_registered(gin))
+    assert internals.matching_names(gin, "gin_internals.first") == internals.matching_names(gin, ONE) == [ONE]
+    assert internals.matching_names(gin, "gin_internals.nothing") == []
+    assert {ONE, OTHER} <= set(internals.registered_names(gin))
 
 
 class _NoTables:
@@ -37,8 +37,4 @@ class _NoTables:
 
 def test_without_the_table_the_error_says_what_to_do() -> None:
     with pytest.raises(UsageError, match=r"install the gin-config of requirements\.lock, or use --config_file"):
-        internals.matching(_NoTables, "one")
-
-
-def test_without_the_table_no_names_are_near() -> None:
-    assert internals.all_registered(_NoTables) == []
+        internals.registered_names(_NoTables)
