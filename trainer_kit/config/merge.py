@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -26,7 +26,7 @@ from trainer_kit.config.fields import (
     named_class,
     section_class,
 )
-from trainer_kit.config.schema.section import FieldError, Section, gives_several, is_configclass
+from trainer_kit.config.schema.section import FieldError, Section, gives_several, is_configclass, place_of
 from trainer_kit.config.sources.layer import Layer, given_inside, is_inside, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion
 
@@ -68,11 +68,21 @@ def merge_layers(
       layers: The values; the last layer wins.
       checks_all: Whether sections that no layer touches are checked too, which gives their values the fields' types.
     """
-    report = _Report(config, checks_all)
+    report = _Report(config, config.place or "", checks_all)
     root = _Draft.of(config)
     for layer in layers:
         _Merge(layer, report).into(root, layer.values, "")
     return _build(root, "", report), report.given, report.mistakes
+
+
+def find_mistakes(config_class: type[Section], values: Mapping[str, Any]) -> list[Mistake]:
+    """Returns the mistakes in the values that a section is to be made of, with their paths inside the section."""
+    report = _Report(config_class, place_of(config_class))
+    draft = _Draft.fresh(config_class)
+    _Merge(Layer(dict(values)), report).into(draft, values, "")
+    if report.mistakes:
+        _build(draft, "", report)  # which adds broken rules
+    return [replace(mistake, origin="") for mistake in report.mistakes]
 
 
 @dataclass
@@ -107,10 +117,19 @@ class _Draft:
 class _Report:
     """The mistakes found, and the origins of the accepted values."""
 
-    config: Section
-    checks_all: bool
+    config: Section | type[Section]
+    place: str
+    checks_all: bool = False
     mistakes: list[Mistake] = field(default_factory=list)
     given: dict[str, str] = field(default_factory=dict)
+
+    def known_paths(self) -> list[str]:
+        """Returns the paths of all values; none if the class has fields without a default."""
+        try:
+            config = self.config if isinstance(self.config, Section) else self.config()
+        except FieldError:
+            return []
+        return [join(self.place, path) for path in leaves(config)]
 
     def add(self, path: str, problem: str, advice: str = "", origin: str = "") -> None:
         self.mistakes.append(Mistake(path, problem, advice, origin))
@@ -248,7 +267,11 @@ class _Merge:
             value = {**now, **value}
         try:
             section.values[name] = checker(section.config_class, name).validate_python(value)
-        except ValidationError:
+        except ValidationError as error:
+            causes = [details.get("ctx", {}).get("error") for details in error.errors()]
+            if any(causes):  # of a check of the user's own
+                self._refuse(where, str(next(filter(None, causes))))
+                return
             allowed = describe(info.annotation, tuple(info.metadata))
             self._refuse(where, f"{show(value)} is not {allowed}", hint(info.annotation, value, where, info.metadata))
         else:
@@ -263,9 +286,8 @@ class _Merge:
         self._report.add(where, problem, advice, self._layer.origin(where))
 
     def _unknown(self, section: _Draft, name: str, where: str) -> None:
-        place = self._report.config.place or ""
-        known = [join(place, path) for path in leaves(self._report.config)]
-        advice = missing_key_advice(join(place, where), name, list(fields_of(section.config_class)), known)
+        siblings = list(fields_of(section.config_class))
+        advice = missing_key_advice(join(self._report.place, where), name, siblings, self._report.known_paths())
         self._refuse(where, NO_SUCH_KEY, advice)
 
 

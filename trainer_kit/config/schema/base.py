@@ -21,10 +21,11 @@ from pydantic import ConfigDict, Discriminator, Field, Strict, Tag, ValidationEr
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self, dataclass_transform
 
-from trainer_kit.config.field_mistakes import mistakes_of
-from trainer_kit.config.merge import merge_layers
+from trainer_kit.config.allowed_values import show
+from trainer_kit.config.merge import find_mistakes, merge_layers
 from trainer_kit.config.schema.section import ONE, SEVERAL, FieldError, Section, gives_several, is_configclass
 from trainer_kit.config.sources.layer import Layer, join
+from trainer_kit.errors import Mistake
 
 ConfigT = TypeVar("ConfigT")
 
@@ -140,9 +141,35 @@ def _with_field_errors(checked_init: Callable[..., None]) -> Callable[..., None]
         try:
             checked_init(self, *args, **values)
         except ValidationError as error:
-            raise FieldError(type(self), mistakes_of(type(self), error)) from error
+            raise FieldError(type(self), _mistakes(type(self), args, values, error)) from error
 
     return __init__
+
+
+def _mistakes(
+    config_class: type[Section], args: tuple[Any, ...], values: dict[str, Any], error: ValidationError
+) -> list[Mistake]:
+    """Returns the mistakes in the arguments of a config class that pydantic has refused, each once."""
+    if args:
+        return [Mistake("", f"{show(args[0])} is given without a name", "write name=value")]
+    if mistakes := find_mistakes(config_class, values):
+        return mistakes
+
+    for details in error.errors(include_url=False):
+        path = join(*(part for part in details["loc"] if part not in (ONE, SEVERAL)))
+        context = details.get("ctx", {})
+        cause = context.get("error")
+        if details["type"] == "rules":
+            for name, message in context["broken"]:
+                problem, _, advice = message.partition("; ")
+                mistakes.append(Mistake(join(path, name), problem, advice))
+        elif isinstance(cause, FieldError):  # of a section that a rule builds
+            mistakes += (dataclasses.replace(inner, path=join(path, inner.path)) for inner in cause.inner)
+        elif details["type"] == "missing":
+            mistakes.append(Mistake(path, "is needed", "give it a value"))
+        else:  # of a check of the user's own
+            mistakes.append(Mistake(path, str(cause or details["msg"])))
+    return list(dict.fromkeys(mistakes))  # the parts of a union report one mistake several times
 
 
 def _one_or_several(annotation: Any) -> Any:
