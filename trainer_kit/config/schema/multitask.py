@@ -106,10 +106,8 @@ class MultiTaskConfig(TaskConfig):
 
     def training_sets(self) -> dict[str, Any]:
         """Returns the training data of each task, by its dotted path in the config of the experiment."""
-        routines = self.task_routines.items()
-        return {
-            f"task.task_routines.{name}.task_config.train_data": one.task_config.train_data for name, one in routines
-        }
+        sections = {name: routine.task_config for name, routine in self.task_routines.items()}
+        return {f"task.task_routines.{name}.task_config.train_data": sections[name].train_data for name in sections}
 
     def evaluated_values(self, name: str) -> dict[str, Any]:
         """Returns the plain values that an evaluation depends on.
@@ -128,46 +126,29 @@ class MultiTaskConfig(TaskConfig):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks the names of the tasks, that one of them trains, and that each has one validation set."""
-        routines = self.task_routines
-        if not routines:
-            yield "task_routines", "holds no task; name at least one"
-        for name, routine in routines.items():
+        if not any(routine.task_weight for routine in self.task_routines.values()):
+            yield "task_routines", "has no task with a task_weight above 0; name at least one"
+        for name, routine in self.task_routines.items():
             path = f"task_routines.{name}.task_config"
-            if not re.fullmatch(r"[\w-]+", name):
-                yield "task_routines", f"{name!r} cannot name a task; use letters, digits, _ and -"
-            if name in ("training_loss", "learning_rate"):
-                yield "task_routines", f"{name!r} cannot name a task, since the run reports a value of this name"
+            if not re.fullmatch(r"[\w-]+", name) or name in ("training_loss", "learning_rate"):
+                yield "task_routines", f"{name!r} cannot name a task; use another word of letters, digits, _ and -"
             if isinstance(routine.task_config, MultiTaskConfig):
                 yield path, "is a MultiTaskConfig itself; give its tasks one by one"
             elif isinstance(routine.task_config.validation_data, Mapping):
-                yield f"{path}.validation_data", "holds several sets; a task among several has one, so keep one"
-        if routines and not any(routine.task_weight for routine in routines.values()):
-            yield "task_routines", "has only tasks with task_weight=0, which train nothing; give one a weight above 0"
+                yield f"{path}.validation_data", "has several sets; a task among several has one, so keep one"
         for name in self.evaluated_tasks:
-            if name not in routines:
-                yield "evaluated_tasks", f"there is no task {name!r}; {suggestion(name, list(routines))}"
+            if name not in self.task_routines:
+                yield "evaluated_tasks", f"there is no task {name!r}; {suggestion(name, list(self.task_routines))}"
 
     def rules_with(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
         """Checks that no setting is used that is for one task: cut data, micro-batches and tensors of a step."""
-        if trainer.accumulate_steps != 1:
-            yield (
-                "trainer.accumulate_steps",
-                f"{trainer.accumulate_steps} splits the batch of one task, and there are several tasks; set it to 1",
-            )
-        if (batches := trainer.overfit_batches) is not None:
-            yield (
-                "trainer.overfit_batches",
-                f"{batches} cuts the data of one task, and there are several tasks; remove it",
-            )
-        for place, metric in enumerate(trainer.metrics):
-            if metric.tensor:
-                yield (
-                    f"trainer.metrics.{place}.tensor",
-                    f"{metric.tensor!r} is a tensor of a step, and several tasks report none; return a metric from "
-                    "build_metrics of the task",
-                )
-        if trainer.summaries and self.training == "interleaving":
-            yield (
-                "trainer.summaries",
-                "interleaved tasks report no tensors of a step; remove it, or set task.training=joint",
-            )
+        settings = {
+            "accumulate_steps": trainer.accumulate_steps != 1,
+            "overfit_batches": trainer.overfit_batches is not None,
+            "metrics": any(metric.tensor for metric in trainer.metrics),
+            "summaries": bool(trainer.summaries) and self.training == "interleaving",
+        }
+        for name, is_used in settings.items():
+            if is_used:
+                tensors = "tensors of " if name in ("metrics", "summaries") else ""
+                yield f"trainer.{name}", f"is for {tensors}the step of one task, and there are several; remove it"

@@ -1,4 +1,4 @@
-"""MultiTask: a task that consists of tasks, which train one model."""
+"""MultiTask: a task that consists of tasks, which train one model, and MultiTaskModel, that model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from trainer_kit.config.experiments import task_class
@@ -14,12 +15,49 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.registered_datasets import inputs_of
 from trainer_kit.inputs.sources.base import made_inputs
-from trainer_kit.inputs.sources.several_tasks import interleaved_data, joint_data
+from trainer_kit.inputs.sources.several_tasks import tasks_data
 from trainer_kit.inputs.task_sampler import TaskSampler
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
-from trainer_kit.training.multitask.model import MultiTaskModel, model_of_task
 from trainer_kit.training.task import Task, full_precision, split_batch
 from trainer_kit.training.trainer_parts.own_state import has_own_state
+
+_ATTRIBUTE = "sub_task_"  # the beginning of the attribute that has the model of a task
+
+
+class MultiTaskModel(keras.Model):
+    """The models of several tasks as one. Called on features, it returns the outputs of all of them.
+
+    Args:
+      sub_tasks: The Keras 3 model of each task, by the task's name; layers of several models are shared.
+    """
+
+    def __init__(self, sub_tasks: Mapping[str, keras.Model]) -> None:
+        super().__init__(name="multi_task")
+        self._names = tuple(sub_tasks)
+        for name, model in sub_tasks.items():  # as attributes: tf.train.Checkpoint does not look into a dict
+            setattr(self, f"{_ATTRIBUTE}{name}", model)
+        self.built = True
+
+    @property
+    def sub_tasks(self) -> dict[str, keras.Model]:
+        """The model of each task, by the task's name."""
+        return {name: getattr(self, f"{_ATTRIBUTE}{name}") for name in self._names}
+
+    def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
+        """Returns {task: outputs} for features that all tasks take; runs in graph or eagerly, on a replica."""
+        return {name: model(inputs, training=training) for name, model in self.sub_tasks.items()}
+
+
+def model_of_task(model: Any, name: str) -> Any:
+    """Returns the model of the task `name`: its entry in `model.sub_tasks`, or the model without them.
+
+    Raises:
+      UsageError: when the model has an attribute sub_tasks without this task.
+    """
+    models = getattr(model, "sub_tasks", {name: model})
+    if name not in models:
+        raise UsageError(f"{type(model).__name__}.sub_tasks has no model for the task {name!r}; it has {[*models]}")
+    return models[name]
 
 
 class MultiTask(Task):
@@ -36,7 +74,8 @@ class MultiTask(Task):
       tasks: The tasks by name, sorted by name.
 
     Raises:
-      UsageError: when no task class is registered for the config of a task.
+      UsageError: when no task class is registered for the config of a task, or joint training would not call the
+        `train_step` of a task.
     """
 
     state: Callable[[], dict[str, Any]]  # there only if a task has its own
@@ -47,8 +86,15 @@ class MultiTask(Task):
         self.tasks: dict[str, Any] = {}
         for task_name, routine in sorted(params.task_routines.items()):
             section = routine.task_config
-            self.tasks[task_name] = task_class(section)(section, logging_dir=logging_dir)
-            self.tasks[task_name].name = task_name
+            task = task_class(section)(section, logging_dir=logging_dir)
+            task.name = task_name
+            self.tasks[task_name] = task
+            has_own_step = getattr(type(task), "train_step", None) is not Task.train_step
+            if self.is_joint and has_own_step and type(self).train_step is MultiTask.train_step:
+                raise UsageError(
+                    f"task.training=joint does not call the train_step of the task {task_name!r} "
+                    f"({type(task).__name__}); set task.training=interleaving, or override train_step of the MultiTask"
+                )
         if any(map(has_own_state, self.tasks.values())):
             self.state, self.restore = self._states, self._restore
 
@@ -82,14 +128,11 @@ class MultiTask(Task):
           params: Not used: each task has training data of its own.
           input_context: This worker's place; None: one replica.
         """
-        del params
         data = {}
         for name, task in self.tasks.items():
             section = task.task_config.train_data
             data[name] = made_inputs(inputs_of(task, section), section, input_context)
-        return (
-            joint_data(data, input_context) if self.is_joint else interleaved_data(data, self._sampler(), input_context)
-        )
+        return tasks_data(data, None if self.is_joint else self._sampler(), input_context)
 
     def _states(self) -> dict[str, Any]:
         return {name: task.state() for name, task in self.tasks.items() if has_own_state(task)}
@@ -116,32 +159,20 @@ class MultiTask(Task):
         Returns:
           Logs: the weighted sum of the losses, and the logs of each task under its name.
         """
+        models = {name: model_of_task(model, name) for name in self.tasks}
         batches = {name: split_batch(inputs[name]) for name in self.tasks}
-        outputs, losses = {}, {}
+        outputs = {}
+        losses = {}
         with tf.GradientTape() as tape:
             for name, task in self.tasks.items():
-                of_task, (features, labels) = model_of_task(model, name), batches[name]
-                outputs[name] = full_precision(converted(of_task)(features, training=True))
-                losses[name] = task.batch_loss(of_task, features, labels, outputs[name])
+                features, labels = batches[name]
+                outputs[name] = full_precision(converted(models[name])(features, training=True))
+                losses[name] = task.batch_loss(models[name], features, labels, outputs[name])
             total = tf.add_n([loss * self.task_config.task_routines[name].task_weight for name, loss in losses.items()])
             share = scale_loss(optimizer, total / tf.distribute.get_strategy().num_replicas_in_sync)
         gradients = tape.gradient(share, model.trainable_variables)
         apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
+
         for name, task in self.tasks.items():
-            own = metrics[name] if metrics else ()
-            task.update_metrics(own, model_of_task(model, name), *batches[name], outputs[name])
+            task.update_metrics(metrics[name] if metrics else (), models[name], *batches[name], outputs[name])
         return {self.loss: total, **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()}}
-
-    def check_joint(self) -> None:
-        """Raises UsageError when a task has a training step of its own, which joint training would not call."""
-        for name, task in self.tasks.items():
-            if self.is_joint and type(self).train_step is MultiTask.train_step and _has_own_step(task):
-                raise UsageError(
-                    f"task.training=joint: the task {name!r} ({type(task).__name__}) has a train_step of its own, "
-                    "which joint training does not call; set task.training=interleaving, or override "
-                    f"{type(self).__name__}.train_step"
-                )
-
-
-def _has_own_step(task: Any) -> bool:
-    return getattr(type(task), "train_step", None) is not Task.train_step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -17,13 +18,99 @@ from trainer_kit.training.checks.batch_spec import build_metrics, build_model
 from trainer_kit.training.checks.method_signatures import check_methods
 from trainer_kit.training.configured_metrics import configured_metrics
 from trainer_kit.training.loops.read_before_write import writes_after
-from trainer_kit.training.metrics import training_metrics, validation_metrics
-from trainer_kit.training.multitask.metrics import MultiTaskMetrics
-from trainer_kit.training.multitask.model import model_of_task
-from trainer_kit.training.multitask.task import MultiTask
+from trainer_kit.training.metrics import MetricSet, training_metrics, validation_metrics
+from trainer_kit.training.multitask.task import MultiTask, model_of_task
+from trainer_kit.training.task import step_loss
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
+
+_STEPS = "steps"  # the metric of the steps that trained a task
+
+
+class MultiTaskMetrics(MetricSet):
+    """A metric set for each task, and the mean loss of all steps. Created in the scope of the strategy.
+
+    Args:
+      sets: The metrics of each task, by its name.
+      count_steps: Whether to report the steps of a loop that trained a task, and to leave out tasks without any.
+
+    Attributes:
+      sets: The argument of this name.
+
+    Raises:
+      UsageError: when a metric has the name under which the steps are reported.
+    """
+
+    def __init__(self, sets: Mapping[str, MetricSet], *, count_steps: bool) -> None:
+        # In float32 TensorFlow would fuse the sums, and their order, and so the last bit, would vary.
+        super().__init__("training_loss", [], exact=True)
+        self.sets = dict(sets)
+        counted = self.sets if count_steps else {}
+        self._steps = {name: tf.Variable(0, trainable=False, dtype=tf.int64) for name in counted}
+        for metrics in counted.values():
+            metrics.reserve({_STEPS: "task.training=interleaving"})
+
+    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
+        """Adds the loss and the other scalars of a joint step; runs in graph, on a replica.
+
+        Args:
+          task: The MultiTask.
+          logs: What its step returned, with the logs of each task under its name.
+          inputs: The batches by task.
+          share: Not used: batches of several tasks are not split.
+        """
+        own = {name: value for name, value in logs.items() if name not in self.sets}
+        self.update_loss(step_loss(task, own))  # batches of several tasks have no common number of examples
+        self.update_step_values(task, own, next(iter(inputs.values())))
+        for name, metrics in self.sets.items():
+            if name in logs:
+                of_task = task.tasks[name]
+                metrics.update_with_step(of_task, metrics.returned.noted(of_task, logs[name]), inputs[name])
+
+    def update_with_task(self, name: str, task: Any, logs: Any, inputs: Any) -> None:
+        """Adds the loss and the other scalars of a step of one task; runs in graph, on a replica."""
+        self.sets[name].update_with_step(task, logs, inputs)
+        self.update_loss(step_loss(task, logs))
+
+    def count_step(self, name: str) -> None:
+        """Counts a step of the task `name`; runs in graph, in cross-replica context."""
+        self._steps[name].assign_add(1)
+
+    @tf.autograph.experimental.do_not_convert
+    def reset(self) -> None:
+        """Resets all metrics; runs eagerly or in graph, in cross-replica context."""
+        super().reset()
+        for metrics in self.sets.values():
+            metrics.reset()
+        for count in self._steps.values():
+            count.assign(0)
+
+    def reset_returned(self, whole: bool = True) -> None:
+        """Resets the metrics that the steps of the tasks return; see MetricSet."""
+        for metrics in self.sets.values():
+            metrics.reset_returned(whole)
+
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, Any]:
+        """Returns the results of each task by its name, and those of all; called in cross-replica context."""
+        results: dict[str, Any] = {name: dict(metrics.results()) for name, metrics in self.sets.items()}
+        for name, count in self._steps.items():
+            results[name][_STEPS] = tf.cast(count, tf.float64)  # int64 has a transfer of its own
+        return results | super().results()
+
+    def reported(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the results of a loop without those of tasks that no step trained; runs eagerly, on the host."""
+        idle = [name for name in self._steps if not results[name][_STEPS]]
+        reported = {name: value for name, value in results.items() if name not in idle}
+        for name in self._steps.keys() & reported.keys():
+            reported[name] = {**reported[name], _STEPS: int(reported[name][_STEPS])}
+        return reported
+
+    def variables(self) -> list[Any]:
+        """Returns the variables of all metrics, always in the same order."""
+        of_sets = [variable for metrics in self.sets.values() for variable in metrics.variables()]
+        return [*super().variables(), *of_sets, *self._steps.values()]
 
 
 class MultiTaskInputs(TaskInputs):
@@ -55,37 +142,25 @@ class MultiTaskTrainer(Trainer):
         optimizer: Any,
         train: bool = True,
         evaluate: bool = True,
-        train_dataset: Any = None,
-        validation_dataset: Any = None,
-        checkpoint_exporter: Any = None,
+        *datasets: Any,
+        **options: Any,
     ) -> None:
-        self._build_models(task, model, train, evaluate)
-        super().__init__(
-            config, task, model, optimizer, train, evaluate, train_dataset, validation_dataset, checkpoint_exporter
-        )
-        self.state.step_state.roots |= {f"task/tasks/{name}": one for name, one in task.tasks.items()}
+        if not hasattr(task, "tasks"):
+            kind = type(task).__name__
+            raise UsageError(f"{kind} has the config of several tasks; let it inherit from trainer_kit.MultiTask")
+        for name, of_task in task.tasks.items():
+            check_methods(of_task, train, evaluate)
+            build_model(of_task.task_config, of_task, model_of_task(model, name), train)
+        super().__init__(config, task, model, optimizer, train, evaluate, *datasets, **options)
+        self.state.step_state.roots |= {f"task/tasks/{name}": of_task for name, of_task in task.tasks.items()}
         if evaluate:
             with self.strategy.scope():
                 self.set_validation_sets(ValidationSets(map(self._of_task, self.validation)))
 
-    @classmethod
-    def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
-        """Returns a trainer with the task's model and, to train, its optimizer. Called in strategy scope.
-
-        Raises:
-          UsageError: when the task is no MultiTask, or joint training would not call the step of one of its tasks.
-        """
-        if not isinstance(task, MultiTask):
-            kind = type(task).__name__
-            raise UsageError(f"{kind} has the config of several tasks; let it inherit from trainer_kit.MultiTask")
-        if train:
-            task.check_joint()
-        return super().create(config, task, train, evaluate, checkpoint_exporter)
-
     @property
     def train_metrics(self) -> Any:
         """The training metrics of each task by its name, without the losses."""
-        return {name: one.metrics for name, one in self._train_set.sets.items()}
+        return {name: metrics.metrics for name, metrics in self._train_set.sets.items()}
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator: Any) -> None:
@@ -104,7 +179,6 @@ class MultiTaskTrainer(Trainer):
             if self._average is not None:
                 self._average.update(self.global_step)
 
-    @tf.autograph.experimental.do_not_convert
     def _task_step(self, name: str, batch: Any) -> tf.Tensor:
         """Trains one task on its batch, on every replica; returns a tensor that is ready afterwards."""
         self.strategy.run(functools.partial(self._replica_task_step, name), args=(batch,), options=self._run_options)
@@ -118,33 +192,30 @@ class MultiTaskTrainer(Trainer):
 
     @tf.autograph.experimental.do_not_convert
     def _replica_task_step(self, name: str, batch: Any) -> None:
-        task, metrics = self.task.tasks[name], self.train_metrics[name]
-        given = {"model": model_of_task(self.model, name), "optimizer": self.optimizer, "metrics": metrics}
-        step = lambda batch: converted(task.train_step)(batch, **given)  # noqa: E731  a tf.function copies mappings
-        step = self._train_set.sets[name].without_metrics(task, step)
+        task = self.task.tasks[name]
+        options = {"optimizer": self.optimizer, "metrics": self.train_metrics[name]}
+
+        def train(batch: Any) -> Any:  # a tf.function would copy the mappings, so they are no arguments
+            return converted(task.train_step)(batch, model=model_of_task(self.model, name), **options)
+
+        step = self._train_set.sets[name].without_metrics(task, train)
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
         self._train_set.update_with_task(name, task, step(batch), batch)
 
-    def _build_models(self, task: Any, model: Any, train: bool, evaluate: bool) -> None:
-        """Checks the methods of each task, and creates the missing variables of its model; called in scope."""
-        for name, one in task.tasks.items():
-            check_methods(one, train, evaluate)
-            build_model(one.task_config, one, model_of_task(model, name), train)
-
     def _training_metrics(self, config: Any, task: Any, model: Any) -> MultiTaskMetrics:
-        def of_task(name: str) -> Any:
+        sets = {}
+        for name, of_task in task.tasks.items():
+            own_model = model_of_task(model, name)
             configured = configured_metrics(config, self.trains)
-            own_task, own_model = task.tasks[name], model_of_task(model, name)
-            made = training_metrics(own_task, own_model, wanted=self.trains, configured=configured)
-            build_metrics(own_task.task_config, own_task, own_model, made.metrics, True)
-            return made
+            sets[name] = training_metrics(of_task, own_model, wanted=self.trains, configured=configured)
+            build_metrics(of_task.task_config, of_task, own_model, sets[name].metrics, True)
+        return MultiTaskMetrics(sets, count_steps=not task.is_joint)
 
-        return MultiTaskMetrics({name: of_task(name) for name in task.tasks}, count_steps=not task.is_joint)
-
-    def _of_task(self, one: ValidationSet) -> ValidationSet:
+    def _of_task(self, validation_set: ValidationSet) -> ValidationSet:
         """Returns a validation set with the task, the model and new metrics that evaluate it; called in scope."""
-        task, model = self.task.tasks[one.name], model_of_task(self.model, one.name)
+        task = self.task.tasks[validation_set.name]
+        model = model_of_task(self.model, validation_set.name)
         metrics = validation_metrics(task, model, wanted=True, configured=configured_metrics(self.config, True))
         build_metrics(task.task_config, task, model, metrics.metrics, False)
-        return dataclasses.replace(one, task=task, model=model, metrics=metrics)
+        return dataclasses.replace(validation_set, task=task, model=model, metrics=metrics)

@@ -63,16 +63,16 @@ def test_tasks_that_cannot_be_trained_are_refused(values: dict[str, Any], field:
 
 
 def test_batches_of_several_tasks_are_not_split() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps: 2 splits the batch of one task"):
+    with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps: is for the step of one task"):
         _experiment().replace(trainer={"accumulate_steps": 2})
 
 
 def test_tensors_of_steps_are_refused_where_none_is_reported() -> None:
     metric = {"type": "keras", "tensor": "features", "keras": {"metric": "Mean"}}
-    with pytest.raises(ConfigError, match=r"trainer\.metrics\.0\.tensor: 'features' is a tensor of a step"):
+    with pytest.raises(ConfigError, match=r"trainer\.metrics: is for tensors of the step of one task"):
         _experiment().replace(trainer={"metrics": [metric]})
     summaries = {"trainer": {"summaries": [{"tensor": "features"}]}}
-    with pytest.raises(ConfigError, match=r"trainer\.summaries: interleaved tasks report no tensors"):
+    with pytest.raises(ConfigError, match=r"trainer\.summaries: is for tensors of the step"):
         _experiment().replace(**summaries)
     _experiment(training="joint").replace(**summaries)
 

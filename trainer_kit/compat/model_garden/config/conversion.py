@@ -20,8 +20,8 @@ from trainer_kit.errors import ConfigError, Mistake
 
 _DOOR = "trainer_kit.compat.model_garden"
 _TASK, _TRAINER = f"{_DOOR}.training.tasks:create_task", f"{_DOOR}.training.trainer:Trainer"
-_TASKS, _TRAINERS = f"{_DOOR}.multitask.creation:create_task", f"{_DOOR}.multitask.creation:MultiTaskTrainers"
-_SEPARATE = f"{_DOOR}.multitask.separate_evaluation:SeparateTrainers"
+_TASKS, _TRAINERS = f"{_DOOR}.multitask.train_lib:create_task", f"{_DOOR}.multitask.train_lib:MultiTaskTrainers"
+_SEPARATE = f"{_DOOR}.multitask.train_lib:SeparateTrainers"
 
 
 @dataclass(frozen=True)

@@ -9,42 +9,25 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_DOOR = "trainer_kit.compat.model_garden.multitask"
-_MODEL_GARDENS = "official.modeling.multitask"
-_HOME = {
-    **dict.fromkeys(
-        ("TRAINERS", "get_trainer", "run_experiment", "run_experiment_with_multitask_eval"), f"{_DOOR}.train_lib"
-    ),
-    "MultiTaskBaseTrainer": f"{_DOOR}.base_trainer",
-    "MultiTaskInterleavingTrainer": f"{_DOOR}.interleaving_trainer",
-    "MultiTaskEvaluator": f"{_DOOR}.evaluator",
-    "MultiTask": f"{_MODEL_GARDENS}.multitask",
-    "MultiTaskBaseModel": f"{_MODEL_GARDENS}.base_model",
-    **dict.fromkeys(
-        (
-            *("TaskSampler", "UniformTaskSampler", "ProportionalTaskSampler", "AnnealingTaskSampler"),
-            "get_task_sampler",
-        ),
-        f"{_MODEL_GARDENS}.task_sampler",
-    ),
-    **dict.fromkeys(
-        (
-            *("TaskRoutine", "MultiTaskConfig", "MultiTaskTrainerConfig", "TaskSamplingConfig"),
-            *("ProportionalSampleConfig", "AnnealingSampleConfig"),
-            *("MultiTaskExperimentConfig", "MultiEvalExperimentConfig"),
-        ),
-        f"{_MODEL_GARDENS}.configs",
-    ),
+_MODULES = {
+    "TRAINERS": "train_lib",
+    "get_trainer": "train_lib",
+    "run_experiment": "train_lib",
+    "run_experiment_with_multitask_eval": "train_lib",
+    "MultiTaskBaseTrainer": "trainers",
+    "MultiTaskInterleavingTrainer": "trainers",
+    "MultiTaskEvaluator": "trainers",
 }
+_MODEL_GARDENS = ("multitask", "base_model", "task_sampler", "configs")  # modules whose names are used as they are
 
-__all__ = sorted(_HOME)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(sorted(_HOME))}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module in _MODEL_GARDENS:
+        theirs = importlib.import_module(f"official.modeling.multitask.{module}")
+        if hasattr(theirs, name):
+            return getattr(theirs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; of its own it has: {', '.join(__all__)}")

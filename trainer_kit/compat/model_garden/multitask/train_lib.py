@@ -1,87 +1,153 @@
-"""run_experiment for several tasks, with the signatures of official.modeling.multitask.train_lib."""
+"""Runs experiments with several tasks, with the signatures of official.modeling.multitask.train_lib."""
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import official.modeling.multitask.interleaving_trainer  # noqa: F401 - gin files may bind it
 import tensorflow as tf
-from official.core import train_utils
+from official.core import task_factory
+from official.modeling.multitask import task_sampler
+from official.modeling.multitask.multitask import MultiTask
 
-from trainer_kit.callbacks.orbit_actions import Actions, keep_states
-from trainer_kit.compat.model_garden.actions.best_checkpoint import maybe_create_best_ckpt_exporter
+from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
+from trainer_kit.compat.model_garden.config.build_errors import TaskSections, sections_of, told
+from trainer_kit.compat.model_garden.config.config_classes import original
 from trainer_kit.compat.model_garden.config.conversion import convert
-from trainer_kit.compat.model_garden.multitask.creation import TRAINERS, create_trainer
-from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
-from trainer_kit.compat.model_garden.multitask.evaluation import check_ours, evaluate_tasks
-from trainer_kit.compat.model_garden.multitask.separate_evaluation import SeparateEvaluation
-from trainer_kit.compat.model_garden.training.runner import (
-    checked_config,
-    exporter_of_run,
-    noticed,
-    with_options_of_eval,
+from trainer_kit.compat.model_garden.config.gin_names import bindings_of
+from trainer_kit.compat.model_garden.multitask.trainers import (
+    EngineTask,
+    MultiTaskBaseTrainer,
+    MultiTaskEvaluator,
+    MultiTaskInterleavingTrainer,
+    check_trainer,
+    evaluate_tasks,
 )
+from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
+from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer
+from trainer_kit.compat.model_garden.training.runner import checked_config, exporter_of_run, with_options_of_eval
+from trainer_kit.compat.model_garden.training.tasks import folder
+from trainer_kit.compat.model_garden.training.trainer import create_trainer
 from trainer_kit.config.modes import lookup_mode
+from trainer_kit.config.schema.base import Config
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.run import runner
-from trainer_kit.run.controller import Controller
 
-__all__ = ["TRAINERS", "get_trainer", "run_experiment", "run_experiment_with_multitask_eval"]
+TRAINERS: dict[str, Any] = {"interleaving": MultiTaskInterleavingTrainer, "joint": MultiTaskBaseTrainer}
 
 
-def run_experiment(
-    *,
-    distribution_strategy: tf.distribute.Strategy,
-    task: Any,
-    model: Any,
-    mode: str,
-    params: Any,
-    model_dir: str,
-    run_post_eval: bool = False,
-    trainer: Any = None,
-    eval_summary_manager: Any = None,
-    best_ckpt_exporter_creator: Any | None = train_utils.maybe_create_best_ckpt_exporter,
-    **options: Any,
-) -> Any:
-    """Trains or evaluates several tasks in one mode of trainer_kit.run_experiment.
+class MultiTaskTrainers:
+    """Creates trainers for experiments that train several tasks."""
 
-    Args:
-      distribution_strategy: The strategy in whose scope task and model were created.
-      task: A MultiTask of Model Garden.
-      model: A MultiTaskBaseModel, or one model for all tasks.
-      mode: The mode, such as train_and_eval.
-      params: A MultiTaskExperimentConfig, converted or not.
-      model_dir: The run's folder.
-      run_post_eval: Whether to evaluate once more at the end.
-      trainer: A trainer from `get_trainer`, or one created in strategy scope.
-      eval_summary_manager: A summary manager that replaces the one for the validation summaries.
-      best_ckpt_exporter_creator: Called with params and model_dir; Model Garden's stands for trainer_kit's exporter.
-      **options: Further keyword arguments of trainer_kit.run_experiment.
+    best_checkpoint = BestCheckpointExporter
 
-    Returns:
-      The model; with run_post_eval: (model, the last evaluation's logs by task).
+    @classmethod
+    def create(
+        cls, config: ExperimentConfig, task: EngineTask, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+    ) -> Any:
+        """Returns a trainer of the kind in trainer.trainer_type, or, if not `train`, an evaluator; called in scope."""
+        check_values(task.multi_task, config)
+        model = task.build_model()
+        evaluation = (task.multi_task.task_eval_steps, checkpoint_exporter)
+        if not train:
+            options = {"config": config, "optimizer": create_optimizer(task.multi_task, config)}
+            return MultiTaskEvaluator(task.tasks.values(), model, None, *evaluation, **options)
+        trainer = _create_trainer(config, task.multi_task, model)
+        if evaluate:
+            evaluate_tasks(trainer, task.tasks.values(), *evaluation)
+        return trainer
 
-    Raises:
-      UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
+
+@dataclass(frozen=True)
+class SeparateTasks:
+    """The task of a run that trains one task and evaluates others on its model.
+
+    Attributes:
+      train_task: The Model Garden task that is trained, or a MultiTask.
+      eval_tasks: The Model Garden tasks that are evaluated.
     """
-    config = checked_config(mode, params, model_dir, options)
-    exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
-    engine_task = EngineTask(task, model, exporter)
-    check_ours(trainer)
-    if trainer is not None and (lookup_mode(mode).evaluates or run_post_eval):
-        exporter = exporter or exporter_of_run(mode, config, model_dir, distribution_strategy, options)
-        evaluate_tasks(trainer, task.tasks.values(), task.task_eval_steps, exporter)
-    chosen = {"enable_async_checkpointing": False, "eval_summary_manager": eval_summary_manager, **options}
-    model, logs = runner.run_experiment(
-        distribution_strategy,
-        engine_task,
-        mode,
-        config,
-        model_dir,
-        run_post_eval,
-        trainer=trainer,
-        **with_options_of_eval(mode, config, model_dir, distribution_strategy, chosen),
-    )
-    return (model, logs) if run_post_eval else model
+
+    train_task: Any
+    eval_tasks: list[Any]
+
+
+class SeparateTrainers:
+    """Creates trainers for experiments that train one task and evaluate others."""
+
+    best_checkpoint = BestCheckpointExporter
+
+    @classmethod
+    def create(
+        cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+    ) -> Any:
+        """Returns a trainer that trains one task and evaluates the others; called in strategy scope.
+
+        Args:
+          config: The experiment's config.
+          task: A SeparateTasks, or only the task to train; the others are then created from the config.
+          train: Whether the trainer will train.
+          evaluate: Whether the trainer will evaluate.
+          checkpoint_exporter: An exporter of the best checkpoint.
+        """
+        if not isinstance(task, SeparateTasks):
+            task = SeparateTasks(task, _create_eval_tasks(config, task))
+        if isinstance(task.train_task, MultiTask):
+            trainer = MultiTaskTrainers.create(config, EngineTask(task.train_task), train, False)
+        else:
+            trainer = adopted(create_trainer(config, task.train_task, train, False), config.runtime.random_seed)
+        if evaluate:
+            evaluate_tasks(trainer, task.eval_tasks, _eval_steps(config), checkpoint_exporter)
+        return trainer
+
+
+def _create_eval_tasks(config: ExperimentConfig, train_task: Any) -> list[Any]:
+    tasks = []
+    for number, routine in enumerate(original(config).eval_tasks):
+        section = routine.task_config
+        name = routine.task_name or section.name
+        with told("task", TaskSections({f"eval_tasks.{number}.task_config": section})):
+            tasks.append(task_factory.get_task(section, logging_dir=train_task.logging_dir, name=name))
+    return tasks
+
+
+def _eval_steps(config: ExperimentConfig) -> dict[str, int | None]:
+    """Returns the batches per evaluation of each evaluated task, by both names that the task may have."""
+    steps = {}
+    for routine in original(config).eval_tasks:
+        steps[routine.task_config.name] = routine.eval_steps
+        steps[routine.task_name] = routine.eval_steps
+    return steps
+
+
+def _create_trainer(config: ExperimentConfig, multi_task: Any, model: Any) -> Any:
+    options: Any = config.trainer
+    kind = options.trainer_type
+    if kind not in TRAINERS:
+        raise UsageError(f"trainer.trainer_type: there is no trainer type {kind!r}; {suggestion(kind, list(TRAINERS))}")
+    arguments: dict[str, Any] = {"config": config}
+    if kind == "interleaving":
+        sampling = original(options.task_sampler)
+        arguments["task_sampler"] = task_sampler.get_task_sampler(sampling, multi_task.task_weights)
+    optimizer = create_optimizer(multi_task, config)
+    module = {"interleaving": "interleaving_trainer", "joint": "base_trainer"}[kind]
+    theirs = f"official.modeling.multitask.{module}.{TRAINERS[kind].__name__}"
+    bound = bindings_of(theirs, [*arguments, "multi_task", "multi_task_model", "optimizer"])
+    return TRAINERS[kind](multi_task, model, optimizer, **arguments, **bound)
+
+
+def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
+    """Returns an EngineTask around the MultiTask of a section from `convert`; called in strategy scope.
+
+    The MultiTask has the class that is registered with task_factory for the class of its config, if there is one.
+    `logging_dir` exists during the call, because some tasks write to it when they are created.
+    """
+    theirs = original(config)
+    registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
+    with folder(logging_dir), told("task", sections_of(theirs.task_routines)):
+        return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))
 
 
 def get_trainer(distribution_strategy: tf.distribute.Strategy, params: Any, task: Any, model: Any) -> Any:
@@ -97,7 +163,46 @@ def get_trainer(distribution_strategy: tf.distribute.Strategy, params: Any, task
       UsageError: for an unknown trainer type.
     """
     with distribution_strategy.scope():
-        return create_trainer(convert(params), task, model)
+        return _create_trainer(convert(params), task, model)
+
+
+def run_experiment(
+    *,
+    distribution_strategy: tf.distribute.Strategy,
+    task: Any,
+    model: Any,
+    mode: str,
+    params: Any,
+    model_dir: str,
+    run_post_eval: bool = False,
+    trainer: Any = None,
+    **options: Any,
+) -> Any:
+    """Trains or evaluates several tasks in one mode of trainer_kit.run_experiment.
+
+    Args:
+      distribution_strategy: The strategy in whose scope task and model were created.
+      task: A MultiTask of Model Garden.
+      model: A MultiTaskBaseModel, or one model for all tasks.
+      mode: The mode, such as train_and_eval.
+      params: A MultiTaskExperimentConfig, converted or not.
+      model_dir: The run's folder.
+      run_post_eval: Whether to evaluate once more at the end.
+      trainer: A trainer from `get_trainer`, or one created in strategy scope.
+      **options: Further keyword arguments of trainer_kit.run_experiment.
+
+    Returns:
+      The model; with run_post_eval: (model, the last evaluation's logs by task).
+
+    Raises:
+      UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
+    """
+    evaluated = (task.tasks.values(), task.task_eval_steps)
+    engine_task = EngineTask(task, model)
+    model, logs = _run(
+        distribution_strategy, engine_task, evaluated, mode, convert(params), model_dir, run_post_eval, trainer, options
+    )
+    return (model, logs) if run_post_eval else model
 
 
 def run_experiment_with_multitask_eval(
@@ -109,12 +214,7 @@ def run_experiment_with_multitask_eval(
     params: Any,
     model_dir: str,
     run_post_eval: bool = False,
-    save_summary: bool = True,
-    trainer: Any | None = None,
-    eval_summary_manager: Any = None,
-    best_ckpt_exporter_creator: Any | None = train_utils.maybe_create_best_ckpt_exporter,
-    train_actions_factory: Any | None = None,
-    eval_actions_factory: Any | None = None,
+    trainer: Any = None,
     **options: Any,
 ) -> tuple[Any, Any]:
     """Trains one task and evaluates others on its model, in one mode of trainer_kit.run_experiment.
@@ -127,12 +227,7 @@ def run_experiment_with_multitask_eval(
       params: A MultiEvalExperimentConfig, converted or not.
       model_dir: The run's folder.
       run_post_eval: Whether to evaluate once more at the end.
-      save_summary: Whether to write TensorBoard summaries.
       trainer: A Trainer of trainer_kit.compat.model_garden, created in strategy scope.
-      eval_summary_manager: A summary manager that replaces the one for the validation summaries.
-      best_ckpt_exporter_creator: Called with params and model_dir; Model Garden's stands for trainer_kit's exporter.
-      train_actions_factory: Called with params, trainer, model_dir and checkpoint_manager, all by name.
-      eval_actions_factory: Called with params, the evaluator and model_dir.
       **options: Further keyword arguments of trainer_kit.run_experiment.
 
     Returns:
@@ -141,46 +236,33 @@ def run_experiment_with_multitask_eval(
     Raises:
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
-    config, evaluates = checked_config(mode, params, model_dir, options), lookup_mode(mode).evaluates or run_post_eval
-    exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
-    separate = SeparateEvaluation(train_task, eval_tasks, exporter)
-    check_ours(trainer)
-    if trainer is not None and evaluates and lookup_mode(mode).trains:
-        exporter = exporter or exporter_of_run(mode, config, model_dir, distribution_strategy, options)
-        separate.begin(trainer, config, exporter)
-
-    add_actions = functools.partial(_add_actions, train_actions_factory, eval_actions_factory, params, model_dir)
-    managers = {"save_summary": save_summary, "eval_summary_manager": eval_summary_manager}
-    chosen = {"enable_async_checkpointing": False, **managers, **options}
-    model, logs = runner.run_experiment(
-        distribution_strategy,
-        separate,
-        mode,
-        config,
-        model_dir,
-        run_post_eval,
-        trainer=trainer if lookup_mode(mode).trains else None,
-        controller_cls=noticed(Controller, add_actions),
-        **with_options_of_eval(mode, config, model_dir, distribution_strategy, chosen),
+    config = convert(params)
+    evaluated = (eval_tasks, _eval_steps(config))
+    task = SeparateTasks(train_task, eval_tasks)
+    trainer_to_use = trainer if lookup_mode(mode).trains else None
+    model, logs = _run(
+        distribution_strategy, task, evaluated, mode, config, model_dir, run_post_eval, trainer_to_use, options
     )
     return model, logs if run_post_eval else {}
 
 
-def _add_actions(train_actions: Any, eval_actions: Any, params: Any, model_dir: str, controller: Controller) -> None:
-    """Adds the actions of two factories, each of which may be None, to a new controller."""
-    actions = next(one for one in controller.callbacks.members if isinstance(one, Actions))
-    trainer, manager = controller.trainer, controller.checkpoint_manager
-    if trainer is not None and train_actions is not None:
-        made = train_actions(params=params, trainer=trainer, model_dir=model_dir, checkpoint_manager=manager)
-        keep_states(trainer, made, "made action")
-        actions.train_actions += made
-    if controller.evaluator is not None and eval_actions is not None:
-        actions.eval_actions += eval_actions(params, controller.evaluator, model_dir)
+def _run(
+    strategy: tf.distribute.Strategy,
+    task: EngineTask | SeparateTasks,
+    evaluated: tuple[Iterable[Any], Mapping[str, int | None]],
+    mode: str,
+    config: ExperimentConfig,
+    model_dir: str,
+    run_post_eval: bool,
+    trainer: Any,
+    options: dict[str, Any],
+) -> tuple[Any, Any]:
+    """Runs an experiment; a ready-made trainer will evaluate the tasks in `evaluated`, each for its steps."""
+    checked_config(mode, config, model_dir, options)
+    check_trainer(trainer)
+    if trainer is not None and (lookup_mode(mode).evaluates or run_post_eval):
+        evaluate_tasks(trainer, *evaluated, exporter_of_run(mode, config, model_dir, strategy, options))
 
-
-def _own_exporter(creator: Any, params: Any, model_dir: str, strategy: tf.distribute.Strategy) -> Any:
-    """Returns the caller's exporter of the best checkpoint; None if the engine has to create one."""
-    if creator in (None, train_utils.maybe_create_best_ckpt_exporter, maybe_create_best_ckpt_exporter):
-        return None
-    with strategy.scope():  # the exporter asks the current strategy whether this worker keeps files
-        return creator(params, model_dir)
+    options = {"enable_async_checkpointing": False, "trainer": trainer, **options}
+    options = with_options_of_eval(mode, config, model_dir, strategy, options)
+    return runner.run_experiment(strategy, task, mode, config, model_dir, run_post_eval, **options)

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from official.modeling.multitask import configs, multitask
+from official.modeling.multitask import multitask
 from official.modeling.multitask import train_lib as theirs
 
 from tests.engine.compat.model_garden.tiny import multi_task
 from tests.engine.compat.model_garden.tiny.curves import read_curves
 from tests.process.compat.model_garden.multitask import registered
-from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.multitask import train_lib as ours
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import ConfigError, DataError, UsageError
@@ -137,20 +136,10 @@ def test_the_curves_of_each_task_are_theirs(kind: str, pairs: dict[str, Path]) -
 
 
 def test_one_task_is_trained_and_others_evaluated_as_theirs(data: Path, tmp_path: Path) -> None:
-    seen: dict[str, Any] = {"train": [], "eval": []}
-
-    def train_actions(params: Any, trainer: Any, model_dir: str, checkpoint_manager: Any) -> list[Any]:
-        seen.update(params=params, trainer=trainer, model_dir=model_dir, manager=checkpoint_manager)
-        return [lambda logs: seen["train"].append(float(logs["training_loss"]))]
-
-    def eval_actions(params: Any, evaluator: Any, model_dir: str) -> list[Any]:
-        assert params is seen["params"] and evaluator is seen["trainer"] and model_dir == seen["model_dir"]
-        return [lambda logs: seen["eval"].append(sorted(logs))]
-
-    factories = {"train_actions_factory": train_actions, "eval_actions_factory": eval_actions}
-    model, logs = run_separate(ours, tmp_path / "ours", run_post_eval=True, **factories)
-    assert len(seen["train"]) == 6 and seen["eval"] == [["all", "some"]] * 3
-    assert seen["manager"].directory == str(tmp_path / "ours")
+    evaluated: list[list[str]] = []
+    eval_actions = [lambda logs: evaluated.append(sorted(logs))]
+    model, logs = run_separate(ours, tmp_path / "ours", run_post_eval=True, eval_actions=eval_actions)
+    assert evaluated == [["all", "some"]] * 3
     _, expected = run_separate(theirs, tmp_path / "theirs", run_post_eval=True)
     assert_alike(tmp_path / "theirs", tmp_path / "ours")
     assert set(logs) == {"all", "some"}
@@ -168,22 +157,14 @@ def held(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_a_joint_run_goes_on_to_the_same_bits(data: Path, pairs: dict[str, Path], tmp_path: Path) -> None:
-    made: list[BestCheckpointExporter] = []
-
-    def create(params: Any, model_dir: str) -> BestCheckpointExporter:
-        assert isinstance(params, configs.MultiTaskExperimentConfig)
-        made.append(BestCheckpointExporter(f"{model_dir}/own", "difference|validation_loss", "lower"))
-        return made[0]
-
     folder = Path(shutil.copytree(pairs["joint"] / "ours", tmp_path / "run"))
     for path in folder.glob("ckpt-50.*"):
         path.unlink()
     config = in_order(multi_task.config_joint(data))
-    model, logs = run(ours, config, folder, best_ckpt_exporter_creator=create, run_post_eval=True)
+    model, logs = run(ours, config, folder, run_post_eval=True)
     assert isinstance(model, multi_task.SharedModel)
     assert set(logs) == {"sum", "difference"}
     assert {"sum_error", "validation_loss"} <= set(logs["sum"])
-    assert made[0].best_ckpt_path == str(folder / "own" / "ckpt-50")
     found, expected = held(folder), held(pairs["joint"] / "ours")
     assert found.keys() == expected.keys() and len(found) > 6
     assert [name for name, value in expected.items() if found[name].tobytes() != value.tobytes()] == []

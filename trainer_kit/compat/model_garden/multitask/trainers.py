@@ -1,0 +1,393 @@
+"""Trainers and the evaluator of several Model Garden tasks, with the signatures of official.modeling.multitask.
+
+The engine trains one task with one data stream, so EngineTask presents a MultiTask of Model Garden to it as one task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import orbit
+import tensorflow as tf
+from official.modeling.multitask.multitask import MultiTask
+
+from trainer_kit.compat.model_garden.config.build_errors import TaskSections, part_of, sections_of, told
+from trainer_kit.compat.model_garden.config.conversion import Sections, convert
+from trainer_kit.compat.model_garden.training.model_building import build_model
+from trainer_kit.compat.model_garden.training.trainer import Trainer
+from trainer_kit.config.schema.evaluation import ValidationSetConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.sources.base import made_inputs
+from trainer_kit.inputs.sources.several_tasks import tasks_data
+from trainer_kit.inputs.task_sampler import BLOCK, TaskSampler
+from trainer_kit.training.losses import LOSS
+from trainer_kit.training.metrics import MetricSet, task_metrics
+from trainer_kit.training.multitask.task import model_of_task
+from trainer_kit.training.multitask.trainer import MultiTaskMetrics, MultiTaskTrainer
+from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
+
+TOTAL = "total_loss"
+
+
+class EngineTask:
+    """Presents a MultiTask of Model Garden to the engine as one task. Created in strategy scope.
+
+    Args:
+      multi_task: A MultiTask of Model Garden.
+      model: The model of all tasks; None: `multi_task.build_multitask_model` builds it.
+
+    Attributes:
+      sampler: Draws the task of each step; None: each step trains all tasks.
+      step_counters: The int64 scalar variables that count the steps of each task; empty if each step trains all tasks.
+        The run finds the variables here and saves them.
+    """
+
+    loss = "loss"
+
+    def __init__(self, multi_task: Any, model: Any = None) -> None:
+        self.multi_task = multi_task
+        self.sampler: DrawnTasks | None = None
+        self.step_counters: dict[str, Any] = {}
+        self._model = model
+
+    @property
+    def task_config(self) -> TaskSections:
+        """The sections of the tasks by their paths in the experiment's config."""
+        return sections_of(self.tasks.values())
+
+    @property
+    def tasks(self) -> dict[str, Any]:
+        """The tasks of Model Garden by name."""
+        return dict(self.multi_task.tasks)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether each step trains all tasks."""
+        return self.sampler is None
+
+    def build_model(self) -> Any:
+        """Returns the model of all tasks; called in strategy scope.
+
+        Raises:
+          UsageError: when no model was given and the MultiTask cannot build one.
+        """
+        if self._model is not None:
+            return self._model
+        if not hasattr(self.multi_task, "build_multitask_model"):
+            raise UsageError(
+                f"there is no model for the tasks: {type(self.multi_task).__name__} has no method "
+                "build_multitask_model(), which returns a MultiTaskBaseModel; define it in a subclass of MultiTask, "
+                "registered for the class of its config by official.core.task_factory.register_task_cls"
+            )
+        return self.multi_task.build_multitask_model()
+
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        """Returns []: each task has its own metrics."""
+        return []
+
+    def build_inputs(self, params: Mapping[str, Any], input_context: Any = None) -> Any:
+        """Returns the training data of all tasks as one stream; see trainer_kit.MultiTask.
+
+        Args:
+          params: A dict from task name to the section of its training data.
+          input_context: The worker's place among the others.
+        """
+        parts = {}
+        for name, task in self.tasks.items():
+            with told(part_of(self.task_config, params[name]), self.task_config):
+                parts[name] = made_inputs(task.build_inputs, params[name], input_context)
+        return tasks_data(parts, self.sampler, input_context)
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        """Trains all tasks by `joint_train_step`; runs in graph, on a replica.
+
+        Returns:
+          Logs: the weighted sum of the losses, and the loss of each task under its name.
+        """
+        step = converted(self.multi_task.joint_train_step)
+        losses = dict(step(inputs, multi_task_model=model, optimizer=optimizer, task_metrics=metrics))
+        total = losses.pop(TOTAL, None)
+        if unknown := losses.keys() - self.tasks.keys():
+            raise UsageError(
+                f"the training step returned losses of unknown names: {', '.join(unknown)}; it may return {TOTAL} and "
+                f"one for each task: {', '.join(self.tasks)}"
+            )
+        if total is None or type(self.multi_task).joint_train_step is MultiTask.joint_train_step:
+            # In float64, so that the order of the sum does not matter.
+            weights = {name: self.multi_task.task_weight(name) for name in losses}
+            total = tf.add_n([tf.cast(loss, tf.float64) * weights[name] for name, loss in losses.items()])
+        return {self.loss: total, **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()}}
+
+    def initialize(self, model: Any) -> None:
+        """Calls the model's `initialize`, if it has one, to load initial weights."""
+        if hasattr(model, "initialize"):
+            model.initialize()
+
+
+class DrawnTasks(TaskSampler):
+    """Draws the tasks that Model Garden's interleaving trainer draws.
+
+    Args:
+      sampler: A task sampler of Model Garden.
+      number_of_tasks: The number of tasks.
+    """
+
+    def __init__(self, sampler: Any, number_of_tasks: int) -> None:
+        self._sampler = sampler
+        self.number_of_tasks = number_of_tasks
+
+    @tf.autograph.experimental.do_not_convert
+    def _block(self, block: tf.Tensor) -> tf.Tensor:
+        return tf.map_fn(self._draw, block * BLOCK + tf.range(BLOCK, dtype=tf.int64), fn_output_signature=tf.int64)
+
+    @tf.autograph.experimental.do_not_convert
+    def _draw(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the number of the task trained after `step` steps, an int64 scalar; runs in graph.
+
+        A draw beyond the last bound gives the last task: rounded sums of probabilities may stay below 1.
+        """
+        drawn = tf.random.stateless_uniform(shape=[], seed=(0, step))
+        bounds = converted(self._sampler.task_cumulative_distribution)(step)
+        return tf.reduce_sum(tf.cast(drawn >= bounds[:-1], tf.int64))
+
+
+class TaskMetrics(MultiTaskMetrics):
+    """Metric sets by task, under Model Garden's names. Created in strategy scope.
+
+    Args:
+      task: The EngineTask; its `step_counters` count the steps of each task.
+    """
+
+    def __init__(self, task: EngineTask) -> None:
+        sets = {name: MetricSet(LOSS, task_metrics(of_task, True)) for name, of_task in task.tasks.items()}
+        super().__init__(sets, count_steps=False)
+        self._task = task
+
+    @property
+    def losses(self) -> dict[str, Any]:
+        """The metrics of the losses by task, and of their sum as `total_loss` if each step trains all tasks."""
+        total = {TOTAL: self.loss} if self._task.is_joint else {}
+        return total | {name: metrics.loss for name, metrics in self.sets.items()}
+
+    @tf.autograph.experimental.do_not_convert
+    def count_step(self, name: str) -> None:
+        """Counts a step of the task `name`; runs in graph, in cross-replica context."""
+        self._task.step_counters[name].assign_add(1)
+
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, Any]:
+        """Returns a dict from task name to results; called in cross-replica context."""
+        results = super().results()
+        of_tasks = {name: results.pop(name) for name in self.sets}
+        return {TOTAL: results, **of_tasks} if self._task.is_joint else of_tasks
+
+
+class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
+    """Trains several Model Garden tasks in each step, by `joint_train_step`. Created in strategy scope.
+
+    It also evaluates the tasks that are passed to `evaluate_tasks`.
+
+    Args:
+      multi_task: A MultiTask of Model Garden.
+      multi_task_model: A MultiTaskBaseModel, or one model for all tasks.
+      optimizer: An optimizer of tf_keras.
+      trainer_options: Options of orbit.StandardTrainer; None: those in `config`.
+      config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
+    """
+
+    def __init__(
+        self,
+        multi_task: Any,
+        multi_task_model: Any,
+        optimizer: Any,
+        trainer_options: Any = None,
+        *,
+        config: Any = None,
+    ) -> None:
+        task = self._engine_task(multi_task)
+        _build_models(task.tasks, multi_task_model, train=True)
+        sections = _trainer_sections(config, task.tasks, trainer_options)
+        super().__init__(sections, task, multi_task_model, optimizer, evaluate=False)
+
+    @property
+    def multi_task(self) -> Any:
+        """The MultiTask of Model Garden."""
+        return self.task.multi_task
+
+    @property
+    def multi_task_model(self) -> Any:
+        """The model of all tasks."""
+        return self.model
+
+    @property
+    def training_losses(self) -> dict[str, Any]:
+        """The metrics of the training losses by task, and of their sum as `total_loss`."""
+        return dict(self._train_set.losses)
+
+    @property
+    def training_metrics(self) -> dict[str, list[Any]]:
+        """The training metrics by task, without the losses."""
+        return dict(self.train_metrics)
+
+    def _engine_task(self, multi_task: Any) -> EngineTask:
+        return EngineTask(multi_task)
+
+    def _training_metrics(self, config: Any, task: Any, model: Any) -> TaskMetrics:
+        return TaskMetrics(task)
+
+
+class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
+    """Trains one of several Model Garden tasks in each step, by its `train_step`. Created in strategy scope.
+
+    As in Model Garden, the task is a pure function of the step and the sampler, so a resumed run draws the same tasks.
+
+    Args:
+      multi_task: A MultiTask of Model Garden.
+      multi_task_model: A MultiTaskBaseModel, or one model for all tasks.
+      optimizer: An optimizer of tf_keras.
+      task_sampler: A task sampler of Model Garden.
+      trainer_options: Options of orbit.StandardTrainer; None: those in `config`.
+      config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
+    """
+
+    def __init__(
+        self,
+        multi_task: Any,
+        multi_task_model: Any,
+        optimizer: Any,
+        task_sampler: Any,
+        trainer_options: Any = None,
+        *,
+        config: Any = None,
+    ) -> None:
+        self._task_sampler = task_sampler
+        super().__init__(multi_task, multi_task_model, optimizer, trainer_options, config=config)
+
+    def task_step_counter(self, name: str) -> Any:
+        """Returns the int64 scalar variable that counts a task's steps; it is saved in checkpoints."""
+        return self.task.step_counters[name]
+
+    def _engine_task(self, multi_task: Any) -> EngineTask:
+        task = EngineTask(multi_task)
+        task.sampler = DrawnTasks(self._task_sampler, len(task.tasks))
+        task.step_counters = {name: orbit.utils.create_global_step() for name in task.tasks}
+        return task
+
+
+class MultiTaskEvaluator(Trainer):
+    """Evaluates several Model Garden tasks without training. Created in strategy scope.
+
+    Args:
+      eval_tasks: Model Garden's tasks.
+      model: A MultiTaskBaseModel, or one model for all tasks.
+      global_step: An int64 scalar variable; None: a new one.
+      eval_steps: A dict from task name to batches per evaluation; for other tasks the argument of `evaluate` counts.
+      checkpoint_exporter: An exporter of the best checkpoint.
+      config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
+      optimizer: The optimizer; if it averages the weights, its averages are evaluated.
+    """
+
+    def __init__(
+        self,
+        eval_tasks: Iterable[Any],
+        model: Any,
+        global_step: Any = None,
+        eval_steps: Mapping[str, int | None] | None = None,
+        checkpoint_exporter: Any = None,
+        *,
+        config: Any = None,
+        optimizer: Any = None,
+    ) -> None:
+        self._given_step = global_step
+        self._eval_tasks = list(eval_tasks)
+        tasks = {task.name: task for task in self._eval_tasks}
+        _build_models(tasks, model, train=False)
+        task = EngineTask(SimpleNamespace(tasks=tasks))
+        super().__init__(_trainer_sections(config, tasks), task, model, optimizer, train=False, evaluate=False)
+        evaluate_tasks(self, self._eval_tasks, eval_steps, checkpoint_exporter)
+
+    @property
+    def tasks(self) -> list[Any]:
+        """The tasks that are evaluated."""
+        return self._eval_tasks
+
+    @property
+    def validation_losses(self) -> dict[str, Any]:
+        """The metrics of the validation losses by task."""
+        return {one.name: self._metrics_of(one).loss for one in self.validation}
+
+    @property
+    def validation_metrics(self) -> Any:
+        """The validation metrics by task, without the losses."""
+        return {one.name: self._metrics_of(one).metrics for one in self.validation}
+
+    def _new_global_step(self) -> Any:
+        return super()._new_global_step() if self._given_step is None else self._given_step
+
+
+def evaluate_tasks(
+    trainer: Any, tasks: Iterable[Any], steps: Mapping[str, int | None] | None = None, checkpoint_exporter: Any = None
+) -> None:
+    """Makes the trainer evaluate `tasks` from now on, in place of its validation sets; runs eagerly.
+
+    Args:
+      trainer: A Trainer of trainer_kit.compat.model_garden.
+      tasks: Model Garden's tasks; each evaluates the model's part with its name on its own validation_data.
+      steps: A dict from task name to batches per evaluation; for other tasks the argument of `evaluate` counts.
+      checkpoint_exporter: An exporter of the best checkpoint, by metrics such as `task|metric`.
+
+    Raises:
+      UsageError: when the trainer is one of Model Garden, two tasks have one name, or the model lacks a part.
+    """
+    check_trainer(trainer)
+    tasks = list(tasks)
+    names = [task.name for task in tasks]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two tasks to evaluate have the same name: {', '.join(names)}; give each a name of its own")
+    trainer.inputs.add_evaluated(tasks)
+    with trainer.strategy.scope():
+        sets = [_validation_set(trainer, task, (steps or {}).get(task.name)) for task in tasks]
+        trainer.set_validation_sets(ValidationSets(sets))
+    trainer.checkpoint_exporter = checkpoint_exporter
+
+
+def check_trainer(trainer: Any) -> None:
+    """Raises UsageError for a trainer of Model Garden, which cannot evaluate several tasks; None passes."""
+    if trainer is not None and not isinstance(trainer, Trainer):
+        kind = type(getattr(trainer, "_inner", trainer))  # an AdoptedTrainer has it as _inner
+        raise UsageError(
+            f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run; pass a trainer of "
+            "trainer_kit.compat.model_garden (its arguments are the same), or no trainer"
+        )
+
+
+def _validation_set(trainer: Trainer, task: Any, steps: int | None) -> ValidationSet:
+    feed = trainer.inputs.validation_feed(task.name, task.task_config.validation_data, task)
+    metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
+    options = getattr(trainer.config.trainer, "validation_sets", {}).get(task.name)
+    if steps and (options is None or options.steps is None):
+        options = (options or ValidationSetConfig()).replace(steps=steps)
+    return ValidationSet(task.name, feed, options, task, model_of_task(trainer.model, task.name), metrics)
+
+
+def _build_models(tasks: Mapping[str, Any], model: Any, train: bool) -> None:
+    """Creates the variables of the parts of `model` that have none yet; runs eagerly, in strategy scope."""
+    for name, task in tasks.items():
+        if name in getattr(model, "sub_tasks", tasks):
+            build_model(task, model_of_task(model, name), train, sections=sections_of(tasks.values()))
+
+
+def _trainer_sections(config: Any, tasks: Mapping[str, Any], trainer_options: Any = None) -> Sections:
+    """Returns the config sections for a trainer of `tasks`; without a config they have the defaults."""
+    config = ExperimentConfig() if config is None else convert(config)
+    trainer = config.trainer
+    if trainer_options is not None:
+        loop = trainer_options.use_tf_while_loop and trainer_options.use_tf_function
+        trainer = trainer.replace(train_tf_function=trainer_options.use_tf_function, train_tf_while_loop=loop)
+    data = {name: getattr(task.task_config, "train_data", None) for name, task in tasks.items()}
+    return Sections(SimpleNamespace(train_data=data), trainer, config.runtime)
