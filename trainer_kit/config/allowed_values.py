@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from trainer_kit.config.schema.durations import TakesDurations
@@ -65,29 +65,19 @@ def hint(annotation: Any, value: Any, path: str, metadata: Sequence[Any] = ()) -
     """Returns what the user probably meant by `value` for the field at the dotted `path`, or ""."""
     if isinstance(value, str) and (path, value) in _FORMER:
         return _FORMER[path, value]
-    marks = durations_of(annotation, metadata)
-    if marks and (advice := marks[0].hint(value)):
-        return advice
+    parts = [*metadata, *_parts(annotation)]
+    for part in parts:
+        if isinstance(part, TakesDurations) and (advice := part.hint(value)):
+            return advice
     if isinstance(value, float) and not math.isfinite(value):
         return "it has to be finite"
     if not isinstance(value, str):
         return ""
-    kinds, words = _allowed(annotation)
-    if _NUMBER.fullmatch(value) and (float in kinds or (int in kinds and float(value).is_integer())):
+    if _NUMBER.fullmatch(value) and (float in parts or (int in parts and float(value).is_integer())):
         return f"write {value} without quotes"
-    near = near_names(value, words)
+    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    near = near_names(value, [word for word in words if isinstance(word, str)])
     return f"did you mean {' or '.join(near)}?" if near else ""
-
-
-def durations_of(annotation: Any, metadata: Sequence[Any] = ()) -> list[TakesDurations]:
-    """Returns the mark of a field that takes durations; [] for any other field."""
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return durations_of(args[0], (*args[1:], *metadata))
-    marks = [item for item in metadata if isinstance(item, TakesDurations)]
-    if marks or origin not in (Union, types.UnionType):
-        return marks
-    return [mark for arg in args for mark in durations_of(arg)]
 
 
 def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: Iterable[str]) -> str:
@@ -106,17 +96,17 @@ def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: It
     return f"did you mean {' or '.join([*elsewhere, *near][:3])}?" if near or elsewhere else suggestion(name, siblings)
 
 
-def _allowed(annotation: Any) -> tuple[set[Any], list[str]]:
-    """Returns the plain types and the words of a Literal that an annotation allows."""
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yields the types that an annotation allows, and what is annotated about them."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _allowed(args[0])
-    if origin in (Union, types.UnionType):
-        arms = [_allowed(arg) for arg in args]
-        return set().union(*(arm[0] for arm in arms)), [word for arm in arms for word in arm[1]]
-    if origin is Literal:
-        return set(), [arg for arg in args if isinstance(arg, str)]
-    return ({annotation}, []) if annotation in _NAMES else (set(), [])
+        yield from args[1:]
+        yield from _parts(args[0])
+    elif origin in (Union, types.UnionType):
+        for arg in args:
+            yield from _parts(arg)
+    else:
+        yield annotation
 
 
 def _bounds(metadata: tuple[Any, ...]) -> str:

@@ -65,26 +65,19 @@ def find_experiment(name: str, modules: Iterable[str] = (), option: str = "--imp
         for point in _entry_points():
             if point.name in (name, first):
                 _load(point)
-    own = set(experiments.names())
     if name not in experiments:
+        own = {*experiments.names(), *local_experiments(), *(point.name for point in _entry_points())}
         ask_doors(name)
     if name not in experiments:
-        own |= {*local_experiments(), *(point.name for point in _entry_points())}
         ask_doors()
         names = sorted({*own, *experiments.names()})
+        # Of another framework's experiments only near names.
+        known = suggestion(name, names if near_names(name, names) else sorted(own))
+        if not own:
+            known = f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments"
         flag = "--experiment: " if option.startswith("--") else ""
-        known = _known(name, names, sorted(own))
         advice = f"{known} If not, name" if known.endswith("?") else f"{known}; name"
         raise UsageError(f"{flag}no experiment is called {name!r}; {advice} the module that registers it with {option}")
-
-
-def _known(name: str, names: list[str], own: list[str]) -> str:
-    """Returns near names, or the names that are not another framework's."""
-    if near_names(name, names):
-        return suggestion(name, names)
-    if own:
-        return suggestion(name, own)
-    return f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments"
 
 
 def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:
@@ -99,10 +92,10 @@ def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[U
     """
     for module in modules:
         import_user_module(module)
-    local = [partial(_import_local, name) for name in local_experiments()]
-    installed = [partial(_load, point) for point in _entry_points()]
+    loads = [partial(_import_local, name) for name in local_experiments()]
+    loads += [partial(_load, point) for point in _entry_points()]
     broken = []
-    for load in (*local, *installed):
+    for load in loads:
         try:
             load()
         except UsageError as error:
@@ -139,11 +132,11 @@ def _explained(flag: str, module: str) -> Iterator[None]:
     try:
         yield
     except SyntaxError as error:
-        where, reason = f"{error.filename}:{error.lineno}", f"{type(error).__name__}: {error.msg}"
-        raise UsageError(f"{flag}: {module} cannot be imported: {where}: {reason}") from error
+        reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+        raise UsageError(f"{flag}: {module} cannot be imported: {reason}") from error
     except ImportError as error:
-        where = place(error)
-        raise UsageError(f"{flag}: {module} cannot be imported: {where}: {error}; correct or install it") from error
+        reason = f"{place(error)}: {error}; correct or install it"
+        raise UsageError(f"{flag}: {module} cannot be imported: {reason}") from error
     except (SystemExit, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             raise

@@ -6,7 +6,6 @@ under the same name: another optimizer, another model, other batches in another 
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from trainer_kit.config.allowed_values import show
 from trainer_kit.config.fields import leaves, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.optimization import AVERAGE
-from trainer_kit.config.serialize import replace_removed_auto
+from trainer_kit.config.serialize import replace_auto
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import is_inside, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion
@@ -78,15 +77,6 @@ _LATER: dict[str, Any] = {
 }
 
 
-# What else a change needs, and what it then means, for changes that do not only continue with another value.
-_MEANINGS = {
-    "trainer.freeze": (
-        " together with allow_partial_restore: variables that are trained from now on begin with new slots of the "
-        "optimizer, and with averages that are equal to them"
-    )
-}
-
-
 class _Absent:
     """The value of a key that one of the two configs does not have."""
 
@@ -113,11 +103,7 @@ class Change:
     kind: Kind
 
     def __str__(self) -> str:
-        return "; ".join(f"{path}: {show(old)} -> {show(new)}" for path, old, new in self.differences())
-
-    def differences(self) -> list[tuple[str, Any, Any]]:
-        """Returns (path, old, new) of each value that differs inside this one: lists of sections are long."""
-        return list(_differences(self.path, self.old, self.new))
+        return f"{self.path}: {show(self.old)} -> {show(self.new)}"
 
 
 def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
@@ -126,7 +112,8 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches. A field of
     trainer_kit that `old` lacks, as a record of TF Model Garden does, counts as its default.
     """
-    before, after = dict(_flat(old, "")), dict(_flat(new.as_dict(), ""))
+    before = dict(_flat(old, "")) if old else {}
+    after = dict(_flat(new.as_dict(), ""))
     if before:
         defaults = {path: value for path, value in _flat(ExperimentConfig().as_dict(), "") if path.startswith(_ENGINE)}
         defaults |= {path: value for end, value in _LATER.items() for path in after if path.endswith(end)}
@@ -177,13 +164,12 @@ def check_resume(
     if refused:
         raise ConfigError(
             Mistake(
-                path,
-                f"was {show(old)} when this run began and is {show(new)} now",
+                change.path,
+                f"was {show(change.old)} when this run began and is {show(change.new)} now",
                 f"go back to the old value, use another model_dir, or accept it with {ALLOW_FLAG}={change.path} "
-                f"(run_experiment: allow_config_change=[{change.path!r}]){_MEANINGS.get(change.path, '')}",
+                f"(run_experiment: allow_config_change=[{change.path!r}])",
             )
             for change in refused
-            for path, old, new in change.differences()
         )
     return changes
 
@@ -251,25 +237,17 @@ def _change(path: str, old: Any, new: Any) -> Change:
     return Change(path, old, new, "safe" if both_fused or same_first else kind_of(path))
 
 
-def _flat(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, join(path, key))
-        else:
-            yield join(path, key), value
-
-
-def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        pairs = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}]
-    elif isinstance(old, list) and isinstance(new, list) and any(isinstance(item, Mapping) for item in old):
-        pairs = [(key, *items) for key, items in enumerate(itertools.zip_longest(old, new, fillvalue=ABSENT))]
+def _flat(values: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yields the plain values by dotted path, also those in lists of sections."""
+    if isinstance(values, Mapping) and values:
+        items = list(values.items())
+    elif isinstance(values, list) and any(isinstance(item, Mapping) for item in values):
+        items = list(enumerate(values))
     else:
-        pairs = []
-        if not _same(old, new):
-            yield path, old, new
-    for key, *both in pairs:
-        yield from _differences(join(path, key), *both)
+        yield path, values
+        return
+    for key, value in items:
+        yield from _flat(value, join(path, key))
 
 
 def _same(old: Any, new: Any) -> bool:

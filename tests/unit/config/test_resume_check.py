@@ -145,11 +145,11 @@ def test_changed_callbacks_are_shown_by_what_differs(default: ExperimentConfig) 
     weights = {"name": "set_at_steps", "args": {"parameter": "loss_weight", "steps": [[100, 0.1], [2000, 0.01]]}}
     old = default.replace(trainer={"callbacks": ({"name": "reports"}, rates)})
     new = default.replace(trainer={"callbacks": ({"name": "reports"}, weights, {"name": "set_from_file", "args": {}})})
-    (change,) = check_resume(to_yaml(old), new, [])
-    assert str(change) == (
-        "trainer.callbacks.1.args.parameter: 'learning_rate' -> 'loss_weight'; "
-        "trainer.callbacks.2: absent -> {'name': 'set_from_file', 'args': {}}"
-    )
+    assert [str(change) for change in check_resume(to_yaml(old), new, [])] == [
+        "trainer.callbacks.1.args.parameter: 'learning_rate' -> 'loss_weight'",
+        "trainer.callbacks.2.args: absent -> {}",
+        "trainer.callbacks.2.name: absent -> 'set_from_file'",
+    ]
 
 
 def test_all_dangerous_changes_are_named_at_once(default: ExperimentConfig) -> None:
@@ -265,7 +265,7 @@ def test_a_key_of_the_task_that_an_old_record_lacks_is_a_change(default: Experim
 
 
 def test_an_empty_record_lacks_everything(default: ExperimentConfig) -> None:
-    assert {change.old for change in compare({}, default)} == {ABSENT}
+    assert all(change.old is ABSENT for change in compare({}, default))
 
 
 _DATA = {"task.train_data": {"array 0": "a", "array 1": "b"}, "task.validation_data": {"array 0": "c"}}

@@ -158,16 +158,12 @@ class TakesDurations:
     def hint(self, value: Any) -> str:
         """Returns what the user probably meant by a value that the field does not take, or ""."""
         form = _FORM.fullmatch(str(value))
-        if form is None:
-            return ""
-        amount, word = form[1], form[2].lower()
-        if word in ("step", "steps") and self.ge is not None:
-            return f"write {amount} for {amount} steps"
+        word = form[2].lower() if form else ""
         words = [known for known, (unit, _) in _WORDS.items() if unit in self.units]
         if word in words:
             return "give an amount above 0, and at most 100 %"
-        near = [] if word in _WORDS else near_names(word, words)
-        return f"did you mean '{amount} {near[0]}'?" if near else ""
+        near = near_names(word, words) if word not in _WORDS else ()
+        return f"did you mean '{form[1]} {near[0]}'?" if form and near else ""
 
 
 # Who writes a config gives numbers or text, and tasks and trainers read numbers; hence `int | Any`.
@@ -189,16 +185,9 @@ def interval_rules(options: Any) -> Iterator[tuple[str, str]]:
     # Loops are cut where an interval of rounded steps is due.
     in_steps = type(loop) is int and type(summary) is int
     if in_steps and summary % loop and summary != SUMMARY_INTERVAL:
-        yield (
-            "summary_interval",
-            f"{summary} is not a multiple of steps_per_loop ({loop}); "
-            "summaries are written at the end of a loop, so set it to a multiple",
-        )
+        yield "summary_interval", f"{summary} is not a multiple of steps_per_loop ({loop}); set it to a multiple"
     for name in ("checkpoint_interval", "summary_interval"):
         value = getattr(options, name)
         if options.require_exact_resume and unit_of(value) == SECONDS:
-            yield (
-                name,
-                f"{value!r} comes at steps that differ from run to run, which "
-                "require_exact_resume=true forbids; give steps, epochs or a share of the run",
-            )
+            problem = f"{value!r} comes at steps that differ from run to run"
+            yield name, f"{problem}, which require_exact_resume=true forbids; give steps, epochs or a share"

@@ -338,11 +338,7 @@ class TrainerConfig(Config):
         if self.eval_tf_while_loop and not self.eval_tf_function:
             yield "eval_tf_while_loop", "needs eval_tf_function; set eval_tf_while_loop to false"
         if not self.eval_recreate_iterator and self.validation_steps == -1:
-            yield (
-                "eval_recreate_iterator",
-                "false leaves nothing for a second evaluation when the first has used all data (validation_steps=-1); "
-                "set validation_steps to a number of batches, or eval_recreate_iterator to true",
-            )
+            yield "eval_recreate_iterator", "false needs validation_steps; set it to a number of batches"
         if self.trainer_class and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.trainer_class):
             yield "trainer_class", f"{self.trainer_class!r} names no class; write it as module:Class"
         yield from broken_patterns("freeze", self.freeze)
@@ -357,35 +353,27 @@ class TrainerConfig(Config):
                 yield "optimizers", f"{name!r} cannot be a name; use letters, digits and underscores"
         for field in ("optimizer", "learning_rate", "warmup"):
             if self.optimizers and getattr(self.optimizer_config, field).type:
-                names = ", ".join(self.optimizers)
-                advice = f"set optimizer_config.{field}.type=null, or remove these"
-                yield "optimizers", f"{names} would not use optimizer_config.{field}; {advice}"
-        averaged = [name for name, one in self.optimizers.items() if one.ema is not None]
+                yield "optimizers", f"do not use optimizer_config.{field}; set its type=null, or remove these"
+        averaged = [name for name, section in self.optimizers.items() if section.ema is not None]
         if averaged and getattr(self.optimizer_config, "ema", None) is not None:
-            problem = f"optimizer_config.ema averages all weights already; remove it, or that of {', '.join(averaged)}"
-            yield "optimizers", problem
+            names = ", ".join(averaged)
+            yield "optimizers", f"optimizer_config.ema averages all weights; remove it, or that of {names}"
         yield from self._average_rules()
 
     def _average_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that all averages are evaluated alike, and that several evaluations of a step see the same data."""
-        averages = {f"optimizers.{name}.ema": one.ema for name, one in self.optimizers.items()}
+        averages = {f"optimizers.{name}.ema": section.ema for name, section in self.optimizers.items()}
         # The section of a Model Garden task may have no such field, or one of another type.
         averages["optimizer_config.ema"] = getattr(self.optimizer_config, "ema", None)
         evaluated = {path: list(ema.evaluate) for path, ema in averages.items() if isinstance(ema, EMAConfig)}
         first, *others = evaluated or [""]
         for path in others:
             if evaluated[path] != evaluated[first]:
-                yield (
-                    f"{path}.evaluate",
-                    f"{evaluated[path]} differs from trainer.{first}.evaluate, {evaluated[first]}; an evaluation uses "
-                    "the same averages of all optimizers, so set both to the same list",
-                )
+                problem = f"{evaluated[path]} differs from trainer.{first}.evaluate, {evaluated[first]}"
+                yield f"{path}.evaluate", f"{problem}; set both to the same list"
         if first and len(evaluated[first]) > 1 and not self.eval_recreate_iterator:
-            yield (
-                f"{first}.evaluate",
-                f"{evaluated[first]} needs the same data for each, which eval_recreate_iterator=false does not give; "
-                "set it to true, or evaluate one of them",
-            )
+            problem = f"{evaluated[first]} needs the same data for each"
+            yield f"{first}.evaluate", f"{problem}; set eval_recreate_iterator=true, or evaluate one of them"
 
     def _early_stopping_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that early stopping has a metric, and does not wait for a sidecar where resume has to be exact."""
@@ -393,10 +381,8 @@ class TrainerConfig(Config):
         if early is not None and not early.metric:
             yield "early_stopping.metric", "is needed to recognise an improvement; name a metric of the evaluations"
         if self.require_exact_resume and early is not None and early.eval_name:
-            yield (
-                "early_stopping.eval_name",
-                "lets a sidecar's speed decide the last step, which require_exact_resume=true forbids; leave it empty",
-            )
+            problem = "lets a sidecar's speed decide the last step"
+            yield "early_stopping.eval_name", f"{problem}, which require_exact_resume=true forbids; leave it empty"
 
     def _folder_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that the folders of the config lie in model_dir, and differ from each other and from all run files."""
@@ -406,10 +392,7 @@ class TrainerConfig(Config):
         if best and (problem := folder_name_problem(best, RUN_NAMES)):
             yield "best_checkpoint_export_subdir", problem
         if best and best == summaries:
-            yield (
-                "best_checkpoint_export_subdir",
-                f"{best!r} is validation_summary_subdir too; give each its own folder",
-            )
+            yield "best_checkpoint_export_subdir", f"{best!r} is validation_summary_subdir too; choose another"
         if self.best_checkpoint_eval_metric and not best:
             yield "best_checkpoint_export_subdir", "is needed to keep the best; name a folder, such as best_ckpt"
         for name in self.best_checkpoints:
@@ -444,47 +427,36 @@ class ExperimentConfig(Config):
             yield from self.task.rules_with(self.trainer)
         yield from self._processor_rules()
         runtime = self.runtime
-        if runtime.run_eagerly and self.trainer.fuse_steps > 1:
-            yield (
-                "trainer.fuse_steps",
-                f"{self.trainer.fuse_steps} needs steps that run as a graph; set runtime.run_eagerly=false",
-            )
+        fused = self.trainer.fuse_steps
+        if runtime.run_eagerly and fused > 1:
+            yield "trainer.fuse_steps", f"{fused} needs steps that run as a graph; set runtime.run_eagerly=false"
         if runtime.virtual_cpus < 2 or runtime.tpu or runtime.distribution_strategy not in ("auto", "mirrored"):
             return
         replicas = runtime.virtual_cpus
-        if self.trainer.fuse_steps > 1:
-            yield (
-                "trainer.fuse_steps",
-                f"{self.trainer.fuse_steps} needs one replica; {ONE_REPLICA}: set fuse_steps=1, or train on one device",
-            )
+        if fused > 1:
+            yield "trainer.fuse_steps", f"{fused} needs one replica; {ONE_REPLICA}: set fuse_steps=1, or use one device"
         for path, batch in self.equal_batches():
             if batch % replicas:
                 below = batch - batch % replicas
                 nearest = [str(size) for size in (below, below + replicas) if size]
-                yield (
-                    path,
-                    f"batch {batch} on {replicas} replicas (runtime.virtual_cpus) leaves {batch % replicas} over; "
-                    f"the nearest that can be shared equally: {' or '.join(nearest)}",
-                )
+                problem = f"batch {batch} on {replicas} replicas (runtime.virtual_cpus) leaves {batch % replicas} over"
+                yield path, f"{problem}; the nearest that can be shared equally: {' or '.join(nearest)}"
 
     def _accumulation_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that a batch has an example for each micro-batch."""
         steps, data = self.trainer.accumulate_steps, getattr(self.task, "train_data", None)
         batch = getattr(data, "global_batch_size", 0)
         if batch and steps > batch:
-            yield (
-                "trainer.accumulate_steps",
-                f"{steps} micro-batches need as many examples in a batch, and task.train_data.global_batch_size is "
-                f"{batch}; set at most {batch}",
-            )
+            problem = f"{steps} parts of a batch of task.train_data.global_batch_size={batch}"
+            yield "trainer.accumulate_steps", f"{problem} are too many; set at most {batch}"
 
     def _processor_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that XLA can compile the gradient processors, where it compiles the training step."""
         several = {f"optimizers.{name}": section for name, section in self.trainer.optimizers.items()}
         for path, section in {"optimizer_config": self.trainer.optimizer_config, **several}.items():
             # The section of a Model Garden task has no such field.
-            for place, one in enumerate(getattr(section, "gradient_processors", ())):
-                if problem := problem_with_xla(one.type, self.runtime.enable_xla, self.trainer.fuse_steps):
+            for place, processor in enumerate(getattr(section, "gradient_processors", ())):
+                if problem := problem_with_xla(processor.type, self.runtime.enable_xla, self.trainer.fuse_steps):
                     yield f"trainer.{path}.gradient_processors.{place}.type", problem
 
     def _set_rules(self) -> Iterator[tuple[str, str]]:
@@ -496,15 +468,17 @@ class ExperimentConfig(Config):
         for name in sets if several else ():
             if "." in name or "|" in name or folder_name_problem(name, ()):
                 yield "task.validation_data", f"{name!r} cannot name a validation set; use letters, digits, _ and -"
-        chosen = [("trainer.validation_sets", name) for name in self.trainer.validation_sets]
-        chosen += [
-            ("trainer.continuous_eval.validation_sets", name) for name in self.trainer.continuous_eval.validation_sets
-        ]
-        for path, name in chosen:
-            if not several:
-                yield path, f"names {name!r}, but task.validation_data is a single set; remove it"
-            elif name not in sets:
-                yield path, f"there is no validation set {name!r}; {suggestion(name, list(sets))}"
+        options = self.trainer
+        for section, names in (
+            ("", options.validation_sets),
+            (".continuous_eval", options.continuous_eval.validation_sets),
+        ):
+            path = f"trainer{section}.validation_sets"
+            for name in names:
+                if not several:
+                    yield path, f"names {name!r}, but task.validation_data is a single set; remove it"
+                elif name not in sets:
+                    yield path, f"there is no validation set {name!r}; {suggestion(name, list(sets))}"
 
     def equal_batches(self) -> Iterator[tuple[str, int]]:
         """Yields path and size of the global batches that replicas have to share equally: those of training.

@@ -31,8 +31,5 @@ class GanConfig(TaskConfig):
     def rules_with(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
         """Checks that the generator can train against an updated discriminator."""
         if self.updates == "in_turns" and trainer.accumulate_steps != 1:
-            yield (
-                "trainer.accumulate_steps",
-                f"{trainer.accumulate_steps} puts all updates after the last micro-batch, and with "
-                "task.updates=in_turns the generator trains against an updated discriminator; set task.updates=joint",
-            )
+            problem = f"{trainer.accumulate_steps} puts all updates after the last micro-batch"
+            yield "trainer.accumulate_steps", f"{problem}; set task.updates=joint"

@@ -47,10 +47,8 @@ class InitCheckpointConfig(Config):
             try:
                 re.sub(pattern, replacement, "")
             except (re.error, IndexError) as error:
-                yield (
-                    "rename",
-                    f"{replacement!r} is no replacement for {pattern!r} ({error}); use \\1 for its first group",
-                )
+                problem = f"{replacement!r} is no replacement for {pattern!r} ({error})"
+                yield "rename", f"{problem}; use \\1 for its first group"
 
 
 def _form(value: Any) -> str:

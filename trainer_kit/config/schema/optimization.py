@@ -178,8 +178,5 @@ class NamedOptimizerConfig(OptimizationConfig):
         if self.accumulate and self.period == 1:
             yield "accumulate", "has no effect with period=1; set the number of steps of an update in period"
         if isinstance(self.ema, EMAConfig) and not self.ema.trainable_weights_only:
-            yield (
-                "ema.trainable_weights_only",
-                "cannot be false: ema averages the variables of its optimizer only; use trainer.optimizer_config.ema, "
-                "which averages batch statistics too",
-            )
+            problem = "cannot be false: ema averages the variables of its optimizer only"
+            yield "ema.trainable_weights_only", f"{problem}; use trainer.optimizer_config.ema"

@@ -95,11 +95,8 @@ class RuntimeConfig(Config):
         if isinstance(self.loss_scale, float) and self.loss_scale <= 0:
             yield "loss_scale", f"{self.loss_scale} is not a scale; use 'dynamic' or a number above 0"
         if self.num_cores_per_replica != 1 or self.default_shard_dim != -1 or self.use_tpu_mp_strategy:
-            yield (
-                "num_cores_per_replica",
-                "model parallelism is not supported, with distribution_strategy=tpu either: a replica is one device; "
-                "leave num_cores_per_replica=1, default_shard_dim=-1 and use_tpu_mp_strategy=false",
-            )
+            defaults = "num_cores_per_replica=1, default_shard_dim=-1 and use_tpu_mp_strategy=false"
+            yield "num_cores_per_replica", f"model parallelism is not supported; leave {defaults}"
         if self.per_gpu_thread_count and self.gpu_thread_mode not in ("gpu_private", "gpu_shared"):
             yield "per_gpu_thread_count", "needs gpu_thread_mode=gpu_private or gpu_shared; set it, or remove the count"
         if self.random_seed >= 2**32:
@@ -133,11 +130,8 @@ class RuntimeConfig(Config):
         every = tuple(dict.fromkeys(name for names in ALL_REDUCE_ALGORITHMS.values() for name in names))
         known = ("auto", *ALL_REDUCE_ALGORITHMS.get(self.distribution_strategy, every))
         if self.all_reduce_alg is not None and self.all_reduce_alg not in known:
-            yield (
-                "all_reduce_alg",
-                f"{self.all_reduce_alg!r} is not an algorithm of distribution_strategy={self.distribution_strategy}; "
-                f"it has: {', '.join(known)}",
-            )
+            problem = f"{self.all_reduce_alg!r} is not one of distribution_strategy={self.distribution_strategy}"
+            yield "all_reduce_alg", f"{problem}; it has: {', '.join(known)}"
         if self.num_packs != 1 and self.all_reduce_alg not in ALL_REDUCE_ALGORITHMS["mirrored"]:
             yield "num_packs", "needs all_reduce_alg=nccl or hierarchical_copy; set one of these, or num_packs=1"
         if self.virtual_cpus > 1 and self.all_reduce_alg == "nccl":

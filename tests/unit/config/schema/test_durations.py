@@ -47,7 +47,7 @@ def test_other_texts_are_no_durations(text: str) -> None:
             "did you mean '3 epochs'?",
         ),
         ("train_steps=30 min", "'30 min' is not a whole number of at least -1, or a duration such as '3 epochs'"),
-        ("train_steps=500 steps", "write 500 for 500 steps"),
+        ("train_steps=500 steps", "'500 steps' is not a whole number of at least -1"),
         ("train_steps='500'", "write 500 without quotes"),
         ("checkpoint_interval=0 epochs", "'30 min'; give an amount above 0, and at most 100 %"),
         ("checkpoint_interval=120 %", "'30 min'; give an amount above 0, and at most 100 %"),

@@ -305,7 +305,7 @@ def test_micro_batches_need_an_example_each(steps: int, batch: int) -> None:
     task, trainer = schema.TaskConfig(train_data={"global_batch_size": batch}), {"accumulate_steps": steps}  # type: ignore[arg-type]
     assert schema.ExperimentConfig(task=task, trainer=trainer).trainer.accumulate_steps == steps  # type: ignore[arg-type]
     if steps == 8:
-        with pytest.raises(ConfigError, match=r"9 micro-batches need as many examples .* is 8; set at most 8"):
+        with pytest.raises(ConfigError, match=r"9 parts of a batch .*=8 are too many; set at most 8"):
             schema.ExperimentConfig(task=task, trainer={"accumulate_steps": 9})  # type: ignore[arg-type]
 
 
