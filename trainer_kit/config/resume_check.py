@@ -15,7 +15,7 @@ from trainer_kit.config.allowed_values import show
 from trainer_kit.config.fields import leaves, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.optimization import AVERAGE
-from trainer_kit.config.serialize import replace_auto
+from trainer_kit.config.serialize import replace_removed_auto
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import is_inside, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion

@@ -10,20 +10,18 @@ import importlib
 from typing import Any
 
 _TRANSLATED = {
-    "actions.actions": (
-        "EMACheckpointing", "RecoveryAction", "RecoveryCondition", "get_eval_actions", "get_train_actions",
-    ),
-    "actions.best_checkpoint": ("BestCheckpointExporter", "maybe_create_best_ckpt_exporter"),
-    "config.parsing": ("ExperimentParser", "parse_configuration", "serialize_config"),
-    "training.optimizers": ("create_optimizer",),
-    "training.runner": ("OrbitExperimentRunner", "run_experiment"),
-    "training.strategy": ("get_distribution_strategy",),
-    "training.trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
+    "actions": ("RecoveryAction", "RecoveryCondition", "get_eval_actions", "get_train_actions"),
+    "best_checkpoint": ("BestCheckpointExporter", "maybe_create_best_ckpt_exporter"),
+    "parsing": ("ExperimentParser", "parse_configuration", "serialize_config"),
+    "optimizers": ("create_optimizer",),
+    "runner": ("OrbitExperimentRunner", "run_experiment"),
+    "strategy": ("get_distribution_strategy",),
+    "trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
 }  # fmt: skip
 _MODEL_GARDENS = {
     "official.common.distribute_utils": ("configure_cluster", "get_strategy_scope"),
     "official.common.flags": ("define_flags",),
-    "official.core.actions": ("PruningAction",),
+    "official.core.actions": ("EMACheckpointing", "PruningAction"),
     "official.core.exp_factory": ("get_exp_config", "register_config_factory"),
     "official.core.task_factory": ("get_task", "get_task_cls", "register_task_cls"),
     "official.core.train_utils": (

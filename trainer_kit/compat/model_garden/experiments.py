@@ -65,7 +65,7 @@ def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
                 importlib.import_module(module)
             from official.core import exp_factory
 
-            from trainer_kit.compat.model_garden.config.conversion import convert
+            from trainer_kit.compat.model_garden.conversion import convert
         except ImportError as error:
             raise UsageError(
                 f"{PREFIX}{name} is an experiment of Model Garden, which cannot be imported: {error}; install "

@@ -16,8 +16,8 @@ from official.modeling import performance
 
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.manager_creation import create_manager
-from trainer_kit.compat.model_garden.config.conversion import convert
-from trainer_kit.compat.model_garden.training.trainer import Trainer, create_trainer
+from trainer_kit.compat.model_garden.conversion import convert
+from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
 
 BATCH, FEATURES, CLASSES, BATCHES = 8, 4, 3, 5
 

@@ -12,9 +12,7 @@ from official.core import actions as their_actions
 from official.core import base_trainer, train_lib, train_utils
 
 from trainer_kit.compat import model_garden
-from trainer_kit.compat.model_garden.actions import actions, best_checkpoint
-from trainer_kit.compat.model_garden.config import parsing
-from trainer_kit.compat.model_garden.training import runner, trainer
+from trainer_kit.compat.model_garden import actions, best_checkpoint, parsing, runner, trainer
 
 MODULES = (base_trainer, train_lib, distribute_utils, their_actions, train_utils)
 # Public names of those modules that only Model Garden's own code uses.
@@ -40,6 +38,8 @@ METHODS = {
         train_lib.OrbitExperimentRunner,
         ["params", "model_dir", "trainer", "checkpoint_manager", "controller", "run"],
     ),
+    actions.RecoveryCondition: (their_actions.RecoveryCondition, ["__call__"]),
+    actions.RecoveryAction: (their_actions.RecoveryAction, ["__call__"]),
     best_checkpoint.BestCheckpointExporter: (
         train_utils.BestCheckpointExporter,
         [
@@ -47,9 +47,6 @@ METHODS = {
             *("best_ckpt_logs", "best_ckpt_logs_path", "best_ckpt_path"),
         ],
     ),
-    actions.EMACheckpointing: (their_actions.EMACheckpointing, ["__call__"]),
-    actions.RecoveryCondition: (their_actions.RecoveryCondition, ["__call__"]),
-    actions.RecoveryAction: (their_actions.RecoveryAction, ["__call__"]),
 }
 OFFERED = [
     (module, name)

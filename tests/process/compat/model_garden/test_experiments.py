@@ -11,7 +11,7 @@ from official.common import registry_imports  # noqa: F401  it registers all of 
 from official.core import exp_factory
 from official.core.config_definitions import ExperimentConfig as TheirExperimentConfig
 
-from trainer_kit.compat.model_garden.config.config_classes import mirror, original
+from trainer_kit.compat.model_garden.config_classes import mirror, original
 from trainer_kit.compat.model_garden.experiments import EXPERIMENTS, PREFIX, find
 from trainer_kit.config.discovery import find_experiment
 from trainer_kit.config.experiments import experiments, get_experiment

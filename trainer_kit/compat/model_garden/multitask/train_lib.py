@@ -12,11 +12,12 @@ from official.core import task_factory
 from official.modeling.multitask import task_sampler
 from official.modeling.multitask.multitask import MultiTask
 
-from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
-from trainer_kit.compat.model_garden.config.build_errors import TaskSections, sections_of, told
-from trainer_kit.compat.model_garden.config.config_classes import original
-from trainer_kit.compat.model_garden.config.conversion import convert
-from trainer_kit.compat.model_garden.config.gin_names import bindings_of
+from trainer_kit.compat.model_garden.adopted_trainer import adopted
+from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
+from trainer_kit.compat.model_garden.build_errors import explain_config_errors, sections_of
+from trainer_kit.compat.model_garden.config_classes import original
+from trainer_kit.compat.model_garden.conversion import convert
+from trainer_kit.compat.model_garden.gin_names import bindings_of
 from trainer_kit.compat.model_garden.multitask.trainers import (
     EngineTask,
     MultiTaskBaseTrainer,
@@ -25,11 +26,9 @@ from trainer_kit.compat.model_garden.multitask.trainers import (
     check_trainer,
     evaluate_tasks,
 )
-from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
-from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer
-from trainer_kit.compat.model_garden.training.runner import checked_config, exporter_of_run, with_options_of_eval
-from trainer_kit.compat.model_garden.training.tasks import folder
-from trainer_kit.compat.model_garden.training.trainer import create_trainer
+from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
+from trainer_kit.compat.model_garden.runner import checked_config, exporter_of_run, with_options_of_eval
+from trainer_kit.compat.model_garden.trainer import create_trainer, logging_folder
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -108,7 +107,7 @@ def _create_eval_tasks(config: ExperimentConfig, train_task: Any) -> list[Any]:
     for number, routine in enumerate(original(config).eval_tasks):
         section = routine.task_config
         name = routine.task_name or section.name
-        with told("task", TaskSections({f"eval_tasks.{number}.task_config": section})):
+        with explain_config_errors(f"eval_tasks.{number}.task_config"):
             tasks.append(task_factory.get_task(section, logging_dir=train_task.logging_dir, name=name))
     return tasks
 
@@ -146,7 +145,7 @@ def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
     """
     theirs = original(config)
     registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
-    with folder(logging_dir), told("task", sections_of(theirs.task_routines)):
+    with logging_folder(logging_dir), explain_config_errors(" or ".join(sections_of(theirs.task_routines))):
         return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))
 
 

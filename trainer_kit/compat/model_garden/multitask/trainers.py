@@ -13,10 +13,10 @@ import orbit
 import tensorflow as tf
 from official.modeling.multitask.multitask import MultiTask
 
-from trainer_kit.compat.model_garden.config.build_errors import TaskSections, part_of, sections_of, told
-from trainer_kit.compat.model_garden.config.conversion import Sections, convert
-from trainer_kit.compat.model_garden.training.model_building import build_model
-from trainer_kit.compat.model_garden.training.trainer import Trainer
+from trainer_kit.compat.model_garden.build_errors import TaskSections, explain_config_errors, part_of, sections_of
+from trainer_kit.compat.model_garden.conversion import Sections, convert
+from trainer_kit.compat.model_garden.model_building import build_model
+from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
@@ -98,7 +98,7 @@ class EngineTask:
         """
         parts = {}
         for name, task in self.tasks.items():
-            with told(part_of(self.task_config, params[name]), self.task_config):
+            with explain_config_errors(part_of(self.task_config, params[name])):
                 parts[name] = made_inputs(task.build_inputs, params[name], input_context)
         return tasks_data(parts, self.sampler, input_context)
 

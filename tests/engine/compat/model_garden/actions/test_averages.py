@@ -1,9 +1,10 @@
-"""Checkpoints of the averaged weights, beside Model Garden's; its own optimizer, one device and two."""
+"""Checkpoints of the averaged weights, named like Model Garden's; its own optimizer, one device and two."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ import tf_keras
 from official.core import actions as theirs
 from official.modeling import optimization
 
-from trainer_kit.compat.model_garden.actions.averages import EMACheckpointing
-from trainer_kit.compat.model_garden.training.moving_average import averages_in_place
-from trainer_kit.errors import UsageError
+from trainer_kit.compat.model_garden.actions import AveragesSaver
+from trainer_kit.compat.model_garden.optimizers import OptimizersAverage
 
 STRATEGIES = pytest.mark.parametrize("devices", [1, 2])
 
@@ -53,6 +53,22 @@ def _read(folder: Path, model: Any) -> list[Any]:
     return [variable.numpy() for variable in other.variables]
 
 
+def _saver(folder: Path, model: Any, optimizer: Any, max_to_keep: int = 1) -> AveragesSaver:
+    """Returns the action, with averages that are exchanged as a trainer does it. In scope."""
+    average = OptimizersAverage(optimizer, model)
+
+    @contextlib.contextmanager
+    def averaged() -> Iterator[None]:
+        average.swap()
+        try:
+            yield
+        finally:
+            average.swap()
+
+    checkpoint = tf.train.Checkpoint(model=model, global_step=optimizer.iterations)
+    return AveragesSaver(str(folder), checkpoint, averaged, max_to_keep)
+
+
 @STRATEGIES
 @pytest.mark.parametrize("trainable_only", [False, True])
 def test_averages_are_saved_and_weights_are_back_bit_by_bit(tmp_path: Path, devices: int, trainable_only: bool) -> None:
@@ -61,7 +77,7 @@ def test_averages_are_saved_and_weights_are_back_bit_by_bit(tmp_path: Path, devi
         model, optimizer = _trained(trainable_only)
         weights, averages = _bits(model.variables), _bits(optimizer._average_weights)
         averaged = [variable.numpy() for variable in optimizer._average_weights]
-        EMACheckpointing(str(tmp_path), optimizer, tf.train.Checkpoint(model=model))({})
+        _saver(tmp_path, model, optimizer)({})
         assert (_bits(model.variables), _bits(optimizer._average_weights)) == (weights, averages)
     saved = _read(tmp_path, model)
     names = [variable.name for variable in model.variables]
@@ -70,20 +86,16 @@ def test_averages_are_saved_and_weights_are_back_bit_by_bit(tmp_path: Path, devi
         np.testing.assert_array_equal(saved[place], average)
 
 
-def test_theirs_changes_the_weights_last_bits(tmp_path: Path) -> None:
-    with tf.distribute.OneDeviceStrategy("CPU:0").scope():  # without one theirs refuses
-        model, optimizer = _trained()
-        weights = _bits(model.variables)
-        theirs.EMACheckpointing(str(tmp_path), optimizer, tf.train.Checkpoint(model=model))({})
-        assert _bits(model.variables) != weights
-
-
 def test_the_files_are_called_as_theirs_and_the_newest_stay(tmp_path: Path) -> None:
     found = {}
-    for name, action in (("ours", EMACheckpointing), ("theirs", theirs.EMACheckpointing)):
+    for name in ("ours", "theirs"):
         with tf.distribute.OneDeviceStrategy("CPU:0").scope():
             model, optimizer = _trained()
-            saves = action(str(tmp_path / name), optimizer, tf.train.Checkpoint(model=model), max_to_keep=2)
+            if name == "ours":
+                saves = _saver(tmp_path / name, model, optimizer, max_to_keep=2)
+            else:
+                checkpoint = tf.train.Checkpoint(model=model)
+                saves = theirs.EMACheckpointing(str(tmp_path / name), optimizer, checkpoint, max_to_keep=2)
             for step in (70, 80, 90):
                 optimizer.iterations.assign(step)
                 saves({})
@@ -98,22 +110,9 @@ def test_the_files_are_called_as_theirs_and_the_newest_stay(tmp_path: Path) -> N
 def test_the_weights_are_back_when_the_save_fails(tmp_path: Path) -> None:
     model, optimizer = _trained()
     weights = _bits(model.variables)
-    action = EMACheckpointing(str(tmp_path), optimizer, tf.train.Checkpoint(model=model))
+    action = _saver(tmp_path, model, optimizer)
     (tmp_path / "ema_checkpoints").rmdir()
     (tmp_path / "ema_checkpoints").touch()  # a file in the place of the folder
     with pytest.raises((tf.errors.OpError, OSError)):
         action({})
     assert _bits(model.variables) == weights
-
-
-def test_an_optimizer_that_averages_nothing_is_a_value_error(tmp_path: Path) -> None:
-    optimizer = tf_keras.optimizers.legacy.SGD()
-    for action in (EMACheckpointing, theirs.EMACheckpointing):
-        with pytest.raises(ValueError, match="ExponentialMovingAverage"):
-            action(str(tmp_path), optimizer, tf.train.Checkpoint())
-
-
-def test_averages_that_do_not_exist_yet_are_asked_for() -> None:
-    optimizer = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD())
-    with pytest.raises(UsageError, match=re.escape("call its shadow_copy(model) first")), averages_in_place(optimizer):
-        pass

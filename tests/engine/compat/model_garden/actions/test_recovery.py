@@ -11,7 +11,7 @@ import tensorflow as tf
 from official.core import actions as theirs
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.compat.model_garden.actions.recovery import RecoveryAction, RecoveryCondition
+from trainer_kit.compat.model_garden.actions import RecoveryAction, RecoveryCondition
 from trainer_kit.errors import DivergedError, UsageError
 
 NAN = math.nan
@@ -58,10 +58,10 @@ def test_an_infinite_loss_has_diverged_at_every_step(loss: float) -> None:
 def test_the_error_has_loss_and_step_and_is_a_divergence() -> None:
     condition = RecoveryCondition(tf.Variable(7), 0.5, recovery_max_trials=0)
     with pytest.raises(
-        DivergedError, match=r"training_loss is 0\.75 at step 7, more than 0\.5, and recovery_max_trials=0"
+        DivergedError, match=r"larger than the bound 0\.5.*training_loss is 0\.75 at step 7, and recovery_max_trials=0"
     ):
         condition({"training_loss": 0.75})
-    with pytest.raises(RuntimeError, match="training_loss is nan at step 7, not finite"):
+    with pytest.raises(RuntimeError, match=r"The loss value is NaN .*training_loss is nan at step 7"):
         condition({"training_loss": NAN})
     assert condition.recover_counter == 2
 
@@ -103,6 +103,7 @@ class _Run:
 @pytest.mark.parametrize("own", [False, True])
 def test_the_newest_checkpoint_comes_back(tmp_path: Path, own: bool) -> None:
     run = _Run(tmp_path, own)
+    run.manager.restore_or_initialize()
     run.save(10, [1.0, 1.0])
     run.save(20, [2.0, 2.0])
     run.step.assign(27)
@@ -111,43 +112,12 @@ def test_the_newest_checkpoint_comes_back(tmp_path: Path, own: bool) -> None:
     assert run.now == (20, [2.0, 2.0])
 
 
-@pytest.mark.parametrize("bad", [[NAN, 3.0], [3.0, math.inf]])
-@pytest.mark.parametrize("own", [False, True])
-def test_a_checkpoint_that_is_not_finite_is_skipped(tmp_path: Path, own: bool, bad: list[float]) -> None:
-    run = _Run(tmp_path / "ours", own)
-    other = _Run(tmp_path / "theirs")
-    for one in (run, other):
-        one.save(10, [1.0, 1.0])
-        one.save(20, [2.0, 2.0])
-        one.save(30, bad)
-        one.step.assign(37)
-    theirs.RecoveryAction(other.manager)({})
-    assert other.now[0] == 30
-    RecoveryAction(run.manager)({})
-    assert run.now == (20, [2.0, 2.0])
-    run.step.assign(29)
-    assert run.manager.save(checkpoint_number=29) is None  # an interval after what was restored, as ever
-    run.save(31, [4.0, 4.0])
-
-
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+def test_without_a_checkpoint_recovery_is_an_error(tmp_path: Path) -> None:
     run = _Run(tmp_path)
-    run.save(10, [1.0, 1.0])
-    run.save(20, [2.0, 2.0])
-    (tmp_path / "ckpt-20.data-00000-of-00001").write_bytes(b"")
-    RecoveryAction(run.manager)({})
-    assert run.now == (10, [1.0, 1.0])
-
-
-@pytest.mark.parametrize("bad_one", [False, True])
-def test_without_a_finite_checkpoint_recovery_is_an_error(tmp_path: Path, bad_one: bool) -> None:
-    run = _Run(tmp_path)
-    if bad_one:
-        run.save(10, [NAN, 1.0])
     run.weights.assign([NAN, 3.0])
     theirs.RecoveryAction(run.manager)({})
     assert math.isnan(run.now[1][0])
     initialized = run.initialized
-    with pytest.raises(RuntimeError, match="holds no checkpoint whose numbers are all finite"):
+    with pytest.raises(DivergedError, match="has no checkpoint; save one before the first step"):
         RecoveryAction(run.manager)({})
     assert run.initialized == initialized

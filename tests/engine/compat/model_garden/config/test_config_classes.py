@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-import pickle
 import weakref
-from collections.abc import Iterator
 from typing import Any, Optional, Union
 
 import pytest
@@ -15,8 +13,7 @@ from official.core import config_definitions
 from official.modeling.hyperparams import base_config, oneof
 from official.modeling.optimization import OptimizationConfig
 
-from trainer_kit.compat.model_garden.config import config_classes as module
-from trainer_kit.compat.model_garden.config.config_classes import mirror, original
+from trainer_kit.compat.model_garden.config_classes import mirror, original
 from trainer_kit.config.merge import apply
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import TrainerConfig
@@ -317,7 +314,7 @@ def test_a_value_that_their_class_refuses_is_told() -> None:
                 raise ValueError("too large")
             super().override(override_params, is_strict)
 
-    with pytest.raises(ConfigError, match=r"Strict of Model Garden does not take \{'size': 3\}; too large"):
+    with pytest.raises(ValueError, match="too large"):
         original(_overridden(Strict(), {"size": 3}))
 
 
@@ -395,8 +392,8 @@ _CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("given", [{}, _CHANGES], ids=["as it was", "changed"])
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_a_mirror_is_copied_and_pickled(copied: Any, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_mirror_is_copied(copied: Any, given: dict[str, Any]) -> None:
     mirrored = _overridden(Whole(), given)
     again = copied(mirrored)
     assert again == mirrored and again is not mirrored
@@ -404,25 +401,17 @@ def test_a_mirror_is_copied_and_pickled(copied: Any, given: dict[str, Any]) -> N
     assert apply(again, [Layer({"count": 11})]).config.count == 11
 
 
-@pytest.fixture
-def forgotten() -> Iterator[None]:
-    """The newest mirrors are not kept."""
-    module._newest.clear()
-    yield
-    module._newest.clear()
-
-
-def test_a_class_goes_with_its_last_object(forgotten: None) -> None:
+def test_a_class_goes_with_its_last_object() -> None:
     mirrored = mirror(Head(name="only here"))
     seen = weakref.ref(type(mirrored))
     gc.collect()
     assert seen() is not None
     del mirrored
-    module._newest.clear()
     gc.collect()
     assert seen() is None
 
 
 def test_equal_objects_have_one_class() -> None:
-    assert type(mirror(Head(name="same"))) is type(mirror(Head(name="same")))  # making one costs milliseconds
-    assert type(mirror(Head(name="same"))) is not type(mirror(Head(name="another")))
+    mirrored = mirror(Head(name="same"))  # making a class costs milliseconds
+    assert type(mirror(Head(name="same"))) is type(mirrored)
+    assert type(mirror(Head(name="another"))) is not type(mirrored)

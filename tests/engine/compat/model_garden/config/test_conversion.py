@@ -11,10 +11,9 @@ from official.modeling.hyperparams import Config as TheirConfig
 from official.modeling.optimization.configs import learning_rate_config, optimizer_config
 from official.utils.testing import mock_task
 
-from trainer_kit.compat.model_garden.config.config_classes import original
-from trainer_kit.compat.model_garden.config.conversion import convert, sections
-from trainer_kit.compat.model_garden.training.tasks import create_task
-from trainer_kit.compat.model_garden.training.trainer import Trainer
+from trainer_kit.compat.model_garden.config_classes import original
+from trainer_kit.compat.model_garden.conversion import convert, sections
+from trainer_kit.compat.model_garden.trainer import Trainer, create_task
 from trainer_kit.config.experiments import task_class, trainer_class
 from trainer_kit.config.merge import apply
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig

@@ -18,14 +18,14 @@ from official.modeling.multitask import multitask, task_sampler
 
 from tests.engine.compat.model_garden.garden_task import eagerly
 from tests.engine.compat.model_garden.tiny import multi_task
-from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.multitask import (
     MultiTaskBaseTrainer,
     MultiTaskEvaluator,
     MultiTaskInterleavingTrainer,
 )
 from trainer_kit.compat.model_garden.multitask.trainers import DrawnTasks, evaluate_tasks
-from trainer_kit.compat.model_garden.training.trainer import Trainer
+from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.errors import UsageError
 from trainer_kit.testing.tiny_task import tiny_experiment
 

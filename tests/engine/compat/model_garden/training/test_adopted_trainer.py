@@ -17,9 +17,9 @@ from official.core import train_utils as theirs
 
 from tests.engine.compat.model_garden.garden_task import eagerly, small_config
 from trainer_kit.checkpoints.state.step_state import saved_section
-from trainer_kit.compat.model_garden.config.conversion import convert
-from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrainer, adopted
-from trainer_kit.compat.model_garden.training.runner import run_experiment
+from trainer_kit.compat.model_garden.adopted_trainer import AdoptedTrainer, adopted
+from trainer_kit.compat.model_garden.conversion import convert
+from trainer_kit.compat.model_garden.runner import run_experiment
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.run import runner
@@ -82,7 +82,7 @@ def test_it_goes_back_after_a_divergence_as_the_config_says(tmp_path: Path, capl
     config.trainer.override({"recovery_max_trials": 1, "recovery_begin_steps": 4, "loss_upper_bound": 0.0})
     with pytest.raises(DivergedError, match="recovery_max_trials=1 is used up"):
         _run(config, tmp_path, trainers)
-    assert f"{tmp_path}/ckpt-3 was restored" in caplog.text
+    assert f"Recovering the model from checkpoint: {tmp_path}/ckpt-3" in caplog.text
     assert int(trainers[0].batches) == int(trainers[0].global_step) == 4  # as if step 4 had been done once
 
 

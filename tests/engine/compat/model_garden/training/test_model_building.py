@@ -9,8 +9,8 @@ import tensorflow as tf
 import tf_keras
 
 from tests.engine.compat.model_garden.garden_task import BATCH, FEATURES, SmallConfig, SmallTask, small_config
-from trainer_kit.compat.model_garden.training.model_building import build_model
-from trainer_kit.compat.model_garden.training.trainer import Trainer, create_trainer
+from trainer_kit.compat.model_garden.model_building import build_model
+from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
 from trainer_kit.errors import UsageError
 
 

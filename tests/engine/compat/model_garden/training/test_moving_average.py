@@ -12,7 +12,7 @@ from official.modeling import optimization
 
 from tests.engine.compat.model_garden.garden_task import bits
 from tests.engine.linear_task import linear_experiment
-from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging, check_one_average
+from trainer_kit.compat.model_garden.optimizers import OptimizersAverage, averaging, check_one_average
 from trainer_kit.errors import UsageError
 
 STRATEGIES = pytest.mark.parametrize("devices", [1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -24,16 +25,17 @@ from tests.engine.compat.model_garden.garden_task import (
     small_trainer,
 )
 from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint
-from trainer_kit.compat.model_garden.config.conversion import convert
-from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging
-from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer, make_whole
+from trainer_kit.compat.model_garden.conversion import convert
+from trainer_kit.compat.model_garden.optimizers import (
+    OptimizersAverage,
+    averaging,
+    check_values,
+    create_optimizer,
+    make_whole,
+)
 from trainer_kit.errors import ConfigError, UsageError
 
 UNRELEASED = ["slide", "adafactor"]  # the public release of Model Garden has their names only
-RELEASED = [
-    *("sgd", "sgd_experimental", "adam", "adam_experimental", "adamw", "adamw_experimental"),
-    *("lamb", "rmsprop", "lars", "adagrad", "adafactor_keras"),
-]
 # Each kind once, with the options that give it most to keep.
 CASES: dict[str, dict[str, Any]] = {
     **{kind: {"optimizer": {"type": kind}} for kind in ("adagrad", "lamb", "adafactor_keras")},
@@ -131,30 +133,21 @@ def test_every_optimizer_that_model_garden_has_is_among_them() -> None:
     assert names == {*(case["optimizer"]["type"] for case in CASES.values()), *UNRELEASED}
 
 
-@pytest.mark.parametrize("kind", UNRELEASED)
-def test_an_optimizer_that_was_not_released_is_told(kind: str) -> None:
-    config = small_config(optimizer={"type": kind})
-    task = task_factory.get_task(config.task)
-    with pytest.raises(TypeError, match="'str' object is not callable"):
-        train_utils.create_optimizer(task, config)
-    for params in (config, convert(config)):
-        for call in (check_values, create_optimizer):
-            with pytest.raises(
-                ConfigError, match=rf"optimizer\.type: the release of Model Garden has no {kind}; ch"
-            ) as error:
-                call(task, params)
-            assert str(error.value).endswith(f"choose one of: {', '.join(RELEASED)}")
-
-
 @pytest.mark.parametrize("name", ["optimizer", "learning_rate"])
-def test_what_is_not_chosen_is_told(name: str) -> None:
+def test_what_is_not_chosen_is_refused_by_model_garden(name: str) -> None:
     config = small_config(**{name: {"type": None}})
     task = task_factory.get_task(config.task)
-    with pytest.raises(ValueError, match="must be specified"):
-        train_utils.create_optimizer(task, config)
-    with pytest.raises(UsageError, match=rf"trainer\.optimizer_config\.{name}\.type: has no value") as error:
+    with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: Model Garden refuses its values: .*specified"):
         create_optimizer(task, config)
-    assert not any(f" {kind}," in f"{error.value}," for kind in UNRELEASED)
+
+
+def test_a_model_of_zero_classes_is_refused() -> None:
+    class Task(SimpleNamespace):
+        __module__ = "official.vision.tasks"  # a task of a user may mean something else by it
+
+    task = Task(task_config=SimpleNamespace(model=SimpleNamespace(num_classes=0)))
+    with pytest.raises(ConfigError, match=r"task\.model\.num_classes: is 0; give the number of classes"):
+        check_values(task, small_config())
 
 
 @pytest.mark.parametrize("ours", [False, True])
@@ -197,11 +190,6 @@ def test_differential_privacy_is_for_tasks_that_know_of_it() -> None:
     for params in (config, convert(config)):
         with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: .*Differential privacy"):
             create_optimizer(Plain(), params)
-        with pytest.raises(
-            ConfigError, match=r"^task\.differential_privacy_config: Plain\.create_optimizer has no argument dp"
-        ):
-            check_values(Plain(), params)
-        check_values(Private(), params)
 
 
 def _dense() -> Any:

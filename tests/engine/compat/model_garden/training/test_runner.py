@@ -19,11 +19,11 @@ from official.modeling import hyperparams
 from official.utils.testing import mock_task  # noqa: F401 - registers the experiment
 
 from tests.engine.compat.model_garden.garden_task import SmallConfig, SmallTask, eagerly
-from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
-from trainer_kit.compat.model_garden.config.config_classes import original
-from trainer_kit.compat.model_garden.config.conversion import convert
-from trainer_kit.compat.model_garden.training.runner import OrbitExperimentRunner, run_experiment
-from trainer_kit.compat.model_garden.training.trainer import Trainer
+from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
+from trainer_kit.compat.model_garden.config_classes import original
+from trainer_kit.compat.model_garden.conversion import convert
+from trainer_kit.compat.model_garden.runner import OrbitExperimentRunner, run_experiment
+from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.serialize import from_yaml
 from trainer_kit.errors import ConfigError, UsageError
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from official.common import distribute_utils
 
-from trainer_kit.compat.model_garden.training import strategy
-from trainer_kit.compat.model_garden.training.strategy import get_distribution_strategy
+from trainer_kit.compat.model_garden import strategy
+from trainer_kit.compat.model_garden.strategy import get_distribution_strategy
 from trainer_kit.errors import ConfigError, UsageError
 
 
@@ -84,10 +83,6 @@ def test_model_garden_is_asked_only_about_what_it_refuses(
 def test_one_worker_without_a_cluster_takes_the_algorithm_auto() -> None:
     made = get_distribution_strategy("multi_worker_mirrored", all_reduce_alg="auto")
     assert isinstance(made, tf.distribute.MultiWorkerMirroredStrategy)
-
-
-def test_a_number_of_gpus_may_be_one_of_numpy() -> None:
-    assert get_distribution_strategy(num_gpus=np.int64(0)) is tf.distribute.get_strategy()  # type: ignore[arg-type]
 
 
 def test_gpus_that_are_not_there_are_an_error_at_once() -> None:

@@ -31,10 +31,10 @@ from tests.engine.compat.model_garden.garden_task import (
     small_trainer,
 )
 from trainer_kit.checkpoints.state.strict_restore import saved_shapes
-from trainer_kit.compat.model_garden.config.config_classes import original
-from trainer_kit.compat.model_garden.config.conversion import convert
-from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrainer
-from trainer_kit.compat.model_garden.training.trainer import Trainer, create_trainer
+from trainer_kit.compat.model_garden.adopted_trainer import AdoptedTrainer
+from trainer_kit.compat.model_garden.config_classes import original
+from trainer_kit.compat.model_garden.conversion import convert
+from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
 from trainer_kit.config.experiments import task_class, trainer_class
 from trainer_kit.errors import UsageError
 from trainer_kit.process.run_directory import RunDirectory

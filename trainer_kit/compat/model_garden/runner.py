@@ -10,9 +10,9 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit.compat.model_garden.config.conversion import convert
-from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
-from trainer_kit.compat.model_garden.training.trainer import Trainer
+from trainer_kit.compat.model_garden.adopted_trainer import adopted
+from trainer_kit.compat.model_garden.conversion import convert
+from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig

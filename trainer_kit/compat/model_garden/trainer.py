@@ -1,34 +1,83 @@
-"""Trainer: trainer_kit's engine for a Model Garden task, with the signature of Model Garden's Trainer."""
+"""Trainer: trainer_kit's engine for a Model Garden task, with the signature of Model Garden's Trainer.
+
+The functions that gin files may bind are imported with this module, because bindings are read before anything is built.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import operator
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import official.core.train_lib  # noqa: F401
 import tensorflow as tf
-from official.core import base_task, base_trainer
+from official.core import base_task, base_trainer, task_factory
 
-from trainer_kit.compat.model_garden.actions.actions import get_eval_actions, get_train_actions
-from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
-from trainer_kit.compat.model_garden.config.build_errors import told
-from trainer_kit.compat.model_garden.config.conversion import sections
-from trainer_kit.compat.model_garden.config.gin_names import bindings_of, configurable
-from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
-from trainer_kit.compat.model_garden.training.model_building import build_model
-from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging, check_one_average
-from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer, make_whole
-from trainer_kit.compat.model_garden.training.task_inputs import ModelGardenInputs
-from trainer_kit.compat.model_garden.training.trainer_names import TrainerNames, with_numpy
+from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
+from trainer_kit.compat.model_garden.adopted_trainer import adopted
+from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
+from trainer_kit.compat.model_garden.build_errors import TaskSections, explain_config_errors, part_of
+from trainer_kit.compat.model_garden.config_classes import original
+from trainer_kit.compat.model_garden.conversion import sections
+from trainer_kit.compat.model_garden.gin_names import bindings_of, configurable
+from trainer_kit.compat.model_garden.model_building import build_model
+from trainer_kit.compat.model_garden.optimizers import (
+    OptimizersAverage,
+    averaging,
+    check_one_average,
+    check_values,
+    create_optimizer,
+    make_whole,
+)
+from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.distribution.datasets import whole_steps
+from trainer_kit.files import is_remote
 from trainer_kit.training import trainer as engine
+from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 
 # Model Garden's own classes, looked up at import: a program may later replace them with trainer_kit's.
 _MODEL_GARDENS = getattr(base_trainer, "Trainer", None)
 _AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)  # the base of trainers with loops of their own
 
 
-class Trainer(TrainerNames, engine.Trainer):
+class ModelGardenInputs(TaskInputs):
+    """Opens training and validation data by a task's build_inputs, and names the config section in error messages.
+
+    Args:
+      config, task, distribute: See TaskInputs.
+
+    Attributes:
+      sections: The config sections of Model Garden's tasks, by their paths.
+    """
+
+    def __init__(self, config: Any, task: Any, distribute: Callable[[Any], Any]) -> None:
+        super().__init__(config, task, distribute)
+        of_task = task.task_config
+        self.sections = of_task if isinstance(of_task, TaskSections) else TaskSections({"task": of_task})
+
+    def add_evaluated(self, tasks: list[Any]) -> None:
+        """Adds the sections of tasks that are evaluated but not trained."""
+        known = [id(one) for one in self.sections.values()]
+        others = {f"eval_tasks.{n}.task_config": task.task_config for n, task in enumerate(tasks)}
+        more = {path: section for path, section in others.items() if id(section) not in known}
+        self.sections = TaskSections({**self.sections, **more})
+
+    def open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> tf.data.Dataset:
+        """Returns one pass over a worker's validation data, with equally many steps on all workers; see TaskInputs."""
+        return whole_steps(super().open_validation(build_inputs, params, input_context), input_context)
+
+    def opened(self, params: Any, open_data: Callable[..., tf.data.Dataset], build_inputs: Any) -> Any:
+        """Returns the data distributed over the replicas; runs eagerly."""
+        with explain_config_errors(part_of(self.sections, params)):
+            return super().opened(params, open_data, build_inputs)
+
+
+class Trainer(engine.Trainer):
     """Trains and evaluates a Model Garden task, with the arguments and methods of trainer_kit's Trainer.
 
     The argument `config` is a config of either framework. The property `config` has Model Garden's section of the task,
@@ -38,6 +87,14 @@ class Trainer(TrainerNames, engine.Trainer):
 
     best_checkpoint = BestCheckpointExporter  # its files can be read by Model Garden too
     inputs_class = ModelGardenInputs
+
+    # The names of Model Garden's Trainer that its subclasses use in their own steps.
+    _train_loss = property(attrgetter("train_loss"))
+    _train_metrics = property(attrgetter("train_metrics"))
+    _validation_loss = property(attrgetter("validation_loss"))
+    _validation_metrics = property(attrgetter("validation_metrics"))
+    _checkpoint = property(attrgetter("checkpoint"))
+    _runtime_options = property(attrgetter("_run_options"))
 
     def __init__(
         self,
@@ -54,7 +111,7 @@ class Trainer(TrainerNames, engine.Trainer):
         _check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
         self._given_optimizer = optimizer
         build_model(task, model, train, train_dataset if train else validation_dataset)
-        with told("task", task.task_config):
+        with explain_config_errors("task"):
             super().__init__(
                 sections(config, task),
                 task,
@@ -104,7 +161,7 @@ class Trainer(TrainerNames, engine.Trainer):
 
         Runs eagerly, in strategy scope.
         """
-        with told("task.init_checkpoint", self.task.task_config):
+        with explain_config_errors("task.init_checkpoint"):
             super().initialize()
 
     def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
@@ -131,7 +188,7 @@ def _check_sections(config: Any, train_data: bool, validation_data: bool) -> Non
     data = [f"task.{name}" for name, needed in wanted.items() if needed]
     for path in ("trainer", "task", *data):
         try:
-            operator.attrgetter(path)(config)
+            attrgetter(path)(config)
         except AttributeError:
             message = f"The trainer requires the configuration contains an attribute `{path}`."
             raise AttributeError(message) from None
@@ -163,7 +220,7 @@ def create_trainer(
       trainer_cls: A Trainer class of either framework, or a subclass.
     """
     check_values(task, params)
-    with told("task.model", task.task_config):
+    with explain_config_errors("task.model"):
         model = task.build_model()
     optimizer = create_optimizer(task, params)
     arguments = {
@@ -176,3 +233,52 @@ def create_trainer(
     of_the_door = isinstance(trainer_cls, type) and issubclass(trainer_cls, Trainer)
     bound = bindings_of("official.core.base_trainer.Trainer", arguments) if of_the_door else {}
     return trainer_cls(params, task, **arguments, **bound)
+
+
+def create_task(config: Config, logging_dir: str | None = None) -> Any:
+    """Returns the Model Garden task for a task's section that `convert` has created; called in strategy scope.
+
+    `logging_dir` exists during the call, because some tasks write to it when they are created.
+
+    Raises:
+      UsageError, DataError: when the task cannot be created from the section.
+    """
+    section = original(config)
+    with logging_folder(logging_dir), explain_config_errors("task"):
+        return task_factory.get_task(section, logging_dir=logging_dir)
+
+
+@contextlib.contextmanager
+def logging_folder(logging_dir: str | None) -> Iterator[None]:
+    """A context in which a local folder exists; afterwards it is removed if it was created here and is empty."""
+    if not logging_dir or is_remote(logging_dir):
+        yield
+        return
+    path = Path(logging_dir).absolute()
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            for folder in missing:
+                folder.rmdir()
+
+
+def with_numpy(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logs whose NumPy numbers have a method `numpy()`, like the tensors that Model Garden returns."""
+    return {name: with_numpy(one) if isinstance(one, Mapping) else _with_numpy(one) for name, one in logs.items()}
+
+
+def _with_numpy(value: Any) -> Any:
+    kind = _KINDS.get(type(value))
+    return value if kind is None else kind(value)
+
+
+def _kind(number: Any) -> Any:
+    """Returns a subclass of a NumPy scalar type with a method `numpy()`; it is pickled as the NumPy type."""
+    methods = {"numpy": lambda self: number(self), "__reduce__": lambda self: number(self).__reduce__()}
+    return type(number.__name__, (number,), methods)
+
+
+_KINDS = {number: _kind(number) for number in (np.float32, np.float64, np.int32, np.int64)}

@@ -11,30 +11,19 @@ from typing import Any
 from official.core import exp_factory
 from official.modeling.hyperparams import ParamsDict
 
-from trainer_kit.compat.model_garden.config.config_classes import original
-from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.config_classes import original
+from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.experiments import registered_names
-from trainer_kit.config.allowed_values import NO_SUCH_KEY
 from trainer_kit.config.merge import DEFAULT, apply
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources.config_files import read_config_file, read_params_override
 from trainer_kit.config.sources.layer import Layer
-from trainer_kit.errors import ConfigError, UsageError, suggestion
+from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
 # The values that `convert` chooses where a Model Garden config leaves them at the default.
 _CHOSEN = (("runtime", "distribution_strategy"), ("trainer", "best_checkpoint_export_subdir"))
-
-
-class UnknownExperimentError(UsageError, LookupError):
-    """A UsageError that is also a LookupError, which callers of Model Garden expect."""
-
-
-class UnknownKeyError(ConfigError, KeyError):
-    """A ConfigError that is also a KeyError, which callers of Model Garden expect."""
-
-    __str__ = Exception.__str__  # KeyError's would show the text in quotes
 
 
 class ExperimentParser:
@@ -51,7 +40,7 @@ class ExperimentParser:
         """Returns the config: the experiment's defaults, config files in order, flags, overrides; the last one wins.
 
         Raises:
-          ConfigError: for unknown keys (it is then a KeyError too), wrong types and broken rules.
+          ConfigError: for unknown keys, wrong types and broken rules.
         """
         params = self.base_experiment()
         if all(getattr(type(self), name) is getattr(ExperimentParser, name) for name in _STEPS):
@@ -65,8 +54,7 @@ class ExperimentParser:
         """Returns the config that the experiment's factory returns.
 
         Raises:
-          UsageError: when no experiment is named.
-          UnknownExperimentError: (a LookupError) when no experiment has this name.
+          UsageError: when no experiment is named, or none has this name.
         """
         if self._flags_obj.experiment is None:
             raise UsageError("The flag --experiment must be specified. Give the name of a registered experiment")
@@ -74,9 +62,8 @@ class ExperimentParser:
         try:
             return exp_factory.get_exp_config(name)
         except LookupError as error:
-            raise UnknownExperimentError(
-                f"--experiment: no experiment is called {name!r}; {suggestion(name, registered_names())}"
-            ) from error
+            advice = suggestion(name, registered_names())
+            raise UsageError(f"--experiment: no experiment is called {name!r}; {advice}") from error
 
     def parse_config_file(self, params: Any) -> Any:
         """Returns `params` with the values of the config files applied."""
@@ -173,12 +160,7 @@ def _overridden(params: Any, layers: Sequence[Layer]) -> Any:
     """Returns a Model Garden config like `params` with the values of `layers` applied and checked."""
     if not layers:
         return params
-    try:
-        resolved = apply(convert(params), layers)
-    except ConfigError as error:
-        if any(mistake.problem == NO_SUCH_KEY for mistake in error.mistakes):
-            raise UnknownKeyError(error.mistakes) from None
-        raise
+    resolved = apply(convert(params), layers)
     made = original(resolved.config)
     for section, name in _CHOSEN:  # an explicit value counts, even if it equals the one that `convert` chooses
         if not resolved.origins[f"{section}.{name}"].startswith(DEFAULT):

@@ -1,19 +1,78 @@
-"""Adapts the moving average of a Model Garden optimizer to the engine's interface."""
+"""Checks and creates Model Garden's optimizers, their variables, and the moving averages that they keep."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from types import MappingProxyType
+from collections.abc import Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
+from official.core.train_utils import create_optimizer as model_gardens
 from official.modeling.optimization import ExponentialMovingAverage
 from official.modeling.optimization.ema_optimizer import maybe_merge_call
 
+from trainer_kit.compat.model_garden.build_errors import explain_config_errors
+from trainer_kit.compat.model_garden.config_classes import original
+from trainer_kit.compat.model_garden.conversion import broken_rules
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.optimization import AVERAGE, EMAConfig
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.optimizers.moving_average import exchange
+
+
+def check_values(task: Any, params: Any) -> None:
+    """Checks the restrictions, and the number of classes of Model Garden's own tasks, before anything is built.
+
+    With zero classes Keras would build a layer that ends the process in the first step.
+
+    Args:
+      task: A task or a MultiTask of Model Garden.
+      params: The experiment's config, Model Garden's or trainer_kit's.
+
+    Raises:
+      ConfigError: naming every value that is missing or wrong.
+    """
+    mistakes = broken_rules(params)
+    model = getattr(getattr(task, "task_config", None), "model", None)
+    if type(task).__module__.startswith("official.") and getattr(model, "num_classes", None) == 0:
+        mistakes.append(Mistake("task.model.num_classes", "is 0", "give the number of classes"))
+    if mistakes:
+        raise ConfigError(mistakes)
+
+
+def create_optimizer(task: Any, params: Any) -> Any:
+    """Returns the optimizer that `task` creates from `params`, a config of either framework; called in strategy scope.
+
+    Raises:
+      UsageError: when the optimizer cannot be created from the config.
+    """
+    options = params.trainer.optimizer_config
+    if isinstance(params, ExperimentConfig):
+        options = original(options)
+    sections = SimpleNamespace(
+        task=params.task, trainer=SimpleNamespace(optimizer_config=options), runtime=params.runtime
+    )
+    with explain_config_errors("trainer.optimizer_config"):
+        return model_gardens(task, sections)
+
+
+def make_whole(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Creates all variables of a Keras 2 optimizer, which would else come in the first step.
+
+    Runs eagerly, in strategy scope.
+
+    A checkpoint is restored strictly into existing variables, before the first step.
+
+    Args:
+      optimizer: A Keras 2 optimizer, legacy or not, wrapped for loss scaling or not; others are left unchanged.
+      variables: The variables that the optimizer will train.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
+        inner._create_all_weights(variables)
+    elif isinstance(inner, tf_keras.optimizers.Optimizer):
+        inner.build(variables)
 
 
 def averaging(optimizer: Any) -> Any:
@@ -34,26 +93,6 @@ def check_one_average(options: Any) -> None:
             "trainer.optimizer_config.ema: the optimizer of a Model Garden task keeps one average, which evaluations "
             "use; remove more_decays and evaluate"
         )
-
-
-@contextlib.contextmanager
-def averages_in_place(optimizer: ExponentialMovingAverage) -> Iterator[None]:
-    """Exchanges weights and averages of Model Garden's optimizer exactly, and always exchanges them back.
-
-    The optimizer's own `swap_weights` adds and subtracts, which changes last bits and turns infinite values into NaN.
-
-    Raises:
-      UsageError: when the optimizer has no averages yet.
-    """
-    if not optimizer.has_shadow_copy:
-        raise UsageError("the optimizer has no averages yet; call its shadow_copy(model) first")
-    averages, weights = list(optimizer._average_weights), list(optimizer._model_weights)
-    strategy = getattr(averages[0], "distribute_strategy", None) or tf.distribute.get_strategy()
-    exchange(strategy, averages, weights)
-    try:
-        yield
-    finally:
-        exchange(strategy, averages, weights)
 
 
 class _Wrapped(ExponentialMovingAverage):

@@ -16,9 +16,8 @@ import tensorflow as tf
 
 from trainer_kit.checkpoint_names import ITERATOR
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.compat.model_garden.actions.actions import get_eval_actions, get_train_actions
-from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging
-from trainer_kit.compat.model_garden.training.optimizers import make_whole
+from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
+from trainer_kit.compat.model_garden.optimizers import OptimizersAverage, averaging, make_whole
 from trainer_kit.distribution.datasets import has_plain_iterator
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import endless, is_endless

@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.compat.model_garden.config.build_errors import part_of, told
-from trainer_kit.compat.model_garden.config.error_values import one_line
+from trainer_kit.compat.model_garden.build_errors import explain_config_errors, part_of
 from trainer_kit.errors import TrainerKitError, UsageError
+from trainer_kit.process.error_report import reason
 
 
 def build_model(task: Any, model: Any, train: bool, dataset: Any = None, sections: Any = None) -> None:
@@ -49,7 +49,7 @@ def _call(task: Any, model: Any, train: bool, dataset: Any, sections: Any) -> No
     if not isinstance(dataset, tf.data.Dataset):
         data = getattr(task.task_config, part)
         sections = task.task_config if sections is None else sections
-        with told(part_of(sections, data), sections):
+        with explain_config_errors(part_of(sections, data)):
             dataset = task.build_inputs(data)
 
     def call(batch: Any) -> Any:
@@ -61,7 +61,7 @@ def _call(task: Any, model: Any, train: bool, dataset: Any, sections: Any) -> No
     except (TypeError, ValueError, LookupError, AttributeError, tf.errors.OpError) as error:
         raise UsageError(
             f"the model {type(model).__name__} has no variables yet, and {type(task).__name__}.inference_step, which "
-            f"would create them, fails on a batch of task.{part}: {one_line(error)}; build the model in build_model"
+            f"would create them, fails on a batch of task.{part}: {reason(error)[0]}; build the model in build_model"
         ) from error
 
 

@@ -7,7 +7,7 @@ every experiment. Model Garden's tasks never see a mirror: they get a copy of th
 
 from __future__ import annotations
 
-import collections
+import collections.abc
 import contextlib
 import copy
 import dataclasses
@@ -15,54 +15,43 @@ import functools
 import types
 import weakref
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.hyperparams.oneof import OneOfConfig as TheirOneOfConfig
-from pydantic import Field
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from trainer_kit.compat.model_garden.config.annotations import (
-    annotation,
-    beside_section,
-    fits,
-    hints_of,
-    listed_section,
-    optional_section,
-)
 from trainer_kit.config.fields import fields_of
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.section import FieldError
 from trainer_kit.config.sources.layer import join
 from trainer_kit.errors import ConfigError, Mistake
 
+_ARBITRARY = ConfigDict(arbitrary_types_allowed=True)
+_SCALARS = (int, float, bool, str, type(None))
 _WIDER = {  # fields that Model Garden declares more narrowly than its own files use them
     "input_size": list[int | None],
     "include_in_weight_decay": list[str] | str | None,
     "exclude_from_weight_decay": list[str] | str | None,
 }
-_KEPT = 1000  # cached classes, about 30 experiments of different values; a class costs 4 ms and 50 KB
 
 
 class Mirrored:
     """Mixin of the classes that `mirror` creates.
 
     Attributes:
-      made_of: The original object, the base class, the changes and the enclosing classes.
+      made_of: The original object.
       before: The original's values as plain nested dicts.
     """
 
     merges_values = True  # as Model Garden does
-    made_of: ClassVar[tuple[TheirConfig, type[Config], dict[str, Any], tuple[type, ...]]]
+    made_of: ClassVar[TheirConfig]
     before: ClassVar[dict[str, Any]]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        assert isinstance(self, Config)
-        return _unpickled, (*self.made_of, self.as_dict())
 
-
+# A class, which costs 4 ms and 50 KB, goes with its last object.
 _made: weakref.WeakValueDictionary[Any, type[Config]] = weakref.WeakValueDictionary()
-_newest: collections.deque[type[Config]] = collections.deque(maxlen=_KEPT)  # all others go with their last object
 
 
 def mirror(theirs: TheirConfig, base: type[Config] = Config, **changes: Any) -> Any:
@@ -88,15 +77,14 @@ def original(mirrored: Config) -> Any:
       ConfigError: when Model Garden's class refuses a value.
     """
     assert isinstance(mirrored, Mirrored), f"{type(mirrored).__qualname__} was not made by mirror"
-    theirs = copy.deepcopy(mirrored.made_of[0])
+    theirs = copy.deepcopy(mirrored.made_of)
     _unlock(theirs)
     changed = _with_tuples(_changed(mirrored.before, mirrored.as_dict()), theirs)
     try:
         theirs.override(changed, is_strict=False)  # the mirror was strict, and has options that only our engine knows
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = str(error.args[0]) if error.args else type(error).__name__
         problem = f"{type(theirs).__name__} of Model Garden does not take {changed}"
-        raise ConfigError([Mistake("", problem, reason)]) from error
+        raise ConfigError([Mistake("", problem, str(error.args[0]) if error.args else "")]) from error
     return theirs
 
 
@@ -120,9 +108,9 @@ def _mirror(theirs: TheirConfig, base: type[Config], changes: dict[str, Any], ar
     except FieldError as error:
         raise ConfigError(_mistakes(theirs, error)) from None
     if key not in _made:
-        cls.made_of, cls.before = (copy.deepcopy(theirs), base, changes, around), mirrored.as_dict()  # type: ignore[attr-defined]
+        cls.made_of = copy.deepcopy(theirs)  # type: ignore[attr-defined]
+        cls.before = mirrored.as_dict()  # type: ignore[attr-defined]
         _made[key] = cls
-        _newest.append(cls)
     return mirrored
 
 
@@ -209,16 +197,6 @@ def _unlock(theirs: Any) -> None:
         theirs._locked = False
 
 
-def _unpickled(
-    theirs: TheirConfig,
-    base: type[Config],
-    changes: dict[str, Any],
-    around: tuple[type, ...],
-    values: dict[str, Any],
-) -> Any:
-    return _mirror(theirs, base, changes, around).replace(**values)
-
-
 def _key(value: Any) -> Any:
     """Returns a cache key, equal for values that give the same mirror."""
     if isinstance(value, TheirConfig):
@@ -274,3 +252,63 @@ def _with_tuples(changed: dict[str, Any], theirs: Any) -> dict[str, Any]:
 def _mistakes(theirs: TheirConfig, error: FieldError) -> list[Mistake]:
     origin = f"{type(theirs).__module__}.{type(theirs).__name__}"
     return [dataclasses.replace(mistake, origin=origin) for mistake in error.inner]
+
+
+@functools.cache
+def hints_of(section_class: type[TheirConfig]) -> dict[str, Any]:
+    """Returns the annotations of a Model Garden config class by field; cached, because finding them is costly."""
+    return get_type_hints(section_class)
+
+
+def is_optional(hint: Any) -> bool:
+    """Whether `hint` is a union that includes None."""
+    return _is_union(hint) and type(None) in get_args(hint)
+
+
+def optional_section(hint: Any) -> type[TheirConfig] | None:
+    """Returns the class of a section that may be None; None for any other field, and for a class without fields."""
+    arms = [arm for arm in get_args(hint) if arm is not type(None)] if is_optional(hint) else [hint]
+    return arms[0] if len(arms) == 1 and _is_section(arms[0]) and arms[0] is not TheirConfig else None
+
+
+def listed_section(hint: Any) -> type[TheirConfig] | None:
+    """Returns the class of the sections in a list; None if `hint` is not a list of sections."""
+    arms = get_args(hint) if is_optional(hint) else (hint,)
+    items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (list, tuple, collections.abc.Sequence)]
+    return items[0] if len(items) == 1 and _is_section(items[0]) else None
+
+
+def beside_section(hint: Any) -> list[Any]:
+    """Returns the annotations of the alternatives that `hint` allows in place of a section, None included."""
+    return [annotation(arm) for arm in get_args(hint) if not _is_section(arm)] if _is_union(hint) else []
+
+
+def annotation(hint: Any) -> Any:
+    """Returns `hint` without Model Garden's own types: a section becomes a mapping, any other object becomes Any."""
+    origin, args = get_origin(hint), get_args(hint)
+    if _is_union(hint):
+        return Union[tuple(annotation(arg) for arg in args)]  # noqa: UP007
+    if origin is tuple:
+        return types.GenericAlias(tuple, tuple(arg if arg is Ellipsis else annotation(arg) for arg in args))
+    if origin in (list, collections.abc.Sequence):
+        return types.GenericAlias(list, (annotation(args[0]),))
+    if _is_section(hint):
+        return dict[str, Any]
+    return hint if hint in _SCALARS else Any
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether `value` matches a translated annotation."""
+    try:
+        TypeAdapter(hint, config=_ARBITRARY).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def _is_section(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, TheirConfig)

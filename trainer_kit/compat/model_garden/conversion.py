@@ -11,7 +11,7 @@ from typing import Any
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.multitask.configs import MultiTaskConfig
 
-from trainer_kit.compat.model_garden.config.config_classes import Mirrored, mirror, original, told_under
+from trainer_kit.compat.model_garden.config_classes import Mirrored, mirror, original, told_under
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -19,7 +19,7 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
 
 _DOOR = "trainer_kit.compat.model_garden"
-_TASK, _TRAINER = f"{_DOOR}.training.tasks:create_task", f"{_DOOR}.training.trainer:Trainer"
+_TASK, _TRAINER = f"{_DOOR}.trainer:create_task", f"{_DOOR}.trainer:Trainer"
 _TASKS, _TRAINERS = f"{_DOOR}.multitask.train_lib:create_task", f"{_DOOR}.multitask.train_lib:MultiTaskTrainers"
 _SEPARATE = f"{_DOOR}.multitask.train_lib:SeparateTrainers"
 

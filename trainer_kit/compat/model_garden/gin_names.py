@@ -42,18 +42,13 @@ def configurable(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             try:
                 return registered(*args, **{**kwargs, **bound})
             except TrainerKitError as error:
-                raised = _as_raised(error)
+                # gin raises a copy, whose message ends with the name of the function.
+                raised = error.__context__ if isinstance(error.__context__, TrainerKitError) else error
                 raise raised from raised.__cause__
 
         return call
 
     return decorate
-
-
-def _as_raised(error: TrainerKitError) -> BaseException:
-    """Returns the error without the function name that gin adds to its message."""
-    before = error.__context__
-    return before if isinstance(before, TrainerKitError) else error
 
 
 def bindings_of(theirs: str, given: Collection[str]) -> dict[str, Any]:

@@ -1,0 +1,187 @@
+"""Actions after training loops and evaluations, with the names and signatures of official.core.actions."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import orbit
+import tensorflow as tf
+from official.core import actions as model_garden_actions
+from official.core.actions import PruningAction
+
+# Looked up at import: a program may later replace it with that of trainer_kit.
+from official.core.actions import get_eval_actions as model_garden_eval_actions
+
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.compat.model_garden.build_errors import explain_config_errors
+from trainer_kit.compat.model_garden.gin_names import configurable
+from trainer_kit.config.schema.optimization import AVERAGE
+from trainer_kit.errors import DivergedError, UsageError
+from trainer_kit.training.metrics import to_numpy
+from trainer_kit.training.trainer import Trainer
+
+FOLDER = "ema_checkpoints"
+NAME = "average_weights"
+
+
+@configurable("official.core.actions.get_eval_actions")
+def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
+    """Returns the actions that run after each evaluation: if weights are averaged, saving the averages.
+
+    Args:
+      params: The experiment's config, trainer_kit's or Model Garden's.
+      trainer: The trainer, trainer_kit's or Model Garden's.
+      model_dir: The run's folder.
+    """
+    if not hasattr(trainer, "averaged_weights"):
+        return list(model_garden_eval_actions(params, trainer, model_dir))
+    if trainer._average is None:
+        return []
+    # The trainer has to know when averages are in place: a save may come meanwhile.
+    averaged = functools.partial(trainer.averaged_weights, AVERAGE)
+    return [AveragesSaver(model_dir, trainer.checkpoint, averaged, params.trainer.max_to_keep)]
+
+
+@configurable("official.core.actions.get_train_actions")
+def get_train_actions(
+    params: Any, trainer: Any, model_dir: str, checkpoint_manager: tf.train.CheckpointManager
+) -> list[Any]:
+    """Returns the actions that run after each training loop.
+
+    A Trainer of trainer_kit needs only pruning: its run recovers from divergence, and saves when preempted, without
+    actions. Any other trainer also gets the recovery and preemption actions that the config asks for.
+
+    Args:
+      params: The experiment's config, trainer_kit's or Model Garden's.
+      trainer: The trainer, trainer_kit's or Model Garden's.
+      model_dir: The run's folder.
+      checkpoint_manager: The run's checkpoint manager.
+    """
+    actions: list[Any] = []
+    if getattr(params.task, "pruning", None):
+        with explain_config_errors("task.pruning"):  # its package may be missing
+            actions.append(PruningAction(model_dir, trainer.model, trainer.optimizer))
+    if isinstance(trainer, Trainer):
+        return actions
+    options = params.trainer
+    if options.recovery_max_trials >= 0:
+        condition = RecoveryCondition(
+            trainer.global_step, options.loss_upper_bound, options.recovery_begin_steps, options.recovery_max_trials
+        )
+        recovery = RecoveryAction(checkpoint_manager)
+        actions.append(orbit.actions.ConditionalAction(condition, recovery))
+    # A run of trainer_kit saves by itself when it is preempted, and TensorFlow's handler cannot use its manager.
+    saves_itself = isinstance(checkpoint_manager, CheckpointManager)
+    if options.preemption_on_demand_checkpoint and trainer.strategy.cluster_resolver and not saves_itself:
+        actions.append(
+            orbit.actions.SaveCheckpointIfPreempted(
+                trainer.strategy.cluster_resolver, checkpoint_manager, trainer.global_step, keep_running_after_save=True
+            )
+        )
+    return actions
+
+
+class RecoveryCondition(model_garden_actions.RecoveryCondition):
+    """Decides after each training loop whether the loss has diverged; it has Model Garden's arguments.
+
+    A loss that is not finite has diverged at every step. When no trial is left, a DivergedError
+    determines the exit code.
+    """
+
+    def __call__(self, outputs: Mapping[str, Any]) -> bool:
+        """Returns whether the run has to be restored; runs eagerly, on the host.
+
+        Args:
+          outputs: The logs of the loop, with "training_loss".
+
+        Raises:
+          DivergedError: (a RuntimeError) when no recovery is left.
+          UsageError: when the logs have no training loss.
+        """
+        if "training_loss" not in outputs:
+            raise UsageError(
+                f"a training loop returned {', '.join(outputs) or 'no logs'} and no training_loss, "
+                "by which a run recovers from a divergence; return it from train_loop_end, or set "
+                "trainer.recovery_max_trials=-1"
+            )
+        loss = float(np.asarray(to_numpy(outputs["training_loss"])).item())
+        if not math.isfinite(loss):
+            outputs = {"training_loss": math.nan}
+        try:
+            return bool(super().__call__(outputs))
+        except RuntimeError as error:
+            step = int(to_numpy(self.global_step))
+            raise DivergedError(
+                f"{error} training_loss is {loss:g} at step {step}, and "
+                f"recovery_max_trials={self.recovery_max_trials} is used up; lower the learning rate "
+                "or clip gradients"
+            ) from error
+
+
+class RecoveryAction(model_garden_actions.RecoveryAction):
+    """Restores the newest checkpoint; trainer_kit's manager passes over those that are not finite."""
+
+    def __call__(self, _: Any) -> None:
+        """Restores the checkpoint; runs eagerly, in strategy scope.
+
+        Raises:
+          DivergedError: (a RuntimeError) when there is no checkpoint.
+        """
+        self.checkpoint_manager.sync()
+        if not self.checkpoint_manager.checkpoints:
+            raise DivergedError(
+                f"the run has diverged, and {self.checkpoint_manager.directory} has no checkpoint; "
+                "save one before the first step, or save more often, and lower the learning rate or "
+                "clip gradients"
+            )
+        super().__call__(_)
+
+
+class AveragesSaver:
+    """Saves a checkpoint with the averages in place of the model's weights, as Model Garden's EMACheckpointing does.
+
+    The checkpoint is `ema_checkpoints/average_weights-<step>` in `export_dir`. Afterwards the model has its weights
+    back, bit by bit, even when the save fails. Of several workers only the chief leaves files.
+
+    Args:
+      export_dir: The folder that holds `ema_checkpoints`.
+      checkpoint: The model's checkpoint, with the step as `global_step`.
+      averaged: Returns a context manager with the averages in place.
+      max_to_keep: The number of newest checkpoints to keep.
+    """
+
+    def __init__(
+        self,
+        export_dir: str,
+        checkpoint: tf.train.Checkpoint,
+        averaged: Callable[[], AbstractContextManager[Any]],
+        max_to_keep: int = 1,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._averaged = averaged
+        self._max_to_keep = max_to_keep
+        self._folder = os.path.join(os.fspath(export_dir), FOLDER)
+        tf.io.gfile.makedirs(self._folder)
+        self._manager: tf.train.CheckpointManager | None = None
+        self._own_folder: tempfile.TemporaryDirectory[str] | None = None  # of a worker that is not the chief
+
+    def __call__(self, _: Any) -> None:
+        """Saves the averages; runs eagerly, in strategy scope, on every worker."""
+        if self._manager is None:
+            if not tf.distribute.get_strategy().extended.should_checkpoint:
+                self._own_folder = tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
+            self._manager = tf.train.CheckpointManager(
+                self._checkpoint,
+                directory=self._own_folder.name if self._own_folder else self._folder,
+                max_to_keep=self._max_to_keep,
+                checkpoint_name=NAME,
+            )
+        with self._averaged():
+            self._manager.save(checkpoint_number=int(to_numpy(self._checkpoint.global_step)))

@@ -1,0 +1,81 @@
+"""Reports Model Garden's errors with the path of the config section that was in use."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import DataError, TrainerKitError, UsageError, add_note
+from trainer_kit.errors.user_frames import user_frames
+from trainer_kit.process.error_report import reason
+
+_DOWNLOADERS = ("/tensorflow_datasets/", "/tensorflow_hub/")
+_NO_FILES = "does not match any files"  # the words of Model Garden's input reader
+
+
+class TaskSections(dict[str, Any]):
+    """The sections of several Model Garden tasks, by their dotted paths in the experiment's config."""
+
+
+def sections_of(tasks: Iterable[Any], path: str = "task.task_routines") -> TaskSections:
+    """Returns the sections of Model Garden tasks, given in the order of the routines at `path`."""
+    sections = {}
+    for number, task in enumerate(tasks):
+        sections[f"{path}.{number}.task_config"] = task.task_config
+    return TaskSections(sections)
+
+
+@contextlib.contextmanager
+def explain_config_errors(path: str) -> Iterator[None]:
+    """A context in which Model Garden's errors name the section of the config that is in use.
+
+    An error of the user's own code keeps its traceback, and gets a note.
+
+    Args:
+      path: The dotted path of the section: "task", "task.model", "task.train_data", ...
+
+    Raises:
+      DataError: when a file does not exist, or TensorFlow Datasets or TensorFlow Hub cannot provide
+        the data.
+      UsageError: when a package is missing, or Model Garden fails.
+    """
+    try:
+        yield
+    except TrainerKitError:
+        raise
+    except (FileNotFoundError, tf.errors.NotFoundError) as error:
+        raise DataError(f"{path}: {reason(error)[0]}") from error
+    except ImportError as error:
+        raise UsageError(f"{path}: a package is missing: {reason(error)[0]}; install it") from error
+    except Exception as error:
+        frames = user_frames(error)
+        file = frames[-1].file if frames else ""
+        if any(package in file for package in _DOWNLOADERS) or _NO_FILES in str(error):
+            raise DataError(f"{path}: {reason(error)[0]}") from error
+
+        # Without code of the user, an error in Model Garden is nearly always about a value.
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        is_on_purpose = "/official/" in last.filename and (last.line or "").startswith(("raise ", "assert "))
+        if is_on_purpose or "/official/" in file:
+            raise UsageError(f"{path}: Model Garden refuses its values: {reason(error)[0]}") from error
+        add_note(error, f"this happened in the use of the section {path} of the config")
+        raise
+
+
+def part_of(task_config: Any, data: Any) -> str:
+    """Returns the dotted path of a data section inside the task's section; "task" if it is not there.
+
+    Args:
+      task_config: The task's section, or TaskSections.
+      data: The data section.
+    """
+    sections = task_config if isinstance(task_config, TaskSections) else {"task": task_config}
+    for path, section in sections.items():
+        for name, value in getattr(section, "__dict__", {}).items():
+            if value is data and data is not None:
+                return f"{path}.{name}"
+    return "task"
