@@ -18,8 +18,6 @@ from scripts.soak_losses import empty_history, empty_ledger
 from trainer_kit import files
 from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, step_of
 from trainer_kit.checkpoints.commit import problem, read_record
-from trainer_kit.checkpoints.unfinished import mark
-from trainer_kit.process.run_directory import read_run_id
 
 Damage = Callable[[Path, random.Random], str]
 
@@ -145,12 +143,12 @@ def leave_foreign(run: Path, chance: random.Random) -> str:
 
 
 def leave_half(run: Path, chance: random.Random) -> str:
-    """Leaves half of a killed save: a mark, and data without an index."""
-    prefix, run_id = _newest(run), read_run_id(str(run))
-    if prefix is None or not run_id:
+    """Leaves half of a killed removal: a temporary folder, and data without an index."""
+    prefix = _newest(run)
+    if prefix is None:
         return ""
     half = run / f"ckpt-{chance.randrange(10**6, 10**7)}"
-    mark([str(half)], run_id)
+    (run / f".saving-{half.name}").mkdir()
     shutil.copy(f"{prefix}{FOREIGN_FILES[1]}", f"{half}{FOREIGN_FILES[1]}")
     return f"{half.name}: data without an index"
 

@@ -12,7 +12,7 @@ from trainer_kit.errors import UsageError
 RECORD = ".commit.json"
 POINTER = "checkpoint"  # TensorFlow's file, which names the checkpoint of a folder that `latest_checkpoint` returns
 ITERATOR = ".iterator"  # in the names of files with the state of a tf.data iterator; -<n> if there are several
-UNFINISHED = re.compile(r"ckpt-\d+(\.iterator(-\d+)?)?_temp")  # the folder in which TensorFlow makes the files
+UNFINISHED = re.compile(r"(ckpt-\d+)(\.iterator(-\d+)?)?_temp")  # the folder in which TensorFlow makes the files
 _FILE = re.compile(r"(ckpt-\d+)\.(?:iterator(?:-\d+)?\.)?(?:index|data-\d{5}-of-\d{5})|(ckpt-\d+)\.commit\.json")
 
 

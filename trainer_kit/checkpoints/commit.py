@@ -1,52 +1,130 @@
-"""Commit records: sizes and checksums of a checkpoint's files, written when the files are complete and on the disk.
+"""The protocol of a save: write to a temporary folder, record, rename. And what is wrong with a checkpoint.
 
-`ckpt-<step>.commit.json` holds the size and the CRC-32 of every file of the checkpoint. TensorFlow renames finished
-files into place but never forces them to the disk, so `commit` does that first. A checkpoint without a record, such as
-TF Model Garden's or one whose process died before the record, is read completely, with TensorFlow's own checksums,
-before it is trusted. The record also holds the `run_id` of the run's manifest.json and, for a checkpoint that the run
-has saved, the time of the save, which a copy of the folder keeps; records of earlier versions do not.
+A save writes its files to the folder `.saving-ckpt-<step>`. When they are complete, `finish_save` forces them to the
+disk, writes the commit record `ckpt-<step>.commit.json` beside them and moves all files into place, the record last.
+After a kill, `finish_interrupted` continues: a temporary folder with a record is moved into place, any other is
+removed. So a checkpoint is either complete or not there, and one that is saved again stays complete.
+
+The record holds the size and the CRC-32 of every file, the `run_id` of the run's manifest.json, and the time of the
+save, which a copy of the folder keeps. A checkpoint without a record, such as TF Model Garden's, is read completely,
+with TensorFlow's own checksums, before it is trusted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import zlib
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import ITERATOR, RECORD, own_files
+from trainer_kit.checkpoint_names import ITERATOR, RECORD, UNFINISHED, own_files
 
+_SAVING = ".saving-"
+_OLD_MARK = re.compile(r"\.saving-(ckpt-\d+)(\.\w+)?")  # an empty file of earlier versions
 _CHUNK = 1 << 22  # bytes
 
 
-def commit(prefix: str, point: str = "checkpoint.record", **others: Any) -> None:
-    """Forces the files of a finished checkpoint to the disk, then writes its record; runs in any thread.
+def begin_save(prefix: str) -> str:
+    """Returns the temporary prefix to which the files of the checkpoint `prefix` have to be written.
+
+    Raises:
+      OSError: when the temporary folder cannot be created.
+    """
+    folder = _temporary_folder(prefix)
+    files.reach("checkpoint.begin", prefix)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    return os.path.join(folder, os.path.basename(prefix))
+
+
+def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
+    """Forces the written files to the disk, records them and moves them into place; runs in any thread.
 
     Args:
-      prefix: The checkpoint's prefix.
+      prefix: The checkpoint's prefix, for which `begin_save` was called.
       point: The name under which fault injection knows the record.
-      **others: Further entries of the record.
+      **entries: Further entries of the record.
+
+    Raises:
+      StorageError: when the record cannot be written.
+      OSError: when a file cannot be read back or moved.
+    """
+    folder = _temporary_folder(prefix)
+    commit(os.path.join(folder, os.path.basename(prefix)), point=f"{point}.record", **entries)
+    _move_into_place(prefix)
+
+
+def cancel_save(prefix: str) -> bool:
+    """Removes the files of a save that is not finished, and returns whether there was one.
+
+    Those of an earlier checkpoint of this step stay.
+    """
+    folder = _temporary_folder(prefix)
+    has_begun = os.path.isdir(folder)
+    was_moving = read_record(os.path.join(folder, os.path.basename(prefix))) is not None
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in own_files(prefix) if was_moving and read_record(prefix) is None else ():
+        os.remove(path)
+    return has_begun
+
+
+def commit(prefix: str, point: str = "checkpoint.record", **entries: Any) -> None:
+    """Forces the files at `prefix` to the disk, then writes their record.
 
     Raises:
       StorageError: when the record cannot be written.
       OSError: when a file cannot be read back.
     """
-    record = {}
+    recorded = {}
     for path in own_files(prefix):
         if not path.endswith(RECORD):
-            record[os.path.basename(path)] = {"bytes": os.path.getsize(path), "crc32": _checksum(path, flush=True)}
+            recorded[os.path.basename(path)] = {"bytes": os.path.getsize(path), "crc32": _checksum(path, flush=True)}
     files.flush_folder(os.path.dirname(prefix))
-    files.write_json(prefix + RECORD, {"files": record, **others}, point=point)
+    files.write_json(prefix + RECORD, {"files": recorded, **entries}, point=point)
+
+
+def finish_interrupted(directory: str) -> None:
+    """Finishes or undoes the saves and removals that a dead process has begun in a folder.
+
+    Only the process that holds the folder's lock may call this.
+    """
+    for name in sorted(os.listdir(directory)):
+        path = os.path.join(directory, name)
+        checkpoint = name.removeprefix(_SAVING)
+        prefix = os.path.join(directory, checkpoint)
+        if name != checkpoint and os.path.isdir(path):
+            if read_record(os.path.join(path, checkpoint)) is not None:
+                _move_into_place(prefix)
+            elif read_record(prefix) is None:
+                remove_checkpoint(prefix)
+            else:
+                shutil.rmtree(path)
+        elif match := _OLD_MARK.fullmatch(name) or UNFINISHED.fullmatch(name):
+            _undo_save_in_place(directory, match[1])
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+
+
+def remove_checkpoint(prefix: str) -> None:
+    """Removes the files of a checkpoint, its record first. An empty temporary folder marks the removal as begun.
+
+    Raises:
+      OSError: when a file cannot be removed.
+    """
+    begin_save(prefix)
+    for path in sorted(own_files(prefix), key=lambda path: (not path.endswith(RECORD), ".data-" in path)):
+        files.reach("checkpoint.remove", path)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+    cancel_save(prefix)
 
 
 def read_record(prefix: str) -> dict[str, Any] | None:
     """Returns the record of the checkpoint at `prefix`; None if there is none or it is damaged."""
-    try:
-        record = files.read_json(prefix + RECORD)
-        return record if record and isinstance(record["files"], dict) else None
-    except KeyError:
-        return None
+    record = files.read_json(prefix + RECORD)
+    return record if record and isinstance(record.get("files"), dict) else None
 
 
 def is_own(prefix: str, run_id: str) -> bool:
@@ -65,6 +143,16 @@ def is_foreign(prefix: str, run_id: str) -> bool:
     return read_record(prefix) is not None and not is_own(prefix, run_id)
 
 
+def foreign_problem(prefix: str, run_id: str) -> str:
+    """Returns why this run does not use the checkpoint at `prefix`, if another run saved it; else ""."""
+    if not is_foreign(prefix, run_id):
+        return ""
+    return (
+        f"another run saved {prefix}: the run_id in its record differs from that in manifest.json; move this "
+        "checkpoint away, or copy it to a folder of its own and resume from it there"
+    )
+
+
 def problem(prefix: str, read: bool = True) -> str:
     """Returns what is wrong with the checkpoint at `prefix`; "" if it is whole.
 
@@ -76,21 +164,56 @@ def problem(prefix: str, read: bool = True) -> str:
         return f"{os.path.basename(prefix)}.index is missing"
     record = read_record(prefix)
     try:
-        wanted = record["files"] if record else {}
-        if not wanted:  # a record that is damaged itself says nothing about the checkpoint
+        recorded = record["files"] if record else {}
+        if not recorded:  # a record that is damaged itself says nothing about the checkpoint
             return _unreadable(prefix) if read else ""
-        return next(filter(None, (_difference(prefix, name, wanted[name], read) for name in sorted(wanted))), "")
+        return next(filter(None, (_difference(prefix, name, recorded[name], read) for name in sorted(recorded))), "")
     except (OSError, ValueError, TypeError, KeyError):
         return _unreadable(prefix) if read else ""
 
 
-def _difference(prefix: str, name: str, wanted: dict[str, Any], read: bool) -> str:
+def _temporary_folder(prefix: str) -> str:
+    directory, name = os.path.split(prefix)
+    return os.path.join(directory, f"{_SAVING}{name}")
+
+
+def _move_into_place(prefix: str) -> None:
+    """Moves a recorded save into place; after a kill at any moment, the next call moves the rest."""
+    directory, checkpoint = os.path.split(prefix)
+    folder = _temporary_folder(prefix)
+    recorded = (read_record(os.path.join(folder, checkpoint)) or {"files": {}})["files"]
+
+    for path in own_files(prefix):  # of an earlier save of this step
+        if path.endswith(RECORD) or os.path.basename(path) not in recorded:
+            os.remove(path)
+
+    names = [name for name in os.listdir(folder) if name in recorded]
+    for name in sorted(names, key=lambda name: (name == f"{checkpoint}.index", name)):
+        files.reach("checkpoint.move", os.path.join(directory, name))
+        os.replace(os.path.join(folder, name), os.path.join(directory, name))
+    files.flush_folder(directory)
+
+    files.reach("checkpoint.move", prefix + RECORD)
+    os.replace(os.path.join(folder, checkpoint + RECORD), prefix + RECORD)
+    files.flush_folder(directory)
+    shutil.rmtree(folder)
+
+
+def _undo_save_in_place(directory: str, checkpoint: str) -> None:
+    """Removes what a save of an earlier version, or of TensorFlow's manager, has left; complete checkpoints stay."""
+    prefix = os.path.join(directory, checkpoint)
+    if read_record(prefix) is None and problem(prefix):
+        for path in own_files(prefix):
+            os.remove(path)
+
+
+def _difference(prefix: str, name: str, recorded: dict[str, Any], read: bool) -> str:
     path = os.path.join(os.path.dirname(prefix), name)
     if not os.path.exists(path):
         return f"{name} is missing"
-    if (size := os.path.getsize(path)) != wanted["bytes"]:
-        return f"{name} has {size} bytes instead of {wanted['bytes']}"
-    return "" if not read or _checksum(path) == wanted["crc32"] else f"{name} has a wrong checksum"
+    if (size := os.path.getsize(path)) != recorded["bytes"]:
+        return f"{name} has {size} bytes instead of {recorded['bytes']}"
+    return "" if not read or _checksum(path) == recorded["crc32"] else f"{name} has a wrong checksum"
 
 
 def _unreadable(prefix: str) -> str:

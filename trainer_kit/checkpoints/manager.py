@@ -1,4 +1,4 @@
-"""Manages the run's checkpoints: saves them in the background with records, rotates them, restores the newest sound."""
+"""Manages the run's checkpoints: saves them in the background with records, rotates them, restores the newest whole."""
 
 from __future__ import annotations
 
@@ -8,83 +8,100 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, step_of
-from trainer_kit.checkpoints.commit import commit, is_own
-from trainer_kit.checkpoints.pointer_file import PointerFile
+from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, own_files, step_of
+from trainer_kit.checkpoints.commit import (
+    begin_save,
+    cancel_save,
+    finish_save,
+    foreign_problem,
+    is_own,
+    read_record,
+    remove_checkpoint,
+)
+from trainer_kit.checkpoints.pointer_file import write_pointer
+from trainer_kit.checkpoints.retention import Retention
 from trainer_kit.checkpoints.startup_scan import (
+    ARCHIVED,
     DIVERGED,
     archive_later,
     check_from_step,
     done_going_back,
     going_back,
-    make_room,
     newest_whole,
     not_written,
-    remove_checkpoint,
     remove_debris,
-    remove_unfinished,
     set_aside,
 )
 from trainer_kit.checkpoints.state.strict_restore import restore
-from trainer_kit.checkpoints.unfinished import mark, unmark
-from trainer_kit.checkpoints.write_before_save import WrittenAfter
-from trainer_kit.config.schema.durations import exact_steps
+from trainer_kit.config.schema.durations import RoundedSteps, exact_steps, seconds_of
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.distribution.collectives import broadcast_from_chief, is_chief, worker_index
 from trainer_kit.distribution.tensorflow_internals import end_saver
-from trainer_kit.errors import DivergedError, StorageError, UsageError
+from trainer_kit.errors import DivergedError, StorageError
+from trainer_kit.process.run_directory import RunDirectory
 
 _LOG = logging.getLogger(__name__)
+
+
+class SavedTrainer(Protocol):
+    """What a manager needs of a trainer; see BaseTrainer."""
+
+    checkpoint: tf.train.Checkpoint
+    global_step: tf.Variable
+    strategy: tf.distribute.Strategy
+    trains: bool
+    state: Any
+
+    def initialize(self) -> None:
+        """Called when there is no checkpoint to restore."""
+
+    def before_save(self, prefix: str) -> None:
+        """Called before each save of a training run, with the temporary prefix of its files."""
+
+    def after_restore(self, path: str) -> None:
+        """Called after each restore, with the prefix of the checkpoint."""
+
+
+class Reports(Protocol):
+    """The reports of a run, which must not be older than its checkpoints."""
+
+    def settle(self, step: int) -> dict[str, Any]:
+        """Writes all reports to the disk; returns how far they reach at `step`, for the checkpoint's record."""
 
 
 class CheckpointManager(tf.train.CheckpointManager):
     """Saves in the background with commit records, rotates, and restores strictly.
 
-    It implements everything with `tf.train.Checkpoint.write` and a pointer file in TensorFlow's format. It derives from
-    tf.train.CheckpointManager only because Orbit's Controller asserts that type: it overrides every public name, and
-    the state of TensorFlow's class does not exist.
+    It implements everything with `tf.train.Checkpoint.write`. It derives from tf.train.CheckpointManager only because
+    Orbit's Controller asserts that type: it overrides every public name, and the state of TensorFlow's class does not
+    exist.
 
     A save blocks only while the variables are copied; at most one save is in flight, and the next one waits for it.
     Rotation counts and removes only checkpoints with a record of this run; a file `ckpt-<step>.pin` protects one.
 
+    Workers that are not the chief save too, since reading a variable can involve all workers, but to
+    `workers/<worker>/checkpoints`, where each save replaces the last one. The folder is removed at the end.
+
     Args:
-      checkpoint: The checkpoint that `training_checkpoint` returns.
-      directory: The folder of the `ckpt-<step>` files; workers that are not the chief only read from it.
-      max_to_keep: The number of newest checkpoints to keep.
-      step_counter: The global step.
-      checkpoint_interval: The number of steps between saves; None: a time decides.
-      seconds: The seconds between saves, if a time decides.
-      init_fn: A function that is called when there is no checkpoint to restore.
+      trainer: The trainer whose state the checkpoints contain. One that trains restores at the start, and a restore
+        must use all that a checkpoint contains. Both do not apply to evaluation.
+      run: The run's directory, which contains the `ckpt-<step>` files and a manifest that identifies the run.
+      options: How many checkpoints to keep, and how often to save.
+      reports: The reports to write to the disk before a checkpoint is in place.
+      retention: Protects older checkpoints from rotation; None: only pins do.
       asynchronous: Whether saves run in the background.
-      for_training: Whether the run trains: it then restores at the start, and a restore must use all that a checkpoint
-        holds. Both do not apply to evaluation.
-      keeps: False on workers that are not the chief. Reading a variable can involve all workers, so they save too, but
-        to `workers/<worker>/checkpoints`, where each save replaces the last one. The folder is removed at the end.
-      worker: The index of this worker.
-      check_folder: Called before each save; raises StorageError when the folder is no longer that
-        of the run.
-      before_save: Called with the prefix before each save, on the caller's thread.
-      after_restore: Called with the prefix after each restore.
-      before_files: Called in the save's thread before the variables are written. A run can resume from a checkpoint as
-        soon as all its files exist, so it writes to disk whatever must not be older than the checkpoint.
-      recorded: Returns how far history and ledger reach at a step, for the checkpoint's record; called after
-        `before_files`.
-      sound: Returns whether the restored values are finite; a checkpoint that is not is moved to `diverged/`.
-      agree: Returns the chief's number on every worker.
-      spared: Takes the steps of checkpoints that rotation is about to remove and returns those that must stay.
       partial: Whether to restore what fits and list what does not.
-      loose: The sections that are restored as far as both the checkpoint and the run have them.
-      run_id: Returns the identity of the run for the records; "" while the run has none.
       from_step: The step of the checkpoint to resume from instead of the newest; 0 starts again. Later checkpoints stay
         in place until `archive_later`, since the named checkpoint may not fit.
 
     Raises:
-      UsageError: when max_to_keep is below 1, or there is no checkpoint of the step to go back to.
+      UsageError: when there is no checkpoint of the step to go back to.
+      StorageError: when no checkpoint is whole, or another run saved the newest.
 
     Attributes:
       saved_step: The step of the last saved or restored checkpoint; -1 before the first.
@@ -94,53 +111,44 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     saved_step: int = -1
     saved_path: str | None = None
-    goes_back_to: int | None
-    _saving = ""  # the prefix of the save in flight, and what its record will hold
-    _noted: Mapping[str, Any] = MappingProxyType({})
+    goes_back_to: int | None = None
 
     def __init__(
         self,
-        checkpoint: tf.train.Checkpoint,
-        directory: str,
+        trainer: SavedTrainer,
+        run: RunDirectory,
+        options: TrainerConfig,
         *,
-        max_to_keep: int,
-        step_counter: tf.Variable,
-        checkpoint_interval: int | None,
-        seconds: float = 0.0,
-        init_fn: Callable[[], Any] | None = None,
+        reports: Reports | None = None,
+        retention: Retention | None = None,
         asynchronous: bool = True,
-        for_training: bool = True,
-        keeps: bool = True,
-        worker: int = 0,
-        check_folder: Callable[[], None] = lambda: None,
-        before_save: Callable[[str], None] = lambda _: None,
-        after_restore: Callable[[str], None] = lambda _: None,
-        before_files: Callable[[], None] = lambda: None,
-        recorded: Callable[[int], dict[str, Any]] = lambda _: {},
-        sound: Callable[[], bool] = lambda: True,
-        agree: Callable[[int], int] = lambda number: number,
-        spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
         partial: bool = False,
-        loose: Collection[str] = (),
-        run_id: Callable[[], str] = str,
         from_step: int | None = None,
     ) -> None:
-        self.source = directory
-        self._folder = directory if keeps else os.path.join(directory, "workers", str(worker), "checkpoints")
-        self._keeps, self._for_training, self._partial, self._loose = keeps, for_training, partial, loose
-        self._keep_newest = _at_least_one(max_to_keep) if keeps else 1
-        self._in_flight, self._asynchronous = "", asynchronous
-        self._check_folder = check_folder
-        self._before_save, self._before_files, self._recorded = before_save, before_files, recorded
-        self._sound, self._agree, self._spared, self._run_id = sound, agree, spared, run_id
-        self._after_restore, self.goes_back_to, self._begun, self._begun_at = after_restore, None, False, -1
-        self._start = self._first(from_step) if for_training else None
-        self._tracked, self._steps, self._initialize = checkpoint, step_counter, init_fn
-        self._interval, self._seconds, self._saved_at = checkpoint_interval, seconds, time.monotonic()
+        self.source = run.path
+        self._trainer = trainer
+        self._interval = _steps_between(options, trainer.trains)
+        self._seconds = seconds_of(options.checkpoint_interval)
+        self._checks_values = options.recovery_max_trials >= 0
+        self._run = run
+        self._asynchronous = asynchronous
+        self._partial = partial
+        trainer.state.step_state.allow_partial = partial
+
+        self._is_chief = is_chief(trainer.strategy)
+        self._reports = reports if self._is_chief else None
+        self._retention = retention if self._is_chief else None
+        self._newest_to_keep = options.max_to_keep if self._is_chief else 1
+        own_folder = os.path.join(run.path, "workers", str(worker_index(trainer.strategy)), "checkpoints")
+        self._folder = run.path if self._is_chief else own_folder
+
+        self._saved_at = time.monotonic()
+        self._in_flight = ""  # the prefix of the save that has begun and not ended
+        self._has_restored = False
+        self._restored_step = -1
+        self._start = self._first(from_step) if trainer.trains else None
         self._remove_own_folder()
-        self._pointer = PointerFile(self._folder)
-        self._follow_folder()
-        if self._start and keeps and self.goes_back_to is None:
+        if self._start and self._is_chief and self.goes_back_to is None:
             self._rotate()  # a process that died may have left one too many
 
     @property
@@ -151,26 +159,33 @@ class CheckpointManager(tf.train.CheckpointManager):
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
         """The checkpoint object that is saved and restored."""
-        return self._tracked
+        return self._trainer.checkpoint
 
     @property
     def checkpoint_interval(self) -> int | None:
         """Steps between saves; None: a time decides."""
         return self._interval
 
-    def time_is_over(self) -> bool:
-        """Whether the time between saves is over since the last save or restore, by the chief's clock."""
-        return bool(self._agree(int(time.monotonic() - self._saved_at >= self._seconds)))
-
     @property
     def latest_checkpoint(self) -> str | None:
         """The prefix of the newest checkpoint that is complete."""
-        return self._pointer.newest
+        return next(reversed(complete_checkpoints(self._folder).values()), None)
 
     @property
     def checkpoints(self) -> list[str]:
-        """The prefixes of the checkpoints in the pointer file, the oldest first."""
-        return self._pointer.listed
+        """The prefixes of the complete checkpoints, the oldest first; empty where another process removes them."""
+        return list(complete_checkpoints(self._folder).values()) if self._trainer.trains else []
+
+    @property
+    def is_new_run(self) -> bool:
+        """Whether there was no checkpoint to resume from."""
+        return self._start is None
+
+    def time_is_over(self) -> bool:
+        """Whether the time between saves is over since the last save or restore, by the chief's clock."""
+        return bool(self._broadcast(int(time.monotonic() - self._saved_at >= self._seconds)))
+
+    # ---- saving
 
     def save(
         self,
@@ -184,26 +199,28 @@ class CheckpointManager(tf.train.CheckpointManager):
           StorageError: when this save, or the previous background save, cannot be written, or the
             folder is no longer that of the run.
         """
-        step, last = self._step, self.saved_step
+        step = self._step
+        last = self.saved_step
         if last >= 0 and (step == last or (check_interval and self._is_early(step))):
             return None
         self.sync()  # waits for the previous save, so that its failure is reported under its own name
-        self._check_folder()
+        self._run.check_run_id()
+
         prefix = os.path.join(self._folder, f"ckpt-{step if checkpoint_number is None else int(checkpoint_number)}")
+        self._make_room(prefix)
         try:
-            os.makedirs(self._folder, exist_ok=True)
-            if self._keeps:
-                make_room(prefix, self._run_id())
-                mark([prefix], self._run_id())
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(prefix + RECORD)  # of a checkpoint that is written over
-            self._before_save(prefix)
+            temporary = begin_save(prefix)
+            if self._trainer.trains:
+                self._trainer.before_save(temporary)
             files.reach("checkpoint.save", prefix)
-            self._saving = prefix
-            self.saved_step, self.saved_path, self._saved_at = step, prefix, time.monotonic()
+            self.saved_step = step
+            self.saved_path = prefix
+            self._saved_at = time.monotonic()
             self.checkpoint.save_counter.assign_add(1)
-            self._in_flight = prefix  # until `_point_to` has ended
-            self.checkpoint.write(prefix, self._options(options))
+            self._in_flight = prefix  # until `_commit` has ended
+            options = copy.copy(options) if options else tf.train.CheckpointOptions(enable_async=self._asynchronous)
+            options.experimental_write_callbacks = [*(options.experimental_write_callbacks or []), self._commit]
+            self.checkpoint.write(temporary, options)
         except (tf.errors.OpError, OSError, StorageError) as error:
             raise self._failed(prefix, error) from error
         except BaseException:
@@ -216,21 +233,6 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Makes the next `save` write the checkpoint of this step again, though there is one already."""
         self.saved_step = -1
 
-    def _is_early(self, step: int) -> bool:
-        if self._interval is None:
-            return not self.time_is_over()
-        return step < self.saved_step + exact_steps(self._interval)
-
-    def _options(self, given: tf.train.CheckpointOptions | None) -> tf.train.CheckpointOptions:
-        """Returns the save options with our callbacks before and after the files are written."""
-        options = copy.copy(given) if given else tf.train.CheckpointOptions(enable_async=self._asynchronous)
-        callbacks = [self._commit] if self._keeps else options.experimental_write_callbacks or []
-        options.experimental_write_callbacks = [*callbacks, self._point_to]
-        if self._keeps:
-            shards = options.experimental_sharding_callback
-            options.experimental_sharding_callback = WrittenAfter(self._write_first, shards)
-        return options
-
     def sync(self) -> None:
         """Waits for the save in flight.
 
@@ -238,9 +240,64 @@ class CheckpointManager(tf.train.CheckpointManager):
           StorageError: when it failed. TensorFlow itself would report that at the next save, or never.
         """
         self.checkpoint.sync()
-        if asked := self._in_flight:
+        if self._in_flight:
             error = end_saver(self.checkpoint)
-            raise self._failed(asked, error) from error
+            raise self._failed(self._in_flight, error) from error
+
+    def _is_early(self, step: int) -> bool:
+        if self._interval is None:
+            return not self.time_is_over()
+        return step < self.saved_step + exact_steps(self._interval)
+
+    def _make_room(self, prefix: str) -> None:
+        """Refuses to replace a checkpoint of another run; one without a record, of another program, is moved away."""
+        if foreign := foreign_problem(prefix, self._run.run_id):
+            raise StorageError(foreign)
+        if own_files(prefix) and read_record(prefix) is None:
+            folder = set_aside(prefix, ARCHIVED)
+            _LOG.warning("%s already existed, but this run did not save it; it was moved to %s", prefix, folder)
+
+    def _commit(self, _: str) -> None:
+        """Records the written checkpoint, moves it into place and rotates older ones; runs in the save's thread.
+
+        A run can resume from the checkpoint once it is in place, so the reports are on the disk before.
+        """
+        prefix = self._in_flight
+        files.reach("checkpoint.written", prefix)
+        entries: dict[str, Any] = {"time": round(time.time())}
+        if run_id := self._run.run_id:
+            entries["run_id"] = run_id
+        if self._reports is not None and (extent := self._reports.settle(step_of(prefix))):
+            entries["recorded"] = extent
+        finish_save(prefix, **entries)
+        files.reach("checkpoint.pointer", prefix)
+        self._rotate()
+        self._in_flight = ""
+
+    def _rotate(self) -> None:
+        """Removes all but the newest, pinned and protected checkpoints; runs in the save's thread.
+
+        A checkpoint leaves the pointer file before any of its files is removed.
+        """
+        prefixes = list(complete_checkpoints(self._folder).values())
+        run_id = self._run.run_id
+        own = [prefix for prefix in prefixes if is_own(prefix, run_id)]
+        old = [prefix for prefix in own[: -self._newest_to_keep] if not os.path.exists(f"{prefix}.pin")]
+        if self._retention is not None:
+            protected = self._retention.protected_steps([step_of(prefix) for prefix in old])
+            old = [prefix for prefix in old if step_of(prefix) not in protected]
+        write_pointer(self._folder, [prefix for prefix in prefixes if prefix not in old])
+        for prefix in old:
+            remove_checkpoint(prefix)
+
+    def _failed(self, prefix: str, error: Exception | None) -> StorageError:
+        """Removes the files of a failed save and returns the error to raise."""
+        self._in_flight = ""
+        self.saved_step = -1  # else the same step would not be tried again
+        what = "was not written"
+        if not cancel_save(prefix) and os.path.exists(prefix + RECORD):
+            what = "was written, but its pointer file was not, or an older checkpoint was not removed"
+        return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -259,42 +316,40 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def _remove_own_folder(self) -> None:
         """Removes what a worker that is not the chief has saved, also before a kill; nobody reads it."""
-        if not self._keeps:
+        if not self._is_chief:
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.dirname(self._folder))
 
-    @property
-    def is_new_run(self) -> bool:
-        """Whether there was no checkpoint to resume from."""
-        return self._start is None
+    # ---- restoring
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the newest sound checkpoint and returns its prefix, or calls init_fn; does nothing for evaluation.
+        """Restores the newest checkpoint with finite values and returns its prefix, or calls init_fn.
 
-        A second call before the run has taken a step returns the same prefix. After a step it restores the newest
-        checkpoint, as TensorFlow's manager does.
+        It does nothing for evaluation. A second call before the run has taken a step returns the same prefix. After a
+        step it restores the newest checkpoint, as TensorFlow's manager does.
 
         Raises:
           UsageError: when the checkpoint does not fit the model.
           StorageError: when no checkpoint is whole.
-          DivergedError: when no checkpoint is sound.
+          DivergedError: when no checkpoint has finite values.
         """
-        if self._begun and (not self._for_training or self._step == self._begun_at):
+        if self._has_restored and (not self._trainer.trains or self._step == self._restored_step):
             return self._start
-        path, self._start = self.newest() if self._begun else self._start, None
-        self._begun = True
+        path = self.newest() if self._has_restored else self._start
+        self._start = None
+        self._has_restored = True
         try:
-            return self._restore_sound(path)
+            self._start = self._restore_finite(path)
         finally:
-            self._begun_at = self._step
+            self._restored_step = self._step
+        return self._start
 
-    def _restore_sound(self, path: str | None) -> str | None:
-        """Restores the checkpoint at `path`, or the newest sound one before it, or calls init_fn."""
+    def _restore_finite(self, path: str | None) -> str | None:
+        """Restores the checkpoint at `path`, or the newest one before it whose values are finite, or calls init_fn."""
         while path is not None:
             self.restore(path)
-            if self._sound():
-                self._start = path
+            if not self._checks_values or self._trainer.state.is_sound():
                 return path
             _LOG.warning("%s holds weights that are not finite; it is moved to %s/ and not used", path, DIVERGED)
             path = self.discard(path)
@@ -303,23 +358,29 @@ class CheckpointManager(tf.train.CheckpointManager):
                     f"every checkpoint in {self.source} holds weights that are not finite; they were moved to "
                     f"{DIVERGED}/: start again with --from_step=0, and a lower learning rate or gradient clipping"
                 )
-        if self._for_training and self._initialize is not None:
-            self._initialize()
+        if self._trainer.trains:
+            self._trainer.initialize()
         return None
 
     def restore(self, path: str) -> None:
         """Restores one checkpoint; the next save is due one interval later."""
-        restore(self.checkpoint, path, whole=self._for_training, partial=self._partial, loose=self._loose)
-        self.saved_step, self.saved_path, self._saved_at = self._step, path, time.monotonic()
-        self._after_restore(path)
+        loose = self._trainer.state.loose
+        restore(self.checkpoint, path, whole=self._trainer.trains, partial=self._partial, loose=loose)
+        self.saved_step = self._step
+        self.saved_path = path
+        self._saved_at = time.monotonic()
+        self._trainer.after_restore(path)
 
     def discard(self, path: str) -> str | None:
         """Moves the checkpoint at `path` to `diverged/`; returns the newest remaining one on every worker."""
-        if self._keeps:
+        if self._is_chief:
             set_aside(path, DIVERGED)
-        newest = self._newest()
-        self._follow_folder()
-        return newest
+        return self._newest()
+
+    def newest(self) -> str | None:
+        """Waits for the save in flight and returns the prefix of the newest whole checkpoint, on every worker."""
+        self.sync()
+        return self._newest()
 
     def archive_later(self) -> None:
         """Moves checkpoints after the step that the run goes back to, if it goes back, to `archived/`.
@@ -327,99 +388,55 @@ class CheckpointManager(tf.train.CheckpointManager):
         Raises:
           StorageError: when they cannot be moved.
         """
-        if self.goes_back_to is None:
+        if self.goes_back_to is None or not self._is_chief:
             return
-        moved = archive_later(self.source, self.goes_back_to) if self._keeps else []
+        moved = archive_later(self.source, self.goes_back_to)
         if moved:
             _LOG.warning("the run goes back to step %d; later ones were moved: %s", self.goes_back_to, ", ".join(moved))
-        self._follow_folder()
 
     def done_going_back(self) -> None:
         """Records that the rewind is complete."""
-        if self._keeps and self.goes_back_to is not None:
+        if self._is_chief and self.goes_back_to is not None:
             done_going_back(self.source)
         self.goes_back_to = None
 
-    def newest(self) -> str | None:
-        """Waits for the save in flight and returns the prefix of the newest whole checkpoint, on every worker."""
-        self.sync()
-        return self._newest()
-
     @property
     def _step(self) -> int:
-        return int(self._steps.numpy())
+        return int(self._trainer.global_step.numpy())
+
+    def _broadcast(self, number: int) -> int:
+        return broadcast_from_chief(self._trainer.strategy, number)
 
     def _first(self, from_step: int | None) -> str | None:
         """Returns the prefix of the checkpoint that the run resumes from, on every worker."""
-        if self._keeps:
-            remove_debris(self.source, self._run_id())
+        if self._is_chief:
+            remove_debris(self.source)
             from_step = going_back(self.source) if from_step is None else from_step
             if from_step is not None:
-                check_from_step(self.source, from_step, self._run_id())
-        step = self._agree(-1 if from_step is None else from_step)
+                check_from_step(self.source, from_step, self._run.run_id)
+        step = self._broadcast(-1 if from_step is None else from_step)
         if step < 0:
             return self._newest()
         self.goes_back_to = step
         return os.path.join(self.source, f"ckpt-{step}") if step else None
 
     def _newest(self) -> str | None:
-        found = newest_whole(self.source, self._run_id()) if self._keeps else None
-        step = self._agree(step_of(found) if found else -1)
+        newest = newest_whole(self.source, self._run.run_id) if self._is_chief else None
+        step = self._broadcast(step_of(newest) if newest else -1)
         return os.path.join(self.source, f"ckpt-{step}") if step >= 0 else None
 
-    def _follow_folder(self) -> None:
-        """Updates the list for the pointer file from the folder; the next save writes the file."""
-        there = complete_checkpoints(self._folder).values()
-        self._pointer.follow(there, list_them=self._keeps and self._for_training)
 
-    def _write_first(self) -> None:
-        """Prepares the save's record before the variables are written; runs in the save's thread."""
-        self._before_files()
-        recorded = self._recorded(step_of(self._saving))
-        self._noted = {"recorded": recorded} if recorded else {}
-
-    def _commit(self, prefix: str) -> None:
-        """Writes the commit record when the files are in place; runs in the save's thread."""
-        files.reach("checkpoint.written", prefix)
-        run_id = self._run_id()
-        identity = {"run_id": run_id} if run_id else {}
-        commit(prefix, time=round(time.time()), **identity, **self._noted)
-        unmark([prefix], run_id)
-        files.reach("checkpoint.pointer", prefix)
-
-    def _point_to(self, prefix: str) -> None:
-        """Adds the checkpoint to the pointer file and rotates older ones; runs last in the save's thread."""
-        self._pointer.add(prefix)
-        self._rotate()
-        self._in_flight = ""
-
-    def _rotate(self) -> None:
-        """Removes all but the newest, pinned and spared checkpoints; runs in the save's thread.
-
-        A checkpoint leaves the pointer file before any of its files is removed.
-        """
-        there, run_id = complete_checkpoints(self._folder), self._run_id()
-        own = [path for path in there.values() if not self._keeps or is_own(path, run_id)]
-        old = [path for path in own[: -self._keep_newest] if not os.path.exists(f"{path}.pin")]
-        spared = self._spared([step_of(path) for path in old]) if self._keeps else set()
-        old = [path for path in old if step_of(path) not in spared]
-        self._pointer.drop([*old, *(path for path in self._pointer.listed if step_of(path) not in there)])
-        for path in old:
-            remove_checkpoint(path, run_id)
-
-    def _failed(self, prefix: str, error: Exception | None) -> StorageError:
-        """Removes the files of a failed save and returns the error to raise."""
-        self._in_flight = ""
-        self.saved_step = -1  # else the same step would not be tried again
-        what = "was not written"
-        if os.path.exists(prefix + RECORD):
-            what = "was written, but its pointer file was not, or an older checkpoint was not removed"
-        remove_unfinished(prefix)
-        unmark([prefix], self._run_id())
-        return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
-
-
-def _at_least_one(max_to_keep: int) -> int:
-    if max_to_keep < 1:
-        raise UsageError(f"max_to_keep={max_to_keep}: at least one checkpoint must be kept; give 1 or more")
-    return max_to_keep
+def _steps_between(options: TrainerConfig, trains: bool) -> int | None:
+    """Returns the config's interval, None if it is a time; warns when loops are longer."""
+    interval = options.checkpoint_interval
+    if not isinstance(interval, int):
+        return None
+    # Loops are cut where an interval of rounded steps is due.
+    if trains and not isinstance(interval, RoundedSteps) and interval < options.steps_per_loop:
+        _LOG.warning(
+            "trainer.checkpoint_interval=%d is less than trainer.steps_per_loop=%d, but checkpoints are saved only at "
+            "the ends of loops; lower trainer.steps_per_loop or raise trainer.checkpoint_interval",
+            interval,
+            options.steps_per_loop,
+        )
+    return interval

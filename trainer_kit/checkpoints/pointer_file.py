@@ -1,70 +1,49 @@
-"""Writes TensorFlow's pointer file, which lists the checkpoints of a folder and names the newest."""
+"""TensorFlow's pointer file, which lists the checkpoints of a folder and names the newest, for other programs.
+
+The file follows from the folder. It may be missing, incomplete or a step behind after the death of a process, so
+trainer_kit reads it only to learn which checkpoints once existed.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Sequence
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import POINTER, pointer_text
 
+_LISTED = re.compile(r'^(?:all_)?model_checkpoint_paths?: "(?:.*/)?(ckpt-\d+)"$', re.MULTILINE)
 
-class PointerFile:
-    """The checkpoints of a manager, in the file that `tf.train.latest_checkpoint` and TensorFlow's manager read.
 
-    Args:
-      folder: The folder that holds the checkpoints.
+def listed_names(directory: str) -> list[str]:
+    """Returns the names of the checkpoints in the pointer file, the newest first, whether they exist or not."""
+    return _LISTED.findall(_read(directory))
 
-    Attributes:
-      newest: The prefix of the newest checkpoint, listed or not; None when there is none.
+
+def write_pointer(directory: str, prefixes: Sequence[str]) -> None:
+    """Makes the pointer file list checkpoints, the newest last; writes only if needed, removes the file for none.
+
+    Raises:
+      StorageError: when the file cannot be written.
     """
+    path = os.path.join(directory, POINTER)
+    names = [os.path.basename(prefix) for prefix in prefixes]
+    text = _read(directory)
+    if not names:
+        if text:
+            os.remove(path)
+    elif not text.endswith("\n") or _LISTED.findall(text) != [names[-1], *names]:
+        times = [os.path.getmtime(f"{prefix}.index") for prefix in prefixes]
+        # As in TensorFlow's manager: it removes only checkpoints that were saved after the preserved time.
+        preserved = min(min(times), time.time()) - 1.0
+        files.write_text(path, pointer_text(names, times, preserved), "checkpoint.pointer_file")
 
-    def __init__(self, folder: str) -> None:
-        self.newest: str | None = None
-        self._path = os.path.join(folder, POINTER)
-        self._saved_at: dict[str, float] = {}
-        self._made_at = time.time() - 1.0  # as in TensorFlow's manager, so that the first save is not older than this
 
-    @property
-    def listed(self) -> list[str]:
-        """The prefixes of the checkpoints in the file, the oldest first."""
-        return list(self._saved_at)
-
-    def follow(self, there: Collection[str], list_them: bool) -> None:
-        """Replaces the list by the checkpoints of the folder; the next `add` or `drop` writes the file.
-
-        Args:
-          there: The prefixes, in the order of steps.
-          list_them: Whether to list them; False where another process removes them.
-        """
-        self.newest = list(there)[-1] if there else None
-        self._saved_at = {path: os.path.getmtime(f"{path}.index") for path in there} if list_them else {}
-
-    def add(self, prefix: str) -> None:
-        """Adds a checkpoint that was just saved as the newest, and writes the file.
-
-        Raises:
-          StorageError: when the file cannot be written.
-        """
-        self._saved_at.pop(prefix, None)  # one that was written over goes to the end
-        self._saved_at[prefix] = time.time()
-        self.newest = prefix
-        self._write()
-
-    def drop(self, prefixes: Iterable[str]) -> None:
-        """Removes checkpoints from the list, and writes the file if one of them was listed.
-
-        Raises:
-          StorageError: when the file cannot be written.
-        """
-        before = len(self._saved_at)
-        for prefix in prefixes:
-            self._saved_at.pop(prefix, None)
-        if 0 < len(self._saved_at) < before:
-            self._write()
-
-    def _write(self) -> None:
-        names = [os.path.basename(path) for path in self._saved_at]
-        text = pointer_text(names, list(self._saved_at.values()), self._made_at)
-        files.write_text(self._path, text, "checkpoint.pointer_file")
+def _read(directory: str) -> str:
+    try:
+        with open(os.path.join(directory, POINTER), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""

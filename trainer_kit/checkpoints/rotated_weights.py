@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -10,19 +9,18 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import POINTER, RECORD, complete_checkpoints, pointer_text
-from trainer_kit.checkpoints.commit import commit
-from trainer_kit.checkpoints.startup_scan import not_written, remove_checkpoint, remove_debris, remove_unfinished
-from trainer_kit.checkpoints.unfinished import mark, unmark
+from trainer_kit.checkpoint_names import RECORD, complete_checkpoints
+from trainer_kit.checkpoints.commit import begin_save, cancel_save, finish_save, remove_checkpoint
+from trainer_kit.checkpoints.pointer_file import write_pointer
+from trainer_kit.checkpoints.startup_scan import not_written, remove_debris
 from trainer_kit.errors import StorageError
 
 
 class RotatedWeights:
     """Writes `ckpt-<step>` into a folder, and removes older ones once the new one is complete on disk.
 
-    A process may die at any moment: a checkpoint without a commit record is unfinished, `remove_debris` removes it, and
-    the older ones are still there. Checkpoints of later steps are those of a run that was killed or went back: they are
-    removed too. Runs eagerly, on the host.
+    Checkpoints of later steps are those of a run that was killed or went back: they are removed too. Runs eagerly, on
+    the host.
 
     Args:
       folder: The local folder; it is created with the first checkpoint.
@@ -31,7 +29,9 @@ class RotatedWeights:
     """
 
     def __init__(self, folder: str, max_to_keep: int, keeps: bool = True) -> None:
-        self._folder, self._most, self._keeps = folder, max_to_keep, keeps
+        self._folder = folder
+        self._max_to_keep = max_to_keep
+        self._keeps = keeps
 
     def remove_debris(self) -> None:
         """Removes what a killed process has left unfinished; only the chief of the training run may call this."""
@@ -52,31 +52,21 @@ class RotatedWeights:
             with tempfile.TemporaryDirectory(prefix="trainer_kit_worker_") as folder:
                 save(os.path.join(folder, f"ckpt-{step}"))
             return
-        prefix = self._prefix(step)
+        prefix = os.path.join(self._folder, f"ckpt-{step}")
         try:
-            mark([prefix])
-            os.makedirs(self._folder, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(prefix + RECORD)  # of weights that are overwritten
-            save(prefix)
+            save(begin_save(prefix))
             files.reach("checkpoint.written", prefix)
-            commit(prefix)
-            unmark([prefix])
+            finish_save(prefix)
             self._rotate(step)
         except (tf.errors.OpError, OSError, StorageError) as error:
-            remove_unfinished(prefix)
-            unmark([prefix])
+            cancel_save(prefix)
             raise not_written(f"the checkpoint {prefix} was not written", self._folder, error) from error
 
     def _rotate(self, step: int) -> None:
         """Lets TensorFlow's pointer file name the checkpoints to keep, then removes the others that have a record."""
-        there = complete_checkpoints(self._folder)
-        kept = [one for one in there if one <= step][-self._most :]
-        text = pointer_text([os.path.basename(there[one]) for one in kept])
-        files.write_text(os.path.join(self._folder, POINTER), text, point="checkpoint.pointer_file")
-        for one, prefix in there.items():
-            if one not in kept and os.path.exists(prefix + RECORD):
+        checkpoints = complete_checkpoints(self._folder)
+        newest = [number for number in checkpoints if number <= step][-self._max_to_keep :]
+        write_pointer(self._folder, [checkpoints[number] for number in newest])
+        for number, prefix in checkpoints.items():
+            if number not in newest and os.path.exists(prefix + RECORD):
                 remove_checkpoint(prefix)
-
-    def _prefix(self, step: int) -> str:
-        return os.path.join(self._folder, f"ckpt-{step}")

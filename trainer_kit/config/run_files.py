@@ -26,7 +26,6 @@ RUN_NAMES = (
     "diverged",
     "damaged",
     "archived",
-    "foreign",
     "attempts.jsonl",
     "workers",
 )

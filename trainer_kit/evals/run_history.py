@@ -16,6 +16,7 @@ from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.best.named_bests import EXPORTERS, BestCheckpoints
 from trainer_kit.evals.ledger import Ledger, active_records, other_ledgers
 from trainer_kit.process.sidecar_lease import lineages_in_evaluation
+from trainer_kit.telemetry.background_writer import BackgroundWriter
 from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter, active_history, extent, reported
 
 _LOG = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class RunHistory:
       summaries: The managers of TensorBoard's folders for training and validation; those without a method `resume` are
         left alone.
       best: The exporter of the best checkpoint, if any.
-      flush: Writes all reports that are still waiting.
+      writer: The writer of all reports; None: there are none to wait for.
       recorded: Returns the `extent` in the record of a step's checkpoint; {} if it has none.
       put_back: Takes the step that the run resumes from and exports missing best weights again.
     """
@@ -41,13 +42,19 @@ class RunHistory:
         history: JsonLinesWriter | None,
         summaries: Sequence[Any],
         best: BestCheckpoint | BestCheckpoints | None,
-        flush: Callable[[], None] = lambda: None,
+        writer: BackgroundWriter | None = None,
         put_back: Callable[[int], None] = lambda _: None,
         recorded: Callable[[int], Any] = lambda _: {},
     ) -> None:
         self.ledger, self._recorded = ledger, recorded
-        self._history, self._best, self._summaries, self._flush = history, best, summaries, flush
+        self._history, self._best, self._summaries, self._writer = history, best, summaries, writer
         self._put_back = put_back
+
+    def settle(self, step: int) -> dict[str, Any]:
+        """Writes all reports to the disk, before a checkpoint; returns `extent`."""
+        if self._writer is not None:
+            self._writer.settle()
+        return self.extent(step)
 
     def extent(self, step: int) -> dict[str, list[int]]:
         """Returns how much history and ledger hold up to `step`, for the record of its checkpoint.
@@ -139,7 +146,8 @@ class RunHistory:
     def resume(self, step: int) -> None:
         """Sets all to `step`; reports of later steps are superseded and come again."""
         if self._history is not None:
-            self._flush()
+            if self._writer is not None:
+                self._writer.flush()
             self._history.resume(step)
             evaluated = step if self.recorded_sets(step) else step - 1  # a missing evaluation is repeated
             for manager, last in zip(self._summaries, (step, evaluated), strict=True):

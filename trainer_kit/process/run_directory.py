@@ -117,6 +117,14 @@ class RunDirectory:
         """Writes to the manifest what the value `auto` of a field of the config means in this run."""
         files.write_json(self.manifest, {**(files.read_json(self.manifest) or {}), field: choice}, point="manifest")
 
+    @property
+    def run_id(self) -> str:
+        """The identity of the run, from the manifest that this process has written, else from the one that is there.
+
+        It is "" while the run has none.
+        """
+        return self._run_id or read_run_id(self.path)
+
     def check_run_id(self) -> None:
         """Checks that the folder still contains the manifest that `write_record` has written.
 
@@ -271,18 +279,6 @@ def read_run_id(model_dir: str) -> str:
     """Returns the identity of the run in `model_dir`, from its manifest; "" when it has none yet."""
     run_id = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("run_id")
     return run_id if isinstance(run_id, str) and re.fullmatch(r"\w+", run_id) else ""
-
-
-class RunIdentity:
-    """A callable that returns the identity of the run in `model_dir`; it reads the manifest until there is one."""
-
-    def __init__(self, model_dir: str) -> None:
-        self._model_dir, self._run_id = model_dir, ""
-
-    def __call__(self) -> str:
-        """Returns the identity; "" while the run has none."""
-        self._run_id = self._run_id or read_run_id(self._model_dir)
-        return self._run_id
 
 
 def _adopted_run_id(model_dir: str) -> str:

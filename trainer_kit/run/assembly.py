@@ -21,8 +21,7 @@ from trainer_kit.callbacks.profile import Profile
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.manager_creation import create_manager
-from trainer_kit.checkpoints.retention import choose_by
+from trainer_kit.checkpoints.retention import Retention
 from trainer_kit.checkpoints.state.variable_names import layer_names
 from trainer_kit.config.resume_check import data_mistakes
 from trainer_kit.config.schema.durations import RoundedSteps, seconds_of
@@ -130,28 +129,23 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any) -> RunHis
             put_back_lost(trainer, directory.path, start)
 
     summaries = (writers.train_summaries, writers.eval_summaries)
-    best, flush = trainer.checkpoint_exporter, writers.writer.flush
-    return RunHistory(ledger, writers.history, summaries, best, flush, put_back, recorded)
+    best = trainer.checkpoint_exporter
+    return RunHistory(ledger, writers.history, summaries, best, writers.writer, put_back, recorded)
 
 
-def build_manager(plan: RunPlan, trainer: Any, writers: ReportWriters, history: RunHistory) -> CheckpointManager:
+def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> CheckpointManager:
     """Returns the manager of the run's checkpoints; it writes all earlier reports to disk before a checkpoint."""
-    options = plan.options
-    trainer_options = plan.config.trainer
-    most = trainer_options.continuous_eval.max_wait_checkpoints
-    needed = Leases(plan.directory.evals, most, history.ledger).needed
-    older = choose_by(trainer_options.keep_interval, plan.directory.path) if plan.trains else None
-    return create_manager(
+    options = plan.config.trainer
+    leases = Leases(plan.directory.evals, options.continuous_eval.max_wait_checkpoints, history.ledger)
+    return CheckpointManager(
         trainer,
-        plan.config,
-        plan.directory.path,
-        asynchronous=options.enable_async_checkpointing,
-        partial=options.allow_partial_restore,
-        from_step=options.from_step,
-        check_folder=plan.directory.check_run_id,
-        before_files=writers.writer.settle,
-        recorded=history.extent,
-        spared=(lambda steps: needed(steps) | older(steps)) if older else needed,
+        plan.directory,
+        options,
+        reports=history,
+        retention=Retention(plan.directory.path, leases, options.keep_interval),
+        asynchronous=plan.options.enable_async_checkpointing,
+        partial=plan.options.allow_partial_restore,
+        from_step=plan.options.from_step,
     )
 
 

@@ -132,7 +132,7 @@ def run_experiment(
         stack.enter_context(guard(signals, config.trainer, trainer, progress, directory))
         writers = open_writers(stack, progress, shown, plan)
         history = assembly.build_history(plan, writers, trainer)
-        manager = stack.enter_context(assembly.build_manager(plan, trainer, writers, history))
+        manager = stack.enter_context(assembly.build_manager(plan, trainer, history))
         early, sidecar = (
             assembly.build_early_stopping(plan, history),
             assembly.build_sidecar(plan, lock, trainer, writers, history),

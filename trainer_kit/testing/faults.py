@@ -21,11 +21,11 @@ _WHOLE = (".open", ".flush", ".rename")  # of a file that is replaced as a whole
 # Every write point of a local run of train_and_eval that keeps the best, rotates, is killed, resumes and ends.
 WRITE_POINTS: tuple[str, ...] = (
     *(name + step for name in ("heartbeat", "params", "manifest", "file") for step in _WHOLE),
+    "checkpoint.begin",
     "checkpoint.save",
-    "checkpoint.mark",
     "checkpoint.written",
     *("checkpoint.record" + step for step in _WHOLE),
-    "checkpoint.unmark",
+    "checkpoint.move",
     "checkpoint.pointer",
     *("checkpoint.pointer_file" + step for step in _WHOLE),
     "checkpoint.remove",

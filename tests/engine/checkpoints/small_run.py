@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.manager import CheckpointManager
+from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
 from trainer_kit.testing import stop_at
 
@@ -20,7 +20,7 @@ class SmallRun:
     Args:
       folder: of the checkpoints.
       size: numbers in the weights, of 4 bytes each.
-      **arguments: of CheckpointManager.
+      **arguments: of `manager_of`; `trains` is of the trainer.
 
     Attributes:
       start: the step that it goes on from.
@@ -33,15 +33,10 @@ class SmallRun:
         options = tf.data.Options()
         options.autotune.enabled = False  # whose thread an iterator waits for at its end
         self._data = iter(tf.data.Dataset.range(10**6).shuffle(50, seed=1).with_options(options))
-        self.manager = CheckpointManager(
-            training_checkpoint(global_step=self.step, model=self.model),
-            str(folder),
-            max_to_keep=arguments.pop("max_to_keep", 3),
-            step_counter=self.step,
-            checkpoint_interval=1,
-            before_save=self._save_data,
-            **arguments,
-        )
+        checkpoint = training_checkpoint(global_step=self.step, model=self.model)
+        trains = arguments.pop("trains", True)
+        trainer = SavedTrainer(checkpoint, self.step, trains=trains, before_save=self._save_data)
+        self.manager = manager_of(trainer, folder, **arguments)
         self.manager.restore_or_initialize()
         self.start = int(self.step)
         assert float(tf.reduce_min(self.model.weight)) == float(tf.reduce_max(self.model.weight)) == self.start
@@ -62,7 +57,7 @@ class SmallRun:
 
 def save_and_die(folder: str, point: str, occurrence: int, asynchronous: bool) -> None:
     """Goes on and saves the next step, with two to keep; this process is killed at a write point of that save."""
-    run = SmallRun(Path(folder), max_to_keep=2, asynchronous=asynchronous, run_id=lambda: RUN_ID)
+    run = SmallRun(Path(folder), max_to_keep=2, asynchronous=asynchronous, run_id=RUN_ID)
     stop_at(point, occurrence)
     run.train_to(run.start + 1)
 

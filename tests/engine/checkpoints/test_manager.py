@@ -4,7 +4,9 @@ import gc
 import re
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,7 +14,9 @@ import orbit
 import pytest
 import tensorflow as tf
 
+from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
 from trainer_kit.errors import StorageError, UsageError
@@ -20,7 +24,15 @@ from trainer_kit.evals.checkpoint_selection import newest_checkpoint, select_che
 
 
 class _Run:
-    def __init__(self, folder: Path, *, width: int = 3, training: bool = True, **arguments: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        width: int = 3,
+        training: bool = True,
+        init_fn: Callable[[], None] = lambda: None,
+        **arguments: Any,
+    ) -> None:
         self.model = keras.Sequential(
             [keras.Input((4,)), keras.layers.Dense(width), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
         )
@@ -29,15 +41,8 @@ class _Run:
             self.optimizer.build(self.model.trainable_variables)
         self.step = tf.Variable(0, dtype=tf.int64)
         checkpoint = training_checkpoint(global_step=self.step, model=self.model, optimizer=self.optimizer)
-        self.manager = CheckpointManager(
-            checkpoint,
-            str(folder),
-            max_to_keep=2,
-            step_counter=self.step,
-            checkpoint_interval=1,
-            for_training=training,
-            **arguments,
-        )
+        trainer = SavedTrainer(checkpoint, self.step, trains=training, initialize=init_fn)
+        self.manager = manager_of(trainer, folder, max_to_keep=2, **arguments)
 
     def train(self) -> None:
         with tf.GradientTape() as tape:
@@ -76,18 +81,24 @@ def test_step_0_is_saved_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_before_files_runs_before_any_file_of_a_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
+def test_reports_are_settled_before_a_checkpoint_is_in_place(tmp_path: Path, asynchronous: bool) -> None:
     found: list[list[str]] = []
 
-    def look() -> None:
-        found.append(sorted({path.name.partition(".")[0] for path in tmp_path.glob("ckpt-*")}))
+    class Reports:
+        def settle(self, step: int) -> dict[str, Any]:
+            found.append(sorted({path.name.partition(".")[0] for path in tmp_path.glob("ckpt-*")}))
+            return {"history": step}
 
-    run = _Run(tmp_path, asynchronous=asynchronous, before_files=look)
+    run = _Run(tmp_path, asynchronous=asynchronous, reports=Reports())
     for _ in range(2):
         run.train()
         run.manager.save(run.step)
     run.manager.sync()
     assert found == [[], ["ckpt-1"]]
+    assert [(read_record(f"{tmp_path}/ckpt-{step}") or {})["recorded"] for step in (1, 2)] == [
+        {"history": 1},
+        {"history": 2},
+    ]
 
 
 def test_the_callers_shards_and_save_options_are_kept(tmp_path: Path) -> None:
@@ -169,9 +180,7 @@ def test_an_optimizer_of_another_kind_is_refused_and_listed(tmp_path: Path) -> N
     other.optimizer = keras.optimizers.SGD(momentum=0.9)
     other.optimizer.build(other.model.trainable_variables)
     checkpoint = training_checkpoint(global_step=other.step, model=other.model, optimizer=other.optimizer)
-    manager = CheckpointManager(
-        checkpoint, str(tmp_path), max_to_keep=2, step_counter=other.step, checkpoint_interval=1
-    )
+    manager = manager_of(SavedTrainer(checkpoint, other.step), tmp_path)
     missing = r"  optimizer/sgd/sequential/dense/kernel\n    momentum +missing in the checkpoint  \[4, 3\] here\n"
     with pytest.raises(UsageError, match=missing) as error:
         manager.restore_or_initialize()
@@ -257,12 +266,6 @@ def test_our_manager_overrides_all_of_tensorflows_manager(tmp_path: Path) -> Non
     hidden = {name for name in (*vars(theirs), *vars(plain)) if name.startswith("_") and not name.endswith("__")}
     manager = _Run(tmp_path / "run").manager
     assert hidden & {*vars(CheckpointManager), *vars(manager)} == set()
-
-
-def test_a_folder_or_a_number_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    step = tf.Variable(0, dtype=tf.int64)
-    with pytest.raises(UsageError, match="max_to_keep=0: at least one"):
-        CheckpointManager(tf.train.Checkpoint(), str(tmp_path), max_to_keep=0, step_counter=step, checkpoint_interval=1)
 
 
 class _Steps(orbit.AbstractTrainer):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.pointer_file import PointerFile
+from trainer_kit.checkpoints.pointer_file import listed_names, write_pointer
 
 
 @pytest.fixture
@@ -19,43 +19,34 @@ def saved(tmp_path: Path) -> list[str]:
     return prefixes
 
 
-def _read(folder: Path) -> tuple[str, list[str]]:
-    state = tf.train.get_checkpoint_state(str(folder))
-    return state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
-
-
-def test_an_added_or_overwritten_checkpoint_becomes_the_newest(tmp_path: Path, saved: list[str]) -> None:
-    pointer = PointerFile(str(tmp_path))
-    for prefix in (*saved[:2], saved[0]):
-        pointer.add(prefix)
-    assert pointer.newest == saved[0] and pointer.listed == [saved[1], saved[0]]
-    assert _read(tmp_path) == (saved[0], [saved[1], saved[0]])
+def test_tensorflow_reads_the_listed_checkpoints_and_the_newest(tmp_path: Path, saved: list[str]) -> None:
+    write_pointer(str(tmp_path), saved)
+    state = tf.train.get_checkpoint_state(str(tmp_path))
+    assert state.model_checkpoint_path == saved[-1]
+    assert list(state.all_model_checkpoint_paths) == saved
+    assert listed_names(str(tmp_path)) == ["ckpt-10", "ckpt-1", "ckpt-2", "ckpt-10"]
     assert str(tmp_path) not in (tmp_path / "checkpoint").read_text()  # a folder that is moved stays readable
 
 
 def test_times_are_those_that_tensorflow_would_have_written(tmp_path: Path, saved: list[str]) -> None:
-    pointer = PointerFile(str(tmp_path))
-    pointer.add(saved[0])
+    write_pointer(str(tmp_path), saved)
     state = tf.train.get_checkpoint_state(str(tmp_path))
-    (time,) = state.all_model_checkpoint_timestamps
-    assert 0 < time - state.last_preserved_timestamp < 60
+    assert all(0 < time - state.last_preserved_timestamp < 60 for time in state.all_model_checkpoint_timestamps)
 
 
-def test_a_followed_folder_is_written_with_the_next_change(tmp_path: Path, saved: list[str]) -> None:
-    pointer = PointerFile(str(tmp_path))
-    pointer.follow(saved, list_them=True)
-    assert pointer.newest == saved[-1] and not (tmp_path / "checkpoint").exists()
-    pointer.drop([saved[0], str(tmp_path / "ckpt-5")])
-    assert _read(tmp_path) == (saved[-1], saved[1:])
-    pointer.follow(saved, list_them=False)
-    assert pointer.newest == saved[-1] and pointer.listed == []
-    pointer.follow([], list_them=True)
-    assert pointer.newest is None
+def test_a_pointer_file_is_written_only_if_it_changes(tmp_path: Path, saved: list[str]) -> None:
+    write_pointer(str(tmp_path), saved)
+    path = tmp_path / "checkpoint"
+    before = path.stat().st_ino
+    write_pointer(str(tmp_path), saved)
+    assert path.stat().st_ino == before
+    path.write_text(path.read_text()[:-1])  # torn
+    write_pointer(str(tmp_path), saved)
+    assert path.stat().st_ino != before or path.read_text().endswith("\n")
 
 
-def test_dropping_unlisted_or_all_checkpoints_writes_nothing(tmp_path: Path, saved: list[str]) -> None:
-    pointer = PointerFile(str(tmp_path))
-    pointer.drop(saved)
-    pointer.follow(saved[:1], list_them=True)
-    pointer.drop(saved)
+def test_a_folder_without_checkpoints_has_no_pointer_file(tmp_path: Path, saved: list[str]) -> None:
+    write_pointer(str(tmp_path), [])
+    write_pointer(str(tmp_path), saved)
+    write_pointer(str(tmp_path), [])
     assert not (tmp_path / "checkpoint").exists()

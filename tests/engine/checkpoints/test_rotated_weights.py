@@ -13,7 +13,7 @@ from trainer_kit.checkpoints.commit import problem
 from trainer_kit.checkpoints.rotated_weights import RotatedWeights
 from trainer_kit.errors import StorageError
 
-_WRITES = ("checkpoint.mark", "checkpoint.written", "checkpoint.record", "checkpoint.unmark", "checkpoint.pointer_file")
+_WRITES = ("checkpoint.begin", "checkpoint.written", "checkpoint.record", "checkpoint.move")
 
 
 class _Killed(BaseException):
@@ -40,7 +40,12 @@ def test_the_newest_are_kept_and_those_of_later_steps_removed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("point", "step"), [*((point, step) for point in _WRITES for step in (20, 30)), ("checkpoint.remove", 30)]
+    ("point", "step"),
+    [
+        *((point, step) for point in _WRITES for step in (20, 30)),
+        ("checkpoint.pointer_file", 30),
+        ("checkpoint.remove", 30),
+    ],
 )
 def test_a_write_that_is_killed_leaves_whole_weights(
     point: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

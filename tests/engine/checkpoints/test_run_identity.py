@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ import pytest
 
 from tests.engine.checkpoints.small_run import SmallRun, names, parts
 from trainer_kit.checkpoints.commit import is_foreign, is_own, read_record
-from trainer_kit.checkpoints.unfinished import mark, marked, unmark
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.checkpoint_selection import newest_checkpoint
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown
 
 
 def _run(folder: Path, run_id: str = "ours", **arguments: Any) -> SmallRun:
-    return SmallRun(folder, run_id=lambda: run_id, **arguments)
+    return SmallRun(folder, run_id=run_id, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -56,68 +54,41 @@ def test_rotation_neither_counts_nor_removes_foreign_checkpoints(other: Path, tm
     assert all((tmp_path / part).read_bytes() == (other / part).read_bytes() for part in foreign)
 
 
-def test_a_newer_foreign_checkpoint_is_moved_with_a_warning(
-    other: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _run(tmp_path).train_to(2, 3)
+def test_a_run_with_a_newer_foreign_checkpoint_does_not_start(other: Path, tmp_path: Path) -> None:
     _copy(other, tmp_path, 7)
-    assert _run(tmp_path).start == 3
-    assert (
-        f"{tmp_path}/ckpt-7 does not belong to this run: another run saved it; it was moved to {tmp_path}/foreign"
-        in caplog.text
-    )
-    assert names(tmp_path / "foreign") == ["checkpoint", *parts(7)]
-
-
-def test_a_run_with_only_foreign_checkpoints_does_not_start(other: Path, tmp_path: Path) -> None:
-    _copy(other, tmp_path, 7)
-    with pytest.raises(StorageError, match=r"belong to another run \(ckpt-7\): .* copy them to a folder of their own"):
-        _run(tmp_path)
-    assert names(tmp_path) == parts(7)
+    for older in ([], [2, 3]):
+        if older:
+            _run(tmp_path / "own").train_to(*older)
+            for path in (tmp_path / "own").glob("ckpt-*"):
+                shutil.move(path, tmp_path / path.name)
+        before = set(names(tmp_path))
+        with pytest.raises(StorageError, match=r"another run saved .*ckpt-7: .* copy it to a folder of its own"):
+            _run(tmp_path)
+        assert set(names(tmp_path)) == before
     with pytest.raises(UsageError, match=r"--from_step: another run saved .*ckpt-7"):
         _run(tmp_path, from_step=7)
     assert _run(tmp_path, "").start == 7  # without a manifest it is a folder of copies
 
 
-def test_a_save_moves_a_foreign_checkpoint_of_its_step_away(
+def test_a_save_does_not_replace_a_foreign_checkpoint(other: Path, tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    run.train_to(6)
+    _copy(other, tmp_path, 7)
+    with pytest.raises(StorageError, match=r"another run saved .*ckpt-7"):
+        run.train_to(7)
+    assert is_foreign(f"{tmp_path}/ckpt-7", "ours")
+
+
+def test_a_save_moves_another_programs_checkpoint_of_its_step_away(
     other: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = _run(tmp_path)
     run.train_to(6)
-    foreign = _copy(other, tmp_path, 7, *parts(7)[:1])
+    copied = _copy(other, tmp_path, 7, *parts(7)[:1])
     run.train_to(7)
-    assert names(tmp_path / "foreign") == ["checkpoint", *foreign]
+    assert names(tmp_path / "archived") == copied
     assert "this run did not save it; it was moved to" in caplog.text
     assert is_own(f"{tmp_path}/ckpt-7", "ours")
-
-
-def test_a_marked_whole_checkpoint_gets_its_record_at_the_start(tmp_path: Path) -> None:
-    _run(tmp_path).train_to(1)
-    (tmp_path / parts(1)[0]).unlink()
-    mark([f"{tmp_path}/ckpt-1"], "ours")
-    assert _run(tmp_path).start == 1
-    assert names(tmp_path) == ["checkpoint", *parts(1)]
-    assert json.loads((tmp_path / parts(1)[0]).read_text())["run_id"] == "ours"
-
-
-def test_halves_without_a_mark_of_this_run_stay(tmp_path: Path) -> None:
-    run = _run(tmp_path)
-    run.train_to(3)
-    for step in (1, 2):
-        (tmp_path / parts(step)[1]).write_text("half")
-    mark([f"{tmp_path}/ckpt-1"], "ours")
-    mark([f"{tmp_path}/ckpt-2"], "theirs")
-    assert _run(tmp_path).start == 3
-    assert names(tmp_path) == sorted([".saving-ckpt-2.theirs", "checkpoint", parts(2)[1], *parts(3)])
-
-
-def test_marks_are_told_from_other_files(tmp_path: Path) -> None:
-    mark([f"{tmp_path}/ckpt-1"])
-    mark([f"{tmp_path}/ckpt-2", f"{tmp_path}/new/ckpt-3"], "ours")
-    assert marked(names(tmp_path), "ours") == {"ckpt-1": ".saving-ckpt-1", "ckpt-2": ".saving-ckpt-2.ours"}
-    assert marked([*names(tmp_path), ".saving-ckpt-x"], "theirs") == {"ckpt-1": ".saving-ckpt-1"}
-    unmark([f"{tmp_path}/ckpt-2", f"{tmp_path}/ckpt-9"], "ours")
-    assert names(tmp_path) == [".saving-ckpt-1", "new"]
 
 
 def test_who_only_reads_passes_over_checkpoints_of_another_run(

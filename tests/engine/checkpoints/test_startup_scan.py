@@ -14,7 +14,6 @@ import tensorflow as tf
 from tests.engine.checkpoints.small_run import SmallRun, flip_bit, names, parts
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints import commit
 from trainer_kit.checkpoints.commit import problem, read_record
 from trainer_kit.checkpoints.startup_scan import (
     DAMAGED,
@@ -135,7 +134,7 @@ def test_a_whole_checkpoint_without_a_good_record_is_used(
 
 def test_a_damaged_record_is_rewritten_with_the_run_id(folder: Path) -> None:
     _cut(folder / RECORD)
-    run = SmallRun(folder, max_to_keep=1, run_id=lambda: "ours")
+    run = SmallRun(folder, max_to_keep=1, run_id="ours")
     assert (read_record(str(folder / "ckpt-3")) or {})["run_id"] == "ours"
     run.train_to(4)
     assert list(complete_checkpoints(str(folder))) == [4]
@@ -154,7 +153,7 @@ def test_evaluation_with_a_torn_pointer_file_moves_nothing(folder: Path) -> None
     for text in ("", 'model_checkpoint_path: "ck'):
         (folder / "checkpoint").write_text(text)
         before = names(folder)
-        reader = SmallRun(folder, for_training=False)
+        reader = SmallRun(folder, trains=False)
         assert reader.start == 0
         assert reader.manager.latest_checkpoint == f"{folder}/ckpt-3"
         assert names(folder) == before and (folder / "checkpoint").read_text() == text
@@ -214,17 +213,6 @@ def test_archiving_later_ones_resumes_from_the_requested_one(folder: Path) -> No
     assert archive_later(str(folder), 1) == []
 
 
-def test_checkpoints_that_are_archived_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _cut(folder / DATA)
-    monkeypatch.setattr(commit, "_checksum", None)  # a call would fail
-    monkeypatch.setattr(commit, "_unreadable", None)
-    archive_later(str(folder), 0)
-    assert tf.train.latest_checkpoint(str(folder / "archived")) == f"{folder}/archived/ckpt-2"  # 3 lacks bytes
-    (folder / "archived/checkpoint").unlink()
-    remove_debris(str(folder))
-    assert tf.train.latest_checkpoint(str(folder / "archived")) == f"{folder}/archived/ckpt-2"
-
-
 def test_an_unfinished_rewind_is_known_until_it_is_done(folder: Path) -> None:
     assert going_back(str(folder)) is None
     archive_later(str(folder), 1)
@@ -244,8 +232,8 @@ def test_resuming_from_an_unsaved_step_lists_the_saved_ones(folder: Path, tmp_pa
     assert names(folder) == before
     with pytest.raises(UsageError, match="model_dir holds no checkpoint"):
         check_from_step(str(tmp_path / "nowhere"), 7)
-    assert check_from_step(str(tmp_path / "nowhere"), 0) is None
-    assert check_from_step(str(folder), 2) == str(folder / "ckpt-2")
+    check_from_step(str(tmp_path / "nowhere"), 0)
+    check_from_step(str(folder), 2)
 
 
 def test_only_a_lost_checkpoint_is_missed_not_a_moved_one(folder: Path) -> None:
@@ -277,7 +265,7 @@ def test_a_move_that_was_cut_off_is_no_trap(folder: Path, moved: int, caplog: py
 def test_setting_aside_moves_all_files_of_a_checkpoint_only(folder: Path) -> None:
     (folder / "ckpt-3.pin").touch()
     assert set_aside(str(folder / "ckpt-3"), "diverged") == str(folder / "diverged")
-    assert names(folder / "diverged") == ["checkpoint", *parts(3)]
+    assert names(folder / "diverged") == parts(3)
     assert names(folder) == sorted(["checkpoint", "ckpt-3.pin", "diverged", *parts(1), *parts(2)])
     (folder / "file").touch()
     with pytest.raises(StorageError, match=r"ckpt-2 cannot be moved to .*file"):
@@ -302,11 +290,6 @@ def _index_half_written(folder: Path) -> None:
     (folder / parts(4)[2]).write_bytes((folder / INDEX).read_bytes()[:100])
 
 
-def _iterator_only(folder: Path) -> None:
-    shutil.copy(folder / ITERATOR, folder / parts(4)[3])
-    shutil.copy(folder / ITERATOR_INDEX, folder / parts(4)[4])
-
-
 def _iterator_half_written(folder: Path) -> None:
     (folder / "ckpt-4.iterator_temp").mkdir()
     shutil.copy(folder / ITERATOR, folder / parts(4)[3])
@@ -317,33 +300,40 @@ def _half_texts(folder: Path) -> None:
         (folder / name).write_text("{")
 
 
-def _rotated_but_for(kept: int) -> Callable[[Path], None]:
-    """Step 1 leaves the pointer file, then loses record, index, iterator index, data and iterator, but for the last."""
+def _marked_as_earlier(folder: Path) -> None:
+    (folder / ".saving-ckpt-4.ours").touch()
+    shutil.copy(folder / DATA, folder / parts(4)[1])
 
-    def leave(folder: Path) -> None:
-        (folder / "checkpoint").write_text(
-            "".join(f'{key}: "ckpt-3"\n' for key in ("model_checkpoint_path", "all_model_checkpoint_paths"))
-        )
-        shutil.rmtree(folder / "nothing", ignore_errors=True)
-        order = [parts(1)[index] for index in (0, 2, 4, 1, 3)]
-        for name in order[: len(order) - kept]:
-            (folder / name).unlink()
-        for name in parts(2):
-            (folder / name).unlink()
 
-    return leave
+def _whole_save(folder: Path) -> None:
+    saving = folder / ".saving-ckpt-3"
+    saving.mkdir()
+    for name in parts(3):
+        (folder / name).rename(saving / name)
+
+
+def _half_moved(folder: Path) -> None:
+    _whole_save(folder)
+    for name in (DATA, ITERATOR):
+        (folder / ".saving-ckpt-3" / name).rename(folder / name)
+
+
+def _half_removed(folder: Path) -> None:
+    (folder / ".saving-ckpt-4").mkdir()
+    for old, new in zip(parts(3)[1:4], parts(4)[1:4], strict=True):
+        shutil.copy(folder / old, folder / new)
 
 
 LEFT = {
     "temporary folder": _temporary_folder,
     "data in place": _data_in_place,
     "index half written": _index_half_written,
-    "iterator only": _iterator_only,
     "iterator half written": _iterator_half_written,
     "half texts": _half_texts,
-    "rotated, 3 left": _rotated_but_for(3),
-    "rotated, 2 left": _rotated_but_for(2),
-    "rotated, 1 left": _rotated_but_for(1),
+    "mark of an earlier version": _marked_as_earlier,
+    "whole save": _whole_save,
+    "whole save, half moved": _half_moved,
+    "removal": _half_removed,
 }
 
 
@@ -358,7 +348,7 @@ def test_what_a_dead_process_left_is_removed_without_a_word(
     assert SmallRun(folder).start == 3
     assert _warnings(caplog) == []
     there = set(names(folder)) - {"checkpoint", *FOREIGN, "ckpt-5_temp.d"}
-    assert there == ({*parts(3)} if kind.startswith("rotated") else {*parts(1), *parts(2), *parts(3)})
+    assert there == {*parts(1), *parts(2), *parts(3)}
     assert all((folder / name).read_text() == "mine" for name in FOREIGN)
 
 

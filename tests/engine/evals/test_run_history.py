@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class _Told:
             self.history if chief else None,
             self.curves,
             self.best,
-            flush=self._flush,
+            writer=SimpleNamespace(flush=self._flush),
             recorded=lambda _: self.recorded,
         )
         self._checkpoint = tf.train.Checkpoint(model={"w": tf.Variable(1.0)})

@@ -9,7 +9,7 @@ from trainer_kit.callbacks.base import Callback, Loop, Run
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.callbacks.profile import Profile
-from trainer_kit.checkpoints.manager_creation import create_manager
+from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
@@ -42,8 +42,8 @@ class _Made:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.config = tiny_experiment(**options)
         self.trainer = create_trainer(self.config, TinyTask(self.config.task), True, True, None)
-        self.manager = create_manager(self.trainer, self.config, str(folder))
         self.directory = RunDirectory(str(folder), self.config.trainer, "side")
+        self.manager = CheckpointManager(self.trainer, self.directory, self.config.trainer)
         self.history = RunHistory(Ledger(self.directory.ledger, dataset="d", config_hash="a"), None, (), None)
 
         self.writer = _Kept()

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import FiniteCheck
 from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.callbacks.reports import Reports
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.errors import DataError, DivergedError, StopTraining, UsageError
 from trainer_kit.run.controller import Controller
 from trainer_kit.telemetry.report import Report, Writer
@@ -78,10 +78,8 @@ def _controller(
     **arguments: Any,
 ) -> tuple[Controller, _Kept]:
     kept, times = _Kept(), arguments.setdefault("times", TimeLedger())
-    manager = CheckpointManager(
-        tf.train.Checkpoint(global_step=counter.global_step), str(folder), max_to_keep=99,
-        step_counter=counter.global_step, checkpoint_interval=interval, asynchronous=False,
-    )  # fmt: skip
+    trainer = SavedTrainer(tf.train.Checkpoint(global_step=counter.global_step), counter.global_step)
+    manager = manager_of(trainer, folder, max_to_keep=99, interval=interval, asynchronous=False)
     shown = [Actions(train_actions, eval_actions), Reports(kept, batch_size)]
     members = [one for one in callbacks if not isinstance(one, FiniteCheck)]
     members += [*shown, *(one for one in callbacks if isinstance(one, FiniteCheck))]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
-from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.modes import MODES
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
@@ -70,10 +70,8 @@ class _Made:
         ledger = Ledger(folder / "ledger.jsonl", dataset="d", config_hash="a", sets=dict.fromkeys(sets, "a"))
         self.history = RunHistory(ledger, None, (), None)
         step = self.counter.global_step
-        manager = CheckpointManager(
-            tf.train.Checkpoint(global_step=step), str(folder), max_to_keep=99, step_counter=step,
-            checkpoint_interval=4, asynchronous=False,
-        )  # fmt: skip
+        trainer = SavedTrainer(tf.train.Checkpoint(global_step=step), step)
+        manager = manager_of(trainer, folder, max_to_keep=99, interval=4, asynchronous=False)
         self.controller = Controller(
             trainer=self.counter if trains else None, evaluator=self.counter, global_step=step, steps_per_loop=2,
             checkpoint_manager=manager, callbacks=CallbackList(Run(self.counter, str(folder)), callbacks),

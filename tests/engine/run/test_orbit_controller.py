@@ -11,12 +11,12 @@ import orbit
 import pytest
 import tensorflow as tf
 
+from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.errors import StopTraining, UsageError
 from trainer_kit.run.orbit_controller import OrbitController, list_actions
 from trainer_kit.run.runner import run_experiment
@@ -48,10 +48,8 @@ def _controller(
     eval_actions: Sequence[Any] = (),
 ) -> OrbitController:
     counter = _Counter()
-    manager = CheckpointManager(
-        tf.train.Checkpoint(global_step=counter.global_step), str(folder), max_to_keep=99,
-        step_counter=counter.global_step, checkpoint_interval=8, asynchronous=False,
-    )  # fmt: skip
+    trainer = SavedTrainer(tf.train.Checkpoint(global_step=counter.global_step), counter.global_step)
+    manager = manager_of(trainer, folder, max_to_keep=99, interval=8, asynchronous=False)
     return OrbitController(
         orbit.Controller, trainer=counter if trains else None, evaluator=counter, global_step=counter.global_step,
         checkpoint_manager=manager, strategy=tf.distribute.get_strategy(), stopping=stopping, steps_per_loop=4,

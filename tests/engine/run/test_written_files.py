@@ -28,8 +28,8 @@ def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> 
     written = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
     missing = {row for row in PATHS if not any(matches(row, path) for path in written)}
     assert missing == {
-        "ckpt-<step>.pin", ".saving-ckpt-<step>.<run>", "ckpt-<step>_temp/", "metrics.superseded.jsonl",
-        "errors/<time>-<pid>.txt", "stacks-<time>.txt", "diverged/", "damaged/", "archived/", "foreign/",
+        "ckpt-<step>.pin", ".saving-ckpt-<step>/", "metrics.superseded.jsonl",
+        "errors/<time>-<pid>.txt", "stacks-<time>.txt", "diverged/", "damaged/", "archived/",
         "attempts.jsonl", "workers/<n>/", "finetune-<step>/", "metrics-<step>.json", "samples/", "history.json",
     }  # fmt: skip
 

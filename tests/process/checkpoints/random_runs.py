@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.checkpoints.manager import CheckpointManager
+from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoints.state.train_state import TrainState
 
 STEPS = 6
@@ -188,14 +188,8 @@ def _draw_kind(build: Callable[[], tuple[Any, Any]], folder: str, begin: int, st
     optimizer.build(list(model.trainable_variables))
     step = tf.Variable(0, dtype=tf.int64)
     state = TrainState(step, model, optimizer, None, task, seed=begin)
-    manager = CheckpointManager(
-        state.checkpoint,
-        folder,
-        max_to_keep=STEPS,
-        step_counter=step,
-        checkpoint_interval=1,
-        before_save=lambda _: state.python_state.store(),
-    )
+    trainer = SavedTrainer(state.checkpoint, step, before_save=lambda _: state.python_state.store())
+    manager = manager_of(trainer, folder, max_to_keep=STEPS)
     path = manager.restore_or_initialize()
     state.restored(path)
     assert int(step.numpy()) == begin

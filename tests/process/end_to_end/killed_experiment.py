@@ -104,7 +104,7 @@ def killed_behind_its_reports(*arguments: str) -> None:
         write(writer, report)
 
     JsonLinesWriter.write = slowly  # type: ignore[method-assign]
-    stop_at("checkpoint.written")
+    stop_at("checkpoint.move")
     train(*arguments)
 
 

@@ -52,7 +52,7 @@ KILLS = (
     ("ledger.append", 1, 20, 30),
     ("ledger.append", 2, 30, 30),
     ("checkpoint.save", 1, 40, 30),
-    ("checkpoint.record.rename", 1, 40, 40),
+    ("checkpoint.pointer", 1, 40, 40),
     ("final.rename", 1, 40, 40),
 )
 

@@ -28,7 +28,7 @@ def test_the_names_are_those_of_the_table_that_no_field_changes() -> None:
     assert set(RUN_NAMES) == {path.split("/")[0] for path in rows if "<" not in path.split("/")[0]}
 
 
-@pytest.mark.parametrize("name", ["foreign", "errors", "evals", "params.yaml", "best_checkpoints"])
+@pytest.mark.parametrize("name", ["damaged", "errors", "evals", "params.yaml", "best_checkpoints"])
 def test_a_name_of_the_run_itself_cannot_name_another_folder(name: str) -> None:
     assert name in RUN_NAMES
     with pytest.raises(ValueError, match=f"'{name}' is a name that trainer_kit uses itself"):

@@ -137,9 +137,9 @@ class BestCheckpointExporter(BestCheckpoint):
         found = tf.train.latest_checkpoint(self.export_dir)
         return None if found is None else str(found)
 
-    def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
+    def _save(self, checkpoint: tf.train.Checkpoint, prefix: str) -> None:
         _ = checkpoint.save_counter  # created now, it is saved too, so that restore(...).assert_consumed() passes
-        super()._save(checkpoint, name)
+        super()._save(checkpoint, prefix)
 
 
 def maybe_create_best_ckpt_exporter(params: Any, data_dir: str) -> Any:

@@ -13,13 +13,11 @@ from trainer_kit.checkpoint_names import (
     POINTER,
     RECORD,
     complete_checkpoints,
-    own_files,
     owner,
     pointer_text,
     step_of,
 )
-from trainer_kit.checkpoints.commit import commit, problem, read_record
-from trainer_kit.checkpoints.unfinished import mark, unmark
+from trainer_kit.checkpoints.commit import commit, problem, read_record, remove_checkpoint
 from trainer_kit.evals.best.info_json import INFO, is_info, read_info
 
 
@@ -123,11 +121,8 @@ class BestFolder:
         names = sorted(os.listdir(self.path)) if self.writes and os.path.isdir(self.path) else []
         others = {str(owner(name)) for name in names if name.endswith(RECORD) and owner(name)}
         for prefix in (os.path.join(self.path, other) for other in sorted(others) if step_of(other) not in steps):
-            mark([prefix])
-            for path in own_files(prefix):
-                files.reach("best.remove", path)
-                os.remove(path)
-            unmark([prefix])
+            files.reach("best.remove", prefix)
+            remove_checkpoint(prefix)
 
     def _point_to(self, name: str) -> None:
         """Makes TensorFlow's pointer file name only these weights; writes it only if needed."""

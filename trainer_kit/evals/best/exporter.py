@@ -14,7 +14,6 @@ too, the next evaluation that is better than the existing weights is exported.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -25,9 +24,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import RECORD
-from trainer_kit.checkpoints.startup_scan import ARCHIVED, not_written, remove_debris, remove_unfinished, set_all_aside
-from trainer_kit.checkpoints.unfinished import mark, unmark
+from trainer_kit.checkpoints.commit import begin_save, cancel_save, finish_save, read_record, remove_checkpoint
+from trainer_kit.checkpoints.startup_scan import ARCHIVED, not_written, remove_debris, set_aside
 from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.criterion import Criterion, Scored
@@ -118,7 +116,8 @@ class BestCheckpoint:
         self._so_far = [one for one in self._so_far if one.step <= step]
         later = self._weights.forget_after(step)
         if self._keeps:
-            set_all_aside(map(self._weights.folder.prefix, later), ARCHIVED)
+            for later_step in later:
+                set_aside(self._weights.folder.prefix(later_step), ARCHIVED)
 
     def check_metric(self, names: Iterable[str]) -> None:
         """Raises UsageError when no evaluation will report the metric as a single number.
@@ -210,30 +209,21 @@ class BestCheckpoint:
         )
 
     def _export(self, checkpoint: tf.train.Checkpoint, new: Scored, held: list[Scored]) -> None:
-        folder = self._weights.folder
-        prefix = folder.prefix(new.step)
+        prefix = self._weights.folder.prefix(new.step)
         try:
             if self._keeps:
-                mark([prefix])
-            self._save(checkpoint, os.path.basename(prefix))
-            if self._keeps:
+                self._save(checkpoint, begin_save(prefix))
                 files.reach("best.weights", prefix)
-                folder.note(new.record)
-                unmark([prefix])
+                finish_save(prefix, point="best", info=new.record)
+            else:
+                with tempfile.TemporaryDirectory() as folder:
+                    self._save(checkpoint, os.path.join(folder, os.path.basename(prefix)))
             self._weights.hold(held, new)
         except (tf.errors.OpError, OSError, StorageError) as error:
             info = read_info(self.export_dir, quiet=True) or {}
-            if self._keeps and info.get("step") != new.step:
-                with contextlib.suppress(OSError):
-                    os.remove(prefix + RECORD)
-                remove_unfinished(prefix)
-                unmark([prefix])
+            if self._keeps and not cancel_save(prefix) and read_record(prefix) and info.get("step") != new.step:
+                remove_checkpoint(prefix)
             raise not_written(f"the best checkpoint {prefix} was not written", self.export_dir, error) from error
 
-    def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
-        with contextlib.ExitStack() as stack:
-            folder = self.export_dir if self._keeps else stack.enter_context(tempfile.TemporaryDirectory())
-            tf.io.gfile.makedirs(folder) if files.is_remote(folder) else os.makedirs(folder, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(os.path.join(folder, name) + RECORD)  # the record of weights that are overwritten
-            checkpoint.write(os.path.join(folder, name))
+    def _save(self, checkpoint: tf.train.Checkpoint, prefix: str) -> None:
+        checkpoint.write(prefix)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.manager import CheckpointManager
+from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoints.state.python_state import PythonState
 from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint
 from trainer_kit.errors import UsageError
@@ -124,14 +124,9 @@ def test_each_asynchronous_save_holds_the_state_at_its_call(tmp_path: Path, repl
         state = _with(part=part)
         model = tf.Module()
         model.weight = tf.Variable([0.0])
-        manager = CheckpointManager(
-            training_checkpoint(global_step=step, model=model, run_state=state.variable),
-            str(tmp_path),
-            max_to_keep=5,
-            step_counter=step,
-            checkpoint_interval=1,
-            before_save=lambda _: state.store(),
-        )
+        checkpoint = training_checkpoint(global_step=step, model=model, run_state=state.variable)
+        trainer = SavedTrainer(checkpoint, step, before_save=lambda _: state.store())
+        manager = manager_of(trainer, tmp_path, max_to_keep=5)
         for number in (1, 2, 3):
             step.assign(number)
             part.value = {"batch": number, "note": "x" * 1000 * number}

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.checkpoints.manager import CheckpointManager
+from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoints.state.strict_restore import restore, saved_shapes
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.checkpoints.state.variable_names import canonical_paths
@@ -88,14 +88,8 @@ class _Run:
         return [variable.numpy().tolist() for variable in variables]
 
     def save(self, folder: Path, *numbers: int) -> str:
-        manager = CheckpointManager(
-            self.state.checkpoint,
-            str(folder),
-            max_to_keep=9,
-            step_counter=self.step,
-            checkpoint_interval=1,
-            before_save=lambda _: self.state.python_state.store(),
-        )
+        trainer = SavedTrainer(self.state.checkpoint, self.step, before_save=lambda _: self.state.python_state.store())
+        manager = manager_of(trainer, folder, max_to_keep=9)
         for number in numbers:
             self.go_on(number)
             manager.save(number)

@@ -15,9 +15,9 @@ from official.core import base_task, config_definitions, task_factory
 from official.modeling import performance
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.manager_creation import create_manager
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
+from trainer_kit.process.run_directory import RunDirectory
 
 BATCH, FEATURES, CLASSES, BATCHES = 8, 4, 3, 5
 
@@ -85,7 +85,8 @@ def small_trainer(
 
 def begun(trainer: Trainer, config: Any, folder: Path) -> CheckpointManager:
     """Returns the manager of the checkpoints in `folder`, once `trainer` goes on from the newest, if there is one."""
-    manager = create_manager(trainer, convert(config), str(folder), asynchronous=False)
+    options = convert(config).trainer
+    manager = CheckpointManager(trainer, RunDirectory(str(folder), options), options, asynchronous=False)
     with trainer.strategy.scope():
         path = manager.restore_or_initialize()
         if path:

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from official.core import actions as theirs
 
+from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.compat.model_garden.actions import RecoveryAction, RecoveryCondition
 from trainer_kit.errors import DivergedError, UsageError
@@ -81,7 +82,8 @@ class _Run:
         self.initialized = 0
         options["init_fn"] = self._initialize
         if own:
-            self.manager = CheckpointManager(self.checkpoint, str(folder), **options)
+            trainer = SavedTrainer(self.checkpoint, self.step, initialize=self._initialize)
+            self.manager = manager_of(trainer, folder, max_to_keep=5, interval=10)
         else:
             self.manager = tf.train.CheckpointManager(self.checkpoint, str(folder), **options)
 
