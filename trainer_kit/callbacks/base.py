@@ -7,7 +7,7 @@ At the end of each training loop a run reaches a boundary. It does these things 
     3. boundary_begin   no callback asked for a rewind; the engine checks whether the run has diverged
     4. checkpoint       if one is due or asked for: checkpoint_begin, save, checkpoint_saved
     5. evaluation       if one is due or asked for: evaluation_begin, evaluation_end
-                        (the ledger records it first, then the best weights are exported, then users' callbacks run)
+                        (the best weights are exported first, then the ledger records it, then users' callbacks run)
     6. epoch_end        if an epoch ends with this step
     7. boundary_end     this step is saved, evaluated and reported
     8. stop             if a callback asked for it

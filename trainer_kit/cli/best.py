@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.cli.evals import evaluation_json
-from trainer_kit.cli.recompute import recompute
 from trainer_kit.cli.view import recorded_evaluations as ledgers
 from trainer_kit.cli.view.recorded_evaluations import Choice, Evaluation
 from trainer_kit.cli.view.run_status import Settings, open_run, read_settings
@@ -35,12 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="The number of evaluations to show for each dataset. Default: 1; with --best: all.",
     )
-    parser.add_argument(
-        "--recompute",
-        action="store_true",
-        help="Rebuilds info.json and the best weights from the ledger and the checkpoints. "
-        "No process may be writing them.",
-    )
     parser.add_argument("--json", action="store_true", help="Prints JSON, with all digits.")
 
 
@@ -56,8 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
     folder = open_run(arguments.model_dir)
     settings = read_settings(folder)
     name = arguments.name = _ledger(folder, arguments.name)
-    if arguments.recompute:
-        return _recompute(arguments, folder, name, settings)
     evaluations = ledgers.read_evaluations(folder, name)
     if arguments.best is not None:
         return _show_named(arguments, folder, name, settings, evaluations)
@@ -106,16 +97,6 @@ def _show_named(
     place = ledgers.named_folder(folder, name, arguments.best)
     shown = [one for of in of_datasets for one in of[: arguments.top]]
     _show(arguments, folder, Choice(criterion.metric, criterion.comparison), of_datasets, shown, [place])
-    return ExitCode.DONE
-
-
-def _recompute(arguments: argparse.Namespace, folder: Path, name: str, settings: Settings) -> int:
-    """Rebuilds every best checkpoint of a ledger, and prints what was done."""
-    unused = [flag for flag in ("metric", "comparison", "best", "top", "json") if getattr(arguments, flag)]
-    if unused:
-        raise UsageError(f"--recompute: rebuilds every best checkpoint of the ledger; leave out --{unused[0]}")
-    for line in recompute(folder, name, settings, arguments.import_module):
-        print(line)
     return ExitCode.DONE
 
 

@@ -150,8 +150,7 @@ def _unread(arguments: argparse.Namespace) -> int:
     for stream in (sys.stdout, sys.stderr):  # Python flushes them when it exits
         with contextlib.suppress(OSError, ValueError):
             os.dup2(nothing, stream.fileno())
-    writes = getattr(arguments, "recompute", False) or getattr(arguments, "output", "")
-    shows = arguments.verb not in ("check", "doctor") and not writes
+    shows = arguments.verb not in ("check", "doctor") and not getattr(arguments, "output", "")
     return ExitCode.DONE if shows else 128 + signal.SIGPIPE
 
 

@@ -71,7 +71,6 @@ class Sidecar:
       lease: The sidecar's lease.
       train_steps: The last step of the run, used if the run's folder does not name it.
       step: Returns the step that was restored last.
-      put_back: Exports missing best weights again from the run's checkpoints.
     """
 
     def __init__(
@@ -83,11 +82,9 @@ class Sidecar:
         lease: Lease,
         train_steps: int | str,
         step: Callable[[], int],
-        put_back: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory, self._ledger, self._best, self._lease = directory, ledger, best, lease
         self._summaries, self._train_steps, self._step = summaries, train_steps, step
-        self._put_back = put_back
         self._beat: tuple[Any, float] = (None, 0.0)
 
     def begin(self) -> None:
@@ -166,4 +163,3 @@ class Sidecar:
             self._summaries.resume(step)
         if isinstance(self._best, EXPORTERS):
             self._best.resume(None, self._ledger.counting())
-        self._put_back()

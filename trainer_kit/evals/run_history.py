@@ -33,7 +33,6 @@ class RunHistory:
       best: The exporter of the best checkpoint, if any.
       writer: The writer of all reports; None: there are none to wait for.
       recorded: Returns the `extent` in the record of a step's checkpoint; {} if it has none.
-      put_back: Takes the step that the run resumes from and exports missing best weights again.
     """
 
     def __init__(
@@ -43,12 +42,10 @@ class RunHistory:
         summaries: Sequence[Any],
         best: BestCheckpoint | BestCheckpoints | None,
         writer: BackgroundWriter | None = None,
-        put_back: Callable[[int], None] = lambda _: None,
         recorded: Callable[[int], Any] = lambda _: {},
     ) -> None:
         self.ledger, self._recorded = ledger, recorded
         self._history, self._best, self._summaries, self._writer = history, best, summaries, writer
-        self._put_back = put_back
 
     def settle(self, step: int) -> dict[str, Any]:
         """Writes all reports to the disk, before a checkpoint; returns `extent`."""
@@ -112,8 +109,6 @@ class RunHistory:
         if not is_new:
             self._warn_of_loss(step)
         self.resume(step)
-        if not is_new:
-            self._put_back(step)
 
     def _warn_of_loss(self, step: int) -> None:
         """Warns when history or ledger hold less than when the checkpoint of `step` was saved."""
@@ -163,7 +158,6 @@ class RunHistory:
         if self._history is not None:
             self.ledger.rewind(step)
         self.resume(step)
-        self._put_back(step)
 
     def recorded_logs(self, step: int) -> dict[str, Any]:
         """Returns the metrics of the recorded evaluations of `step` by validation set; a single set is called ""."""

@@ -64,11 +64,6 @@ class Lease(RunLock):
             self._needs = needs
             self.beat()
 
-    def read(self, step: int | None) -> None:
-        """Writes the step of the checkpoint that is read now to the lease; the other needs stay the same."""
-        after: int | None = self._needs["after"]
-        self.need(after, step, _lineage(self._needs))
-
     def _remove(self) -> None:
         super()._remove()
         parent = self._folder.parent

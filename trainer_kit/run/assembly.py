@@ -18,7 +18,6 @@ from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stop
 from trainer_kit.callbacks.named_tensors import TensorSummaries, ask_for_tensors
 from trainer_kit.callbacks.orbit_actions import Actions, keep_states
 from trainer_kit.callbacks.profile import Profile
-from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.retention import Retention
@@ -27,7 +26,6 @@ from trainer_kit.config.resume_check import data_mistakes
 from trainer_kit.config.schema.durations import RoundedSteps, seconds_of
 from trainer_kit.distribution.collectives import barrier, chiefs_text, worker_count
 from trainer_kit.errors import ConfigError, Mistake, UsageError
-from trainer_kit.evals.best.repair import put_back_lost
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger, other_ledgers
 from trainer_kit.evals.run_history import RunHistory
@@ -124,13 +122,9 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any) -> RunHis
     def recorded(step: int) -> Any:
         return {} if copied else (read_record(os.path.join(directory.path, f"ckpt-{step}")) or {}).get("recorded")
 
-    def put_back(step: int) -> None:
-        if start := complete_checkpoints(directory.path).get(step):
-            put_back_lost(trainer, directory.path, start)
-
     summaries = (writers.train_summaries, writers.eval_summaries)
     best = trainer.checkpoint_exporter
-    return RunHistory(ledger, writers.history, summaries, best, writers.writer, put_back, recorded)
+    return RunHistory(ledger, writers.history, summaries, best, writers.writer, recorded)
 
 
 def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> CheckpointManager:
@@ -169,7 +163,6 @@ def build_sidecar(
         lock,
         plan.config.trainer.train_steps,
         lambda: int(trainer.global_step.numpy()),
-        lambda: put_back_lost(trainer, plan.directory.path, None, lock.read),
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.callbacks.best_checkpoint import KeepBest
 from trainer_kit.callbacks.divergence_report import explain_divergence
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.finite_check import FiniteCheck
@@ -40,17 +39,17 @@ def callbacks_of_run(
 ) -> list[Callback]:
     """Returns the engine's callbacks and the users' in the order in which each event calls them.
 
-    An evaluation is recorded before its weights are exported, and exported before users' callbacks see it. Values that
+    The trainer has exported the best weights when an evaluation ends. The evaluation is then recorded before users'
+    callbacks see it. Values that
     users report join the line of the loop, and the loss is checked after that line is written. A sidecar records last:
     if it dies before it has reported an evaluation, the next start evaluates again.
     """
     batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
     shown = [*users, actions, *([early] if early else []), Reports(writer, batch_size)]
     if sidecar is not None:
-        return [KeepBest(), *shown, SidecarLedger(sidecar, writer)]
-    recorded: list[Callback] = [RecordEvaluation(history), KeepBest()]
+        return [*shown, SidecarLedger(sidecar, writer)]
     checks = _divergence_checks(config, trainer, manager) if trains else []
-    return [*recorded, *([profile] if profile else []), *shown, *checks]
+    return [RecordEvaluation(history), *([profile] if profile else []), *shown, *checks]
 
 
 def _divergence_checks(config: ExperimentConfig, trainer: Any, manager: CheckpointManager) -> list[Callback]:

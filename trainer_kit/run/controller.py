@@ -243,7 +243,9 @@ class Controller:
         self._wanted -= recorded.keys()
         if unseen := {name: logs for name, logs in recorded.items() if self._seen.get(name) != step}:
             self.run.evaluation = Evaluation(step, tuple(unseen), replayed=True)
-            self.callbacks.call("evaluation_end", dict(unseen.get("", unseen)))
+            logs = dict(unseen.get("", unseen))
+            self.evaluator.add_best(logs)
+            self.callbacks.call("evaluation_end", logs)
             self._seen.update(dict.fromkeys(unseen, step))
             if self.run.was_stopped:  # a recorded evaluation ended the earlier start; this start continues
                 self.run.requests.stop = ""

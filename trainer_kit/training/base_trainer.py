@@ -35,8 +35,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
       train_tensors, eval_tensors: The StepTensors of training and evaluation steps; None: the steps expose no tensors.
       batch_spec: The spec of a replica's training batch; None before it is known.
-      best_is_kept_by_run: Whether the run calls keep_best once the ledger has recorded the evaluation; else `evaluate`
-        keeps the best checkpoint.
     """
 
     stop_flag: StopFlag | None = None
@@ -57,7 +55,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     train_tensors: Any = None
     eval_tensors: Any = None
     batch_spec: Any = None
-    best_is_kept_by_run: bool = False
 
     @property
     def class_name(self) -> str:
@@ -120,9 +117,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def validation_intervals(self, default: int | None) -> dict[str, int | None]:
         """Returns the steps between evaluations, by validation set; `default` for sets without an interval."""
         return dict.fromkeys(self.validation_sets, default)
-
-    def keep_best(self, logs: dict[str, Any]) -> None:
-        """Exports the evaluated weights if they are among the best, and adds the best metric so far to the logs."""
 
     def weights_of_metric(self, metric: str) -> str:
         """Returns which weights a metric of an evaluation is of: the name of an average, or ""."""

@@ -33,7 +33,7 @@ from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeight
 from trainer_kit.training.trainer_parts.evaluation_logs import add_best, exporters, metric_names, with_other_weights
 from trainer_kit.training.trainer_parts.own_state import kept_states
 from trainer_kit.training.trainer_parts.step_tensors import StepTensors
-from trainer_kit.training.trainer_parts.stop_flag import StopFlag
+from trainer_kit.training.trainer_parts.stop_flag import StopFlag, is_stopping
 from trainer_kit.training.trainer_parts.tracked_state import TrackedState
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
 
@@ -219,7 +219,7 @@ class Evaluator(AveragingTrainer):
         return metric_names(of_sets, self._weights)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Runs an evaluation and returns what `eval_end` returns. Runs eagerly, on the host.
+        """Evaluates, exports the best weights and returns the logs of `eval_end`. Runs eagerly, on the host.
 
         Several validation sets are evaluated one after the other; `trainer.validation_sets` may give each its number
         of batches. If `ema.evaluate` names several weights, each set is evaluated with all of them, with the first one
@@ -237,7 +237,11 @@ class Evaluator(AveragingTrainer):
             self.validation.evaluated = self.validation.names if sets is None else tuple(sets)
             self._other_logs = self._logs_of_others(num_steps) if self._weights.others else {}
             states = self._evaluate_sets(num_steps)
-            return self.eval_end(states if self.validation.have_names else states[""])
+            logs = dict(self.eval_end(states if self.validation.have_names else states[""]) or {})
+            if self._checkpoint_exporter and not is_stopping(self, lambda: False):  # it may have been cut
+                self._export_best(logs)
+            self.add_best(logs)
+            return logs
         finally:
             self.end_averaging()
             for one in self.validation:
@@ -400,7 +404,7 @@ class Evaluator(AveragingTrainer):
         return converted(self._task_of(self.validation.current).aggregate_logs)(state, step_outputs)
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
-        """Returns the logs of the evaluation; keeps the best checkpoint unless the run does. Runs eagerly, on the host.
+        """Returns the logs of the evaluation, before the best weights are exported. Runs eagerly, on the host.
 
         Args:
           aggregated_logs: The state that `eval_reduce` returned, if any; with several validation sets, a dict by name.
@@ -410,30 +414,23 @@ class Evaluator(AveragingTrainer):
             logs = {name: self._with_others(name, states.get(name)) for name in self.validation.results}
         else:
             logs = self._with_others("", aggregated_logs)
-        if self.stop_requested and not self.best_is_kept_by_run:  # the evaluation may have been cut
-            self.add_best(logs)
-        elif not self.best_is_kept_by_run:
-            self.keep_best(logs)
         self.end_averaging()
         return logs
 
-    def keep_best(self, logs: dict[str, Any]) -> None:
-        """Exports the evaluated weights if they are among the best, and adds the best metric so far to the logs.
+    def _export_best(self, logs: dict[str, Any]) -> None:
+        """Exports the evaluated weights if they are among the best.
 
         Runs eagerly, on the host, on every worker. A late save, in another thread, waits meanwhile.
 
         Args:
           logs: The logs of this step's evaluation; with several validation sets, those of the evaluated sets by name.
         """
-        if not self._checkpoint_exporter:
-            return
         self._tracked.before_save()
         step, left_out = self._read_step(), {name for name in self._set_names if name not in logs}
         options = {"not_evaluated": left_out} if left_out else {}
         for exporter in exporters(self._checkpoint_exporter):
             with self.averaged_weights(self.weights_of_metric(getattr(exporter, "metric_name", ""))):
                 exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
-        self.add_best(logs)
 
     @property
     def _set_names(self) -> tuple[str, ...]:

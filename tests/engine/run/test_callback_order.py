@@ -61,21 +61,20 @@ class _Made:
 
 
 def test_a_record_comes_first_and_the_divergence_checks_last(tmp_path: Path) -> None:
-    recorded, checks = ["ledger", "best_checkpoint"], ["finite_check", "recovery"]
-    assert _Made(tmp_path).names() == [*recorded, "_Mine", "actions", "report", *checks]
+    assert _Made(tmp_path).names() == ["ledger", "_Mine", "actions", "report", "finite_check", "recovery"]
 
 
 def test_reports_follow_all_that_may_report(tmp_path: Path) -> None:
     made = _Made(tmp_path)
     early = EarlyStopping(EarlyStoppingConfig(metric="accuracy", patience=3), made.history.ledger, "")
     names = made.names(early=early, profile=Profile("1:2", str(tmp_path)))
-    assert names[2:7] == ["profile", "_Mine", "actions", early.name, "report"]
+    assert names[1:6] == ["profile", "_Mine", "actions", early.name, "report"]
 
 
 def test_a_sidecar_records_last_and_checks_no_divergence(tmp_path: Path) -> None:
     made = _Made(tmp_path)
     names = made.names(sidecar=made.sidecar(), trains=False)
-    assert names == ["best_checkpoint", "_Mine", "actions", "report", "ledger"]
+    assert names == ["_Mine", "actions", "report", "ledger"]
 
 
 def test_a_run_that_does_not_train_checks_no_divergence(tmp_path: Path) -> None:

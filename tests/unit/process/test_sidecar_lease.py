@@ -31,9 +31,9 @@ def test_unevaluated_checkpoints_and_the_one_being_read_stay(tmp_path: Path) -> 
     with _lease(tmp_path) as lease:
         lease.need(after=20, reads=10)
         assert _leases(tmp_path).needed(STEPS) == {10, 30, 40}
-        lease.read(20)
+        lease.need(after=20, reads=20)
         assert _leases(tmp_path).needed(STEPS) == {20, 30, 40}
-        lease.read(None)
+        lease.need(after=20, reads=None)
         assert _leases(tmp_path).needed(STEPS) == {30, 40}
         lease.need(after=None, reads=30)
         assert _leases(tmp_path).needed(STEPS) == {30}
@@ -77,8 +77,6 @@ def test_after_a_rewind_a_sidecar_needs_all_from_there_on(tmp_path: Path) -> Non
         assert leases.needed(STEPS) == {40}
         for step in (30, 20):
             ledger.rewind(step)
-        assert leases.needed(STEPS) == {20, 30, 40}
-        lease.read(None)
         assert leases.needed(STEPS) == {20, 30, 40}
         lease.need(after=30, reads=None, lineage=2)
         assert leases.needed(STEPS) == {40}

@@ -1,15 +1,15 @@
 """Exports the best checkpoints by one criterion: the weights first, the record second.
 
 `ckpt-<step>.*` holds evaluated weights (averaged ones, if there is a moving average), and `info.json` names the best of
-them with its metric. The record is written after the weights, and weights that are no longer kept are deleted after the
-record: at every moment info.json names existing weights. The commit record of weights holds the same information, so
-that a lost or damaged info.json can be written again.
+them with its metric. It is written after the weights, and weights that are no longer kept are deleted after it: at
+every moment info.json names existing weights. The commit record of weights holds the same information, so that a lost
+or damaged info.json can be written again.
 
-The recorded evaluations decide which weights are kept (criterion.py). A killed run resumes from its last checkpoint and
-evaluates some steps again. It reports the best up to the step it has reached; weights that it exported later stay in
-place until the run reaches their step again. A run that goes back by request moves later exports to `archived/`.
-Missing weights that should be kept are exported again from the checkpoint of their step (`lost`). If that is missing
-too, the next evaluation that is better than the existing weights is exported.
+The recorded evaluations decide which weights are kept (criterion.py). Weights are exported before their evaluation is
+recorded. A killed run resumes from its last checkpoint and evaluates some steps again. It reports the best up to the
+step it has reached; weights that it exported later stay in place until the run reaches their step again. A run that
+goes back by request moves later exports to `archived/`. If weights are lost, the next evaluation that is better than
+the existing weights is exported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -29,8 +29,8 @@ from trainer_kit.checkpoints.startup_scan import ARCHIVED, not_written, remove_d
 from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.criterion import Criterion, Scored
-from trainer_kit.evals.best.info_json import read_info
-from trainer_kit.evals.best.kept_weights import KeptWeights, info_of
+from trainer_kit.evals.best.info_json import info_of, read_info
+from trainer_kit.evals.ledger import merged_sets
 from trainer_kit.telemetry.scalars import flat_scalars
 
 _LOG = logging.getLogger(__name__)
@@ -66,13 +66,21 @@ class BestCheckpoint:
         option: str = "trainer.best_checkpoint_eval_metric",
         folder: BestFolder | None = None,
     ) -> None:
-        self.export_dir, self.metric_name, self.metric_comp = export_dir, metric_name, metric_comp
+        self.export_dir = export_dir
+        self.metric_name = metric_name
+        self.metric_comp = metric_comp
         self.criterion = Criterion(metric_name, metric_comp, keep, min_delta)
-        self._keeps, self._option = keeps, option
+        self._keeps = keeps
+        self._option = option
         if keeps:
             remove_debris(export_dir)
-        self._weights = KeptWeights(folder or BestFolder(export_dir, keeps), self.criterion)
-        self._so_far = self._weights.held
+        self._folder = folder or BestFolder(export_dir, keeps)
+        self._infos = self._folder.infos(metric_name)  # of whole weights, by step; the same on all workers
+        self._selected = self.criterion.fold(self._described_by_info_only(()))  # evaluations to keep, with weights
+        self._so_far = self._selected
+        self._warned_of: set[int] = set()
+        self._rewound_to: int | None = None
+        self._repair_info()
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
@@ -92,9 +100,10 @@ class BestCheckpoint:
         return (self.metric_name, best.value, best.step) if best else None
 
     def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
-        """Sets the best so far to that of a run which resumes from `step`.
+        """Selects the weights to keep by the recorded evaluations, for a run which resumes from `step`.
 
-        If the weights are right but info.json or their record is not, the files are written again.
+        Records of several validation sets at one step count as one evaluation. If they lack the metric, because the run
+        was killed between two of them, the record of that step's weights is used.
 
         Args:
           step: The step of the restored checkpoint; None for a sidecar, for which all evaluations count.
@@ -103,9 +112,30 @@ class BestCheckpoint:
         Raises:
           StorageError: when a file cannot be written.
         """
-        self._weights.follow(evaluations)
-        candidates = self._weights.candidates
-        self._so_far = self.criterion.fold(one for one in candidates if step is None or one.step <= step)
+        limit, self._rewound_to = self._rewound_to, None
+        counting = merged_sets(record for record in evaluations if limit is None or record["step"] <= limit)
+        scored = [self.criterion.score(record["step"], record["metrics"], record) for record in counting]
+        recorded = [evaluation._replace(record=self._info(evaluation)) for evaluation in scored if evaluation]
+        evaluated = {item["step"] for item in counting if self.metric_name in flat_scalars(item["metrics"], "|")}
+        candidates = recorded + self._described_by_info_only(evaluated)
+        self._so_far = self.criterion.fold(item for item in candidates if step is None or item.step <= step)
+
+        whole = self._folder.whole(self._infos)
+        self._selected = self.criterion.fold(item for item in candidates if item.step in whole)
+        for item in self._selected:
+            if item.step not in self._infos or self._infos[item.step]["value"] != item.value:
+                self._folder.note(item.record)
+                self._infos[item.step] = item.record
+        self._selected = [item._replace(record=self._infos[item.step]) for item in self._selected]
+        wanted = {item.step for item in self.criterion.fold(candidates)}
+        self._warn_of_missing(wanted.intersection(item.step for item in self._so_far) - whole)
+        if self._name_best():
+            _LOG.info(
+                "%s was written again: the best weights are those of step %d",
+                self._folder.info_path,
+                self.criterion.ranked(self._selected)[0].step,
+            )
+        self._remove_others()
 
     def rewind(self, step: int) -> None:
         """Moves weights of steps after `step`, which are superseded, to `archived/`.
@@ -113,11 +143,17 @@ class BestCheckpoint:
         Raises:
           StorageError: when they cannot be moved.
         """
-        self._so_far = [one for one in self._so_far if one.step <= step]
-        later = self._weights.forget_after(step)
-        if self._keeps:
-            for later_step in later:
-                set_aside(self._weights.folder.prefix(later_step), ARCHIVED)
+        self._rewound_to = step
+        self._infos = {number: info for number, info in self._infos.items() if number <= step}
+        self._so_far = [item for item in self._so_far if item.step <= step]
+        self._selected = [item for item in self._selected if item.step <= step]
+        later = [number for number in self._folder.steps() if number > step]
+        if self._selected:
+            self._name_best()
+        elif later:
+            self._folder.name_none()
+        for number in later if self._keeps else ():
+            set_aside(self._folder.prefix(number), ARCHIVED)
 
     def check_metric(self, names: Iterable[str]) -> None:
         """Raises UsageError when no evaluation will report the metric as a single number.
@@ -166,64 +202,97 @@ class BestCheckpoint:
             _LOG.warning("%s is %s at step %d: not a candidate for the best checkpoint", self.metric_name, value, step)
             return False
         new = Scored(int(step), value, info_of(int(step), logs, self.metric_name))
-        known = any(one.step == new.step for one in self._so_far)  # the first evaluation of a step counts
+        was_evaluated = any(item.step == new.step for item in self._so_far)  # the first evaluation of a step counts
         self._so_far = self.criterion.add(self._so_far, new)
-        held = self._weights.with_new(new, known)
-        if held is None:
+        self._warn_of_missing({item.step for item in self._selected} - set(self._folder.steps()))
+
+        earlier = next((item for item in self._selected if item.step == new.step), None)
+        if earlier is not None and (was_evaluated or earlier.value == new.value):
             return False  # perhaps it was exported before the run was killed
-        self._export(checkpoint, new, held)
-        self._weights.only_held()
+        selected = self.criterion.add([item for item in self._selected if item is not earlier], new)
+        if new not in selected:
+            return False
+        self._export(checkpoint, new, selected)
+        self._remove_others()
         return True
 
-    def lost(self, saved: Callable[[int], bool]) -> list[int]:
-        """Returns the steps of missing weights that should be kept and can be exported from checkpoints.
+    def _export(self, checkpoint: tf.train.Checkpoint, new: Scored, selected: list[Scored]) -> None:
+        """Writes the weights of `new`, then names the best of the selected ones in info.json."""
+        if not self._keeps:
+            with tempfile.TemporaryDirectory() as folder:
+                self._save(checkpoint, os.path.join(folder, f"ckpt-{new.step}"))
+            self._selected = selected
+            self._infos[new.step] = new.record
+            return
 
-        Call it after a resume. Warns once of weights without a checkpoint, unless the run will reach their step again.
-
-        Args:
-          saved: Returns whether the checkpoint of a step exists and is whole.
-        """
-        steps, gone = self._weights.lost(saved)
-        so_far = {one.step for one in self._so_far}
-        for one in gone:
-            if one.step in so_far:
-                _LOG.warning("%s", self._weights.told_of_gone(one))
-        return steps
-
-    def put_back(self, checkpoint: tf.train.Checkpoint, step: int) -> None:
-        """Exports the weights of a step that `lost` returned; runs eagerly, on every worker.
-
-        Args:
-          checkpoint: The checkpoint of the weights as they were evaluated.
-          step: The step of the weights.
-
-        Raises:
-          StorageError: when they cannot be written.
-        """
-        one, held = self._weights.with_lost(step)
-        self._export(checkpoint, one, held)
-        self._weights.remove_others()
-        _LOG.info(
-            "%s: the weights of step %d (%s %s) were missing; they were exported from the checkpoint of that step",
-            *(self.export_dir, step, self.metric_name, one.value),
-        )
-
-    def _export(self, checkpoint: tf.train.Checkpoint, new: Scored, held: list[Scored]) -> None:
-        prefix = self._weights.folder.prefix(new.step)
+        prefix = self._folder.prefix(new.step)
+        before = self._selected
         try:
-            if self._keeps:
-                self._save(checkpoint, begin_save(prefix))
-                files.reach("best.weights", prefix)
-                finish_save(prefix, point="best", info=new.record)
-            else:
-                with tempfile.TemporaryDirectory() as folder:
-                    self._save(checkpoint, os.path.join(folder, os.path.basename(prefix)))
-            self._weights.hold(held, new)
+            self._save(checkpoint, begin_save(prefix))
+            files.reach("best.weights", prefix)
+            finish_save(prefix, point="best", info=new.record)
+            self._selected = selected
+            self._name_best()
         except (tf.errors.OpError, OSError, StorageError) as error:
+            self._selected = before
             info = read_info(self.export_dir, quiet=True) or {}
-            if self._keeps and not cancel_save(prefix) and read_record(prefix) and info.get("step") != new.step:
+            if not cancel_save(prefix) and read_record(prefix) and info.get("step") != new.step:
                 remove_checkpoint(prefix)
             raise not_written(f"the best checkpoint {prefix} was not written", self.export_dir, error) from error
+        self._infos[new.step] = new.record
 
     def _save(self, checkpoint: tf.train.Checkpoint, prefix: str) -> None:
         checkpoint.write(prefix)
+
+    def _remove_others(self) -> None:
+        """Removes weights that are not to be kept; does nothing while there are none to keep."""
+        if self._selected:
+            steps = {item.step for item in self._selected}
+            self._folder.remove_others(steps)
+            self._infos = {step: info for step, info in self._infos.items() if step in steps}
+
+    def _name_best(self) -> bool:
+        """Makes info.json name the best selected weights; returns whether it has changed."""
+        existing = set(self._folder.steps())  # somebody may have removed weights during the run
+        best = self.criterion.best(item for item in self._selected if item.step in existing)
+        return best is not None and self._folder.name(best.record)
+
+    def _warn_of_missing(self, steps: set[int]) -> None:
+        """Warns once of weights that should be kept, and that somebody has moved, damaged or removed."""
+        if self._keeps and steps - self._warned_of:
+            _LOG.warning(
+                "%s has lost the weights of step %s: they are missing or damaged. The next evaluation that is better "
+                "than the existing weights is exported",
+                self.export_dir,
+                ", ".join(map(str, sorted(steps))),
+            )
+        self._warned_of |= steps
+
+    def _repair_info(self) -> None:
+        """Writes info.json again from the records of the weights, if it is missing or wrong; then the pointer file."""
+        wrong = self._folder.wrong_with_info(self._infos)
+        path, told = self._folder.info_path, self._folder.told()
+        if not wrong and told is not None:
+            self._folder.name(told)  # a process may have died between info.json and the pointer file
+        if self._selected:
+            if wrong and self._name_best():
+                best = self.criterion.ranked(self._selected)[0].step
+                _LOG.warning("%s was missing or damaged; it was written again and names step %d", path, best)
+        elif wrong and self._folder.has_info():
+            reason = "is damaged, as are the weights' records" if wrong == "is damaged" else wrong
+            _LOG.warning(
+                "%s %s; the best is chosen from the evaluations in the ledger, if it has any, and from later ones",
+                path,
+                reason,
+            )
+
+    def _described_by_info_only(self, evaluated: Collection[int]) -> list[Scored]:
+        """Returns the weights whose evaluation only their own record describes."""
+        infos = [info for step, info in sorted(self._infos.items()) if step not in evaluated]
+        return [Scored(info["step"], info["value"], info) for info in infos]
+
+    def _info(self, evaluation: Scored) -> dict[str, Any]:
+        """Returns the info of a recorded evaluation, without the best so far, which is added after the export."""
+        flat = flat_scalars(evaluation.record["metrics"], "|")
+        own = {name: value for name, value in flat.items() if name.removeprefix("best_") not in flat.keys() - {name}}
+        return info_of(evaluation.step, own if self.metric_name in own else flat, self.metric_name)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import read_record
-from trainer_kit.telemetry.scalars import from_json_number
+from trainer_kit.telemetry.scalars import flat_scalars, from_json_number
 
 INFO, GARDEN_STEP = "info.json", "best_ckpt_global_step"
 _LOG = logging.getLogger(__name__)
@@ -43,6 +44,12 @@ def read_info(export_dir: str, quiet: bool = False, either_form: bool = True) ->
     if not quiet:
         _LOG.warning("%s cannot be read: %s", path, reason)
     return None
+
+
+def info_of(step: int, metrics: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Returns the info of weights, for their record and for info.json; `metrics` may be nested."""
+    flat = flat_scalars(metrics, "|")
+    return {"checkpoint": f"ckpt-{step}", "step": step, "metric": metric, "value": flat[metric], "metrics": flat}
 
 
 def is_info(value: Any) -> bool:

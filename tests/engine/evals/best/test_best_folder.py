@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.evals.best.best_folder import BestFolder
-from trainer_kit.evals.best.kept_weights import info_of
+from trainer_kit.evals.best.info_json import info_of
 
 
 def _info(step: int, value: float = 0.5) -> dict[str, Any]:

@@ -236,7 +236,8 @@ def test_a_damaged_best_is_reported_and_replaced_by_the_next(
     damage(tmp_path / name)
     best = BestCheckpoint(str(tmp_path), "accuracy")
     best.resume(2, [{"step": 2, "metrics": {"accuracy": 0.9}}])
-    assert len(caplog.records) == 1 and "info.json names weights that are not whole" in caplog.text
+    assert len(caplog.records) == 2 and "info.json names weights that are not whole" in caplog.text
+    assert "has lost the weights of step 2" in caplog.text
     assert best.best == ("accuracy", 0.9, 2)
     assert best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.7}, 3)
     assert _saved_step(tmp_path) == 3

@@ -20,8 +20,7 @@ from trainer_kit.compat.model_garden.best_checkpoint import (
     nested,
 )
 from trainer_kit.errors import StorageError
-from trainer_kit.evals.best.info_json import read_info
-from trainer_kit.evals.best.kept_weights import info_of
+from trainer_kit.evals.best.info_json import info_of, read_info
 from trainer_kit.telemetry.scalars import flat_scalars
 
 LINKS = ["best_ckpt-1.data-00000-of-00001", "best_ckpt-1.index"]

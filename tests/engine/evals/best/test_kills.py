@@ -94,7 +94,7 @@ def test_weights_removed_during_the_run_are_reported_once(tmp_path: Path, caplog
     run.to(4)
     assert (_steps(tmp_path / "best"), _named(tmp_path / "best")) == ([4], 4)
     run.to(5)
-    assert caplog.text.count("has lost the weights of step 1, 2: they were moved or removed during the run") == 1
+    assert caplog.text.count("has lost the weights of step 1, 2: they are missing") == 1
     assert caplog.text.count("has lost the weights") == 1
 
 
@@ -110,7 +110,6 @@ def test_repeated_evaluations_write_no_weights(tmp_path: Path, start: int, caplo
     run.again_from(start)
     best = max(VALUES[:start], default=None)
     assert run.best.best == (None if best is None else ("accuracy", best, VALUES.index(best) + 1))
-    assert run.best.lost(lambda _: False) == []
     run.to(8)
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
     assert run.best.best == ("accuracy", 0.95, 8)
@@ -156,7 +155,6 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
     kept = complete_checkpoints(str(tmp_path))
     assert len([step for step, prefix in kept.items() if (read_record(prefix) or {}).get("info")]) >= 2
     run.again_from(start)
-    assert run.best.lost(lambda _: False) == []
     assert len(_steps(tmp_path)) == 2 and _named(tmp_path) in (2, 5, 8)
     run.to(8)
     assert died_at > 3 and (_steps(tmp_path), _named(tmp_path)) == ([5, 8], 8)
@@ -170,13 +168,13 @@ def test_a_rewind_keeps_earlier_weights_and_info_names_them(tmp_path: Path) -> N
     run.best.resume(6, run.ledger)
     assert (_steps(tmp_path), _named(tmp_path)) == ([5], 5)
     assert list(complete_checkpoints(str(tmp_path / "archived"))) == [8]
-    assert run.best.lost(lambda step: step == 6) == [6]
 
 
 def test_a_changed_keep_adds_or_removes_weights(tmp_path: Path) -> None:
     run = _Run(tmp_path).to(8)
     run.options["keep"] = 3
-    assert run.again_from(8).best.lost(lambda _: True) == [6]
+    run.again_from(8)
+    assert (_steps(tmp_path), _named(tmp_path)) == ([5, 8], 8)
     run.options["keep"] = 1
     run.again_from(8)
     assert (_steps(tmp_path), _named(tmp_path)) == ([8], 8)
@@ -190,34 +188,12 @@ def _lose(folder: Path, *steps: int) -> None:
         (folder / f"ckpt-{step}.index").unlink()
 
 
-@pytest.mark.parametrize("lost", [[5], [8], [5, 8]])
-def test_weights_that_are_missing_are_put_back_from_checkpoints(tmp_path: Path, lost: list[int]) -> None:
-    run = _Run(tmp_path).to(8)
-    whole = (tmp_path / "info.json").read_text()
-    _lose(tmp_path, *lost)
-    run.again_from(8)
-    for step in lost:
-        assert run.best.lost(lambda step: step in lost)[0] == step
-        run.value.assign(step)
-        run.best.put_back(run.checkpoint, step)
-    assert run.best.lost(lambda _: False) == []
-    assert (_steps(tmp_path), (tmp_path / "info.json").read_text()) == ([5, 8], whole)
-
-
-def test_without_its_checkpoint_the_next_best_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_weights_are_reported_and_the_next_best_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = _Run(tmp_path).to(8)
     _lose(tmp_path, 8)
     run.again_from(8)
     assert _named(tmp_path) == 5
-    caplog.clear()
-    assert run.best.lost(lambda step: step in (3, 6)) == [6]  # 0.85 is the next best of those that can be had
-    assert run.best.lost(lambda step: step in (3, 6)) == [6]
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "the weights of step 8 should be kept (accuracy 0.95)" in told
-    assert told.endswith("; the best weights that exist: step 5 (0.9), step 6 (0.85)")
-    run.value.assign(6)
-    run.best.put_back(run.checkpoint, 6)
-    assert (_steps(tmp_path), _named(tmp_path)) == ([5, 6], 5)
+    assert caplog.text.count("has lost the weights of step 8") == 1
     assert run.best.best == ("accuracy", 0.95, 8)
 
 
@@ -226,7 +202,6 @@ def test_what_the_run_comes_to_again_is_not_told_as_lost(tmp_path: Path, caplog:
     _lose(tmp_path, 8)
     run.again_from(7)
     caplog.clear()
-    run.best.lost(lambda _: False)
     assert "step 8" not in caplog.text
     run.to(8)
     assert (_steps(tmp_path), _named(tmp_path)) == ([5, 8], 8)
@@ -293,7 +268,7 @@ def test_a_kill_between_two_sets_keeps_the_weights_of_that_step(tmp_path: Path) 
     best = run.start()
     best.resume(1, records[:-1])
     assert {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()} == before
-    assert best.lost(lambda _: False) == [] and best.best == ("rare|accuracy", 0.5, 1)
+    assert best.best == ("rare|accuracy", 0.5, 1)
     again = run.start()
     again.resume(2, records[:-1])
     assert again.best == ("rare|accuracy", 0.9, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import compare_runs
 
 BESTS = ("best_ckpt", "best_checkpoints/two", "best_checkpoints/first")
 LOSS = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
@@ -78,61 +76,21 @@ def test_named_bests_are_kept_beside_the_primary_one(finished: Path) -> None:
     assert list(_weights(finished / "best_ckpt")) == top[:1]
 
 
-def test_lost_weights_are_exported_again_before_the_run_resumes(
-    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    untouched = Path(shutil.copytree(run, tmp_path / "untouched"))
-    longer = _config(train_steps=50)
-    _launch(longer, "train_and_eval", untouched)
+def test_lost_weights_are_reported_once_and_the_run_resumes(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in BESTS:
         _lose(run / name, *complete_checkpoints(str(run / name)))
-    with caplog.at_level("INFO", logger="trainer_kit"):
-        _launch(longer, "train_and_eval", run)
-    assert compare_runs(untouched, run) == []
-    assert {name: _weights(run / name) for name in BESTS} == {name: _weights(untouched / name) for name in BESTS}
-    told = [one.getMessage() for one in caplog.records if "were exported from the checkpoint" in one.getMessage()]
-    assert sorted(re.findall(r"step (\d+)", " ".join(told))) == ["10", "30", "40", "40"]
+    _launch(_config(train_steps=50), "train_and_eval", run)
+    told = [one.getMessage() for one in caplog.records if "has lost the weights of step" in one.getMessage()]
+    assert len(told) == len(BESTS)
+    assert list(_weights(run / "best_ckpt")) == [50]
 
 
-def test_what_is_put_back_is_what_was_lost(finished: Path, run: Path) -> None:
-    for name in BESTS:
-        _lose(run / name, *complete_checkpoints(str(run / name)))
-        (run / name / "info.json").unlink()
-    (run / "final.json").unlink()
-    _launch(_config(), "train_and_eval", run)
-    for name in BESTS:
-        assert _weights(run / name) == _weights(finished / name)
-        assert (run / name / "info.json").read_text() == (finished / name / "info.json").read_text()
-
-
-def test_a_sidecar_puts_its_own_back(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _launch(_config(), "continuous_eval", run, eval_name="beside")
-    own = run / "evals/beside/best_checkpoints/two"
-    before = _weights(own)
-    assert len(before) == 2 and not (run / "evals/beside/best_checkpoints/two/archived").exists()
-    _lose(own, *before)
-    (own / "info.json").unlink()
-    _launch(_config(), "continuous_eval", run, eval_name="beside")
-    assert _weights(own) == before
-    assert json.loads((run / "evals/beside.lease.json").read_text())["reads"] is None
-
-
-def test_without_its_checkpoint_the_next_best_is_exported(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for prefix in (run / "ckpt-10", run / "best_checkpoints/first/ckpt-10"):
-        prefix.with_name("ckpt-10.index").unlink()
-    (run / "final.json").unlink()
-    _launch(_config(), "train_and_eval", run)
-    assert "the weights of step 10 should be kept" in caplog.text
-    assert list(_weights(run / "best_checkpoints/first")) == [20]
-    assert json.loads((run / "best_checkpoints/first/info.json").read_text())["step"] == 20
-
-
-def test_a_rewound_run_gets_its_earlier_best_weights_back(run: Path) -> None:
+def test_a_rewound_run_archives_later_best_weights(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     (before,) = _weights(run / "best_ckpt")
-    _launch(_config(train_steps=20), "train_and_eval", run, from_step=20)
-    assert before == 40 and list(_weights(run / "best_ckpt")) == [20]
-    assert list(_weights(run / "best_checkpoints/two")) == [10, 20]
+    _launch(_config(train_steps=30), "train_and_eval", run, from_step=20)
+    assert before == 40 and list(_weights(run / "best_ckpt")) == [30]
     assert list(complete_checkpoints(str(run / "best_ckpt/archived"))) == [40]
+    assert "has lost the weights of step 20" in caplog.text
 
 
 def test_an_unknown_metric_is_an_error_before_the_first_step(tmp_path: Path) -> None:
