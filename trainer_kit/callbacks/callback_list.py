@@ -1,4 +1,7 @@
-"""CallbackList: calls the callbacks of a run in order, and records their time, errors and states."""
+"""CallbackList: calls the callbacks of a run in order, and records their time, errors and states.
+
+EpochEvents decides when epoch_begin and epoch_end are called.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from trainer_kit.callbacks import epoch_events
 from trainer_kit.callbacks.base import Callback, Requests, Run
 from trainer_kit.checkpoints.state.python_state import check_state
 from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count
@@ -19,13 +22,89 @@ from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.telemetry.time_ledger import NAMES, TimeLedger
 from trainer_kit.training.checks.global_step import is_users
 from trainer_kit.training.loops.intervals import next_multiple
+from trainer_kit.training.metrics import to_numpy
 
 _LOG = logging.getLogger(__name__)
+EPOCH_EVENTS = ("epoch_begin", "epoch_end")
 _EVENTS = [
     name
     for name in vars(Callback)
     if name.endswith(("_begin", "_end")) or name in ("rewound", "exception", "run_finished")
 ]
+
+
+class EpochEvents:
+    """Decides when epoch_begin is called, before the first loop of an epoch, and epoch_end, after its last loop.
+
+    What happens between two loops, such as evaluations and checkpoints, is done by the time of epoch_end.
+
+    Args:
+      run: The run; its `epochs` are set before training begins.
+      wanted: Whether a callback has one of these events.
+
+    Attributes:
+      wanted: The argument of this name.
+      training: Whether the run trains at present; an evaluation without training has no epochs.
+    """
+
+    def __init__(self, run: Run, wanted: bool) -> None:
+        self._run = run
+        self.wanted = wanted
+        self.training = False
+        self._logs: dict[str, Any] = {}  # of the last loop, and of the evaluations after it as "validation"
+        self._ended_at = -1  # the step of the last epoch_end, while no loop has followed
+
+    def next_cut(self, step: int) -> int | None:
+        """Returns the step after `step` that ends an epoch; None if no callback has an event of epochs."""
+        epochs = self._run.epochs
+        return next_multiple(step, epochs.steps) if self.wanted and epochs else None
+
+    def before(self, event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        """Notes what an event says of the epoch; yields the name and the argument of epoch_begin if it comes first."""
+        epochs = self._run.epochs
+        step = self._run.step
+        if not self.wanted or epochs is None or not self.training:
+            return
+        if event == "loop_end" and isinstance(arguments[0], Mapping):
+            self._logs |= arguments[0]
+        elif event == "evaluation_end" and isinstance(arguments[0], Mapping):
+            self._logs["validation"] = {**self._logs.get("validation", {}), **arguments[0]}
+        elif event == "rewound":
+            self._ended_at = -1
+        elif event == "loop_begin":
+            self._logs = {}
+            self._ended_at = -1
+            if step == 0 or epochs.is_end(step):
+                self._run.in_epoch_begin = True
+                yield "epoch_begin", epochs.ended(step) + 1
+                self._run.in_epoch_begin = False
+
+    def take_end(self) -> tuple[int, dict[str, Any]] | None:
+        """Returns the epoch that ends with this step and its logs, once; None if no epoch ends."""
+        epochs = self._run.epochs
+        step = self._run.step
+        if not self.wanted or epochs is None or not self.training:
+            return None
+        if not epochs.is_end(step) or self._ended_at == step:
+            return None
+        self._ended_at = step
+        return epochs.ended(step), self._logs
+
+    def state(self) -> dict[str, float] | None:
+        """Returns the numbers of the last loop at the end of an epoch, for the checkpoint: epoch_end comes after it.
+
+        After a resume, evaluations of this step follow again.
+        """
+        epochs = self._run.epochs
+        if epochs is None or not epochs.is_end(self._run.step):
+            return None
+        values = {name: np.asarray(to_numpy(value)) for name, value in self._logs.items()}
+        return {name: float(value) for name, value in values.items() if value.ndim == 0 and value.dtype.kind in "biuf"}
+
+    def restore(self, state: dict[str, float] | None) -> None:
+        """Takes the numbers of a checkpoint."""
+        self._logs = dict(state or {})
+        self._ended_at = -1
 
 
 class CallbackList:
@@ -65,8 +144,8 @@ class CallbackList:
         self.shares_requests = worker_count(self._strategy) > 1
         for member in self.members:
             _check(member)
-        wants_epochs = any(_overrides(member, name) for member in self.members for name in epoch_events.NAMES)
-        self.epochs = epoch_events.EpochEvents(run, wants_epochs)
+        wants_epochs = any(_overrides(member, name) for member in self.members for name in EPOCH_EVENTS)
+        self.epochs = EpochEvents(run, wants_epochs)
         self._users_events = {name for name in _EVENTS if any(is_users(type(one), name) for one in self.members)}
 
     def keep_states(self) -> None:
@@ -96,6 +175,12 @@ class CallbackList:
                 self._call(member, event, *arguments)
         if event in self._users_events:
             self.run.read_step()
+
+    def end_epoch(self) -> None:
+        """Calls epoch_end if an epoch ends with this step, once."""
+        arguments = self.epochs.take_end()
+        if arguments is not None:
+            self.call("epoch_end", *arguments)
 
     def call_after_error(self, event: str, *arguments: Any) -> None:
         """Calls an event on all members while another error is being handled, and logs their errors.

@@ -1,7 +1,8 @@
 """Controller: the outer loop of a run. It knows loops, evaluations, saves and events, and nothing else.
 
-callbacks/base.py gives the order of events at a boundary. An interval is due when a loop crosses one of its multiples.
-global_step tells how many steps a loop has taken. A stop takes effect between loops, and between the steps of a loop.
+`Controller.boundary` is what happens between two training loops, in the order that callbacks/base.py promises. An
+interval is due when a loop crosses one of its multiples. global_step tells how many steps a loop has taken. A stop
+takes effect between loops, and between the steps of a loop.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -17,22 +19,53 @@ from trainer_kit.callbacks.base import Evaluation, Loop, Requests
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import Divergence
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.errors import DivergedError, StorageError
+from trainer_kit.errors import DataError, DivergedError, StorageError
 from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown, WatchedRun
 from trainer_kit.run.checkpointing import RunCheckpoints
-from trainer_kit.run.goal import Goal, data_ended_early
 from trainer_kit.run.progress import BETWEEN, Phases
 from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.checks.global_step import CountedLoops
 from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
-from trainer_kit.training.loops.intervals import StepsPerLoop, next_stop
+from trainer_kit.training.loops.intervals import StepsPerLoop, is_due, next_stop
 from trainer_kit.training.loops.summary_condition import SummaryTimer, summary_condition
 from trainer_kit.training.metrics import to_numpy
 from trainer_kit.training.trainer_parts.stop_flag import is_stopping
 
 _LOG = logging.getLogger(__name__)
+
+
+class Rewound(Exception):
+    """The run has gone back to an earlier step: the rest of the boundary is skipped, and training resumes there."""
+
+
+class Stopped(Exception):
+    """A stop was requested: the rest of the boundary is skipped, and the run ends."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What happens on the way to the last step of a training run.
+
+    Attributes:
+      eval_steps: The number of batches in an evaluation; -1: all.
+      intervals: The steps between evaluations of each validation set; None: only at the end.
+        Empty: no evaluations.
+      saves_last: Whether the last step is always saved.
+    """
+
+    eval_steps: int
+    intervals: Mapping[str, int | None]
+    saves_last: bool
+
+    def due_sets(self, begin: int, step: int, is_last: bool, requested: Collection[str]) -> list[str]:
+        """Returns the validation sets to evaluate after a loop from `begin` to `step`; all at the last step."""
+        return [
+            name
+            for name, interval in self.intervals.items()
+            if is_last or name in requested or (interval and is_due(begin, step, interval))
+        ]
 
 
 class Controller:
@@ -89,9 +122,11 @@ class Controller:
         self.summary_manager = summary_manager or SummaryManager(None)
         self.eval_summary_manager = eval_summary_manager or SummaryManager(None)
         self._stopping, self._save_on_stop, self._recorded = stopping, save_on_stop, recorded
-        self._evaluated: dict[str, int] = {}  # the step at which this process evaluated each validation set last
-        self._seen: dict[str, int] = {}  # the step of the last evaluation that callbacks saw; in the checkpoint
-        self._wanted: set[str] = set()  # the validation sets that callbacks have asked for; in the checkpoint
+        # By validation set, the step of its last evaluation in this process, and of the last one that callbacks saw.
+        # The second one is in the checkpoint, like the sets that callbacks have asked for.
+        self._evaluated_at: dict[str, int] = {}
+        self._shown_at: dict[str, int] = {}
+        self._requested_sets: set[str] = set()
         self._catches_up = False  # whether the run begins, or has gone back
         self._interrupted_loop, self._num_steps = InterruptedLoop(), (0, tf.constant(0))
         self.running, self._cuts, self._phases = (0, 0), cuts, Phases(times or TimeLedger())
@@ -99,8 +134,12 @@ class Controller:
         self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
         if trainer is not None:
             trainer.keep_state("loop", self._interrupted_loop.state, self._interrupted_loop.put_back)
-            trainer.keep_state("evaluated", lambda: self._seen or None, self._put_seen)
-            trainer.keep_state("evaluations asked for", lambda: sorted(self._wanted) or None, self._put_wanted)
+            trainer.keep_state("evaluated", lambda: self._shown_at or None, self._restore_shown)
+            trainer.keep_state(
+                "evaluations asked for",
+                lambda: sorted(self._requested_sets) or None,
+                self._restore_requested_sets,
+            )
         tf.summary.experimental.set_step(global_step)
         self.run.read_step()
 
@@ -155,9 +194,11 @@ class Controller:
         """
         self.run.total = train_steps if train_steps >= 0 else None
         intervals = self.evaluator.validation_intervals(eval_interval) if evaluates else {}
-        goal, output = Goal(eval_steps, intervals, checkpoint_at_completion), dict[str, Any]()
+        goal = Goal(eval_steps, intervals, checkpoint_at_completion)
+        output: dict[str, Any] = {}
         writer = self.summary_manager.summary_writer()
         self.callbacks.log_cuts(self.steps_per_loop)
+
         with self._phases.at_work(), self.callbacks.around("train"), writer.as_default():
             self._catches_up = True
             while self._catches_up or not (self._is_last() or self.stopping):
@@ -165,124 +206,197 @@ class Controller:
                     with exits_as_errors():
                         if self._catches_up:
                             output = self._catch_up(goal) or output
-                            continue
-                        begun = self._train_loop(goal)
-                        output = self._at_boundary(begun, goal) or output
+                        else:
+                            loop = self._train_loop(goal)
+                            output = self.boundary(loop, goal) or output
+                except (Rewound, Stopped):
+                    continue
                 except Exception as error:
-                    self._go_back_after(error)
-            if self._save_on_stop if self.stopping else checkpoint_at_completion or self.run.stop_reason:
+                    self._rewind_after(error)
+
+            saves_last = checkpoint_at_completion or bool(self.run.stop_reason)
+            if self._save_on_stop if self.stopping else saves_last:
                 self.save_checkpoint()
             self.sync()
         return output
 
-    def _train_loop(self, goal: Goal) -> int:
-        """Runs one training loop up to the next boundary; returns the step at which the loop began."""
+    def _train_loop(self, goal: Goal) -> Loop | None:
+        """Runs one training loop; returns None if it took no step, or if a stop interrupted it."""
         step = self.run.step
         pause = next_stop(step, self.run.total, *goal.intervals.values(), *self._cuts, self.callbacks.next_cut(step))
-        begun, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
+        self.running = self._interrupted_loop.next(step, pause, self.steps_per_loop)
+        begin, end = self.running
         self.callbacks.call("loop_begin", end - step)
+
+        start = time.perf_counter()
         logs: Any = None
-        start, self.running = time.perf_counter(), (begun, end)
-        with self._phases.during("train"), tf.summary.record_if(self._records_summaries()), self._loops.out_of_data():
-            logs = self.trainer.train(self._tensor_of(end - step))
+        records_summaries = summary_condition(self.summary_interval, self.global_step, end)
+        with self._phases.during("train"), tf.summary.record_if(records_summaries), self._loops.out_of_data():
+            logs = self.trainer.train(self._steps_tensor(end - step))
         logs, reached = self._loops.counted(step, end, logs)
         self.run.step = reached
+
         seconds = time.perf_counter() - start - self.trainer.tracing_seconds
         first_seconds = self.trainer.first_step_at - start
         self.times.add_loop(reached - step, self.trainer.input_seconds, first_seconds, self.trainer.tracing_seconds)
-        interrupted = begun < reached < end and self.stopping
-        self._interrupted_loop.steps = (begun, end) if interrupted else None
-        if reached > step and not interrupted:
-            self.run.loop = Loop(step, reached, seconds, logs)
-            self.callbacks.call("loop_end", logs)
-        return begun
 
-    def _at_boundary(self, begun: int, goal: Goal) -> dict[str, Any]:
-        """Saves and evaluates what is due or requested after the loop that began at `begun`; returns the logs."""
-        asked, loop, step = self._take_requests(), self.run.loop, self.run.step
-        if asked is None:
-            return {}
-        if loop is not None and loop.end == step:
+        # A resumed run ends and reports an interrupted loop at the step at which it would have ended.
+        is_interrupted = begin < reached < end and self.stopping
+        self._interrupted_loop.steps = self.running if is_interrupted else None
+        if reached == step or is_interrupted:
+            return None
+        return Loop(step, reached, seconds, logs)
+
+    def boundary(self, loop: Loop | None, goal: Goal) -> dict[str, Any]:
+        """Does what is due at the step between two training loops.
+
+        Args:
+          loop: The training loop that has ended; None if it is not to be reported.
+          goal: What happens on the way to the last step.
+
+        Returns:
+          The logs of the evaluations at this step; empty if none was due.
+
+        Raises:
+          Rewound: when a callback has asked for a rewind, at any of the steps.
+          Stopped: when a stop was requested.
+          DataError: when the training data ends before the last step.
+          Exception: the first error of a required callback.
+        """
+        self._end_loop(loop)  # 1. loop_end
+        requests = self._take_requests()  # 2. rewind
+        self._begin_boundary()  # 3. boundary_begin
+        self._save_if_due(requests, goal)  # 4. checkpoint
+        logs = self._evaluate_if_due(goal)  # 5. evaluation
+        self.callbacks.end_epoch()  # 6. epoch_end
+        self.callbacks.call("boundary_end")  # 7. boundary_end
+        return self._stop_if_requested(logs, goal)  # 8. stop
+
+    def _end_loop(self, loop: Loop | None) -> None:
+        """Shows the loop to the callbacks, which report it."""
+        if loop is not None:
+            self.run.loop = loop
+            self.callbacks.call("loop_end", loop.logs)
+
+    def _take_requests(self) -> Requests:
+        """Takes the requests of callbacks, and remembers the evaluations among them.
+
+        Raises:
+          Rewound: after it has carried out a rewind.
+        """
+        requests = self.callbacks.take_requests()
+        if requests.rewind is not None:
+            self._rewind(requests.rewind, requests.rewind_reason)
+            raise Rewound
+        self._requested_sets |= requests.evaluate
+        return requests
+
+    def _begin_boundary(self) -> None:
+        """Lets the engine check whether the loop that has ended has diverged."""
+        loop = self.run.loop
+        if loop is not None and loop.end == self.run.step:
             self.callbacks.call("boundary_begin", loop.logs)
+
+    def _save_if_due(self, requests: Requests, goal: Goal) -> None:
+        """Saves a checkpoint if one is due or asked for, or if the run ends here."""
         if self.stopping:
             if self._save_on_stop:
-                self.save_checkpoint()
-            return {}
-        last, data_ended = self._is_last(), self.trainer.data_ended
-        saves_last = last and (goal.saves_last or data_ended or bool(self.run.stop_reason))
-        if saves_last or asked.save or self._checkpoints.is_due(begun, step):
-            self.save_checkpoint(asked.save_again)
+                self.save_checkpoint()  # inside the boundary, where a divergence may still rewind the run
+            raise Stopped
+        step = self.run.step
+        data_ended = self.trainer.data_ended
+        saves_last = goal.saves_last or data_ended or bool(self.run.stop_reason)
+        if requests.save or (saves_last and self._is_last()) or self._checkpoints.is_due(self.running[0], step):
+            self.save_checkpoint(requests.save_again)
+
         if data_ended and self.run.total is not None and not self.run.stop_reason:
             self.sync()
-            raise data_ended_early(step, self.run.total)
-        due = goal.due(begun, step, last, self._wanted)
-        return self._evaluate_at_step([name for name in due if self._evaluated.get(name) != step], goal)
+            raise DataError(
+                f"task.train_data ended at step {step} of {self.run.total}; repeat the data (an ArraySource does with "
+                "task.train_data.is_training=true), or set trainer.train_steps to -1 to train until it ends "
+                "(the checkpoint of this step is saved)"
+            )
+
+    def _evaluate_if_due(self, goal: Goal) -> dict[str, Any]:
+        """Evaluates the validation sets that are due or asked for; returns their logs."""
+        step = self.run.step
+        due = goal.due_sets(self.running[0], step, self._is_last(), self._requested_sets)
+        return self._evaluate_sets([name for name in due if self._evaluated_at.get(name) != step], {}, goal)
+
+    def _stop_if_requested(self, logs: dict[str, Any], goal: Goal) -> dict[str, Any]:
+        """Ends the boundary, and the run if boundary_end asked for that: all sets are evaluated at the last step.
+
+        Args:
+          logs: The logs of the evaluations at this step so far.
+          goal: What happens on the way to the last step.
+        """
+        while True:
+            requests = self._take_requests()
+            if requests.save:
+                self.save_checkpoint(requests.save_again)
+            due = self._not_evaluated(goal.intervals) if requests.stop else []
+            if self.stopping:
+                raise Stopped
+            if not due:
+                return logs
+            logs = self._evaluate_sets(due, logs, goal)
+            self.callbacks.call("boundary_end")
+
+    def _evaluate_sets(self, due: Collection[str], logs: dict[str, Any], goal: Goal) -> dict[str, Any]:
+        """Evaluates sets, and those that callbacks ask for meanwhile; all sets if a callback ends the run here.
+
+        Args:
+          due: The names of the validation sets.
+          logs: The logs of other sets at this step.
+          goal: What happens on the way to the last step.
+
+        Returns:
+          All logs of this step.
+        """
+        while due and not self.stopping:
+            logs = self._evaluate(goal.eval_steps, due, logs)
+            requests = self._take_requests()
+            if requests.save:
+                self.save_checkpoint(requests.save_again)
+            requested = goal.intervals if self.run.stop_reason else self._requested_sets
+            due = self._not_evaluated(name for name in goal.intervals if name in requested)
+        return logs
 
     def _is_last(self) -> bool:
         """Whether the run ends at this step: it is the last step, the data has ended, or a callback ends the run."""
         is_at_end = self.run.total is not None and self.run.step >= self.run.total
         return is_at_end or bool(self.run.stop_reason) or self.trainer.data_ended
 
-    def _take_requests(self) -> Requests | None:
-        """Takes the requests of callbacks and notes the evaluations; returns None after it has carried out a rewind."""
-        asked = self.callbacks.take_requests()
-        if asked.rewind is not None:
-            self._rewind(asked.rewind, asked.rewind_reason)
-            return None
-        self._wanted |= asked.evaluate
-        return asked
-
     def _catch_up(self, goal: Goal) -> dict[str, Any]:
         """Catches up on saves and evaluations that are due at the first step of the run, or after a rewind.
 
-        Callbacks receive the recorded logs of evaluations that came after the checkpoint. Returns the logs of new
-        evaluations.
+        It is a boundary without a loop. Callbacks receive the recorded logs of evaluations that came after the
+        checkpoint. Returns the logs of new evaluations.
         """
-        self._catches_up, step = False, self.run.step
+        self._catches_up = False
+        step = self.run.step
         recorded = self._recorded(step) if goal.intervals and step > 0 else {}
-        self._wanted -= recorded.keys()
-        if unseen := {name: logs for name, logs in recorded.items() if self._seen.get(name) != step}:
+        self._requested_sets -= recorded.keys()
+        unseen = {name: logs for name, logs in recorded.items() if self._shown_at.get(name) != step}
+        if unseen:
             self.run.evaluation = Evaluation(step, tuple(unseen), replayed=True)
             logs = dict(unseen.get("", unseen))
             self.evaluator.add_best(logs)
             self.callbacks.call("evaluation_end", logs)
-            self._seen.update(dict.fromkeys(unseen, step))
+            self._shown_at.update(dict.fromkeys(unseen, step))
             if self.run.was_stopped:  # a recorded evaluation ended the earlier start; this start continues
                 self.run.requests.stop = ""
-        asked = self._take_requests()
-        if asked is None:
-            return {}
-        if asked.save:
-            self.save_checkpoint(asked.save_again)
-        due = goal.due(step - 1, step, self._is_last(), self._wanted) if step > 0 else []
-        return self._evaluate_at_step(self._not_evaluated(due), goal)
 
-    def _evaluate_at_step(self, due: Collection[str], goal: Goal) -> dict[str, Any]:
-        """Evaluates the sets that are due, and those that callbacks request then; all sets if the run ends here.
-
-        Nothing of this step is left to do when it returns.
-        """
-        logs: dict[str, Any] = {}
-        while True:
-            while due and not self.stopping:
-                found = self._evaluate(goal.eval_steps, due, logs)
-                asked = self._take_requests() if found is not None else None
-                if found is None or asked is None:
-                    return {}
-                logs = found
-                if asked.save:
-                    self.save_checkpoint(asked.save_again)
-                wanted = goal.intervals if self.run.stop_reason else self._wanted
-                due = self._not_evaluated(name for name in goal.intervals if name in wanted)
-            self.callbacks.call("boundary_end")
-            asked = self._take_requests()
-            if asked is None:
-                return {}
-            if asked.save:
-                self.save_checkpoint(asked.save_again)
-            due = self._not_evaluated(goal.intervals) if asked.stop else []
-            if not due or self.stopping:
-                return {} if self.stopping else logs
+        requests = self._take_requests()
+        if requests.save:
+            self.save_checkpoint(requests.save_again)
+        due: list[str] = []
+        if step > 0:
+            due = goal.due_sets(step - 1, step, self._is_last(), self._requested_sets)
+        logs = self._evaluate_sets(self._not_evaluated(due), {}, goal)
+        self.callbacks.end_epoch()
+        self.callbacks.call("boundary_end")
+        return self._stop_if_requested(logs, goal)
 
     def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs as NumPy values; returns {} when a stop cut the evaluation short.
@@ -296,8 +410,9 @@ class Controller:
           DivergedError: when a weight is not finite.
           StorageError: when the record of the evaluation, or the save before it, cannot be written.
         """
-        logs = self._evaluate(steps, sets or list(self.evaluator.validation_intervals(None)), {})
-        if logs is None:
+        try:
+            logs = self._evaluate(steps, sets or list(self.evaluator.validation_intervals(None)), {})
+        except Stopped:
             return {}
         saves = self.callbacks.take_requests().save
         self.callbacks.call("boundary_end")
@@ -307,8 +422,8 @@ class Controller:
             self.sync()
         return {} if self.stopping else logs
 
-    def _evaluate(self, steps: int, sets: Collection[str], before: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Evaluates and calls evaluation_end.
+    def _evaluate(self, steps: int, sets: Collection[str], before: Mapping[str, Any]) -> dict[str, Any]:
+        """Evaluates, has the evaluation recorded, and shows it to the callbacks.
 
         Args:
           steps: The number of batches; -1: all.
@@ -316,34 +431,40 @@ class Controller:
           before: The logs of other sets at the same step.
 
         Returns:
-          All logs of this step; None when a stop cut the evaluation short.
+          All logs of this step, NumPy values.
+
+        Raises:
+          Stopped: when a stop cut the evaluation short.
         """
-        run, step = self.run, self.run.step
+        step = self.run.step
         self.callbacks.call("evaluation_begin")
         start = time.perf_counter()
         with self._phases.during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
-            chosen = {} if "" in sets else {"sets": list(sets)}
-            logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **chosen) or {}
+            options = {} if "" in sets else {"sets": list(sets)}
+            logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **options) or {}
         seconds = time.perf_counter() - start
         if self.stopping:
-            return None
-        self._wanted -= set(sets)
-        self._evaluated.update(dict.fromkeys(sets, step))
-        self._seen.update(dict.fromkeys(sets, step))
-        self.sync()  # nothing is recorded before it is there
-        manager, of_sets = self.checkpoint_manager, {name: s for name, s in self.evaluator.eval_seconds.items() if name}
+            raise Stopped
+
+        self._requested_sets -= set(sets)
+        self._evaluated_at.update(dict.fromkeys(sets, step))
+        self._shown_at.update(dict.fromkeys(sets, step))
+        self.sync()  # an evaluation is recorded after its checkpoint is on the disk
+        manager = self.checkpoint_manager
+        seconds_of_sets = {name: spent for name, spent in self.evaluator.eval_seconds.items() if name}
         path = manager.saved_path if step == manager.saved_step else None
-        run.evaluation = Evaluation(step, tuple(sets), seconds, of_sets, path)
+        self.run.evaluation = Evaluation(step, tuple(sets), seconds, seconds_of_sets, path)
         merged = {**before, **logs}
         self.callbacks.call("evaluation_end", merged)
-        run.read_step()  # an action, or eval_end of the user's trainer, may have restored a checkpoint
+        self.run.read_step()  # an action, or eval_end of the user's trainer, may have restored a checkpoint
         return dict(tf.nest.map_structure(to_numpy, merged))
 
     def _not_evaluated(self, sets: Iterable[str]) -> list[str]:
         """Returns those of `sets` that no process has evaluated at this step, by memory or by the record."""
-        step, names = self.run.step, list(sets)
+        step = self.run.step
+        names = list(sets)
         recorded = self._recorded(step) if names else {}
-        return [name for name in names if self._evaluated.get(name) != step and name not in recorded]
+        return [name for name in names if self._evaluated_at.get(name) != step and name not in recorded]
 
     def evaluate_continuously(
         self,
@@ -372,8 +493,11 @@ class Controller:
         output: dict[str, Any] = {}
         run = watched or Unknown(timeout_fn or (lambda: False))
         watcher = CheckpointWatcher(self.checkpoint_manager.source, timeout, run, newest_only)
-        ends = lambda: self.stopping or bool(self.run.stop_reason)  # noqa: E731
-        for path in watcher.follow(ends, lambda: self._phases.during("wait")):
+
+        def is_over() -> bool:
+            return self.stopping or bool(self.run.stop_reason)
+
+        for path in watcher.follow(is_over, lambda: self._phases.during("wait")):
             try:
                 self.restore_checkpoint(path)
             except StorageError as error:
@@ -411,21 +535,22 @@ class Controller:
 
     def interrupt_loop(self) -> None:
         """Notes the current loop as interrupted, after an error inside it; the next checkpoint stores its end."""
-        self._interrupted_loop.steps, self.trainer.metrics_continue = self.running, True
+        self._interrupted_loop.steps = self.running
+        self.trainer.metrics_continue = True
 
-    def _go_back_after(self, error: Exception) -> None:
+    def _rewind_after(self, error: Exception) -> None:
         """Lets callbacks rewind the run after an error; raises the error when no callback requests that."""
         self.run.read_step()
         self.run.requests = Requests()  # earlier requests are dropped with the loop
         self.callbacks.call_after_error("exception", error)
         if self.callbacks.shares_requests and not isinstance(error, Divergence):
             raise error  # which other workers may not have
-        asked = self.callbacks.take_requests()
-        if asked.rewind is None:
+        requests = self.callbacks.take_requests()
+        if requests.rewind is None:
             raise error
         if not isinstance(error, DivergedError):
             _LOG.warning("%s: %s", type(error).__name__, error)
-        self._rewind(asked.rewind, asked.rewind_reason)
+        self._rewind(requests.rewind, requests.rewind_reason)
 
     def _rewind(self, step: int, reason: str) -> None:
         """Restores the checkpoint of an earlier step in the middle of a run, which then resumes from there."""
@@ -434,22 +559,20 @@ class Controller:
         self._phases.now = BETWEEN  # after an error it is still that of the error
         with self.times.during("recovery"):
             self.restore_checkpoint(path)
-            self._interrupted_loop.steps, self.run.stop_reason = None, ""
-            self._evaluated.clear()  # evaluations of the dropped steps no longer count
+            self._interrupted_loop.steps = None
+            self.run.stop_reason = ""
+            self._evaluated_at.clear()  # evaluations of the dropped steps no longer count
             self.callbacks.call("rewound", step)
         self._catches_up = True
 
-    def _put_seen(self, state: dict[str, int] | None) -> None:
-        self._seen = dict(state or {})
+    def _restore_shown(self, state: dict[str, int] | None) -> None:
+        self._shown_at = dict(state or {})
 
-    def _put_wanted(self, state: list[str] | None) -> None:
-        self._wanted = set(state or ())
+    def _restore_requested_sets(self, state: list[str] | None) -> None:
+        self._requested_sets = set(state or ())
 
-    def _tensor_of(self, steps: int) -> tf.Tensor:
+    def _steps_tensor(self, steps: int) -> tf.Tensor:
         """Returns `steps` as an int32 scalar; the same tensor while the number stays the same."""
         if self._num_steps[0] != steps:
             self._num_steps = steps, tf.constant(steps, tf.int32)
         return self._num_steps[1]
-
-    def _records_summaries(self) -> Any:
-        return summary_condition(self.summary_interval, self.global_step, self.running[1])

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.callbacks.epoch_events import NAMES
+from trainer_kit.callbacks.callback_list import EPOCH_EVENTS
 from trainer_kit.config.fields import leaves
 from trainer_kit.config.run_length import durations_in, with_steps
 from trainer_kit.config.schema.durations import EPOCHS
@@ -103,7 +103,7 @@ def _wants_epochs(config: ExperimentConfig, callbacks: Sequence[Callback]) -> st
         if duration.unit == EPOCHS:
             return f"trainer.{path}"
     for callback in callbacks:
-        has_events = any(getattr(type(callback), name) is not getattr(Callback, name) for name in NAMES)
+        has_events = any(getattr(type(callback), name) is not getattr(Callback, name) for name in EPOCH_EVENTS)
         if callback.needs_epochs or has_events:
             return f"callback {callback.name}"
     return ""

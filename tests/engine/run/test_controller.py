@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.callbacks.reports import Reports
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import DataError, DivergedError, StopTraining, UsageError
-from trainer_kit.run.controller import Controller
+from trainer_kit.run.controller import Controller, Goal
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer
+from trainer_kit.training.loops.epochs import Epochs
 
 
 class _Counter(BaseTrainer):
@@ -481,3 +483,76 @@ def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
     assert controller.evaluate_continuously(timeout=0, timeout_fn=lambda: True) == {"accuracy": 0.5}
     assert counter.evaluated == [4, 12]
     assert "a checkpoint is skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text
+
+
+GOAL = Goal(eval_steps=-1, intervals={"far": None, "dev": 4, "test": 6}, saves_last=True)
+
+
+@pytest.mark.parametrize(
+    ("begin", "step", "sets"),
+    [(0, 3, []), (3, 5, ["dev"]), (5, 11, ["dev", "test"])],
+)
+def test_sets_are_due_at_multiples_of_their_intervals(begin: int, step: int, sets: list[str]) -> None:
+    assert GOAL.due_sets(begin, step, is_last=False, requested=()) == sets
+
+
+def test_all_sets_are_due_at_the_last_step_wherever_it_is() -> None:
+    assert GOAL.due_sets(4, 5, is_last=True, requested=()) == ["far", "dev", "test"]
+
+
+def test_a_set_that_was_asked_for_takes_its_place_in_the_order() -> None:
+    assert GOAL.due_sets(3, 5, is_last=False, requested=["test", "far"]) == ["far", "dev", "test"]
+
+
+def test_without_intervals_nothing_is_due_even_if_asked_for() -> None:
+    goal = Goal(eval_steps=-1, intervals={}, saves_last=False)
+    assert goal.due_sets(16, 20, is_last=True, requested=["dev"]) == []
+
+
+class _Noting(Callback):
+    """Notes the events that it sees."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        self._events.append("loop_end")
+
+    def boundary_begin(self, run: Run, logs: Any) -> None:
+        self._events.append("boundary_begin")
+
+    def checkpoint_begin(self, run: Run) -> None:
+        self._events.append("checkpoint_begin")
+
+    def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
+        self._events.append("checkpoint_saved")
+
+    def evaluation_begin(self, run: Run) -> None:
+        self._events.append("evaluation_begin")
+
+    def evaluation_end(self, run: Run, logs: Any) -> None:
+        self._events.append("evaluation_end")
+
+    def epoch_end(self, run: Run, epoch: int, logs: Any) -> None:
+        self._events.append("epoch_end")
+
+    def boundary_end(self, run: Run) -> None:
+        self._events.append("boundary_end")
+
+
+def test_a_boundary_has_its_events_in_the_order_of_the_contract(tmp_path: Path) -> None:
+    events: list[str] = []
+    controller, _ = _controller(tmp_path, _Counter(), interval=4, callbacks=[_Noting(events)])
+    controller.run.epochs = Epochs(Fraction(4))
+    controller.train_and_evaluate(train_steps=4, eval_interval=4)
+    assert events == [
+        "boundary_end",  # of the start
+        "loop_end",
+        "boundary_begin",
+        "checkpoint_begin",
+        "evaluation_begin",
+        "checkpoint_saved",
+        "evaluation_end",
+        "epoch_end",
+        "boundary_end",
+    ]
