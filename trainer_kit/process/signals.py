@@ -35,11 +35,29 @@ def deciding(before: signal.Signals | None, number: signal.Signals) -> signal.Si
     return number if before in (None, signal.SIGINT) else before
 
 
+class SlowRun:
+    """A run that does not stop by itself in time. This one has nothing to save and no files to remove."""
+
+    def withdraw(self) -> bool:
+        """Removes the files of a run that is still being built; returns whether it is, so that the process ends.
+
+        Called in a thread, a second after the first signal.
+        """
+        return False
+
+    def save_late(self) -> bool:
+        """Saves the state if it can; returns whether all is saved, so that the process may end.
+
+        Called once in a thread, after half of the grace time.
+        """
+        return False
+
+
 class StopSignals:
     """While entered, calls `on_stop` from a thread when SIGTERM, SIGHUP or SIGINT arrives; in the main thread only.
 
     SIGKILL usually follows SIGTERM. So if the main thread is still at work after half of the grace time, in a
-    compilation or in one very long step, `on_late` saves the state if it can. The process ends as soon as that is done,
+    compilation or in one very long step, the run saves its state if it can. The process ends as soon as that is done,
     or at the end of the grace time, with the exit code of the signal. A run that is still being built has nothing to
     save: the process ends a second after the signal. SIGHUP does nothing if it was ignored before, as under nohup.
     Forked children do not inherit this handling.
@@ -50,10 +68,7 @@ class StopSignals:
     Args:
       on_stop: Makes the run stop soon; called once.
       grace_seconds: The seconds that the process may live after the first signal; None: no limit.
-      on_late: Called once in a thread, after half of the grace time; returns whether all is saved, so that the process
-        may end.
-      withdraw: Called in a thread, a second after the first signal. If the run is still being built, it removes the
-        run's files and returns True, and the process ends at once.
+      run: The run that is stopped.
       clock: Returns the time in seconds; read at each SIGINT.
 
     Attributes:
@@ -64,11 +79,12 @@ class StopSignals:
         self,
         on_stop: Callable[[], None],
         grace_seconds: float | None = None,
-        on_late: Callable[[], bool] = lambda: False,
-        withdraw: Callable[[], bool] = lambda: False,
+        run: SlowRun | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._on_stop, self._grace, self._on_late, self._withdraw = on_stop, grace_seconds, on_late, withdraw
+        self._on_stop = on_stop
+        self._grace = grace_seconds
+        self._run = run or SlowRun()
         self._clock = clock
         self._received: signal.Signals | None = None
         self.reason = ""
@@ -89,10 +105,10 @@ class StopSignals:
           reason: Why the run stops, for the message "stopped by <reason> <where>".
         """
         with _receiving:
-            for one in dict.fromkeys((self, *_entered)):
-                if one._received is None:
-                    one.reason = reason
-                    one._hear(signal.SIGTERM)
+            for signals in dict.fromkeys((self, *_entered)):
+                if signals._received is None:
+                    signals.reason = reason
+                    signals._hear(signal.SIGTERM)
 
     @property
     def _name(self) -> str:
@@ -165,8 +181,8 @@ class StopSignals:
                 self._leave("left at once: the steps after the last checkpoint are lost")
         before = self._received
         with _receiving:
-            for one in (self, *(inner for inner in _entered if inner is not self)):
-                one._hear(number)
+            for signals in (self, *(inner for inner in _entered if inner is not self)):
+                signals._hear(number)
         if before is None:
             again = "; press Ctrl-C again after a second to end without saving" if number == signal.SIGINT else ""
             _LOG.warning("%s: stopping%s", number.name, again)
@@ -201,7 +217,7 @@ class StopSignals:
         half = math.inf if self._grace is None else self._grace / 2
         if self._left.wait(min(_BUILDING, half)):
             return
-        if self._withdraw():
+        if self._run.withdraw():
             assert self._received is not None
             self._leave(f"stopped by {self._name} {BEFORE_FIRST_STEP}")
         if self._grace is None or self._left.wait(max(0.0, begin + half - time.monotonic())):
@@ -209,7 +225,7 @@ class StopSignals:
         saved = threading.Event()
 
         def save() -> None:
-            if self._on_late():
+            if self._run.save_late():
                 saved.set()
 
         threading.Thread(target=save, name="late-save", daemon=True).start()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainer_kit.process.signals import StopSignals
+from trainer_kit.process.signals import SlowRun, StopSignals
 from trainer_kit.telemetry.report import EVALUATING, TRAINING
 from trainer_kit.telemetry.time_ledger import TimeLedger
 
@@ -48,7 +48,7 @@ class Phases:
         self.now = "end"
 
 
-class Progress:
+class Progress(SlowRun):
     """Reports the phase and step of a run; the phase is "start" until there is a controller.
 
     Args:
@@ -76,7 +76,7 @@ class Progress:
 
     def stop_signals(self, grace_seconds: float | None) -> StopSignals:
         """Returns the handler of stop signals for the whole run, its building included."""
-        return StopSignals(self.stop, grace_seconds, self.save_late, self.withdraw)
+        return StopSignals(self.stop, grace_seconds, self)
 
     def withdraw(self) -> bool:
         """Releases the locks if the run is still being built; returns whether it is, so that the process may end."""

@@ -17,12 +17,13 @@ from trainer_kit.process.signals import StopSignals
 
 _LATE = """
 import signal, sys, time
-from trainer_kit.process.signals import StopSignals
+from trainer_kit.process.signals import SlowRun, StopSignals
 _, grace, work, saves = sys.argv
-def save():
-    print("late", flush=True)
-    return saves == "saves"
-with StopSignals(lambda: None, float(grace), save) as signals:
+class Run(SlowRun):
+    def save_late(self):
+        print("late", flush=True)
+        return saves == "saves"
+with StopSignals(lambda: None, float(grace), Run()) as signals:
     print("ready", flush=True)
     while signals.received is None:
         time.sleep(0.01)
