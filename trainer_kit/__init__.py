@@ -52,7 +52,7 @@ _HOME = {
     "Trainer": "training.trainer",
     "launch": "run.launcher",
     "run_experiment": "run.runner",
-    "supervise": "run.supervisor.attempts",
+    "supervise": "run.supervisor",
 }
 
 __all__ = [*_HOME, "__version__"]
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from trainer_kit.optimizers.gradients import scale_loss as scale_loss
     from trainer_kit.run.launcher import launch as launch
     from trainer_kit.run.runner import run_experiment as run_experiment
-    from trainer_kit.run.supervisor.attempts import supervise as supervise
+    from trainer_kit.run.supervisor import supervise as supervise
     from trainer_kit.serving.load import load_model as load_model
     from trainer_kit.serving.load import load_weights as load_weights
     from trainer_kit.serving.predictor import get_predictor as get_predictor

@@ -33,7 +33,7 @@ from trainer_kit.process.startup_signals import ends_with
 from trainer_kit.run.flag_texts import help_text
 from trainer_kit.run.flags import attempt_flags, parse_flags, request, until_begun
 from trainer_kit.run.preflight import check_request
-from trainer_kit.run.supervisor.attempts import supervise
+from trainer_kit.run.supervisor import supervise
 
 
 class _CurrentStderr:

@@ -19,7 +19,7 @@ from trainer_kit.config.modes import MODES
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import ExitCode
 from trainer_kit.run.flags import parse_flags
-from trainer_kit.run.supervisor.restart_rules import Decision, outcome
+from trainer_kit.run.supervisor import Decision, outcome
 
 JOBS = Path(__file__).parents[2] / "configs" / "jobs"
 SCRIPTS = ["slurm.sbatch", "slurm_sidecar.sbatch"]

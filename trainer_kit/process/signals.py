@@ -98,6 +98,10 @@ class StopSignals:
         """The signal that decides the exit code: SIGTERM or SIGHUP if one arrived, else SIGINT; None: no signal."""
         return self._received
 
+    def have_arrived(self) -> bool:
+        """Whether a signal has arrived."""
+        return self._received is not None
+
     def stop(self, reason: str) -> None:
         """Stops the run like a SIGTERM; callable from any thread.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable
 from typing import Any
 
 import orbit
@@ -16,7 +15,6 @@ from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
 from trainer_kit.callbacks.named_tensors import TensorSummaries, ask_for_tensors
-from trainer_kit.callbacks.orbit_actions import Actions, keep_states
 from trainer_kit.callbacks.profile import Profile
 from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.manager import CheckpointManager
@@ -31,10 +29,11 @@ from trainer_kit.evals.ledger import Ledger, other_ledgers
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import config_hash, differences, has_begun, versions
 from trainer_kit.process.sidecar_lease import Lease, Leases
+from trainer_kit.process.signals import StopSignals
 from trainer_kit.run import durations
 from trainer_kit.run.callback_order import callbacks_of_run
 from trainer_kit.run.controller import Controller
-from trainer_kit.run.orbit_controller import OrbitController, list_actions
+from trainer_kit.run.orbit_adapters import Actions, OrbitController, keep_states, list_actions
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.preflight import early_stopping_mistakes
 from trainer_kit.telemetry.report_writers import ReportWriters
@@ -210,7 +209,7 @@ def build_controller(
     history: RunHistory,
     early: EarlyStopping | None,
     sidecar: Sidecar | None,
-    stopping: Callable[[], bool],
+    signals: StopSignals,
 ) -> Any:
     """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
     options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
@@ -218,7 +217,7 @@ def build_controller(
     users = [*plan.callbacks, *_tensor_summaries(plan, writers)]
     ask_for_tensors(trainer, users)
     actions = build_actions(plan, trainer, manager)
-    arguments = _common_arguments(plan, trainer, manager, writers, stopping)
+    arguments = _common_arguments(plan, trainer, manager, writers, signals)
     if not issubclass(kind, Controller):
         listed = CallbackList(run, [], writers.times, plan.strategy)
         if arguments["summary_interval"]:  # Orbit takes multiples only, and the default may be none
@@ -262,7 +261,7 @@ def _tensor_summaries(plan: RunPlan, writers: ReportWriters) -> list[Callback]:
 
 
 def _common_arguments(
-    plan: RunPlan, trainer: Any, manager: CheckpointManager, writers: ReportWriters, stopping: Callable[[], bool]
+    plan: RunPlan, trainer: Any, manager: CheckpointManager, writers: ReportWriters, signals: StopSignals
 ) -> dict[str, Any]:
     """Returns the arguments of a controller of any kind."""
     options = plan.config.trainer
@@ -276,7 +275,7 @@ def _common_arguments(
         "summary_interval": options.summary_interval if plan.options.save_summary else None,
         "summary_manager": writers.train_summaries,
         "eval_summary_manager": writers.eval_summaries,
-        "stopping": stopping,
+        "stopping": signals.have_arrived,
     }
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.callbacks.divergence_report import explain_divergence
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.finite_check import FiniteCheck
-from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.callbacks.profile import Profile
 from trainer_kit.callbacks.record_evaluation import RecordEvaluation, SidecarLedger
 from trainer_kit.callbacks.recovery import Recovery
@@ -19,6 +16,7 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.run_history import RunHistory
+from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.training.trainer import Trainer
 
@@ -56,6 +54,5 @@ def _divergence_checks(config: ExperimentConfig, trainer: Any, manager: Checkpoi
     options = config.trainer
     if options.recovery_max_trials < 0 or not isinstance(trainer, Trainer):
         return []
-    explain = functools.partial(explain_divergence, trainer, manager, manager.source)
     check = FiniteCheck(options.loss_upper_bound, options.recovery_begin_steps)
-    return [check, Recovery(options, trainer, manager, explain)]
+    return [check, Recovery(options, trainer, manager)]

@@ -1,19 +1,34 @@
-"""RunCheckpoints: restores and saves the checkpoints of a run, and calls the callbacks of a save."""
+"""Restores and saves the checkpoints of a run, calls the callbacks of a save, and saves after an error."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.distribution.collectives import broadcast_from_chief
-from trainer_kit.errors import UsageError
+from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count
+from trainer_kit.errors import (
+    DivergedError,
+    InterruptedRunError,
+    StopTraining,
+    StorageError,
+    TrainerKitError,
+    UsageError,
+)
+from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.run.progress import Phases
+from trainer_kit.training.checks.failed_step import is_between_steps, loss_message
 from trainer_kit.training.loops.intervals import is_due
+
+_LOG = logging.getLogger(__name__)
 
 
 class RunCheckpoints:
@@ -29,7 +44,10 @@ class RunCheckpoints:
     def __init__(
         self, manager: CheckpointManager, strategy: tf.distribute.Strategy, callbacks: CallbackList, phases: Phases
     ) -> None:
-        self._manager, self._strategy, self._callbacks, self._phases = manager, strategy, callbacks, phases
+        self._manager = manager
+        self._strategy = strategy
+        self._callbacks = callbacks
+        self._phases = phases
         self._saving = threading.RLock()  # a late save comes from another thread
         self._last_announced = manager.saved_step
 
@@ -93,3 +111,61 @@ class RunCheckpoints:
             if self._last_announced != manager.saved_step:
                 self._last_announced = manager.saved_step
                 self._callbacks.call("checkpoint_saved", manager.saved_path, manager.saved_step)
+
+
+@contextlib.contextmanager
+def save_after_errors(controller: Any) -> Iterator[None]:
+    """Saves the state after an error or the user's sys.exit, if it is sound; then raises the error again.
+
+    Raises:
+      InterruptedRunError: instead of a KeyboardInterrupt that the user's code raised.
+      TrainerKitError: when code other than a callback or an action raised StopTraining.
+    """
+    try:
+        with exits_as_errors():
+            yield
+    except StopTraining as stop:
+        raise TrainerKitError(
+            f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; raise it in a callback, or in "
+            "train_actions or eval_actions, which run after a loop or an evaluation"
+        ) from stop
+    except (Exception, KeyboardInterrupt) as error:
+        if not isinstance(error, (DivergedError, StorageError)):
+            try:
+                _save_if_finite(controller, error, alone=worker_count(controller.strategy) == 1)
+            except Exception as second:
+                _LOG.warning("nothing could be saved after the error: %s", second)
+        if isinstance(error, Exception):
+            raise
+        raise InterruptedRunError(f"your code raised KeyboardInterrupt at step {controller.run.step}") from error
+
+
+def _save_if_finite(controller: Any, error: BaseException, alone: bool) -> None:
+    """Saves after an error if the state is that of a step's end and the weights are finite.
+
+    After an error inside a step it saves only if that step has written no variable. Otherwise it logs the checkpoint
+    that the run resumes from, and how many steps are lost.
+
+    Args:
+      controller: The controller of the run; with a caller's orbit.Controller nothing is saved.
+      error: The error that ends the run.
+      alone: Whether the run has a single worker. Several workers can save only together, and the others may be gone.
+    """
+    trainer, manager, step = controller.trainer, controller.checkpoint_manager, controller.run.step
+    if not controller.saves_after_errors or trainer is None or trainer.sound is False:
+        return
+    if step <= max(manager.saved_step, 0):
+        return
+    begin, end = controller.running
+    if controller.phase == "train" or not alone:
+        if not alone or not begin <= step <= end or not is_between_steps(trainer, error):
+            if alone:
+                controller.sync()
+            _LOG.warning("%s", loss_message(step, manager.saved_step, manager.saved_path, alone))
+            return
+        if begin < step < end:
+            controller.interrupt_loop()
+        trainer.sound = None
+    controller.save_checkpoint()
+    controller.sync()
+    _LOG.info("saved step %d after the error; the same command resumes from there", step)

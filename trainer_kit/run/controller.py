@@ -224,10 +224,10 @@ class Controller:
         """Runs one training loop; returns None if it took no step, or if a stop interrupted it."""
         step = self.run.step
         pause = next_stop(step, self.run.total, *goal.intervals.values(), *self._cuts, self.callbacks.next_cut(step))
-        self.running = self._interrupted_loop.next(step, pause, self.steps_per_loop)
-        begin, end = self.running
+        begin, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
         self.callbacks.call("loop_begin", end - step)
 
+        self.running = (begin, end)
         start = time.perf_counter()
         logs: Any = None
         records_summaries = summary_condition(self.summary_interval, self.global_step, end)

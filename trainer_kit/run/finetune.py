@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -32,9 +32,10 @@ from trainer_kit.process.run_directory import RunDirectory, check_model_dir, rea
 from trainer_kit.process.run_lock import HEARTBEAT, RunLock
 from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.run.final_record import recorded
+from trainer_kit.run.monitoring import TimeLimit
+from trainer_kit.run.plan import RunOptions
+from trainer_kit.run.run_record import record_run
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.run.time_limit import TimeLimit
 from trainer_kit.telemetry.tensorboard import SummaryManager
 
 _LOG = logging.getLogger(__name__)
@@ -46,11 +47,7 @@ def finetune_checkpoints(
     new_task: Callable[[ExperimentConfig, str], Any],
     config: ExperimentConfig,
     model_dir: str,
-    *,
-    experiment: str = "",
-    allow_config_change: Sequence[str] = (),
-    records: Callable[[], Mapping[str, str]] = dict,
-    **arguments: Any,
+    options: RunOptions,
 ) -> tuple[Any, dict[str, Any]]:
     """Fine-tunes from each checkpoint in the folder `task.init_checkpoint`, until the run there is finished.
 
@@ -61,8 +58,7 @@ def finetune_checkpoints(
       new_task: Takes a config and the folder of its run, and returns a new task.
       config: The config of the fine-tuning.
       model_dir: The folder for metrics-<step>.json and finetune-<step>/ of each step.
-      experiment, allow_config_change, records: As in run_experiment.
-      **arguments: Further arguments of run_experiment, used for each run.
+      options: The options of each run.
 
     Returns:
       (model, metrics): the model fine-tuned last, None when nothing was left to train; the metrics of the last step.
@@ -77,14 +73,13 @@ def finetune_checkpoints(
     if mistakes := finetune_directory.pretraining_mistakes(config, model_dir):
         raise ConfigError(mistakes)
     directory = RunDirectory(model_dir, config.trainer)
-    check_model_dir(directory, config, experiment, allow_config_change)
-    arguments |= {"experiment": experiment, "records": records, "allow_config_change": allow_config_change}
+    check_model_dir(directory, config, options.experiment, options.allow_config_change)
     signals = StopSignals(lambda: None, config.trainer.preemption_grace_seconds)
 
     with signals, TimeLimit(config.trainer.max_time, signals), contextlib.ExitStack() as run:
         pretraining = Pretraining(str(config.task.init_checkpoint), model_dir, run)
         run.enter_context(RunLock(model_dir, pretraining.progress, recorded=directory.is_recorded))
-        run.enter_context(recorded(directory, config, experiment, CONTINUOUS_FINETUNE, records()))
+        run.enter_context(record_run(directory, config, options.experiment, CONTINUOUS_FINETUNE, options.records()))
         curves = run.enter_context(contextlib.closing(SummaryManager(directory.eval_summaries)))
 
         model = None
@@ -96,7 +91,7 @@ def finetune_checkpoints(
             forget_models(config.runtime)
             tuned = config.replace(task={"init_checkpoint": checkpoint})
             task = new_task(tuned, folder)
-            model, _ = run_experiment(strategy, task, "train_and_eval", tuned, folder, **arguments)
+            model, _ = run_experiment(strategy, task, "train_and_eval", tuned, folder, **vars(options))
 
             final = RunDirectory(folder, config.trainer).read_final() or {}
             metrics = final.get("metrics", {})
@@ -149,7 +144,7 @@ class Pretraining(Sidecar):
             yield step, os.path.join(self._path, f"ckpt-{step}")
 
         watcher = CheckpointWatcher(self._path, options.continuous_eval_timeout, self, newest_only)
-        for prefix in watcher.follow(lambda: signals.received is not None, contextlib.nullcontext):
+        for prefix in watcher.follow(signals.have_arrived, contextlib.nullcontext):
             yield step_of(prefix), prefix
 
     def progress(self) -> tuple[str, int]:

@@ -21,6 +21,7 @@ from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import kept_threads
 from trainer_kit.run.finetune import finetune_checkpoints
 from trainer_kit.run.monitoring import only_run_of_process
+from trainer_kit.run.plan import RunOptions
 from trainer_kit.run.runner import run_experiment
 
 
@@ -30,7 +31,7 @@ def launch(
     model_dir: str,
     *,
     before_task: Callable[[], None] = lambda: None,
-    **arguments: Any,
+    **options: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """Runs `config` in a fresh process, or in one whose devices already match the config.
 
@@ -39,7 +40,7 @@ def launch(
       mode: One of modes.MODES.
       model_dir: The folder of the run.
       before_task: Called after the task's module is imported and before the task is made.
-      **arguments: Keyword arguments of run_experiment.
+      **options: Options of the run, which are keyword arguments of run_experiment.
 
     Returns:
       (model, logs), as run_experiment returns them.
@@ -49,6 +50,7 @@ def launch(
         equally.
       PreemptedError: when another worker of this run is gone.
     """
+    run_options = RunOptions(**options)
     model_dir = follow_links(model_dir)
     if mode == "continuous_eval" and config.runtime.distribution_strategy in ("auto", "multi_worker_mirrored"):
         # A sidecar works alone, also with the params.yaml that a worker has written.
@@ -66,9 +68,9 @@ def launch(
         strategy = prepare(config, kept_threads(model_dir))
         new_task = functools.partial(_new_task, task_type, strategy)
         if mode == CONTINUOUS_FINETUNE:
-            return finetune_checkpoints(strategy, new_task, config, model_dir, **arguments)
+            return finetune_checkpoints(strategy, new_task, config, model_dir, run_options)
         task = new_task(config, model_dir)
-    return run_experiment(strategy, task, mode, config, model_dir, **arguments)
+    return run_experiment(strategy, task, mode, config, model_dir, **vars(run_options))
 
 
 def _new_task(task_type: Any, strategy: Any, config: ExperimentConfig, model_dir: str) -> Any:

@@ -1,25 +1,24 @@
-"""Sets up what other threads do during a run: signals, the watchdog, the shown activity, the report writers."""
+"""Sets up what other threads do during a run: the time limit, the shown activity, the report writers."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
+import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
 
-from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.config.schema.durations import seconds_of
 from trainer_kit.errors import UsageError
-from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
-from trainer_kit.process.watchdog import Watchdog
+from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.progress import Progress
-from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.current_activity import CurrentActivity
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_writers import ReportWriters
 
+_LOG = logging.getLogger(__name__)
 _running = threading.RLock()
 
 
@@ -37,35 +36,53 @@ def only_run_of_process() -> Iterator[None]:
         _running.release()
 
 
-def guard(
-    signals: StopSignals, options: TrainerConfig, trainer: Any, progress: Progress, directory: RunDirectory
-) -> Watchdog:
-    """Lets signals stop the trainer from now on, and returns the watchdog of the run.
+class TimeLimit:
+    """While entered, stops the run like a SIGTERM as soon as its time is over, counted from now.
 
-    Raises:
-      PreemptedError, InterruptedRunError: when a signal arrived while the trainer was built.
+    So the run saves and ends with exit code 75; with several workers, all end at the same step.
+
+    Args:
+      max_time: The value of trainer.max_time, such as "2 h"; None: no limit.
+      signals: The stop signals of the run.
     """
-    progress.trainer = trainer
-    signals.check(BEFORE_FIRST_STEP)
-    return Watchdog(progress.of_work, directory.own, options.hang_timeout_seconds)
+
+    def __init__(self, max_time: str | None, signals: StopSignals) -> None:
+        self._max_time = max_time
+        self._signals = signals
+        self._timer: threading.Timer | None = None
+        if max_time is not None:
+            self._timer = threading.Timer(seconds_of(max_time), self._stop)
+
+    def _stop(self) -> None:
+        _LOG.warning("trainer.max_time=%s is over: stopping", self._max_time)
+        self._signals.stop(f"trainer.max_time={self._max_time}")
+
+    def __enter__(self) -> TimeLimit:
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
-def show_activity(
-    run: contextlib.ExitStack, progress: Progress, chief: bool, console: Writer | None
-) -> tuple[Writer | None, Callable[[], None]]:
-    """Shows slow activities of the run on the console; returns the console and a function that ends the display."""
-    console = (console or ConsoleWriter(sys.stdout)) if chief else None
+def show_activity(progress: Progress, console: Writer | None) -> AbstractContextManager[CurrentActivity | None]:
+    """Returns a block in which slow activities of the run are shown, if the console can do that."""
     show = getattr(console, "show_activity", None)
     if show is None:
-        return console, lambda: None
-    return console, run.enter_context(CurrentActivity(progress.of_activity, progress.total_of, show)).leave
+        return contextlib.nullcontext()
+    return CurrentActivity(progress.describe_activity, progress.find_total, show)
 
 
+@contextlib.contextmanager
 def open_writers(
-    run: contextlib.ExitStack, progress: Progress, shown: tuple[Writer | None, Callable[[], None]], plan: RunPlan
-) -> ReportWriters:
-    """Opens the report writers, and closes them at the end of the run, after the display of activities has ended."""
-    console, end_showing = shown
+    plan: RunPlan, progress: Progress, console: Writer | None, display: CurrentActivity | None
+) -> Iterator[ReportWriters]:
+    """Opens the report writers for a block, and closes them after the display of activities has ended."""
     options = plan.options
     writers = ReportWriters.open(
         plan.directory,
@@ -76,7 +93,9 @@ def open_writers(
         summary_managers=(options.summary_manager, options.eval_summary_manager),
         times=progress.times,
     )
-    run.enter_context(contextlib.closing(writers.writer))
-    run.callback(end_showing)
-    progress.doing = "restoring the checkpoint"
-    return writers
+    with contextlib.closing(writers.writer):
+        try:
+            yield writers
+        finally:
+            if display is not None:
+                display.leave()

@@ -32,7 +32,8 @@ from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.process.run_lock import RunLock, read_heartbeat
 from trainer_kit.process.sidecar_lease import Lease
-from trainer_kit.run.orbit_controller import list_actions
+from trainer_kit.run.controller import Controller
+from trainer_kit.run.orbit_adapters import list_actions
 from trainer_kit.run.preflight import profile_mistakes
 from trainer_kit.run.progress import Progress
 from trainer_kit.telemetry.report import Writer
@@ -52,7 +53,7 @@ class RunOptions:
     train_actions: Sequence[Any] | None = None
     eval_actions: Sequence[Any] | None = None
     trainer: Any = None
-    controller_cls: Any = None
+    controller_cls: type[Any] = Controller
     summary_manager: Any = None
     eval_summary_manager: Any = None
     enable_async_checkpointing: bool = True
@@ -132,13 +133,13 @@ class RunPlan:
                     "continuous_eval runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)"
                 )
             evaluated = functools.partial(os.path.exists, directory.ledger)
-            return Lease(directory.evals, self.options.eval_name, progress.of_step, evaluated)
+            return Lease(directory.evals, self.options.eval_name, progress.phase_and_step, evaluated)
         if not self.chief or not self.trains:
             return contextlib.nullcontext()
-        return RunLock(directory.path, progress.of_step, recorded=directory.is_recorded)
+        return RunLock(directory.path, progress.phase_and_step, recorded=directory.is_recorded)
 
 
-def with_callbacks_of(task: Any, plan: RunPlan) -> RunPlan:
+def add_task_callbacks(plan: RunPlan, task: Any) -> RunPlan:
     """Returns the plan with the callbacks of the task before the others; unchanged if the run does not train.
 
     Raises:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainer_kit.process.signals import SlowRun, StopSignals
+from trainer_kit.process.signals import SlowRun
 from trainer_kit.telemetry.report import EVALUATING, TRAINING
 from trainer_kit.telemetry.time_ledger import TimeLedger
 
@@ -74,10 +74,6 @@ class Progress(SlowRun):
         self.trainer, self.controller = trainer, controller
         self.doing = "preparing the data"
 
-    def stop_signals(self, grace_seconds: float | None) -> StopSignals:
-        """Returns the handler of stop signals for the whole run, its building included."""
-        return StopSignals(self.stop, grace_seconds, self)
-
     def withdraw(self) -> bool:
         """Releases the locks if the run is still being built; returns whether it is, so that the process may end."""
         if self.controller is None:
@@ -93,16 +89,16 @@ class Progress(SlowRun):
     def _phase(self) -> str:
         return "start" if self.controller is None else self.controller.phase
 
-    def of_step(self) -> tuple[str, int]:
+    def phase_and_step(self) -> tuple[str, int]:
         """Returns (phase, global step), for the heartbeat."""
         return self._phase, 0 if self.trainer is None else int(self.trainer.global_step.numpy())
 
-    def of_work(self) -> tuple[str, object]:
+    def work_mark(self) -> tuple[str, object]:
         """Returns (phase, token): the token changes with every training and evaluation step, for the watchdog.
 
         Waiting for a checkpoint has its own limit and counts as progress.
         """
-        phase, step = self.of_step()
+        phase, step = self.phase_and_step()
         if phase == "wait":
             return phase, time.monotonic()
         return phase, f"{step}, batch {self._evaluated()}" if phase == "evaluate" else step
@@ -112,7 +108,7 @@ class Progress(SlowRun):
         batches = self.trainer.evaluated_batches
         return 0 if batches is None else int(batches.numpy())
 
-    def of_activity(self) -> tuple[str, int, int, int]:
+    def describe_activity(self) -> tuple[str, int, int, int]:
         """Returns the activity of the run, for the console; see CurrentActivity.
 
         Returns:
@@ -123,14 +119,14 @@ class Progress(SlowRun):
         what = {"start": self.doing, "evaluate": EVALUATING, "train": TRAINING, "save": "saving"}.get(phase, "")
         if self.trainer is None:
             return what, 0, 0, 0
-        step = self.of_step()[1]
+        step = self.phase_and_step()[1]
         begun = self.controller.running[0] if phase == "train" else step
         if phase == "train" and not self._has_trained:
             self._has_trained = step > begun
             what = TRAINING if self._has_trained else "compiling the training loop and running its first step"
         return what, begun, step, self._evaluated()
 
-    def total_of(self, what: str) -> int | None:
+    def find_total(self, what: str) -> int | None:
         """Returns the number of batches of an evaluation, or of steps of the run; None when it is not known."""
         if self.controller is None:
             return None

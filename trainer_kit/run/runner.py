@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import orbit
@@ -17,24 +18,27 @@ from trainer_kit.config.run_warnings import interval_warnings, rate_end_warnings
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.collectives import barrier
 from trainer_kit.errors import DataError
+from trainer_kit.evals.continuous_eval import Sidecar
+from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_lock import release_all
+from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
+from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.run import assembly
+from trainer_kit.run.checkpointing import save_after_errors
 from trainer_kit.run.controller import Controller
 from trainer_kit.run.durations import with_durations
-from trainer_kit.run.final_record import (
-    conclude,
-    explaining,
-    finished_logs,
-    recorded,
-    stopped,
-    was_stopped_at,
-)
-from trainer_kit.run.mode_entries import MODE_ENTRIES, BuiltRun
-from trainer_kit.run.monitoring import guard, only_run_of_process, open_writers, show_activity
-from trainer_kit.run.plan import RunOptions, RunPlan, check_agreement, plan_run, with_callbacks_of
+from trainer_kit.run.monitoring import TimeLimit, only_run_of_process, open_writers, show_activity
+from trainer_kit.run.plan import RunOptions, RunPlan, add_task_callbacks, check_agreement, plan_run
 from trainer_kit.run.progress import Progress
-from trainer_kit.run.save_after_error import saved_after_errors
-from trainer_kit.run.time_limit import TimeLimit
+from trainer_kit.run.run_record import (
+    explain_errors,
+    find_finished_run,
+    finish_run,
+    record_run,
+    was_ended_by_callback,
+    was_stopped,
+)
+from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_lines import epoch_text
@@ -112,78 +116,179 @@ def run_experiment(
       PreemptedError, InterruptedRunError: when SIGTERM, trainer.max_time or Ctrl-C stopped the run, after it saved.
     """
     options = RunOptions(
-        run_post_eval, save_summary, train_actions, eval_actions, trainer, controller_cls, summary_manager,
-        eval_summary_manager, enable_async_checkpointing, callbacks, checkpoint, eval_name, experiment,
-        allow_config_change, from_step, allow_partial_restore, records, console, profile,
-    )  # fmt: skip
+        run_post_eval=run_post_eval,
+        save_summary=save_summary,
+        train_actions=train_actions,
+        eval_actions=eval_actions,
+        trainer=trainer,
+        controller_cls=controller_cls,
+        summary_manager=summary_manager,
+        eval_summary_manager=eval_summary_manager,
+        enable_async_checkpointing=enable_async_checkpointing,
+        callbacks=callbacks,
+        checkpoint=checkpoint,
+        eval_name=eval_name,
+        experiment=experiment,
+        allow_config_change=allow_config_change,
+        from_step=from_step,
+        allow_partial_restore=allow_partial_restore,
+        records=records,
+        console=console,
+        profile=profile,
+    )
     plan = plan_run(distribution_strategy, mode, params, model_dir, options)
-    strategy, directory, config, progress = plan.strategy, plan.directory, plan.config, Progress(release_all)
+    progress = Progress(release_all)
 
-    with progress.stop_signals(config.trainer.preemption_grace_seconds) as signals, contextlib.ExitStack() as stack:
-        stack.enter_context(only_run_of_process())
-        stack.enter_context(TimeLimit(config.trainer.max_time, signals))
-        lock = stack.enter_context(plan.lock(progress))
-        stack.enter_context(explaining())
+    with contextlib.ExitStack() as run:
+        # What can stop or refuse the run: signals, another run, the end of its time, other workers.
+        grace_seconds = plan.config.trainer.preemption_grace_seconds
+        signals = run.enter_context(StopSignals(progress.stop, grace_seconds, progress))
+        run.enter_context(only_run_of_process())
+        run.enter_context(TimeLimit(plan.config.trainer.max_time, signals))
+        lock = run.enter_context(plan.lock(progress))
+        run.enter_context(explain_errors())
         check_agreement(plan)
-        shown = show_activity(stack, progress, plan.chief, console)
-        with strategy.scope():
-            plan = with_durations(with_callbacks_of(task, plan), task)
-            trainer, config = assembly.build_trainer(plan, task), plan.config
-        stack.enter_context(guard(signals, config.trainer, trainer, progress, directory))
-        writers = open_writers(stack, progress, shown, plan)
+
+        # The trainer, with model and optimizer. It sees steps in place of epochs and shares.
+        console = (console or ConsoleWriter(sys.stdout)) if plan.chief else None
+        display = run.enter_context(show_activity(progress, console))
+        with plan.strategy.scope():
+            plan = with_durations(add_task_callbacks(plan, task), task)
+            trainer = assembly.build_trainer(plan, task)
+        config = plan.config
+        progress.trainer = trainer  # a signal stops it from now on
+        signals.check(BEFORE_FIRST_STEP)
+        timeout_seconds = config.trainer.hang_timeout_seconds
+        run.enter_context(Watchdog(progress.work_mark, plan.directory.own, timeout_seconds))
+
+        # What it is reported to, saved by and driven by.
+        writers = run.enter_context(open_writers(plan, progress, console, display))
+        progress.doing = "restoring the checkpoint"
         history = assembly.build_history(plan, writers, trainer)
-        manager = stack.enter_context(assembly.build_manager(plan, trainer, history))
-        early, sidecar = (
-            assembly.build_early_stopping(plan, history),
-            assembly.build_sidecar(plan, lock, trainer, writers, history),
+        manager = run.enter_context(assembly.build_manager(plan, trainer, history))
+        early_stopping = assembly.build_early_stopping(plan, history)
+        sidecar = assembly.build_sidecar(plan, lock, trainer, writers, history)
+        controller = assembly.build_controller(
+            plan, trainer, manager, writers, history, early_stopping, sidecar, signals
         )
-
-        def stopping() -> bool:
-            return signals.received is not None
-
-        controller = assembly.build_controller(plan, trainer, manager, writers, history, early, sidecar, stopping)
         progress.follow(controller, trainer)
 
+        # The step at which it starts. There may be nothing left to do.
         controller.restore_checkpoint()
         start = _log_start(plan, trainer)
-        reason = assembly.reason_to_stop(early, plan, start)
-        finished = functools.partial(finished_logs, directory, start, config, plan.evaluates, reason)
+        stop_reason = assembly.reason_to_stop(early_stopping, plan, start)
+        finished_run = find_finished_run(plan, start, stop_reason)
         try:
             trainer.check_data()
             setup = assembly.checked_setup(plan, trainer)
         except DataError:
-            # The data of a finished run may be gone.
-            if not plan.trains or (logs := finished()) is None:
+            if finished_run is None:  # else the data may be gone
                 raise
-            return trainer.model, logs
-        if plan.trains and (logs := finished()) is not None:
-            return trainer.model, logs
-        controller.run.was_stopped = was_stopped_at(directory, start)
+        if finished_run is not None:
+            _LOG.info("nothing to do: %s", finished_run.advice)
+            return trainer.model, finished_run.logs
+
+        controller.run.was_stopped = was_ended_by_callback(plan.directory, start)
         check_evaluation_tensors(trainer)
-        for warning in (*rate_end_warnings(config.trainer), *interval_warnings(config.trainer)) if plan.trains else ():
-            _LOG.warning("%s", warning)
+        if plan.trains:
+            for warning in (*rate_end_warnings(config.trainer), *interval_warnings(config.trainer)):
+                _LOG.warning("%s", warning)
         manager.archive_later()
-        known = (directory, plan.written, experiment, mode, records(), trainer.global_step)
-        record = recorded(*known, setup) if writers.history else contextlib.nullcontext()
-        with strategy.scope(), record, saved_after_errors(controller):
+
+        # The work, recorded before its first step and saved after an error.
+        record: AbstractContextManager[None] = contextlib.nullcontext()
+        if writers.history:
+            record = record_run(plan.directory, plan.written, experiment, mode, records(), trainer.global_step, setup)
+        with plan.strategy.scope(), record, save_after_errors(controller):
             if plan.trains:
                 history.begin_at(start, manager)
             with controller.callbacks.around("run"):
-                logs = MODE_ENTRIES[mode](BuiltRun(config, controller, plan.checkpoint, history, sidecar))
-                if run_post_eval and mode != "train_and_post_eval" and not stopped(signals, trainer):
+                logs = run_mode(plan, controller, history, sidecar)
+                evaluates_again = run_post_eval and mode != "train_and_post_eval"
+                if evaluates_again and not was_stopped(signals, trainer):
                     logs = controller.evaluate(steps=config.trainer.validation_steps)
-        conclude(controller, config, plan.written, directory, signals, writers, mode, logs)
-        barrier(strategy)  # no worker is done before the chief is: it could not be started again alone
+
+        finish_run(plan, controller, signals, writers, logs)
+        barrier(plan.strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
 
 def _log_start(plan: RunPlan, trainer: Any) -> int:
     """Logs the mode, the step and epoch where it starts, and the model's size; returns that step."""
     start = int(trainer.global_step.numpy())
-    total = plan.config.trainer.train_steps
-    place = epoch_place(plan.epochs, start, total if total >= 0 else None) if plan.epochs and start else None
-    epoch = f" ({epoch_text(place)})" if place else ""
-    evaluated = f"of {plan.checkpoint or 'the initial weights'}"
-    what = {"eval": evaluated, "continuous_eval": "of the checkpoints that exist and will come"}.get(plan.mode)
-    _LOG.info("%s %s; %s", plan.mode, what or f"from step {start}{epoch}", count_parameters(trainer.model))
+    if plan.mode == "eval":
+        place = f"of {plan.checkpoint or 'the initial weights'}"
+    elif plan.mode == "continuous_eval":
+        place = "of the checkpoints that exist and will come"
+    else:
+        place = f"from step {start}"
+        if plan.epochs and start:
+            total = plan.config.trainer.train_steps
+            epoch = epoch_place(plan.epochs, start, total if total >= 0 else None)
+            place += f" ({epoch_text(epoch)})"
+    _LOG.info("%s %s; %s", plan.mode, place, count_parameters(trainer.model))
     return start
+
+
+def run_mode(plan: RunPlan, controller: Any, history: RunHistory, sidecar: Sidecar | None) -> dict[str, Any]:
+    """Trains and evaluates as the mode says.
+
+    Args:
+      plan: The plan of the run.
+      controller: A Controller or an OrbitController. In modes that train, it has restored the
+        newest checkpoint.
+      history: The history of the run.
+      sidecar: The view of the training run in mode continuous_eval; None in other modes.
+
+    Returns:
+      The logs of the last evaluation; empty without one, and after a stop.
+    """
+    options = plan.config.trainer
+    match plan.mode:
+        case "train":
+            controller.train(steps=options.train_steps)
+            return {}
+
+        case "train_and_post_eval":
+            controller.train(steps=options.train_steps)
+            if controller.stopping:
+                return {}
+            return dict(controller.evaluate(steps=options.validation_steps))
+
+        case "train_and_eval":
+            logs = controller.train_and_evaluate(
+                train_steps=options.train_steps,
+                eval_steps=options.validation_steps,
+                eval_interval=options.validation_interval,
+            )
+            if controller.stopping:
+                return dict(logs)
+            # The last step may have been evaluated before a restart, and with the sets of an earlier config.
+            recorded = history.metrics_at(controller.run.step)
+            sets = history.ledger.sets
+            if logs or sets:
+                recorded = {name: metrics for name, metrics in recorded.items() if name in sets}
+            if recorded:
+                controller.evaluator.add_best(recorded)
+            return {**recorded, **logs}
+
+        case "eval":
+            if plan.checkpoint:
+                controller.restore_checkpoint(plan.checkpoint)
+            else:
+                controller.evaluator.initialize()
+            return dict(controller.evaluate(steps=options.validation_steps))
+
+        case "continuous_eval":
+            assert sidecar is not None
+            sidecar.begin()
+            logs = controller.evaluate_continuously(
+                steps=options.validation_steps,
+                timeout=options.continuous_eval_timeout,
+                timeout_fn=sidecar.finished,
+                watched=sidecar,
+                newest_only=options.continuous_eval.policy == "latest",
+            )
+            return dict(logs or sidecar.last_metrics())
+
+    raise AssertionError(f"{plan.mode} is no mode of a single run")

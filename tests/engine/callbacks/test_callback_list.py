@@ -12,8 +12,8 @@ import tensorflow as tf
 from trainer_kit.callbacks import callback_list
 from trainer_kit.callbacks.base import Callback, Loop, Requests, Run
 from trainer_kit.callbacks.callback_list import CallbackList
-from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
+from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.time_ledger import TimeLedger
 
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit import apply_gradients, train
-from trainer_kit.callbacks.divergence_report import command, examples_not_finite, first_not_finite, gradient_norms
+from trainer_kit.callbacks.recovery import command, examples_not_finite, first_not_finite, gradient_norms
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 

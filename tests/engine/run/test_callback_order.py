@@ -7,7 +7,6 @@ from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Loop, Run
 from trainer_kit.callbacks.early_stopping import EarlyStopping
-from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.callbacks.profile import Profile
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
@@ -17,6 +16,7 @@ from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.run.callback_order import callbacks_of_run
+from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer

@@ -14,11 +14,11 @@ from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import FiniteCheck
-from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.callbacks.reports import Reports
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import DataError, DivergedError, StopTraining, UsageError
 from trainer_kit.run.controller import Controller, Goal
+from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer

@@ -15,10 +15,9 @@ from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
-from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import StopTraining, UsageError
-from trainer_kit.run.orbit_controller import OrbitController, list_actions
+from trainer_kit.run.orbit_adapters import Actions, OrbitController, list_actions
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.trainer_parts.stop_flag import StopFlag

@@ -73,35 +73,38 @@ def test_the_time_of_each_phase_is_counted() -> None:
 
 
 def test_before_there_is_a_controller_a_run_starts() -> None:
-    assert Progress().of_step() == ("start", 0)
+    assert Progress().phase_and_step() == ("start", 0)
 
 
 def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
-    assert Progress().of_activity() == ("building the model", 0, 0, 0) and Progress().total_of("evaluating") is None
-    assert _run("evaluate", 5, 0)[0].of_activity() == ("evaluating", 5, 5, 7)
-    assert _run("evaluate", 5, 0)[0].total_of("evaluating") == 30
-    assert _run("wait", 5, 0)[0].of_activity() == ("", 5, 5, 7)
-    assert _run("save", 5, 0)[0].total_of("saving") is None
+    assert (
+        Progress().describe_activity() == ("building the model", 0, 0, 0)
+        and Progress().find_total("evaluating") is None
+    )
+    assert _run("evaluate", 5, 0)[0].describe_activity() == ("evaluating", 5, 5, 7)
+    assert _run("evaluate", 5, 0)[0].find_total("evaluating") == 30
+    assert _run("wait", 5, 0)[0].describe_activity() == ("", 5, 5, 7)
+    assert _run("save", 5, 0)[0].find_total("saving") is None
     training, _ = _run("train", 5, 0)
     training.controller.run.total = 20
-    assert training.of_activity() == ("compiling the training loop and running its first step", 5, 5, 7)
+    assert training.describe_activity() == ("compiling the training loop and running its first step", 5, 5, 7)
     training.trainer.global_step.assign_add(1)
-    assert training.of_activity() == ("training", 5, 6, 7)
+    assert training.describe_activity() == ("training", 5, 6, 7)
     training.controller.running = (6, 11)
-    assert training.of_activity() == ("training", 6, 6, 7) and training.total_of("training") == 20
+    assert training.describe_activity() == ("training", 6, 6, 7) and training.find_total("training") == 20
 
 
 def test_phase_and_step_come_from_controller_and_variable() -> None:
-    assert _run("save", 5, 0)[0].of_step() == ("save", 5)
+    assert _run("save", 5, 0)[0].phase_and_step() == ("save", 5)
 
 
 def test_a_batch_of_an_evaluation_is_progress_and_so_is_waiting() -> None:
     progress, _ = _run("evaluate", 5, 0)
-    before = progress.of_work()
+    before = progress.work_mark()
     progress.trainer.evaluated_batches.assign_add(1)
-    assert progress.of_work() != before
+    assert progress.work_mark() != before
     waiting, _ = _run("wait", 5, 0)
-    assert waiting.of_work() != waiting.of_work()
+    assert waiting.work_mark() != waiting.work_mark()
 
 
 @pytest.mark.parametrize("phase", ["evaluate", "report"])

@@ -9,7 +9,7 @@ import pytest
 
 from trainer_kit.config.fields import fields_of
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.run.final_record import _to_compile
+from trainer_kit.run.run_record import _to_compile
 from trainer_kit.telemetry.time_advice import RunSettings, verdict
 from trainer_kit.telemetry.time_ledger import TimeAccount
 

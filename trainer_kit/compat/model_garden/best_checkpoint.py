@@ -26,7 +26,7 @@ from trainer_kit.checkpoints.startup_scan import not_written
 from trainer_kit.errors import ConfigError, Mistake, UsageError, suggestion
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.info_json import GARDEN_STEP, info_of, read_info
+from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO, info_of, read_info
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.training.metrics import to_numpy
 

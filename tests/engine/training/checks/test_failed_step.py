@@ -18,7 +18,7 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError, InterruptedRunError, TrainerKitError
 from trainer_kit.inputs.sources.base import Source
-from trainer_kit.run import save_after_error
+from trainer_kit.run import checkpointing
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import compare_runs, tiny_arrays
 from trainer_kit.training.loops.read_before_write import reads_before_writes
@@ -140,9 +140,8 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
     strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if strategy == "one of two":
-        monkeypatch.setattr(
-            save_after_error, "worker_count", lambda _: 2
-        )  # a save would have to wait for the other one
+        # A save would have to wait for the other one.
+        monkeypatch.setattr(checkpointing, "worker_count", lambda _: 2)
     config, steps = linear_experiment(), iter((5, 10, 15))
 
     def exit_at_step_15(logs: Any) -> None:

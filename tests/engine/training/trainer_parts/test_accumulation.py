@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import apply_gradients
-from trainer_kit.callbacks.divergence_report import gradient_norms
+from trainer_kit.callbacks.recovery import gradient_norms
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, UsageError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,14 +13,13 @@ import tensorflow as tf
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
-from trainer_kit.config.modes import MODES
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.run.controller import Controller
-from trainer_kit.run.mode_entries import MODE_ENTRIES, BuiltRun
+from trainer_kit.run.runner import run_mode
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.trainer_parts.stop_flag import StopFlag
@@ -81,7 +81,8 @@ class _Made:
             self.controller.restore_checkpoint()
 
     def run(self, mode: str, checkpoint: str = "", sidecar: Sidecar | None = None) -> dict[str, Any]:
-        return MODE_ENTRIES[mode](BuiltRun(self.config, self.controller, checkpoint, self.history, sidecar))
+        plan: Any = SimpleNamespace(mode=mode, config=self.config, checkpoint=checkpoint)
+        return run_mode(plan, self.controller, self.history, sidecar)
 
 
 @pytest.fixture
@@ -91,10 +92,6 @@ def trained(tmp_path: Path) -> Path:
     made.run("train")
     assert made.counter.evaluated == []
     return tmp_path
-
-
-def test_each_mode_of_a_single_run_has_an_entry() -> None:
-    assert MODE_ENTRIES.keys() == {name for name, mode in MODES.items() if mode.single}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import ExitCode, UsageError
 from trainer_kit.files import append_line, read_lines
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.run.supervisor.restart_rules import Decision, outcome
+from trainer_kit.run.supervisor import Decision, outcome
 
 # Ends with the next exit code of its arguments; a negative one is minus the number of a signal.
 _ENDS = """

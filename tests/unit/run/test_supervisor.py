@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer_kit.errors import ExitCode
-from trainer_kit.run.supervisor.restart_rules import Decision, outcome
+from trainer_kit.run.supervisor import Decision, outcome
 
 
 def test_exit_codes_that_a_restart_can_help() -> None:

@@ -1,16 +1,98 @@
-"""Lets a run drive a caller's orbit.Controller, and checks the actions that Orbit programs pass."""
+"""Adapters for Orbit programs: their actions as a callback, and their own orbit.Controller in the modes of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import orbit
 
+from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
-from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.errors import StopTraining, UsageError
 from trainer_kit.training.checks.global_step import StockLoops
+
+
+class Actions(Callback):
+    """Calls actions after each training loop and after each evaluation, on every worker.
+
+    An action may raise StopTraining; the other actions are still called. If an action has restored an earlier
+    checkpoint, after a loop or after an evaluation, the run goes back to that step. `keep_states` saves the states of
+    train actions that have methods `state()` and `restore(state)`.
+
+    Args:
+      train_actions: Functions that take what the trainer's `train` returned.
+      eval_actions: Functions that take what the trainer's `evaluate` returned.
+    """
+
+    chief_only = False
+    name = "actions"
+
+    def __init__(
+        self, train_actions: Sequence[Callable[[Any], Any]] = (), eval_actions: Sequence[Callable[[Any], Any]] = ()
+    ) -> None:
+        self.train_actions = list(train_actions)
+        self.eval_actions = list(eval_actions)
+
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """Calls the actions after training loops."""
+        assert run.loop is not None
+        _call_actions(self.train_actions, run, logs, run.loop.end)
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Calls the actions after evaluations."""
+        assert run.evaluation is not None
+        if not run.evaluation.replayed:
+            _call_actions(self.eval_actions, run, logs, run.evaluation.step)
+
+
+def _call_actions(actions: Sequence[Callable[[Any], Any]], run: Run, logs: Any, before: int) -> None:
+    """Calls actions at the step `before`, and asks for a rewind if they have set global_step to an earlier one."""
+    for action in actions:
+        try:
+            action(logs)
+        except StopTraining as stop:
+            run.stop(str(stop))
+    if actions and (step := run.read_step()) < before:
+        run.rewind(step, f"an action has taken the run back from step {before} to step {step}")
+
+
+def keep_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> None:
+    """Adds the states of actions to every checkpoint; to be called before the restore.
+
+    Args:
+      trainer: The run's trainer.
+      actions: The actions; those with methods `state()` and `restore(state)` have a state.
+      kind: A prefix that distinguishes these actions in the checkpoint from others of the run.
+    """
+    for number, action in enumerate(actions):
+        if hasattr(action, "state") and hasattr(action, "restore"):
+            restore = action.restore
+            trainer.keep_state(
+                f"{kind} {number} {type(action).__name__}",
+                action.state,
+                lambda state, restore=restore: None if state is None else restore(state),
+            )
+
+
+def list_actions(name: str, actions: Iterable[Callable[[Any], Any]] | None) -> list[Callable[[Any], Any]]:
+    """Returns train_actions or eval_actions as a list, even if they were an iterator.
+
+    Args:
+      name: The name of the argument, for the message.
+      actions: The actions; None becomes an empty list.
+
+    Raises:
+      UsageError: when one of them cannot be called.
+    """
+    listed = list(actions or ())
+    for action in listed:
+        if not callable(action):
+            raise UsageError(
+                f"{name}: {action!r:.60} cannot be called; an action is a function that takes the "
+                "logs, and a Keras callback is none"
+            )
+    return listed
 
 
 class OrbitController:
@@ -98,23 +180,3 @@ class OrbitController:
             return {}
         finally:
             self.run.read_step()
-
-
-def list_actions(name: str, actions: Iterable[Callable[[Any], Any]] | None) -> list[Callable[[Any], Any]]:
-    """Returns train_actions or eval_actions as a list, even if they were an iterator.
-
-    Args:
-      name: The name of the argument, for the message.
-      actions: The actions; None becomes an empty list.
-
-    Raises:
-      UsageError: when one of them cannot be called.
-    """
-    listed = list(actions or ())
-    for action in listed:
-        if not callable(action):
-            raise UsageError(
-                f"{name}: {action!r:.60} cannot be called; an action is a function that takes the "
-                "logs, and a Keras callback is none"
-            )
-    return listed

@@ -6,6 +6,7 @@ The exit codes of trainer_kit.errors decide. The supervisor does not import Tens
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import os
 import signal
@@ -20,13 +21,32 @@ from trainer_kit import files
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 from trainer_kit.process.run_directory import count_starts
 from trainer_kit.process.startup_signals import exit_code, stop_signals
-from trainer_kit.run.supervisor.restart_rules import Decision, outcome
 
 _MAX_TIME_IS_OVER = "stopped by trainer.max_time"  # as StopSignals says it
 _LOG_BYTES = 4000  # the end of the output of an attempt
 _POLL_SECONDS = 0.05
 _LAST_OUTPUT_SECONDS = 2.0  # a process that left the process group may keep the pipe open
 _LOG = logging.getLogger(__name__)
+
+
+class Decision(enum.Enum):
+    """What follows an exit code."""
+
+    END = "end"
+    RESTART = "restart, not counted"
+    RETRY = "restart, counted"
+
+
+def outcome(code: int) -> tuple[str, Decision]:
+    """Returns the cause and the decision for an exit code; a negative code is minus the number of a signal."""
+    if code < 0:
+        return f"killed by signal {-code} ({signal.strsignal(-code)})", Decision.RETRY
+    if code not in set(ExitCode):
+        return f"crashed with exit code {code}", Decision.RETRY
+    cause = ExitCode(code).name.lower().replace("_", " ")
+    if code == ExitCode.PREEMPTED:
+        return cause, Decision.RESTART
+    return cause, Decision.RETRY if code in (ExitCode.BUG, ExitCode.STALLED) else Decision.END
 
 
 def supervise(
@@ -44,7 +64,7 @@ def supervise(
 
     A preempted run (exit code 75) is restarted any number of times, unless `trainer.max_time` stopped it. A crash
     (code 1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`. Every other code ends
-    the supervisor; the table is restart_rules.OUTCOMES. The wait before a restart doubles each time, up to
+    the supervisor; see `outcome`. The wait before a restart doubles each time, up to
     `most_backoff_seconds`, and is short again after an attempt that lasted longer than that.
 
     SIGTERM, SIGHUP (unless it is ignored) and SIGINT are sent on to the command's process group, and no attempt starts

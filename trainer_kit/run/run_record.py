@@ -1,0 +1,222 @@
+"""Records a run: its config before the first step, and its final metrics at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer_kit.config.fields import leaves
+from trainer_kit.config.schema.durations import unit_of
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.distribution.collectives import all_gather
+from trainer_kit.distribution.devices import only_cpus, thread_counts
+from trainer_kit.distribution.lost_workers import peers_needed
+from trainer_kit.errors import PreemptedError, explained
+from trainer_kit.errors.user_exits import exits_as_errors
+from trainer_kit.evals.ledger import plain
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.process.signals import StopSignals
+from trainer_kit.run.plan import RunPlan
+from trainer_kit.run.progress import BETWEEN
+from trainer_kit.telemetry.flops import model_cost
+from trainer_kit.telemetry.report_writers import ReportWriters
+from trainer_kit.telemetry.time_advice import RunSettings, verdict
+from trainer_kit.telemetry.time_ledger import TimeLedger
+from trainer_kit.training.checks.model_and_config import problem_of_one_thread
+from trainer_kit.training.trainer_parts.stop_flag import is_stopping
+
+_LOG = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def record_run(
+    directory: RunDirectory,
+    config: ExperimentConfig,
+    experiment: str,
+    mode: str,
+    texts: Mapping[str, str],
+    global_step: Any = None,
+    setup: Mapping[str, Any] | None = None,
+) -> Iterator[None]:
+    """Writes the record of a run before its first step; removes it when an explained error comes before that step.
+
+    Args:
+      directory: The directory of the run.
+      config, experiment, mode, texts, setup: The record; see RunDirectory.write_record.
+      global_step: The variable of the global step; once it is above 0 the record stays. None: any explained error
+        removes the record.
+    """
+    missing = directory.missing_records(texts)
+    try:
+        directory.write_record(config, experiment, mode, texts, thread_counts(), setup)
+        yield
+    except Exception as error:
+        if explained(error) and (global_step is None or int(global_step.numpy()) == 0):
+            directory.withdraw_record(missing)
+        raise
+
+
+@contextlib.contextmanager
+def explain_errors() -> Iterator[None]:
+    """Turns errors of a lost worker, and a SystemExit of the user's code, into errors that explain themselves."""
+    with peers_needed(), exits_as_errors():
+        yield
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that an earlier start has finished.
+
+    Attributes:
+      logs: Its final metrics; empty if none are wanted.
+      advice: How it has ended, and what to change to continue it.
+    """
+
+    logs: dict[str, Any]
+    advice: str
+
+
+def find_finished_run(plan: RunPlan, step: int, stop_reason: str) -> FinishedRun | None:
+    """Returns the finished run; None if there are steps to train or metrics to compute.
+
+    Args:
+      plan: The plan of this start.
+      step: The step of the newest checkpoint.
+      stop_reason: Why early stopping ends the run at this step; "" if it does not. A run that only
+        an action stopped is not finished.
+    """
+    final = plan.directory.read_final()
+    if not plan.trains or final is None or final["step"] != step:
+        return None
+    if plan.evaluates and not final["metrics"]:
+        return None
+
+    train_steps = plan.config.trainer.train_steps
+    was_stopped_early = bool(final.get("stopped")) and not step >= train_steps >= 0
+    if was_stopped_early:
+        if not stop_reason:
+            return None
+        ending = f"stopped early at step {step}: {stop_reason}"
+        change = "trainer.early_stopping.patience, or remove trainer.early_stopping,"
+    else:
+        if step < train_steps:
+            return None
+        ending = f"finished at step {step}"
+        change = "trainer.train_steps"
+    logs = dict(final["metrics"]) if plan.evaluates else {}
+    return FinishedRun(logs, f"{plan.directory.path} was {ending}; raise {change} to continue the training")
+
+
+def was_ended_by_callback(directory: RunDirectory, step: int) -> bool:
+    """Whether a callback or early stopping ended an earlier start of the run at this step."""
+    final = directory.read_final()
+    return final is not None and final["step"] == step and bool(final.get("stopped"))
+
+
+def finish_run(
+    plan: RunPlan,
+    controller: Any,
+    signals: StopSignals,
+    writers: ReportWriters,
+    logs: Mapping[str, Any],
+) -> None:
+    """Writes final.json once all checkpoints and reports of a training run are in its files.
+
+    Logs the time account of this process and the callbacks that failed, also after a stop.
+
+    Args:
+      plan: The plan of the run.
+      controller: Its controller.
+      signals: Its stop signals.
+      writers: Its report writers.
+      logs: The logs of its last evaluation.
+
+    Raises:
+      PreemptedError, InterruptedRunError: when the run was stopped before its end.
+      StorageError: when the last checkpoint or final.json cannot be written.
+    """
+    trainer = controller.trainer or controller.evaluator
+    for name, count in controller.callbacks.errors.items():
+        _LOG.warning("the callback %s failed %d time%s; the run continued", name, count, "s" * (count > 1))
+
+    if was_stopped(signals, trainer):
+        if writers.history is not None:
+            _, lines = _account_for_time(plan, trainer, writers.times)
+            for line in lines:
+                _LOG.info("%s", line)
+        reasons = [signals.reason]
+        if plan.config.trainer.max_time is not None:  # it ends all workers, whichever has noticed first
+            reasons = all_gather(trainer.strategy, signals.reason)
+        _raise_stopped(signals, trainer, controller.run.read_step(), max(reasons))
+
+    with writers.times.during("save"):
+        controller.sync()
+    if writers.history is None:
+        return
+    with writers.times.during(BETWEEN):
+        writers.writer.flush()
+        step = controller.run.step
+        cost = model_cost(trainer)
+
+    time, lines = _account_for_time(plan, trainer, writers.times)
+    reason = "" if step >= plan.config.trainer.train_steps >= 0 else controller.run.stop_reason
+    exporter = trainer.checkpoint_exporter
+    record = plan.directory.write_final(step, plan.mode, plain(logs), exporter, reason, time)
+    ending = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
+    for line in (f"{ending}; {cost}", *lines):
+        _LOG.info("%s", line)
+    controller.callbacks.call("run_finished", record)
+
+
+def was_stopped(signals: StopSignals, trainer: Any) -> bool:
+    """Whether the run was stopped early; several workers stop together or finish together."""
+    return is_stopping(trainer, signals.have_arrived)
+
+
+def _raise_stopped(signals: StopSignals, trainer: Any, step: int, reason: str) -> None:
+    where = f"at step {step}; the same command resumes from the last checkpoint"
+    if reason:
+        raise PreemptedError(f"stopped by {reason} {where}")
+    signals.check(where)
+    if trainer.stopping_for > 0:  # this process was asked to, and not by a signal
+        raise PreemptedError(f"stopped by trainer.request_stop() {where}")
+    raise PreemptedError(f"another worker was asked to stop; this one stopped {where}")
+
+
+def _account_for_time(plan: RunPlan, trainer: Any, ledger: TimeLedger) -> tuple[dict[str, Any], list[str]]:
+    """Returns the time account of this process, for final.json and as lines; both empty if no step was trained."""
+    times = ledger.account()
+    if not times.steps:
+        return {}, []
+
+    config = plan.config
+    options = config.trainer
+    train_data = getattr(config.task, "train_data", None)
+    settings = RunSettings(
+        steps_per_loop=options.steps_per_loop,
+        checkpoint_interval=options.checkpoint_interval,
+        validation_interval=options.validation_interval,
+        # As they were written, since the advice names them.
+        written={name: value for name, value in leaves(plan.written.trainer).items() if unit_of(value)},
+        to_compile=tuple(setting for setting, missing in _to_compile(config) if missing),
+        fused=trainer.fuse_steps > 1,
+        can_fuse=options.fuse_steps == 1 and not trainer.problem_of_fusing(),
+        can_use_one_thread=config.runtime.executor == "default" and not problem_of_one_thread(trainer.strategy),
+        cache=getattr(train_data, "cache", False),
+        prefetches=getattr(train_data, "prefetch_buffer_size", None) != 0,
+        saves_position=trainer.saves_position,
+        in_memory=trainer.has_arrays,
+        on_cpu=only_cpus(),
+    )
+    advice = verdict(times, settings)
+    return {**times.record(), "verdict": advice}, [f"time of this process: {times.line()}", advice]
+
+
+def _to_compile(config: Any) -> Iterator[tuple[str, bool]]:
+    """Yields each setting that compiles the steps of a loop, and whether the config has another value."""
+    for name in ("train_tf_function", "train_tf_while_loop"):
+        yield f"trainer.{name}=true", not getattr(config.trainer, name)
+    yield "runtime.run_eagerly=false", config.runtime.run_eagerly
