@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.ema_checkpoints import EMACheckpoints
-from trainer_kit.callbacks.keras_hooks import is_stock
 from trainer_kit.callbacks.reduce_on_plateau import ReduceOnPlateau
 from trainer_kit.callbacks.sample_pictures import SamplePictures
 from trainer_kit.callbacks.set_from_file import SetFromFile
@@ -79,7 +78,7 @@ def checked_callbacks(callbacks: Any) -> list[Callback]:
 
 def instead_of(given: Any) -> str:
     """Returns advice for an object that is not a Callback."""
-    if is_stock(given, "Callback"):
+    if hasattr(given, "on_epoch_end"):  # of Keras
         return (
             ": Keras callbacks are called for compiled models only: give it to trainer_kit.compat.keras.fit "
             "or register_keras_experiment; for other tasks write a trainer_kit.Callback"

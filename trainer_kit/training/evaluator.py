@@ -57,8 +57,6 @@ class Evaluator(AveragingTrainer):
 
     Attributes:
       best_checkpoint: The class that keeps the best checkpoint of a run.
-      evaluation_hooks: Functions to call around the parts of each evaluation; None: an evaluation has no parts. It is
-        read when the first evaluation begins.
       validation: The validation sets.
       evaluates: Whether the trainer was created to evaluate, or has received validation sets since.
       evaluated_batches: An int64 scalar on the host: the batches that this process has evaluated.
@@ -66,7 +64,7 @@ class Evaluator(AveragingTrainer):
     """
 
     best_checkpoint: Any = BestCheckpoint
-    evaluation_hooks: EvaluationHooks | None = None
+    _evaluation_hooks: EvaluationHooks | None = None  # None: an evaluation has no parts
     stop_flag: StopFlag
 
     def __init__(
@@ -98,6 +96,19 @@ class Evaluator(AveragingTrainer):
         self._other_logs: dict[str, dict[str, Any]] = {}  # by set: those of other weights than the main ones, by name
         self._eval_loops: dict[tuple[str, bool], Any] = {}  # one per set, traced with the set's task and metrics
         self.eval_seconds: dict[str, float] = {}
+
+    def split_evaluations(
+        self, batches: int, begin: Callable[[int], None], end: Callable[[int, dict[str, Any]], bool]
+    ) -> None:
+        """Has evaluations run in parts, with work on the host between two; called before the first evaluation.
+
+        Args:
+          batches: The number of batches in a part.
+          begin: Called before a part with the number of its first batch; see EvaluationHooks.
+          end: Called after a part with the number of its last batch and the results so far, NumPy values. Returns
+            whether the evaluation goes on.
+        """
+        self._evaluation_hooks = EvaluationHooks(batches, begin, end)
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -342,8 +353,8 @@ class Evaluator(AveragingTrainer):
             self.validation.results[one.name] = results
 
         if has_state:
-            return eval_loop.with_state(by_step, ended, self.evaluation_hooks)
-        if parts := self.evaluation_hooks:
+            return eval_loop.with_state(by_step, ended, self._evaluation_hooks)
+        if parts := self._evaluation_hooks:
             loop = eval_loop.in_parts(parts, metrics, step, stop, one.feed.cardinality, compiled=compiled, check=check)
         return eval_loop.without_state(loop, keep, ended)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orbit
@@ -35,7 +35,7 @@ from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
 from trainer_kit.training.loops.fused_loop import FusedLoop
 from trainer_kit.training.loops.read_before_write import writes_after
-from trainer_kit.training.loops.split_loop import LoopParts
+from trainer_kit.training.loops.split_loop import LoopParts, TrainingHooks
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics
 from trainer_kit.training.trainer_parts import named_optimizers
@@ -338,9 +338,26 @@ class Trainer(Evaluator):
     def train_loop_begin(self) -> None:
         """Called eagerly before each loop, before the iterator is created. Metrics are reset inside the loop."""
 
-    def logs_so_far(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Returns the metrics in the results of a part of a loop, NumPy values; see TrainingHooks. Runs eagerly."""
-        return dict(self._train_set.reported({key: results[key] for key in results if "trainer_kit/" not in key}))
+    def split_training(
+        self,
+        next_end: Callable[[int], int],
+        begin: Callable[[int], None],
+        end: Callable[[int, dict[str, Any]], bool],
+    ) -> None:
+        """Has training loops run in parts from now on, with work on the host between two steps.
+
+        Args:
+          next_end: Returns the next global step after the given one at which a part ends.
+          begin: Called before a part with the global step.
+          end: Called after a part with the global step and the metrics of the loop so far, NumPy values. Returns
+            whether the loop goes on.
+        """
+
+        def end_part(step: int, results: dict[str, Any]) -> bool:
+            metrics = {key: value for key, value in results.items() if "trainer_kit/" not in key}
+            return end(step, dict(self._train_set.reported(metrics)))
+
+        self.loop_parts.hooks = TrainingHooks(next_end, begin, end_part)
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Runs eagerly, on the host."""

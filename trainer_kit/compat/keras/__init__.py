@@ -9,13 +9,13 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "fit": "fitting.model_fit",
+    "fit": "model_fit",
     "evaluate": "inference",
     "load": "inference",
     "predict": "inference",
     "KerasTask": "task",
     "register_keras_experiment": "experiments",
-    "train_loop": "loop.train_loop",
+    "train_loop": "hand_written_loop",
 }
 
 __all__ = list(_HOME)

@@ -1,4 +1,4 @@
-"""register_keras_experiment: a compiled model for the command line, configs, sidecars and the supervisor."""
+"""A compiled model as an experiment, for the command line, configs, sidecars and the supervisor."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from trainer_kit.compat.keras.task_config import TRAINER, KerasTaskConfig
 from trainer_kit.config.experiments import register_experiment, register_task
 from trainer_kit.config.schema.base import configclass
-from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.errors import UsageError
+
+_TRAINER = "trainer_kit.compat.keras.trainer:KerasTrainer"
+
+
+@configclass
+class KerasTaskConfig(TaskConfig):
+    """The section `task` of a compiled Keras model."""
+
+
+register_task(KerasTaskConfig, "trainer_kit.compat.keras.task:KerasTask", trainer=_TRAINER)
 
 
 def register_keras_experiment(
@@ -56,7 +65,7 @@ def register_keras_experiment(
         data = functools.partial(data_of_experiment, data_fn)
         return KerasTask(params, logging_dir, build=build_fn, data=data, callbacks=callbacks)
 
-    register_task(ExperimentTaskConfig, make_task, trainer=TRAINER)
+    register_task(ExperimentTaskConfig, make_task, trainer=_TRAINER)
 
     @register_experiment(name)
     def experiment() -> ExperimentConfig:

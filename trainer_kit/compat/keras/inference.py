@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import zlib
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from trainer_kit.callbacks.keras_callbacks import KerasCallbacks
-from trainer_kit.compat.keras.data.training_data import known_length, validation_dataset
-from trainer_kit.compat.keras.fitting.callbacks import console_of, parameters, split_callbacks
+from trainer_kit.compat.keras.experiments import KerasTaskConfig
+from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, console_of, parameters, split_callbacks
 from trainer_kit.compat.keras.task import KerasTask
-from trainer_kit.compat.keras.task_config import KerasTaskConfig
+from trainer_kit.compat.keras.training_data import validation_dataset
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
-from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
+from trainer_kit.inputs.sources.base import identity_of
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.serving.load import load_weights
 
@@ -41,10 +39,19 @@ def load(model: Any, model_dir: str, which: str | int | None = None) -> Any:
 
 
 def evaluate(
-    model: Any, x: Any = None, y: Any = None, batch_size: int | None = None, verbose: str | int = "auto",
-    sample_weight: Any = None, steps: int | None = None, callbacks: Any = None, return_dict: bool = False,
-    *, model_dir: str, which: str | int | None = None,
-) -> Any:  # fmt: skip
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: str | int = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+    *,
+    model_dir: str,
+    which: str | int | None = None,
+) -> Any:
     """Evaluates a compiled model with weights of a run, as `model.evaluate` does. Runs eagerly, on the host.
 
     The result is also recorded in `model_dir/evals`, once for each step and data. The model keeps the weights.
@@ -61,57 +68,46 @@ def evaluate(
     Raises:
       UsageError: when there is no such checkpoint, or it does not fit the model.
     """
-    strategy, native, of_keras = model.distribute_strategy, *split_callbacks(callbacks)
+    native, of_keras = split_callbacks(callbacks)
+    strategy = model.distribute_strategy
     with strategy.scope():
         data = validation_dataset(keras.utils.pack_x_y_sample_weight(x, y, sample_weight), batch_size, steps)
-        of_data = DataConfig(input_path=_name_of_data(x, y, sample_weight), drop_remainder=False, is_training=False)
+        # A name by which records of evaluations tell arrays with other contents and datasets of other forms.
+        name = f"data {zlib.crc32(repr(identity_of(data)).encode()):08x}"
+        of_data = DataConfig(input_path=name, drop_remainder=False, is_training=False)
         params = KerasTaskConfig(validation_data=of_data)
         task = KerasTask(params, model_dir, build=lambda: model, data=lambda _: data)
-    config = ExperimentConfig(task=params, trainer=TrainerConfig(validation_steps=steps or -1))
-    batches = steps or (known_length(data) if isinstance(data, tf.data.Dataset) else data.batches_per_epoch)
+    batches = steps
+    if not steps:
+        length = int(data.cardinality()) if isinstance(data, tf.data.Dataset) else data.batches_per_epoch
+        batches = length if length and length > 0 else None
     _, logs = run_experiment(
-        strategy, task, "eval", config, model_dir, checkpoint=_checkpoint(model_dir, which),
+        strategy,
+        task,
+        "eval",
+        ExperimentConfig(task=params, trainer=TrainerConfig(validation_steps=steps or -1)),
+        model_dir,
+        checkpoint=_checkpoint(model_dir, which),
         callbacks=[KerasCallbacks(of_keras, parameters(1, batches, verbose)), *native],
         console=console_of(of_keras, verbose),
-    )  # fmt: skip
-    found = {"loss" if name == "validation_loss" else name: float(value) for name, value in logs.items()}
-    return found if return_dict else _in_order(model, found)
+    )
+    by_name = {"loss" if name == "validation_loss" else name: float(value) for name, value in logs.items()}
+    return by_name if return_dict else _in_order(model, by_name)
 
 
-def predict(
-    model: Any, x: Any, batch_size: int | None = None, verbose: str | int = "auto", steps: int | None = None,
-    callbacks: Any = None, *, model_dir: str, which: str | int | None = None,
-) -> Any:  # fmt: skip
-    """Returns `model.predict(x, ...)` with weights of a run, which the model keeps. Runs eagerly, on the host.
+def predict(model: Any, x: Any, *, model_dir: str, which: str | int | None = None, **options: Any) -> Any:
+    """Returns `model.predict(x, **options)` with weights of a run, which the model keeps. Runs eagerly, on the host.
 
     Args:
       model: A built model.
-      x, batch_size, verbose, steps, callbacks: See `Model.predict`.
+      x, **options: See `Model.predict`.
       model_dir: The folder of the run.
       which: See `load`.
 
     Raises:
-      UsageError: when there is no such checkpoint, or it does not fit the model; for callbacks of trainer_kit.
+      UsageError: when there is no such checkpoint, or it does not fit the model.
     """
-    native, of_keras = split_callbacks(callbacks)
-    if native:
-        names = ", ".join(one.name for one in native)
-        raise UsageError(f"callbacks: {names} has no method around predictions; give callbacks of Keras to predict")
-    load(model, model_dir, which)
-    return model.predict(x, batch_size=batch_size, verbose=verbose, steps=steps, callbacks=of_keras)
-
-
-def _name_of_data(*data: Any) -> str:
-    """Returns a name, by which records of evaluations tell arrays with other contents and datasets of other forms."""
-    digest = hashlib.blake2b(digest_size=8)
-    for one in keras.tree.flatten(data):
-        if isinstance(one, tf.data.Dataset):
-            digest.update(f"{one.element_spec} {int(one.cardinality())}".encode())
-        elif hasattr(one, "__array__"):
-            digest.update(np.asarray(one).tobytes())
-        else:
-            digest.update(type(one).__name__.encode())
-    return f"data {digest.hexdigest()}"
+    return load(model, model_dir, which).predict(x, **options)
 
 
 def _in_order(model: Any, logs: dict[str, float]) -> Any:

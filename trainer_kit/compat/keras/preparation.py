@@ -16,15 +16,6 @@ from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import native_variable
 
 
-def optimizers_of(model: Any) -> dict[str, Any]:
-    """Returns the optimizers in the attributes of a model, of either Keras, by the name of the attribute."""
-    found: dict[int, tuple[str, Any]] = {}
-    for name, value in vars(model).items():
-        if hasattr(value, "apply_gradients") and hasattr(value, "iterations"):
-            found.setdefault(id(value), (name.lstrip("_"), value))
-    return dict(found.values())
-
-
 def flattened(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns logs with those of nested dicts among them, as Keras flattens them."""
     found: dict[str, Any] = {}
@@ -48,24 +39,33 @@ def traced_logs(step: Callable[[Any], Any], model: Any, batch: Any) -> dict[str,
       UsageError: when the step returns something else than a dict, or a value for each example.
       Exception: what the step raises.
     """
-    if _is_of_keras(step, model):
+    one_replica = tf.distribute.get_strategy().num_replicas_in_sync == 1
+    if one_replica and isinstance(model, keras.Model) and not is_overridden(model, step.__name__):
+        # What a step of Keras 3 does is known without a trace of its gradients.
         _build_for_step_of_keras(step, model, batch)
         return {}
-    names: set[str] = set()
-    specs: dict[str, tf.TensorSpec] = {}
+    logs: dict[str, Any] = {}
 
     @tf.autograph.experimental.do_not_convert
-    def recording(data: Any) -> None:
-        logs = checked_logs(with_autograph(step, model)(data), step)
-        names.update(logs)
-        specs.update({name: _spec(value) for name, value in flattened(logs).items()})
+    def record_logs(data: Any) -> None:
+        returned = with_autograph(step, model)(data)
+        if not isinstance(returned, Mapping):
+            raise UsageError(
+                f"{step.__qualname__} returned a {type(returned).__name__}; it has to return a dict of logs by name: "
+                'return {"loss": loss}'
+            )
+        logs.update(returned)
 
     strategy = tf.distribute.get_strategy()
-    graph = _trace(lambda data: strategy.run(recording, args=(data,)), batch).graph
-    if names == model.get_metrics_result().keys() and _updates_all(model.metrics, graph):
+    graph = traced(lambda data: strategy.run(record_logs, args=(data,)) and None, batch).graph
+    if logs.keys() == model.get_metrics_result().keys() and _updates_all(model.metrics, graph):
         return {}
-    if outputs := [name for name, spec in specs.items() if not spec.shape.is_fully_defined()]:
-        raise UsageError(f"{step.__qualname__} returned {outputs[0]!r} for each example; return numbers only")
+    specs: dict[str, tf.TensorSpec] = {}
+    for name, value in flattened(logs).items():
+        tensor = value if tf.is_tensor(value) else tf.convert_to_tensor(value)  # a number or a variable, too
+        if not tensor.shape.is_fully_defined():
+            raise UsageError(f"{step.__qualname__} returned {name!r} for each example; return numbers only")
+        specs[name] = tf.TensorSpec(tensor.shape, tensor.dtype if tensor.dtype.is_floating else tf.float32)
     return specs
 
 
@@ -73,17 +73,11 @@ def _updates_all(metrics: list[Any], graph: Any) -> bool:
     """Whether a traced step updates all metrics; it may return a loss of its own in place of the result of one."""
     changed = {id(handle) for handle in written(graph)}
     for metric in metrics:
-        variables = map(native_variable, metric.variables)
-        handles = [part.handle for variable in variables for part in getattr(variable, "values", [variable])]
-        if handles and not any(id(handle) in changed for handle in handles):
+        variables = [native_variable(variable) for variable in metric.variables]
+        handles = [id(part.handle) for one in variables for part in getattr(one, "values", [one])]
+        if handles and changed.isdisjoint(handles):
             return False
     return True
-
-
-def _is_of_keras(step: Callable[[Any], Any], model: Any) -> bool:
-    """Whether the step is Keras 3's own, on one replica: what it does is known without a trace of its gradients."""
-    one_replica = tf.distribute.get_strategy().num_replicas_in_sync == 1
-    return isinstance(model, keras.Model) and one_replica and not is_overridden(model, step.__name__)
 
 
 def _build_for_step_of_keras(step: Callable[[Any], Any], model: Any, batch: Any) -> None:
@@ -97,7 +91,7 @@ def _build_for_step_of_keras(step: Callable[[Any], Any], model: Any, batch: Any)
         model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight)
         model.compute_metrics(x=x, y=y, y_pred=y_pred, sample_weight=weight)
 
-    _trace(losses_and_metrics, batch)
+    traced(losses_and_metrics, batch)
     if trains and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
@@ -110,41 +104,7 @@ def with_autograph(method: Callable[..., Any], model: Any) -> Callable[..., Any]
     return converted_by_autograph(method, itself=False) if of_keras_2(model) else method
 
 
-def checked_logs(logs: Any, step: Callable[[Any], Any]) -> Mapping[str, Any]:
-    """Returns what a step of a model has returned.
-
-    Raises:
-      UsageError: when it is no dict, as Keras asks for.
-    """
-    if isinstance(logs, Mapping):
-        return logs
-    raise UsageError(
-        f"{step.__qualname__} returned a {type(logs).__name__}; it has to return a dict of logs by name: "
-        'return {"loss": loss}'
-    )
-
-
-def check_can_train(model: Any) -> None:
-    """Raises UsageError when a model lacks what its training step needs from `compile`."""
-    if not getattr(model, "compiled", True):  # tf_keras does not tell
-        raise UsageError(f"the model {model.name!r} is not compiled; call model.compile(optimizer, loss) before fit")
-    if getattr(model, "optimizer", None) is None and not is_overridden(model, "train_step"):
-        raise UsageError(
-            f"the model {model.name!r} is compiled without an optimizer, so that it can only evaluate and predict; "
-            'give one to train it: model.compile(optimizer="adam", ...)'
-        )
-
-
 def is_overridden(model: Any, name: str) -> bool:
     """Whether the class of a model, of either Keras, has its own attribute `name`."""
     owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
     return owner.__module__.partition(".")[0] not in ("keras", "tf_keras")
-
-
-def _trace(function: Callable[[Any], Any], batch: Any) -> Any:
-    return traced(lambda data: function(data) and None, batch)
-
-
-def _spec(value: Any) -> tf.TensorSpec:
-    tensor = tf.convert_to_tensor(value)  # a number or a variable, too
-    return tf.TensorSpec(tensor.shape, tensor.dtype if tensor.dtype.is_floating else tf.float32)

@@ -10,12 +10,12 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.compat.keras.data.array_epochs import ArrayEpochs
-from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders
-from trainer_kit.compat.keras.data.training_data import DatasetEpochs, training_data, validation_dataset
-from trainer_kit.compat.keras.fitting.callbacks import ExperimentCallbacks, split_callbacks
-from trainer_kit.compat.keras.fitting.program_changes import changes, description
-from trainer_kit.compat.keras.preparation import flattened, optimizers_of, traced_logs, with_autograph
+from trainer_kit.compat.keras.array_epochs import ArrayEpochs
+from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
+from trainer_kit.compat.keras.preparation import flattened, traced_logs, with_autograph
+from trainer_kit.compat.keras.program_changes import changes, description
+from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
+from trainer_kit.compat.keras.training_data import DatasetEpochs, training_data, validation_dataset
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.distribution.keras_internals import clip_after_sum
 from trainer_kit.errors import UsageError
@@ -34,7 +34,7 @@ class KerasTask(Task):
       logging_dir: The folder of the run's files.
       build: A function that returns the compiled model; called in the scope of the strategy.
       data: A function that returns the data of a DataConfig, in global batches.
-      orders: The orders of the batches of a PyDataset, which checkpoints hold; None: there are none.
+      ordered: The PyDataset whose orders checkpoints hold; None: there is none.
       callbacks: A function that returns callbacks of Keras and of trainer_kit for a run that trains.
 
     Attributes:
@@ -49,11 +49,14 @@ class KerasTask(Task):
         *,
         build: Callable[[], Any],
         data: Callable[[Any], Any],
-        orders: BatchOrders | None = None,
+        ordered: PyDatasetEpochs | None = None,
         callbacks: Callable[[], Any] = list,
     ) -> None:
         super().__init__(params, logging_dir)
-        self._build, self._data, self._orders, self._callbacks = build, data, orders, callbacks
+        self._build = build
+        self._data = data
+        self._ordered = ordered
+        self._callbacks = callbacks
         self._program: dict[str, Any] = {}
         self.train_logs: dict[str, tf.TensorSpec] = {}
         self.eval_logs: dict[str, tf.TensorSpec] = {}
@@ -69,7 +72,7 @@ class KerasTask(Task):
     def build_callbacks(self) -> list[Callback]:
         """Returns the callbacks of the task; those of Keras are together in one callback of trainer_kit."""
         native, of_keras = split_callbacks(self._callbacks())
-        return [*([ExperimentCallbacks(of_keras)] if of_keras else []), *native]
+        return [*([KerasCallbacks(of_keras)] if of_keras else []), *native]
 
     def prepare_training(self, model: Any) -> Any:
         """Creates all variables that the training step needs; returns the model's optimizers. Called in strategy scope.
@@ -80,10 +83,13 @@ class KerasTask(Task):
         if self._trains is not model:
             self.train_logs = traced_logs(model.train_step, model, self._batch(self.task_config.train_data))
             self._trains = model
-        found = {name: one for name, one in optimizers_of(model).items() if getattr(one, "built", True)}
-        for one in found.values():
-            clip_after_sum(innermost(one))
-        return found["optimizer"] if list(found) == ["optimizer"] else found
+        optimizers: dict[str, Any] = {}
+        for name, value in vars(model).items():  # of either Keras
+            is_optimizer = hasattr(value, "apply_gradients") and hasattr(value, "iterations")
+            if is_optimizer and getattr(value, "built", True) and not any(value is one for one in optimizers.values()):
+                optimizers[name.lstrip("_")] = value
+                clip_after_sum(innermost(value))
+        return optimizers["optimizer"] if list(optimizers) == ["optimizer"] else optimizers
 
     def prepare_evaluation(self, model: Any) -> None:
         """Creates all variables that the evaluation step needs, once. Called in strategy scope."""
@@ -106,8 +112,8 @@ class KerasTask(Task):
     ) -> tf.data.Dataset | Source:
         """Returns the data of `params`, in global batches."""
         del input_context
-        found: tf.data.Dataset | Source = self._data(params)
-        return found
+        data: tf.data.Dataset | Source = self._data(params)
+        return data
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
@@ -125,34 +131,35 @@ class KerasTask(Task):
 
     def state(self) -> dict[str, Any]:
         """Returns what the model was made of, and the orders of the batches of a PyDataset."""
-        return {"program": self._program, "orders": None if self._orders is None else self._orders.state()}
+        return {"program": self._program, "orders": None if self._ordered is None else self._ordered.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on with the orders of the run that saved the checkpoint, and warns where its model was another."""
-        if self._orders is not None and state["orders"] is not None:
-            self._orders.restore(state["orders"])
-        if found := changes(state["program"], self._program):
+        if self._ordered is not None and state["orders"] is not None:
+            self._ordered.restore(state["orders"])
+        phrases = changes(state["program"], self._program)
+        if phrases:
             _LOG.warning(
                 "the program has changed since the checkpoint: %s. The run goes on with the weights and the optimizer "
                 "of the checkpoint; a changed learning rate is used from here on. Give another model_dir "
                 "to start from the beginning",
-                "; ".join(found),
+                "; ".join(phrases),
             )
 
     def _batch(self, params: Any) -> Any:
         """Returns the spec of a replica's batch; as in Keras only a dataset tells the number of its examples."""
-        made = self.build_inputs(params)
-        spec = getattr(made, "element_spec", None) or made.at(0).element_spec
-        replicas = 0 if isinstance(made, ArrayEpochs) else tf.distribute.get_strategy().num_replicas_in_sync
-        return tf.nest.map_structure(lambda one: _of_replica(one, replicas), spec)
+        data = self.build_inputs(params)
+        tells_size = not isinstance(data, ArrayEpochs)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
 
+        def spec_of_replica(spec: Any) -> Any:
+            if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+                return spec
+            is_known = tells_size and spec.shape[0] and spec.shape[0] % replicas == 0
+            return tf.TensorSpec([spec.shape[0] // replicas if is_known else None, *spec.shape[1:]], spec.dtype)
 
-def _of_replica(spec: Any, replicas: int) -> Any:
-    """Returns the spec of a replica's part of a batch; without replicas it has any number of examples."""
-    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
-        return spec
-    is_known = replicas and spec.shape[0] and spec.shape[0] % replicas == 0
-    return tf.TensorSpec([spec.shape[0] // replicas if is_known else None, *spec.shape[1:]], spec.dtype)
+        spec = getattr(data, "element_spec", None) or data.at(0).element_spec
+        return tf.nest.map_structure(spec_of_replica, spec)
 
 
 def data_of_experiment(data_fn: Callable[[Any], Any], params: DataConfig) -> tf.data.Dataset | Source:
@@ -165,15 +172,15 @@ def data_of_experiment(data_fn: Callable[[Any], Any], params: DataConfig) -> tf.
     Raises:
       UsageError: when there is no data, or it does not tell the length of an epoch.
     """
-    given, size = data_fn(params), params.global_batch_size or None
-    if given is None:
+    examples = data_fn(params)
+    size = params.global_batch_size or None
+    if examples is None:
         raise UsageError(
             f"data_fn returned None for params.is_training={params.is_training}; return (x, y), (x, y, sample_weight), "
             "a tf.data.Dataset of batches or a PyDataset"
         )
     if not params.is_training:
-        return validation_dataset(given, size)
-    data = training_data(
-        *keras.utils.unpack_x_y_sample_weight(given), batch_size=size, seed=params.seed or 0, by_pass=False
-    )
+        return validation_dataset(examples, size)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(examples)
+    data = training_data(x, y, sample_weight, batch_size=size, seed=params.seed or 0)
     return data.batches if isinstance(data.batches, Source) else DatasetEpochs(data.batches, data.steps_per_epoch)

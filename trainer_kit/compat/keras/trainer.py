@@ -1,19 +1,20 @@
-"""KerasTrainer: the Trainer of a compiled Keras model."""
+"""KerasTrainer: the Trainer of a compiled Keras model, with the metrics of the model."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses
-from trainer_kit.compat.keras.data.py_dataset_epochs import PyDatasetEpochs
-from trainer_kit.compat.keras.metrics import KerasMetrics
+from trainer_kit.compat.keras.dataset_passes import DatasetPasses
+from trainer_kit.compat.keras.preparation import flattened, with_autograph
+from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.distribution.replica_values import put_replica_values, replica_values
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_resume import examine
+from trainer_kit.training.metrics import MetricSet
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 
@@ -67,11 +68,11 @@ class KerasTrainer(Trainer):
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs training steps, with a new iterator where a pass over data that needs it begins; see Trainer."""
         self.data.feed.check_not_empty()
-        made = self.data.made
-        if isinstance(made, (DatasetPasses, PyDatasetEpochs)) and made.by_pass:
-            position, reads = self.data.position, self.data.feed.started
-            made.by_pass = not position.left_out  # a loop without such a batch ends in the next pass
-            if not made.by_pass or made.begin(position.batch, reads=reads):
+        source = self.data.made
+        if isinstance(source, (DatasetPasses, PyDatasetEpochs)) and source.by_pass:
+            position = self.data.position
+            source.by_pass = not position.left_out  # a loop without such a batch ends in the next pass
+            if not source.by_pass or source.begin(position.batch, reads=self.data.feed.started):
                 self.data.feed.forget()
         return super().train(num_steps)
 
@@ -99,3 +100,73 @@ class KerasTrainer(Trainer):
     def _is_inside_epoch(self) -> bool:
         steps = self.epoch_steps or self.config.trainer.steps_per_epoch
         return bool(steps and self._read_step() % steps)
+
+
+class KerasMetrics(MetricSet):
+    """The metrics of a compiled model, as `Model.fit` reports them. Created in the scope of the strategy.
+
+    Of a metric it reports the result. If the step returns other logs than the results of the model's metrics, it
+    reports those of the last step, as Keras does: a mean over replicas.
+
+    Args:
+      loss_name: The name under which the run reports the model's "loss".
+      model: The compiled model; its metrics have all their variables.
+      logs: The specs of what the model's step returns; empty if that is the results of its metrics.
+    """
+
+    def __init__(self, loss_name: str, model: Any, logs: Mapping[str, tf.TensorSpec]) -> None:
+        super().__init__(loss_name, [])
+        self._model = model
+        self._loss_name = loss_name
+        each = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.MEAN}
+        self._last = {
+            name: tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False, **each) for name, spec in logs.items()
+        }
+
+    @tf.autograph.experimental.do_not_convert
+    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
+        """Keeps what a training step has returned; runs in graph, on a replica. Its metrics are updated already."""
+        self.update_step_values(task, logs, inputs)
+
+    @tf.autograph.experimental.do_not_convert
+    def without_metrics(self, task: Any, step: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
+        """Returns `step` unchanged: a step of Keras returns results of metrics, which are reported as Keras does."""
+        return step
+
+    @tf.autograph.experimental.do_not_convert
+    def update_loss(self, loss: tf.Tensor, inputs: Any = None, share: Any = None) -> None:
+        """Does nothing: the model's own loss tracker has the loss."""
+
+    @tf.autograph.experimental.do_not_convert
+    def update_step_values(self, task: Any, logs: Mapping[str, Any], inputs: Any) -> None:
+        """Keeps what a step has returned; runs in graph, on a replica."""
+        if self._last:
+            values = flattened(logs)
+            for name, variable in self._last.items():
+                variable.assign(tf.cast(values[name], variable.dtype))
+
+    @tf.autograph.experimental.do_not_convert
+    def reset(self) -> None:
+        """Resets all metrics; runs eagerly or in graph, in cross-replica context."""
+        super().reset()
+        self._model.reset_metrics()
+
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, Any]:
+        """Returns all results by name; called in cross-replica context."""
+        logs: Mapping[str, Any] = self._last
+        if not logs:
+            logs = flattened(with_autograph(self._model.get_metrics_result, self._model)())
+        values = {name: tf.convert_to_tensor(value) for name, value in logs.items()}
+        if "loss" in values:
+            values[self._loss_name] = values.pop("loss")
+        return {**super().results(), **values}
+
+    def variables(self) -> list[Any]:
+        """Returns the variables of all metrics, always in the same order."""
+        of_model = [variable for metric in self._model.metrics for variable in metric.variables]
+        return [*super().variables(), *of_model, *self._last.values()]
+
+    def names(self) -> list[str] | None:
+        """Returns the names of the results; runs eagerly."""
+        return list(self.results())

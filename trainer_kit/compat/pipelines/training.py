@@ -14,9 +14,9 @@ import keras
 
 from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.compat.keras.fitting.arguments import number_of_epochs
-from trainer_kit.compat.keras.fitting.history import read_history
-from trainer_kit.compat.keras.fitting.model_fit import fit
+from trainer_kit.compat.keras.fit_callbacks import read_history
+from trainer_kit.compat.keras.fit_run import number_of_epochs
+from trainer_kit.compat.keras.model_fit import fit
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
 from trainer_kit.compat.pipelines.job_exits import exit_codes
 from trainer_kit.compat.pipelines.job_folder import JobFolder

@@ -120,13 +120,6 @@ def gan() -> Any:
     return model
 
 
-def of_sparse_inputs() -> Any:
-    """Returns a model of sparse inputs."""
-    model = keras.Sequential([keras.Input((8,), sparse=True), layers.Dense(3)])
-    model.compile("sgd", CROSSENTROPY, jit_compile=False)
-    return model
-
-
 def of_tf_keras() -> Any:
     """Returns a model of tf_keras, whose seeds are its own."""
     tf_keras.utils.set_random_seed(3)

@@ -27,7 +27,6 @@ from tests.engine.compat.keras.keras_programs import (
     deep_classifier,
     gan,
     generated,
-    of_sparse_inputs,
     of_tf_keras,
     pairs,
     two_outputs,
@@ -37,19 +36,12 @@ from tests.engine.compat.keras.keras_programs import (
 from trainer_kit.compat import keras as tk_keras
 
 
-def sparse_data() -> dict[str, Any]:
-    """Returns arrays of which the inputs are sparse."""
-    inputs = tf.sparse.from_dense(np.maximum(X, 0))
-    return {"x": inputs, "y": Y, "validation_data": (inputs, Y), "batch_size": 30}
-
-
 def weighted_data() -> dict[str, Any]:
     """Returns arrays with weights of examples, with validation in some of three epochs."""
     return {
         "x": X,
         "y": Y,
         "sample_weight": WEIGHTS,
-        "shuffle": "batch",
         "batch_size": 7,
         "epochs": 3,
         "validation_data": (X, Y, 1 - WEIGHTS),
@@ -90,12 +82,11 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
         with_tensor_conditions,
         lambda: {"x": X, "y": Y, "validation_data": (X, Y)},
     ),
-    "sparse arrays": (of_sparse_inputs, sparse_data),
     "a generator, averaged weights": (
         lambda: classifier(optimizer=keras.optimizers.SGD(use_ema=True)),
         lambda: {"x": generated(), "steps_per_epoch": 5},
     ),
-    "shuffled inside of batches, weights, validation in some epochs": (
+    "weights, validation in some epochs": (
         lambda: classifier(metrics=["accuracy"], weighted_metrics=["accuracy"]),
         weighted_data,
     ),

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.compat.pipelines.data_sets import TRAIN, VALID, example, write, write_data_set
-from trainer_kit.compat.keras.data.training_data import training_data
+from trainer_kit.compat.keras.training_data import training_data
 from trainer_kit.compat.pipelines import (
     TFRECORD_FEATURES,
     get_labels,

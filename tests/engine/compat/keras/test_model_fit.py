@@ -156,16 +156,14 @@ class ReturnsOutputs(keras.Sequential):
         return {"loss": 0.0, "outputs": self(data[0])}
 
 
-def test_limits_of_keras_for_trials_hold(tmp_path: Path) -> None:
+def test_limits_of_keras_for_trials_are_refused(tmp_path: Path) -> None:
     model = classifier()
     keras.config.set_max_epochs(2)
-    keras.config.set_max_steps_per_epoch(1)
     try:
-        history = tk_keras.fit(model, X, Y, epochs=5, verbose=0, model_dir=str(tmp_path))
+        with pytest.raises(UsageError, match=r"keras\.config limits the epochs"):
+            tk_keras.fit(model, X, Y, epochs=5, verbose=0, model_dir=str(tmp_path))
     finally:
         keras.config.set_max_epochs(None)
-        keras.config.set_max_steps_per_epoch(None)
-    assert history.epoch == [0, 1] and model.optimizer.iterations == 2
 
 
 def _not_compiled() -> keras.Model:
@@ -201,6 +199,7 @@ def _returns_outputs() -> keras.Model:
         (_returns_outputs, {}, r"train_step returned 'outputs' for each example; return numbers only"),
         (classifier, {"x": X[:0], "y": Y[:0]}, r"x has no examples"),
         (classifier, {"validation_data": (X[:0], Y[:0])}, r"validation_data has no examples"),
+        (classifier, {"shuffle": "batch"}, r"shuffle='batch': give True"),
         (classifier, {"initial_epoch": 1}, r"initial_epoch=1: .*leave it out"),
         (classifier, {"fuse_step": 2}, r"fit has no argument 'fuse_step'; did you mean fuse_steps\?"),
     ],
@@ -208,4 +207,13 @@ def _returns_outputs() -> keras.Model:
 def test_a_mistake_is_told(build: Any, given: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         tk_keras.fit(build(), **{"x": X, "y": Y, **given}, model_dir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_sparse_and_ragged_arrays_are_refused(tmp_path: Path) -> None:
+    sparse, ragged = tf.sparse.from_dense(X), tf.RaggedTensor.from_tensor(X)
+    with pytest.raises(UsageError, match=r"^x is sparse or ragged; give batches: tf\.data"):
+        tk_keras.fit(classifier(), sparse, Y, model_dir=str(tmp_path / "run"))
+    with pytest.raises(UsageError, match=r"^validation_data is sparse or ragged"):
+        tk_keras.fit(classifier(), X, Y, validation_data=(ragged, Y), model_dir=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses
+from trainer_kit.compat.keras.dataset_passes import DatasetPasses
 
 Make = Callable[[tf.data.Dataset], tf.data.Dataset]
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tests.engine.compat.keras.keras_programs import CROSSENTROPY, Batches, Changing, X, Y, of_tf_keras, pairs
 from trainer_kit.compat import keras as tk_keras
-from trainer_kit.compat.keras.data.dataset_passes import DatasetPasses
-from trainer_kit.compat.keras.data.training_data import training_data, validation_dataset
+from trainer_kit.compat.keras.dataset_passes import DatasetPasses
+from trainer_kit.compat.keras.training_data import training_data, validation_dataset
 from trainer_kit.errors import DataError, UsageError
 
 

@@ -9,7 +9,7 @@ import keras
 import pytest
 import tf_keras
 
-from trainer_kit.callbacks.keras_files import CsvFiles, write_to_temporary_folders
+from trainer_kit.compat.keras.callback_state import CsvFiles, write_to_temporary_folders
 
 
 class Started:

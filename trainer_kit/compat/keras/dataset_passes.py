@@ -22,11 +22,37 @@ _READ_AGAIN = (
     "orders than in the first process; make a new dataset for each fit"
 )
 # Their iterators make those of their inputs when they are made; only a shuffle makes it when it is first read.
-_BEGIN_AT_ONCE = {
-    "AssertCardinality", "Batch", "Filter", "FlatMap", "IgnoreErrors", "Interleave", "Map", "Options", "PaddedBatch",
-    "ParallelBatch", "ParallelInterleave", "ParallelMap", "Prefetch", "Random", "Range", "Rebatch", "Restructured",
-    "Shard", "Skip", "TFRecord", "Take", "Tensor", "TensorSlice", "TextLine", "Unbatch", "Zip",
-}  # fmt: skip
+_BEGIN_AT_ONCE = frozenset(
+    [
+        "AssertCardinality",
+        "Batch",
+        "Filter",
+        "FlatMap",
+        "IgnoreErrors",
+        "Interleave",
+        "Map",
+        "Options",
+        "PaddedBatch",
+        "ParallelBatch",
+        "ParallelInterleave",
+        "ParallelMap",
+        "Prefetch",
+        "Random",
+        "Range",
+        "Rebatch",
+        "Restructured",
+        "Shard",
+        "Shuffle",
+        "Skip",
+        "TFRecord",
+        "Take",
+        "Tensor",
+        "TensorSlice",
+        "TextLine",
+        "Unbatch",
+        "Zip",
+    ]
+)
 # The passes that fits of this process have begun over a dataset: its shuffles go on from there.
 _BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 
@@ -59,8 +85,11 @@ class DatasetPasses:
         given: tf.data.Dataset,
         unused: tuple[int, int] = (0, 0),
     ) -> None:
-        self._dataset, self.batches_per_epoch, self._unused = dataset, batches_per_epoch, unused
-        self._given, self.by_pass = given, True
+        self._dataset = dataset
+        self._given = given
+        self._unused = unused
+        self.batches_per_epoch = batches_per_epoch
+        self.by_pass = True
         self.earlier: int | None = None
         self.element_spec = dataset.element_spec
         self._quick = without_idle_tuner(dataset)  # iterators that are dropped at once need no tuner

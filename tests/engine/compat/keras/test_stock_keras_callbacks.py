@@ -23,7 +23,7 @@ from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
 from trainer_kit import Callback
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.compat import keras as tk_keras
-from trainer_kit.compat.keras.fitting.callbacks import split_callbacks
+from trainer_kit.compat.keras.keras_callbacks import split_callbacks
 
 
 class Monitor:

@@ -6,29 +6,40 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
+import keras
 
-from trainer_kit.compat.keras.data.py_dataset_epochs import BatchOrders
-from trainer_kit.compat.keras.data.training_data import training_data, validation_dataset
-from trainer_kit.compat.keras.fitting.arguments import check_dataset, check_options, limited
-from trainer_kit.compat.keras.fitting.run_config import Evaluations, check_epoch_length, run_config, task_config
-from trainer_kit.compat.keras.fitting.run_fit import run_fit
-from trainer_kit.compat.keras.preparation import check_can_train
+from trainer_kit.compat.keras.experiments import KerasTaskConfig
+from trainer_kit.compat.keras.fit_run import check_arguments, number_of_epochs, run_fit, task_config
+from trainer_kit.compat.keras.preparation import is_overridden
+from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.compat.keras.task import KerasTask
-from trainer_kit.compat.keras.task_config import KerasTaskConfig
+from trainer_kit.compat.keras.training_data import training_data, validation_dataset
 from trainer_kit.distribution.keras_internals import of_keras_2, train_validation_split
 from trainer_kit.errors import UsageError
-from trainer_kit.files import follow_links
 
 
 def fit(
-    model: Any, x: Any = None, y: Any = None, batch_size: int | None = None, epochs: int = 1,
-    verbose: str | int = "auto", callbacks: Any = None, validation_split: float = 0.0, validation_data: Any = None,
-    shuffle: bool | str = True, class_weight: Any = None, sample_weight: Any = None, initial_epoch: int = 0,
-    steps_per_epoch: int | None = None, validation_steps: int | None = None, validation_batch_size: int | None = None,
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: str | int = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool | str = True,
+    class_weight: Any = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
     validation_freq: int | Sequence[int] = 1,
-    *, model_dir: str, best: str | bool | None = None, best_mode: str = "auto", **options: Any,
-) -> Any:  # fmt: skip
+    *,
+    model_dir: str,
+    **options: Any,
+) -> Any:
     """Trains a compiled model as `model.fit` does, in a folder from which a stopped run resumes.
 
     Runs eagerly, on the host.
@@ -59,36 +70,58 @@ def fit(
       ValueError: for data that Keras cannot read, with Keras's message.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
     """
-    check_options(fit, options)
-    model_dir = follow_links(model_dir)
-    check_can_train(model)
+    if not getattr(model, "compiled", True):  # tf_keras does not tell
+        raise UsageError(f"the model {model.name!r} is not compiled; call model.compile(optimizer, loss) before fit")
+    if getattr(model, "optimizer", None) is None and not is_overridden(model, "train_step"):
+        raise UsageError(
+            f"the model {model.name!r} is compiled without an optimizer, so that it can only evaluate and predict; "
+            'give one to train it: model.compile(optimizer="adam", ...)'
+        )
     if initial_epoch:
         raise UsageError(
             f"initial_epoch={initial_epoch}: a run begins with the epoch after its newest checkpoint; leave it out"
         )
+    if keras.config.max_epochs() or keras.config.max_steps_per_epoch():
+        raise UsageError("keras.config limits the epochs or their steps; give fit epochs and steps_per_epoch instead")
+    check_arguments(fit, x, options)
+    number_of_epochs(epochs)
+    random_state = random.getstate()
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = train_validation_split((x, y, sample_weight), validation_split)
-    check_dataset(x, options)
-    epochs, steps_per_epoch = limited(epochs, steps_per_epoch)
-    strategy, validation, names = model.distribute_strategy, None, None
-    with strategy.scope():
-        orders = BatchOrders(random.getstate(), unused=int(tf.distribute.has_strategy()))
+
+    with model.distribute_strategy.scope():
         data = training_data(
-            x, y, sample_weight, orders=orders,
-            batch_size=batch_size, steps_per_epoch=steps_per_epoch, shuffle=shuffle, class_weight=class_weight,
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            random_state=random_state,
             keras_2=of_keras_2(model),
-        )  # fmt: skip
+        )
+        validation = None
         if validation_data is not None:
             validation = validation_dataset(validation_data, validation_batch_size or batch_size, validation_steps)
-        find = lambda params: data.batches if params.is_training else validation  # noqa: E731
-        params = task_config(KerasTaskConfig, data.batch_size)
-        task = KerasTask(params, model_dir, build=lambda: model, data=find, orders=orders)
-        if validation is not None:
-            names = task.evaluation_names(model)
-    evaluations = Evaluations(names, validation_steps, validation_freq, best, best_mode)
-    config = run_config(model, params, data, epochs, evaluations, options)
-    check_epoch_length(config, model_dir, options.get("allow_config_change", ()))
+        task = KerasTask(
+            task_config(KerasTaskConfig, data.batch_size),
+            model_dir,
+            build=lambda: model,
+            data=lambda params: data.batches if params.is_training else validation,
+            ordered=data.batches if isinstance(data.batches, PyDatasetEpochs) else None,
+        )
+        evaluation_names = None if validation is None else task.evaluation_names(model)
     return run_fit(
-        task, config, model, model_dir, callbacks=callbacks, verbose=verbose,
-        evaluates=validation is not None, validates=evaluations.validates, **options,
-    )  # fmt: skip
+        task,
+        model,
+        data,
+        epochs,
+        model_dir,
+        evaluation_names=evaluation_names,
+        validation_steps=validation_steps,
+        validation_freq=validation_freq,
+        callbacks=callbacks,
+        verbose=verbose,
+        **options,
+    )

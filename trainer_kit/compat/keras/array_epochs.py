@@ -25,11 +25,11 @@ class ArrayEpochs:
     a pure function of `seed` and the number of the pass. Batches are global: a strategy splits them among the replicas.
 
     Args:
-      arrays: Nested tensors, dense, sparse or ragged, with one first dimension, the examples.
+      arrays: Nested tensors with one first dimension, the examples.
       batch_size: The number of examples in a batch.
-      shuffle: Whether passes are shuffled; "batch" shuffles inside of batches.
+      shuffle: Whether passes are shuffled.
       seed: The seed of the orders. None: the global seed, or 0 if there is none.
-      keras_2: Whether the orders are those of tf_keras. Its "batch", which shuffles x and y apart, is not among them.
+      keras_2: Whether the orders are those of tf_keras.
 
     Attributes:
       num_examples: The number of examples.
@@ -38,20 +38,28 @@ class ArrayEpochs:
     """
 
     def __init__(
-        self, arrays: Any, batch_size: int, shuffle: bool | str, seed: int | None = None, *, keras_2: bool = False
+        self,
+        arrays: Any,
+        batch_size: int,
+        shuffle: bool,
+        seed: int | None = None,
+        *,
+        keras_2: bool = False,
     ) -> None:
-        self._arrays, self._batch_size, self._shuffle, self._seed = arrays, batch_size, shuffle, seed
+        self._arrays = arrays
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
         self.num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
         self.batches_per_epoch = math.ceil(self.num_examples / batch_size)
-        seeded = bool(shuffle) and seed is None and has_global_seed()
-        self._draws = seeded and keras_2 and shuffle != "batch"
+        seeded = shuffle and seed is None and has_global_seed()
+        self._draws = seeded and keras_2
         self._keras_order = self._order_of_keras_3() if seeded and not keras_2 else None
-        self._are_dense = _are_dense(arrays)
         self.element_spec = in_batches(arrays, batch_size).element_spec
-        if self._are_dense:
-            of_batch = sum(one.dtype.size * math.prod(one.shape[1:]) * batch_size for one in tf.nest.flatten(arrays))
-            # A call of a function costs as much as a gather of some kilobytes: small batches are gathered together.
-            self._batches_at_once = max(1, min(_MOST_BATCHES, _GATHERED_BYTES // max(1, of_batch)))
+        tensors = tf.nest.flatten(arrays)
+        bytes_of_batch = batch_size * sum(one.dtype.size * math.prod(one.shape[1:]) for one in tensors)
+        # A call of a function costs as much as a gather of some kilobytes: small batches are gathered together.
+        self._batches_at_once = max(1, min(_MOST_BATCHES, _GATHERED_BYTES // max(1, bytes_of_batch)))
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
         """Returns the dataset without end from batch `position` on, counted over all passes. Runs on the host."""
@@ -77,13 +85,8 @@ class ArrayEpochs:
 
     def _batches(self, order: tf.Tensor) -> tf.data.Dataset:
         even = self.num_examples % self._batch_size == 0
-        if not self._are_dense:
-            return in_batches(tf.nest.map_structure(lambda one: _rows(one, order), self._arrays), self._batch_size)
         indices = tf.data.Dataset.from_tensors(order).rebatch(self._batch_size * self._batches_at_once)
-        gathered = indices.map(self._gather)
-        return (
-            gathered.rebatch(self._batch_size, drop_remainder=even) if self._batches_at_once > 1 or even else gathered
-        )
+        return indices.map(self._gather).rebatch(self._batch_size, drop_remainder=even)
 
     @tf.autograph.experimental.do_not_convert
     def _gather(self, indices: tf.Tensor) -> Any:
@@ -108,47 +111,19 @@ class ArrayEpochs:
     def _own_order(self, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the order of a pass that is not Keras's; runs in graph."""
         seed = tf.stack([tf.constant(self._seed or 0, tf.int64), epoch])
-        if self._shuffle != "batch":
-            return tf.random.experimental.stateless_shuffle(tf.range(self.num_examples, dtype=tf.int64), seed)
-        # Sorting random numbers that have the number of the batch before their point shuffles inside of each batch.
-        random = tf.random.stateless_uniform([self.num_examples], seed, dtype=tf.float64)
-        of_batch = tf.cast(tf.range(self.num_examples) // self._batch_size, tf.float64)
-        return tf.cast(tf.argsort(of_batch + random, stable=True, direction="ASCENDING"), tf.int64)
+        return tf.random.experimental.stateless_shuffle(tf.range(self.num_examples, dtype=tf.int64), seed)
 
     def _order_of_keras_3(self) -> tf.Tensor:
         """Returns the order that Keras 3 draws from the global seed, int64 [num_examples]."""
-        size = self._batch_size if self._shuffle == "batch" else self.num_examples
         indices = np.arange(self.num_examples)
-        batches = data_adapter(indices, batch_size=size, shuffle=self._shuffle).get_tf_dataset()
-        return tf.concat([tf.cast(tf.nest.flatten(one)[0], tf.int64) for one in batches], 0)
+        adapter = data_adapter(indices, batch_size=self.num_examples, shuffle=True)
+        return tf.cast(tf.nest.flatten(next(iter(adapter.get_tf_dataset())))[0], tf.int64)
 
 
 def in_batches(arrays: Any, batch_size: int) -> tf.data.Dataset:
-    """Returns one pass over nested tensors, dense, sparse or ragged, in their order.
-
-    Runs eagerly or in graph, on the host.
-    """
-    one_replica = tf.distribute.get_strategy().num_replicas_in_sync == 1
-    leaves_out_rebatch = tf.distribute.has_strategy() and one_replica  # as a MirroredStrategy of one device does
-    if _are_dense(arrays) and not leaves_out_rebatch:
-        # Without a function in it: an evaluation begins with a new iterator, which makes the functions of a dataset.
-        return tf.data.Dataset.from_tensors(arrays).rebatch(batch_size)
-    return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
-
-
-def _are_dense(arrays: Any) -> bool:
-    return all(isinstance(one, tf.Tensor) for one in tf.nest.flatten(arrays))
-
-
-def _rows(array: Any, order: tf.Tensor) -> Any:
-    """Returns the examples of these indices, each of which is there once at most; runs in graph."""
-    if not isinstance(array, tf.SparseTensor):
-        return tf.gather(array, order)
-    count = tf.shape(order, tf.int64)[0]
-    places = tf.scatter_nd(order[:, None], tf.range(count) + 1, array.dense_shape[:1]) - 1  # -1 where one is left out
-    moved = tf.concat([tf.gather(places, array.indices[:, :1]), array.indices[:, 1:]], axis=1)
-    shape = tf.concat([[count], array.dense_shape[1:]], axis=0)
-    wanted = moved[:, 0] >= 0
-    return tf.sparse.reorder(
-        tf.SparseTensor(tf.boolean_mask(moved, wanted), tf.boolean_mask(array.values, wanted), shape)
-    )
+    """Returns one pass over nested tensors, in their order. Runs eagerly, on the host."""
+    if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        # A MirroredStrategy of one device leaves out a rebatch.
+        return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
+    # Without a function in it: an evaluation begins with a new iterator, which makes the functions of a dataset.
+    return tf.data.Dataset.from_tensors(arrays).rebatch(batch_size)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.compat.keras.data.own_memory import with_own_memory
-from trainer_kit.compat.keras.data.training_data import training_data, validation_dataset
+from trainer_kit.compat.keras.py_dataset_epochs import with_own_memory
+from trainer_kit.compat.keras.training_data import training_data, validation_dataset
 
 BATCHES, BATCH, ALIGNMENT = 5, 20, 64
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import random
 import sys
@@ -13,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.compat.keras.data.own_memory import with_own_memory
 from trainer_kit.distribution.keras_internals import data_adapter
 from trainer_kit.inputs.dataset_resume import Resumption
 
@@ -23,19 +23,13 @@ _MOVES_RANDOM_STATE = (
 )
 
 
-def as_py_dataset(data: Any) -> Any:
-    """Returns a Sequence of tf_keras as a PyDataset, and other data as it is. Runs on the host."""
-    keras_2 = sys.modules.get("tf_keras")
-    is_sequence = keras_2 is not None and isinstance(data, keras_2.utils.Sequence)
-    return _SequenceOfKeras2(data) if is_sequence else data
-
-
-class _SequenceOfKeras2(keras.utils.PyDataset):
+class SequenceOfKeras2(keras.utils.PyDataset):
     """The batches of a tf_keras.utils.Sequence, read by one thread, as tf_keras does by default."""
 
     def __init__(self, sequence: Any) -> None:
         super().__init__()
-        self._sequence, self._has_begun = sequence, False
+        self._sequence = sequence
+        self._has_begun = False
 
     def __len__(self) -> int:
         return len(self._sequence)
@@ -52,39 +46,6 @@ class _SequenceOfKeras2(keras.utils.PyDataset):
         self._has_begun = False
 
 
-class BatchOrders:
-    """The orders of the batches in all passes, drawn from Python's `random` as Keras draws them.
-
-    Args:
-      state: What `random.getstate()` returned before the first order was drawn. None: that of `random.Random(0)`.
-      unused: How many orders were drawn before that of the first pass. In the scope of a strategy Keras reads a batch
-        to build the model, which takes one.
-    """
-
-    def __init__(self, state: tuple[Any, ...] | None = None, unused: int = 0) -> None:
-        self._state = random.Random(0).getstate() if state is None else state
-        self._unused = unused
-
-    def passes(self, batches: int, first: int) -> Iterator[list[int]]:
-        """Yields the order of each pass from pass `first` on: the numbers below `batches`."""
-        generator = random.Random()
-        generator.setstate(self._state)
-        for number in itertools.count():
-            order = list(range(batches))
-            generator.shuffle(order)
-            if number >= first + self._unused:
-                yield order
-
-    def state(self) -> list[Any]:
-        """Returns what a checkpoint has to hold, so that a run goes on with the orders that it began with."""
-        return list(self._state)
-
-    def restore(self, state: list[Any]) -> None:
-        """Takes what `state` returned, after it went through JSON."""
-        version, words, gauss = state
-        self._state = (version, tuple(words), gauss)
-
-
 class PyDatasetEpochs:
     """A Source of the batches of one pass after the other; they are global.
 
@@ -92,9 +53,13 @@ class PyDatasetEpochs:
     `on_epoch_end` are called for each epoch, also for those before a restart, so that a state which depends on them
     is the same.
 
+    A shuffled one is read in the orders that Keras draws from Python's `random`.
+
     Args:
       dataset: The PyDataset.
-      orders: The orders of the batches; None: batches are read in order.
+      shuffle: Whether each pass has another order of the batches.
+      random_state: What `random.getstate()` returned before the first order is drawn. None: that of
+        `random.Random(0)`.
       class_weight: The argument of `Model.fit`.
 
     Attributes:
@@ -105,8 +70,19 @@ class PyDatasetEpochs:
       evaluation: The number of the evaluation that reads the next pass, counted from 0; None: it is for training.
     """
 
-    def __init__(self, dataset: keras.utils.PyDataset, orders: BatchOrders | None, class_weight: Any = None) -> None:
-        self._dataset, self._orders, self._class_weight = dataset, orders, class_weight
+    def __init__(
+        self,
+        dataset: keras.utils.PyDataset,
+        shuffle: bool = False,
+        random_state: tuple[Any, ...] | None = None,
+        class_weight: Any = None,
+    ) -> None:
+        self._dataset = dataset
+        self._shuffle = shuffle
+        self._random_state = random_state or random.Random(0).getstate()
+        # In the scope of a strategy Keras reads a batch to build the model, which takes an order.
+        self._unused_orders = int(random_state is not None and tf.distribute.has_strategy())
+        self._class_weight = class_weight
         adapter = data_adapter(dataset, shuffle=False)
         self.batches_per_epoch: int | None = adapter.num_batches
         before = repr((random.getstate(), np.random.get_state()))
@@ -114,8 +90,9 @@ class PyDatasetEpochs:
         self._moves_random_state = before != repr((random.getstate(), np.random.get_state()))
         self.steps_per_epoch = self.batches_per_epoch or sys.maxsize
         self.evaluation: int | None = None
+        self.by_pass = False
         self._begun = 0  # epochs
-        self.by_pass, self._number = False, -1  # the number of the epoch that is read
+        self._number = -1  # the number of the epoch that is read
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
         """Returns the batches from `position` on, counted over all passes, up to the end of the epoch if `by_pass`."""
@@ -131,8 +108,18 @@ class PyDatasetEpochs:
 
     def begin(self, position: int, *, reads: bool) -> bool:
         """Returns whether the batch of this position needs a new iterator; see DatasetPasses."""
-        before, self._number = self._number, position // self.steps_per_epoch
-        return self._number != before or not reads
+        number_before = self._number
+        self._number = position // self.steps_per_epoch
+        return self._number != number_before or not reads
+
+    def state(self) -> list[Any]:
+        """Returns what a checkpoint has to hold, so that a run goes on with the orders that it began with."""
+        return list(self._random_state)
+
+    def restore(self, state: list[Any]) -> None:
+        """Takes what `state` returned, after it went through JSON."""
+        version, words, gauss = state
+        self._random_state = (version, tuple(words), gauss)
 
     def _batches(self, position: int) -> Iterator[Any]:
         first, used = divmod(position, self.batches_per_epoch) if self.batches_per_epoch else (0, position)
@@ -158,9 +145,17 @@ class PyDatasetEpochs:
         """Yields the numbers of the batches of each pass from pass `first` on."""
         if self.batches_per_epoch is None:
             return iter([itertools.count()])
-        if self._orders is None:
+        if not self._shuffle:
             return itertools.repeat(range(self.batches_per_epoch))
-        return self._orders.passes(self.batches_per_epoch, first)
+        return itertools.islice(self._drawn_orders(self.batches_per_epoch), first + self._unused_orders, None)
+
+    def _drawn_orders(self, batches: int) -> Iterator[list[int]]:
+        generator = random.Random()
+        generator.setstate(self._random_state)
+        while True:
+            order = list(range(batches))
+            generator.shuffle(order)
+            yield order
 
     def _read(self, numbers: Iterable[int]) -> Iterator[Any]:
         """Yields the batches of these numbers in order; as many threads read ahead as there are workers."""
@@ -168,16 +163,34 @@ class PyDatasetEpochs:
             yield from (self._of_spec(self._dataset[number]) for number in numbers)
             return
         numbers = iter(numbers)
+        most_ahead = max(self._dataset.workers, self._dataset.max_queue_size)
         with ThreadPoolExecutor(self._dataset.workers) as threads:
-            ahead: list[Future[Any]] = []
+            ahead = collections.deque[Future[Any]]()
             while True:
-                wanted = max(self._dataset.workers, self._dataset.max_queue_size) - len(ahead)
-                ahead += [threads.submit(self._dataset.__getitem__, one) for one in itertools.islice(numbers, wanted)]
+                for number in itertools.islice(numbers, most_ahead - len(ahead)):
+                    ahead.append(threads.submit(self._dataset.__getitem__, number))
                 if not ahead:
                     return
-                yield self._of_spec(ahead.pop(0).result())
+                yield self._of_spec(ahead.popleft().result())
 
     def _of_spec(self, batch: Any) -> Any:
         """Returns a batch in the structure that Keras gives it."""
         parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
         return with_own_memory(parts if isinstance(self._spec, tuple) else parts[0])
+
+
+def with_own_memory(batch: Any) -> Any:
+    """Returns a batch with copies of its arrays and tensors, for a tf.data.Dataset.from_generator. Runs on the host.
+
+    TensorFlow does not copy what a generator yields if its memory is aligned. When it then splits the batch over the
+    replicas, an operation such as dropout may write its result into a part: without the copies, into the arrays of the
+    user, and into batches that are kept for later evaluations.
+    """
+
+    def copied(part: Any) -> Any:
+        if isinstance(part, np.ndarray):
+            return part.copy()
+        with tf.device("CPU:0"):
+            return tf.constant(part.numpy(), part.dtype) if isinstance(part, tf.Tensor) else part
+
+    return tf.nest.map_structure(copied, batch, expand_composites=True)

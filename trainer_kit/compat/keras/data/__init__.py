@@ -1,1 +1,0 @@
-"""The data of the door to Keras: whatever `Model.fit` takes, with a position."""

@@ -1,0 +1,215 @@
+"""What `fit` and `train_loop` share: checks of arguments, the config of the run, and the run with its callbacks."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.compat.keras.fit_callbacks import FitCallbacks
+from trainer_kit.compat.keras.keras_callbacks import console_of, split_callbacks
+from trainer_kit.compat.keras.training_data import TrainingData
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.evals.best.criterion import comparison_by_name
+from trainer_kit.files import follow_links
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.run.runner import run_experiment
+
+_LOG = logging.getLogger(__name__)
+_OPTIONS = ("validation_steps", "validation_freq", "callbacks", "verbose", "best", "best_mode", "trainer", "runtime")
+_FIELDS = ("checkpoint_interval", "fuse_steps")  # of TrainerConfig
+_NOT_OF_A_FIT = {"trainer", "callbacks", "console", "checkpoint", "eval_name"}  # of run_experiment
+_COMPARISONS = {"min": "lower", "max": "higher"}
+_LENGTH = "trainer.steps_per_epoch"
+
+
+def check_arguments(function: Callable[..., Any], x: Any, options: Mapping[str, Any]) -> None:
+    """Checks arguments of `fit` or `train_loop`, in the words of Keras.
+
+    Args:
+      function: The function that was called.
+      x: The training data.
+      options: The further arguments, which are those of `run_fit` and of `run_experiment`, or settings of the run.
+
+    Raises:
+      UsageError: for a name that no argument has, or a dataset that cannot be used.
+    """
+    further = [
+        parameter.name
+        for parameter in inspect.signature(run_experiment).parameters.values()
+        if parameter.default is not parameter.empty and parameter.name not in _NOT_OF_A_FIT
+    ]
+    names = [*inspect.signature(function).parameters, *_OPTIONS, *_FIELDS, *further]
+    names.remove("options")
+    for name in options:
+        if name not in names:
+            advice = suggestion(name, names, listed=len(names))
+            raise UsageError(f"{function.__name__} has no argument {name!r}; {advice}")
+    if not isinstance(x, tf.data.Dataset):
+        return
+    if (options.get("runtime") or {}).get("deterministic_ops") and not is_op_determinism_enabled():
+        raise UsageError(
+            "runtime deterministic_ops comes too late for the dataset, which has been made without it; call "
+            "tf.config.experimental.enable_op_determinism() at the start of the program"
+        )
+    if any(isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0 for spec in tf.nest.flatten(x.element_spec)):
+        raise UsageError(
+            "x is a dataset of single examples: a part of an element has the shape (); give batches, such as "
+            "x.batch(32)"
+        )
+
+
+def number_of_epochs(epochs: Any) -> int:
+    """Returns `epochs` as an int; it may be one of NumPy.
+
+    Raises:
+      UsageError: when it is no whole number, such as the text of a command line.
+    """
+    try:
+        return operator.index(epochs)
+    except TypeError:
+        raise UsageError(f"epochs={epochs!r} is not a whole number; give one, such as 10") from None
+
+
+def task_config(kind: type[TaskConfig], batch_size: int) -> TaskConfig:
+    """Returns the section of a task of this class; a full batch has `batch_size` examples."""
+    return kind(
+        train_data=DataConfig(global_batch_size=batch_size, is_training=True),
+        validation_data=DataConfig(drop_remainder=False, is_training=False),
+    )
+
+
+def run_fit(
+    task: Any,
+    model: Any,
+    data: TrainingData,
+    epochs: int,
+    model_dir: str,
+    *,
+    evaluation_names: Sequence[str] | None,
+    validation_steps: int | None = None,
+    validation_freq: int | Sequence[int] = 1,
+    callbacks: Any = None,
+    verbose: str | int = "auto",
+    best: str | bool | None = None,
+    best_mode: str = "auto",
+    **options: Any,
+) -> Any:
+    """Trains up to the end of the last epoch and returns the History of all epochs. Runs eagerly, on the host.
+
+    Args:
+      task: The task, created in the scope of the model's strategy.
+      model: The model that is trained.
+      data: The training data.
+      epochs: The number of epochs, from the first one on.
+      model_dir: The folder of the run.
+      evaluation_names: The names of the single numbers that an evaluation gives; None if there is no
+        validation data.
+      validation_steps, validation_freq, callbacks, verbose, best, best_mode, **options: See `fit`. `trainer`,
+        `runtime` and the named fields of TrainerConfig replace what follows from the other arguments.
+
+    Raises:
+      UsageError: when an argument cannot be used, or epochs of the run in `model_dir` have another length.
+      ConfigError: when a field has a wrong name or value.
+    """
+    steps = data.steps_per_epoch
+    frequencies = [validation_freq] if isinstance(validation_freq, int) else list(validation_freq)
+    if not frequencies or min(frequencies) < 1:
+        raise UsageError(
+            f"validation_freq={validation_freq!r}: give the number of epochs from one evaluation to the next, at least "
+            "1, or a list of the epochs to evaluate after, such as [1, 5, 10]"
+        )
+    # A list of epochs is met by their greatest common divisor, so that epochs between are evaluated, too.
+    fields: dict[str, Any] = {
+        "train_steps": number_of_epochs(epochs) * steps,
+        "steps_per_epoch": steps,
+        "checkpoint_interval": steps,
+        "validation_steps": validation_steps or -1,
+        "validation_interval": steps * math.gcd(*frequencies),
+        "recovery_max_trials": -1,  # Keras goes on with a loss that is not finite
+        **_best_fields(best, best_mode, evaluation_names),
+    }
+    if model.run_eagerly:
+        fields |= {"train_tf_function": False, "train_tf_while_loop": False, "eval_tf_function": False}
+    fields |= options.pop("trainer", None) or {}
+    fields |= {name: options.pop(name) for name in _FIELDS if options.get(name) is not None}
+    every = fields["checkpoint_interval"]
+    fields.setdefault("steps_per_loop", min(steps, every) if isinstance(every, int) else steps)
+    compiles = bool(model.jit_compile) and model.distribute_strategy.num_replicas_in_sync == 1
+    runtime = {"enable_xla": compiles and fields.get("fuse_steps", 1) == 1, **(options.pop("runtime", None) or {})}
+    config = ExperimentConfig(task=task.task_config, trainer=TrainerConfig(**fields), runtime=RuntimeConfig(**runtime))
+
+    model_dir = follow_links(model_dir)
+    before = RunDirectory(model_dir, config.trainer).steps_per_epoch()
+    if before not in (None, config.trainer.steps_per_epoch) and _LENGTH not in options.get("allow_config_change", ()):
+        raise UsageError(
+            f"model_dir={model_dir!r}: an epoch of this run has {before} steps, and of this x, batch_size and "
+            f"steps_per_epoch it has {config.trainer.steps_per_epoch}; give the data of the run, or steps_per_epoch="
+            f"{before} if x has enough batches, or another model_dir. allow_config_change=[{_LENGTH!r}] goes on at the "
+            "step of the newest checkpoint, which need not be where an epoch of the new length begins"
+        )
+
+    native, of_keras = split_callbacks(callbacks)
+    total = config.trainer.train_steps // (config.trainer.steps_per_epoch or steps)
+    around = FitCallbacks(of_keras, model, total, steps, verbose, validation_freq, data.batches)
+    run_experiment(
+        model.distribute_strategy,
+        task,
+        "train" if evaluation_names is None else "train_and_eval",
+        config,
+        model_dir,
+        callbacks=[around, *native],
+        console=console_of(of_keras, verbose),
+        **options,
+    )
+    return around.finish(model, model_dir)
+
+
+def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None) -> dict[str, str]:
+    """Returns the fields of TrainerConfig for the best checkpoint; none if no best is kept.
+
+    Args:
+      best: The argument `best` of fit.
+      mode: The argument `best_mode` of fit.
+      names: The names of the single numbers that an evaluation gives; None if there is no validation data.
+
+    Raises:
+      UsageError: when there is no such log, or its name does not tell which values are better.
+    """
+    logs = [f"val_{name}" for name in names or ()]
+    if best is None and names is not None and "val_loss" not in logs:
+        _LOG.info("no best weights are kept, since an evaluation gives no loss; best= may name another of its logs")
+    if best is None and "val_loss" in logs:
+        best = "val_loss"
+    if not best:
+        return {}
+    if names is None:
+        raise UsageError(
+            f"best={best!r}: there is no validation data, and the best weights are those of an evaluation; give it, or "
+            "best=False to keep no best weights"
+        )
+    if not isinstance(best, str) or best not in logs:
+        raise UsageError(
+            f"best={best!r}: an evaluation gives no such number. best=False keeps no best weights, and what a callback "
+            "adds to the logs is for keras.callbacks.ModelCheckpoint(monitor=...); "
+            f"{suggestion(str(best), logs)}"
+        )
+    if mode not in ("auto", *_COMPARISONS):
+        raise UsageError(f"best_mode={mode!r}: give 'min', 'max' or 'auto'")
+    name = best.removeprefix("val_")
+    comparison = comparison_by_name(name) if mode == "auto" else _COMPARISONS[mode]
+    if comparison is None:
+        raise UsageError(
+            f"best={best!r}: the name does not tell whether a lower or a higher value is better; give "
+            "best_mode='min' or best_mode='max'"
+        )
+    metric = "validation_loss" if name == "loss" else name
+    return {"best_checkpoint_eval_metric": metric, "best_checkpoint_metric_comp": comparison}

@@ -1,1 +1,0 @@
-"""fit: `Model.fit` on the engine."""

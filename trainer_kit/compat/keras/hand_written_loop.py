@@ -1,0 +1,303 @@
+"""train_loop: the functions of a loop by hand on trainer_kit's engine, as a task."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
+from trainer_kit.compat.keras.experiments import KerasTaskConfig
+from trainer_kit.compat.keras.fit_run import check_arguments, run_fit, task_config
+from trainer_kit.compat.keras.task import KerasTask
+from trainer_kit.compat.keras.trainer import KerasTrainer
+from trainer_kit.compat.keras.training_data import TrainingData, training_data
+from trainer_kit.config.experiments import register_task
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.distribution.tracing import traced
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.sources.base import Source
+from trainer_kit.training.metrics import MetricSet
+
+_LOG = logging.getLogger(__name__)
+
+
+def train_loop(
+    train_step: Callable[..., Any],
+    train_ds: Any,
+    *,
+    epochs: int,
+    model: Any,
+    optimizer: Any,
+    metrics: Sequence[Any] | None = None,
+    test_step: Callable[..., Any] | None = None,
+    val_dataset: Any = None,
+    val_metrics: Sequence[Any] | None = None,
+    model_dir: str,
+    steps_per_epoch: int | None = None,
+    callbacks: Any = None,
+    **options: Any,
+) -> Any:
+    """Does what `for epoch ...: for batch in train_ds: train_step(*batch)` does, in a folder from which it resumes.
+
+    Runs eagerly, on the host. The functions run in graph, decorated with tf.function or not, with the parts of a batch
+    as their arguments. They use model, optimizer, loss and metrics that are around them, which are trained themselves.
+
+    Args:
+      train_step: Trains on a batch and returns its loss, `(loss, ...)`, or a dict of scalars to report with "loss".
+      train_ds: A tf.data.Dataset of batches, read from its start in each epoch, also with steps_per_epoch; or what else
+        `fit` takes as x.
+      epochs: The total number of epochs, also of those before a restart.
+      model: The model that train_step trains: a Keras model.
+      optimizer: The optimizer that train_step applies; a dict of optimizers by name if there are several.
+      metrics: The metrics that train_step updates. They are reset where an epoch begins.
+      test_step: Evaluates a batch; it may return the same.
+      val_dataset: A tf.data.Dataset of batches for test_step, read once at the end of each epoch.
+      val_metrics: The metrics that test_step updates. They are reset before each evaluation.
+      model_dir: The folder of the run.
+      steps_per_epoch, validation_steps, validation_freq, callbacks, verbose, best_mode, **options: See `fit`.
+      best: See `fit`. None: "val_loss" if test_step returns a loss.
+
+    Returns:
+      A History with `loss`, the metrics by name, and `val_` before those of the evaluation, for all epochs of the run.
+      `loss` and other scalars are means over the examples of the epoch.
+
+    Raises:
+      UsageError: when an argument cannot be used.
+      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
+    """
+    check_arguments(train_loop, train_ds, options)
+    if (test_step is None) != (val_dataset is None):
+        missing = "val_dataset" if val_dataset is None else "test_step"
+        raise UsageError(f"{missing} is missing: an evaluation needs test_step and val_dataset; give both or none")
+    steps = LoopSteps(train_step, test_step, optimizer, tuple(metrics or ()), tuple(val_metrics or ()))
+    names = None
+    with _strategy_of_one_replica(model).scope():
+        data = _epochs(train_ds, steps_per_epoch)
+        steps.trace("train_step", data.batches)
+        if test_step is not None:
+            steps.trace("test_step", val_dataset)
+            names = [*steps.losses["test_step"], *(metric.name for metric in steps.val_metrics)]
+            if not names:
+                raise UsageError(
+                    "test_step returns no loss and there are no val_metrics, so an evaluation has no result; return "
+                    "the loss from test_step, or give val_metrics=[...], the metrics that test_step updates"
+                )
+        task = LoopTask(
+            task_config(LoopTaskConfig, data.batch_size),
+            model_dir,
+            steps=steps,
+            build=lambda: model,
+            data=lambda params: data.batches if params.is_training else val_dataset,
+        )
+    options["runtime"] = {"enable_xla": False, **(options.get("runtime") or {})}
+    # Weights would become averages at the end of the training, as in `fit` and not in a loop by hand.
+    has_average = isinstance(optimizer, Mapping) or bool(getattr(optimizer, "use_ema", False))
+    if callbacks and getattr(model, "optimizer", None) is None and not has_average:
+        model.optimizer = optimizer  # where callbacks look for the learning rate
+    return run_fit(task, model, data, epochs, model_dir, evaluation_names=names, callbacks=callbacks, **options)
+
+
+def _strategy_of_one_replica(model: Any) -> tf.distribute.Strategy:
+    """Returns the strategy of the model.
+
+    Raises:
+      UsageError: when it is no Keras model, or has several replicas: a function that was written for one does not
+        divide its loss by their number, and would train with a multiple of the gradient.
+    """
+    if not hasattr(model, "distribute_strategy"):
+        raise UsageError(
+            f"model is a {type(model).__name__}; train_loop takes a Keras model. Make it one, by subclassing "
+            "keras.Model; or write a trainer_kit.Task, which trains a tf.Module, too"
+        )
+    strategy: tf.distribute.Strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync > 1:
+        raise UsageError(
+            f"the model is on {strategy.num_replicas_in_sync} replicas; train_loop runs the functions of a loop by "
+            "hand on one. Make the model outside of the strategy's scope; or override train_step of the model and call "
+            "fit, which divides the loss by the number of replicas"
+        )
+    return strategy
+
+
+def _epochs(train_ds: Any, steps_per_epoch: int | None) -> TrainingData:
+    """Returns the epochs of a loop by hand over the data.
+
+    A loop makes one iterator in each epoch, `Model.fit` two, so that fit reads every second order of a shuffle. A loop
+    that leaves an epoch after some steps begins the next one at the start of the data. Data without end goes on.
+    """
+    data = training_data(train_ds, steps_per_epoch=steps_per_epoch)
+    if not isinstance(train_ds, tf.data.Dataset):
+        return data
+    ends = int(train_ds.cardinality()) != tf.data.INFINITE_CARDINALITY
+    epoch = train_ds.take(steps_per_epoch) if steps_per_epoch and ends else train_ds
+    if ends and needs_new_iterators(epoch):
+        return dataclasses.replace(data, batches=DatasetPasses(epoch, data.steps_per_epoch, given=train_ds))
+    return dataclasses.replace(data, batches=epoch.repeat())
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSteps:
+    """What a loop by hand calls for each batch, and what its functions use beside the model.
+
+    Attributes:
+      train_step: Trains on a batch and returns its loss, a tuple that begins with the loss, or a dict with "loss".
+      test_step: Evaluates a batch, and returns the same or None; None if there is no evaluation.
+      optimizer: The optimizer, or a dict of optimizers by name.
+      metrics: The metrics that train_step updates.
+      val_metrics: The metrics that test_step updates.
+      losses: `["loss"]` for a function that returns one, by the name of the function; known after `trace`.
+    """
+
+    train_step: Callable[..., Any]
+    test_step: Callable[..., Any] | None
+    optimizer: Any
+    metrics: Sequence[Any]
+    val_metrics: Sequence[Any]
+    losses: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    def trace(self, name: str, data: Any) -> None:
+        """Traces a function once, so that model, optimizer and metrics create their variables; runs nothing.
+
+        Runs eagerly. Warns of a metric that the function updates and that is not in the argument for it.
+
+        Raises:
+          UsageError: when the function does not accept a batch, or returns something else than a loss.
+        """
+        spec = (data.at(0) if isinstance(data, Source) else data).element_spec
+        graph = traced(lambda batch: self.logs(name, batch) and None, spec).graph
+        updated = {id(variable) for variable in graph.variables}
+        argument = "metrics" if name == "train_step" else "val_metrics"
+        listed = {id(variable) for metric in getattr(self, argument) for variable in metric.variables}
+        kinds = (keras.metrics.Metric, sys.modules.get("tf_keras", keras).metrics.Metric)
+        for metric in [value for value in gc.get_objects() if issubclass(type(value), kinds)]:
+            others = [one for one in metric.variables if id(one) not in listed]
+            if updated & {id(one if isinstance(one, tf.Variable) else one.value) for one in others}:
+                _LOG.warning(
+                    "%s updates the metric %r, which is not in %s; it is not reported, and nothing resets it: add it "
+                    "there",
+                    *(name, metric.name, argument),
+                )
+
+    @tf.autograph.experimental.do_not_convert
+    def logs(self, name: str, batch: Any) -> dict[str, Any]:
+        """Runs a function on a batch and returns its results by name, in graph; "loss" is a float scalar.
+
+        Raises:
+          UsageError: when train_step returns no loss.
+        """
+        step: Any = getattr(self, name)
+        returned = converted(step)(*_arguments(name, step, batch))
+        if isinstance(returned, Sequence):
+            returned = returned[0] if returned else None
+            if returned is None or tf.convert_to_tensor(returned).shape.rank != 0:
+                raise UsageError(f'{name} returned a tuple that does not begin with the loss; return {{"loss": loss}}')
+        by_name = returned if isinstance(returned, Mapping) else {"loss": returned}
+        logs = {str(key): value for key, value in by_name.items() if value is not None}
+        self.losses[name] = ["loss"] if "loss" in logs else []
+        if "loss" in logs:
+            logs["loss"] = tf.reduce_mean(tf.convert_to_tensor(logs["loss"]))
+        elif name == "train_step":
+            raise UsageError('train_step returned no loss; add `return loss`, or return a dict with "loss"')
+        return logs
+
+
+def _arguments(name: str, step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
+    """Returns the arguments with which a loop by hand calls a function: the parts of a tuple, or the batch itself.
+
+    Raises:
+      UsageError: when the function accepts neither.
+    """
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    signature = inspect.signature(step)
+    for arguments in (parts, (batch,)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return arguments
+    raise UsageError(
+        f"{name}{signature} cannot be called with a batch, which has {len(parts)} parts; give it one parameter for "
+        "each part, or one for the whole batch"
+    )
+
+
+@configclass
+class LoopTaskConfig(KerasTaskConfig):
+    """The section `task` of a loop by hand."""
+
+
+class LoopTask(KerasTask):
+    """Trains with the functions of a loop by hand.
+
+    Args:
+      params: The task's config.
+      logging_dir: The folder of the run's files.
+      steps: The functions; they are traced already.
+      **options: Further arguments of KerasTask.
+    """
+
+    def __init__(self, params: Any, logging_dir: str | None = None, *, steps: LoopSteps, **options: Any) -> None:
+        super().__init__(params, logging_dir, **options)
+        self.steps = steps
+
+    def prepare_training(self, model: Any) -> Any:
+        """Returns the optimizer, or the dict of optimizers. Called in strategy scope."""
+        return self.steps.optimizer
+
+    def prepare_evaluation(self, model: Any) -> None:
+        """Does nothing: the functions are traced already."""
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
+        """Runs the caller's train_step, in graph."""
+        return self.steps.logs("train_step", inputs)
+
+    @tf.autograph.experimental.do_not_convert
+    def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+        """Runs the caller's test_step, in graph."""
+        return self.steps.logs("test_step", inputs)
+
+
+class LoopMetrics(MetricSet):
+    """The mean loss of an epoch and the metrics of the caller. Created in the scope of the strategy.
+
+    A batch counts as much as it has examples. A metric of the caller that is called "loss" replaces the mean loss.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
+        """Adds the loss and the other scalars of one training step; runs in graph."""
+        self.update_loss(logs[task.loss], inputs)
+        self.update_step_values(task, logs, inputs)
+
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, Any]:
+        """Returns all results by name; called in cross-replica context."""
+        results = super().results()
+        if "loss" in results:
+            results[self.loss.name] = results.pop("loss")
+        return results
+
+
+class LoopTrainer(KerasTrainer):
+    """Trains a LoopTask; see KerasTrainer."""
+
+    def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
+        return LoopMetrics("training_loss", task.steps.metrics)
+
+    def _evaluation_metrics(self, config: Any, task: Any, model: Any, wanted: bool) -> Any:
+        return LoopMetrics("validation_loss", task.steps.val_metrics)
+
+
+register_task(LoopTaskConfig, LoopTask, trainer="trainer_kit.compat.keras.hand_written_loop:LoopTrainer")

@@ -1,1 +1,0 @@
-"""train_loop: a training loop by hand on the engine."""
