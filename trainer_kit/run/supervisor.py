@@ -64,7 +64,7 @@ def supervise(
 
     A preempted run (exit code 75) is restarted any number of times, unless `trainer.max_time` stopped it. A crash
     (code 1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`. Every other code ends
-    the supervisor; see `outcome`. The wait before a restart doubles each time, up to
+    the supervisor. The wait before a restart doubles each time, up to
     `most_backoff_seconds`, and is short again after an attempt that lasted longer than that.
 
     SIGTERM, SIGHUP (unless it is ignored) and SIGINT are sent on to the command's process group, and no attempt starts
