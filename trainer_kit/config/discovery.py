@@ -71,10 +71,9 @@ def find_experiment(name: str, modules: Iterable[str] = (), option: str = "--imp
     if name not in experiments:
         ask_doors()
         names = sorted({*own, *experiments.names()})
-        # Of another framework's experiments only near names.
-        known = suggestion(name, names if near_names(name, names) else sorted(own))
-        if not own:
-            known = f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments"
+        known = f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments"
+        if own or near_names(name, names):  # of another framework's experiments only near names
+            known = suggestion(name, names if near_names(name, names) else sorted(own))
         flag = "--experiment: " if option.startswith("--") else ""
         advice = f"{known} If not, name" if known.endswith("?") else f"{known}; name"
         raise UsageError(f"{flag}no experiment is called {name!r}; {advice} the module that registers it with {option}")

@@ -8,11 +8,11 @@ of that config needs a binding of its own. Neither needs TensorFlow: a config mo
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, MutableMapping
 from typing import Any, TypeVar, overload
 from weakref import WeakKeyDictionary
 
+from trainer_kit.config.imported_names import imported
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -141,14 +141,7 @@ def trainer_class(config: Config) -> Any:
 
 
 def _imported(bound: Any) -> Any:
-    if not isinstance(bound, str):
-        return bound
-    module, _, name = bound.partition(":")
-    found = importlib.import_module(module)
-    if not hasattr(found, name):
-        classes = [each for each, value in vars(found).items() if isinstance(value, type)]
-        raise UsageError(f"{bound!r} is registered, but {module} has no {name!r}; {suggestion(name, classes)}")
-    return getattr(found, name)
+    return imported("register_task", bound, callable, "class") if isinstance(bound, str) else bound
 
 
 def _check_decorated(name: str, section: Config, path: str = "") -> None:

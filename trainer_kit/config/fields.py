@@ -45,11 +45,8 @@ def checker(config_class: type[Section], name: str) -> TypeAdapter[Any]:
     """Returns the pydantic adapter that checks a value of one field, with the settings of config classes."""
     field = fields_of(config_class)[name]
     annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-    if (
-        isinstance(_arms(annotation)[0], type)
-        and issubclass(_arms(annotation)[0], Section)
-        and len(_arms(annotation)) == 1
-    ):
+    arms = _arms(annotation)
+    if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Section):
         return TypeAdapter(annotation)  # a config class has its own settings and takes no others
     return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any
 
-from trainer_kit.config.fields import fields_of
-from trainer_kit.config.schema.base import Config
-from trainer_kit.config.schema.durations import SECONDS, SHARE, Duration
+from trainer_kit.config.fields import leaves
+from trainer_kit.config.schema.durations import SECONDS, SHARE, Duration, read_duration
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.config.sources.layer import join, nest
+from trainer_kit.config.sources.layer import nest
 from trainer_kit.errors import ConfigError, Mistake
 
 
 def durations_in(options: TrainerConfig) -> dict[str, Duration]:
     """Returns the durations of epochs and shares in the section trainer, by dotted path inside it."""
-    return {path: value for path, value in _durations(options, "") if value.unit != SECONDS}
+    durations = {path: read_duration(value) for path, value in leaves(options).items()}
+    return {path: duration for path, duration in durations.items() if duration and duration.unit != SECONDS}
 
 
 def share_mistakes(options: TrainerConfig) -> list[Mistake]:
@@ -60,15 +58,3 @@ def with_steps(config: ExperimentConfig, epoch: Fraction | None) -> ExperimentCo
             period = options.optimizers[path.split(".")[1]].period
             steps[path] = max(1, steps[path] // period)
     return config.replace(trainer=nest(steps)) if steps else config
-
-
-def _durations(value: Any, path: str) -> Iterator[tuple[str, Duration]]:
-    if isinstance(value, Duration):
-        yield path, value
-    parts: Mapping[str, Any] = {}
-    if isinstance(value, Config):
-        parts = {name: getattr(value, name) for name in fields_of(type(value))}
-    elif isinstance(value, Mapping):
-        parts = value
-    for name, part in parts.items():
-        yield from _durations(part, join(path, name))

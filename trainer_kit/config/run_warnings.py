@@ -7,6 +7,12 @@ from typing import Any
 from trainer_kit.config.schema.experiment import TrainerConfig
 
 _SMALL_SHARE = 0.01  # of the run; some steps at rate 0 come from rounding
+# The schedules that can end at 0, with their fields of the length and of the last rate.
+_ENDS = {
+    "polynomial": ("decay_steps", "end_learning_rate"),
+    "cosine": ("decay_steps", "alpha"),
+    "power_linear": ("total_decay_steps", ""),
+}
 
 
 def rate_end_warnings(options: Any) -> list[str]:
@@ -18,11 +24,31 @@ def rate_end_warnings(options: Any) -> list[str]:
     Args:
       options: A TrainerConfig, or any object with its fields.
     """
-    sections = {"trainer.optimizer_config": (getattr(options, "optimizer_config", None), 1)}
+    sections = {"optimizer_config": (getattr(options, "optimizer_config", None), 1)}
     for name, section in (getattr(options, "optimizers", None) or {}).items():
-        sections[f"trainer.optimizers.{name}"] = (section, section.period)
-    warnings = (_warning(path, section, options.train_steps, period) for path, (section, period) in sections.items())
-    return [warning for warning in warnings if warning]
+        sections[f"optimizers.{name}"] = (section, section.period)
+    warnings = []
+    for path, (section, period) in sections.items():
+        rates = getattr(section, "learning_rate", None)
+        kind = getattr(rates, "type", None)
+        if kind not in _ENDS:
+            continue
+        field, last_rate = _ENDS[kind]
+        schedule: Any = getattr(rates, kind)
+        decay: int | None = getattr(schedule, field, None)
+        last: float = getattr(schedule, last_rate, 0.0) if last_rate else 0.0
+        if not decay or last or getattr(schedule, "cycle", False):
+            continue
+        end: int = decay + getattr(schedule, "offset", 0)
+        updates = options.train_steps // period
+        if updates - end >= max(_SMALL_SHARE * updates, 1):
+            unit = "steps" if period == 1 else f"updates (one in {period} steps)"
+            warnings.append(
+                f"trainer.{path}.learning_rate.{kind}.{field}={decay}: the learning rate is 0 from {end} on, so the "
+                f"last {updates - end} of {updates} {unit} change nothing; set it to {updates - end + decay}, or lower "
+                f"trainer.train_steps to {end * period}"
+            )
+    return warnings
 
 
 def interval_warnings(options: TrainerConfig) -> list[str]:
@@ -35,27 +61,3 @@ def interval_warnings(options: TrainerConfig) -> list[str]:
         values["early_stopping.patience"] = early.patience * options.validation_interval
     late = " and ".join(f"trainer.{name}" for name, steps in values.items() if isinstance(steps, int) and steps > total)
     return [f"{late}: longer than the run of {total} steps, so it is never reached"] if total > 0 and late else []
-
-
-def _warning(section_path: str, section: Any, train_steps: int, period: int) -> str:
-    rates, steps = getattr(section, "learning_rate", None), train_steps // period
-    kind = getattr(rates, "type", None)
-    if kind not in ("polynomial", "cosine", "power_linear") or steps <= 0:
-        return ""
-    schedule, name = getattr(rates, kind), "total_decay_steps" if kind == "power_linear" else "decay_steps"
-    last = {"polynomial": "end_learning_rate", "cosine": "alpha"}.get(kind, "")
-    decay = getattr(schedule, name, None)
-    end_rate: Any = getattr(schedule, last, None) if last else None
-    if not decay or end_rate or getattr(schedule, "cycle", False):
-        return ""
-    offset = getattr(schedule, "offset", 0)
-    idle = steps - (decay + offset)
-    if idle < _SMALL_SHARE * steps:
-        return ""
-    path = f"{section_path}.learning_rate.{kind}.{name}"
-    one, what = ("step", "training steps") if period == 1 else ("update", f"updates (one in {period} steps)")
-    return (
-        f"{path}={decay}: the learning rate is 0 from {one} {decay + offset} on, so the last {idle} of {steps} {what} "
-        f"({idle / steps:.0%}) change nothing; set it to {steps - offset}, or lower trainer.train_steps to "
-        f"{(decay + offset) * period}"
-    )

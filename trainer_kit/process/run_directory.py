@@ -85,7 +85,7 @@ class RunDirectory:
 
         A resumed run reuses the thread counts `threads`. A warning names each difference of platform, versions or
         threads to the first start, since the results may differ in their last bits. `setup` has the numbers of
-        replicas and workers, the kind of device, what describes the data, the steps of the run and of its durations,
+        replicas and workers, the kind of device, what describes the data, the steps of the run,
         and what `read_layer_names` returns.
         """
         if os.path.exists(self.final):

@@ -30,7 +30,6 @@ from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import config_hash, differences, has_begun, versions
 from trainer_kit.process.sidecar_lease import Lease, Leases
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.run import durations
 from trainer_kit.run.callback_order import callbacks_of_run
 from trainer_kit.run.controller import Controller
 from trainer_kit.run.orbit_adapters import Actions, OrbitController, keep_states, list_actions
@@ -190,13 +189,10 @@ def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
     if text := chiefs_text(plan.strategy, str(ConfigError(mistakes))):
         barrier(plan.strategy)  # no worker ends before the others have the text
         raise UsageError(text)
-    steps = durations.steps_by_path(plan)
-    durations.log_moved(plan, before.get("durations", {}), steps)
     return {
         **setup,
         "data": {**before.get("data", {}), **data},
         "train_steps": plan.config.trainer.train_steps,
-        "durations": steps,
         "layer_names": layer_names(trainer.model),
     }
 

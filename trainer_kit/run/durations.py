@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +11,6 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.callback_list import EPOCH_EVENTS
-from trainer_kit.config.fields import leaves
 from trainer_kit.config.run_length import durations_in, with_steps
 from trainer_kit.config.schema.durations import EPOCHS
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -22,9 +20,6 @@ from trainer_kit.inputs.registered_datasets import inputs_of
 from trainer_kit.inputs.sources.base import made_inputs
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.training.loops.epochs import Epochs
-from trainer_kit.training.trainer_creation import create_trainer
-
-_LOG = logging.getLogger(__name__)
 
 
 def with_durations(plan: RunPlan, task: Any) -> RunPlan:
@@ -65,36 +60,6 @@ def in_steps(
     if epoch is None and (wanted_by := _wants_epochs(config, callbacks)):
         epoch = _steps_of_epoch(config, task, given, wanted_by)
     return with_steps(config, epoch), Epochs(epoch) if epoch else None
-
-
-def create_trial_trainer(written: ExperimentConfig, task: Any) -> Any:
-    """Returns a trainer that sees steps as in a run, for a command without a run. Called in strategy scope.
-
-    Raises:
-      ConfigError: as in_steps does.
-    """
-    config, _ = in_steps(written, task)
-    return create_trainer(config, task, evaluate=False)
-
-
-def steps_by_path(plan: RunPlan) -> dict[str, int]:
-    """Returns the steps that epochs and shares have become in this run, for its record."""
-    steps = leaves(plan.config.trainer)
-    return {f"trainer.{path}": steps[path] for path in durations_in(plan.written.trainer)} if plan.trains else {}
-
-
-def log_moved(plan: RunPlan, before: Mapping[str, int], now: Mapping[str, int]) -> None:
-    """Logs the durations that are other steps than before, as the run or its epochs have another length now.
-
-    Args:
-      plan: The plan of the run.
-      before, now: The steps of durations by path, of the last start and of this one.
-    """
-    changed = {change.path for change in plan.changes}
-    written = leaves(plan.written)
-    for path, steps in now.items():
-        if path not in changed and before.get(path, steps) != steps:
-            _LOG.info("%s: %s was %s steps and is %s steps now", path, written[path], before[path], steps)
 
 
 def _wants_epochs(config: ExperimentConfig, callbacks: Sequence[Callback]) -> str:

@@ -99,16 +99,12 @@ def _decayed(steps: int | str, decay: int | str) -> ExperimentConfig:
     return _config(train_steps=steps, optimizer_config={"optimizer": {"type": "sgd"}, "learning_rate": rate})
 
 
-def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
     ready = ReadyTrainer(_decayed(21, 21), LinearTask)
     in_epochs, _ = launch(_decayed("2 epochs", "100 %"), "train", str(tmp_path / "epochs"))
     in_steps, _ = launch(_decayed(21, 21), "train", str(tmp_path / "steps"), trainer=ready.again())
     pairs = zip(in_epochs.variables, in_steps.variables, strict=True)
     assert all(np.array_equal(one.numpy(), other.numpy()) for one, other in pairs)
-    with caplog.at_level("INFO"):  # a longer run tells which durations move
-        launch(_decayed(26, "100 %"), "train", str(tmp_path / "epochs"), trainer=ready.again())
-    (moved,) = [line for line in caplog.messages if "steps now" in line]
-    assert moved.endswith("learning_rate.cosine.decay_steps: 100 % was 21 steps and is 26 steps now")
 
 
 def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None:

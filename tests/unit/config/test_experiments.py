@@ -111,7 +111,7 @@ def test_a_task_that_is_named_is_imported_when_it_is_needed(tmp_path: Path, monk
         pass
 
     register_task(MisspeltConfig, "late_task_module:LatTask")
-    with pytest.raises(UsageError, match="late_task_module has no 'LatTask'; did you mean LateTask"):
+    with pytest.raises(UsageError, match="late_task_module has no class called 'LatTask'; did you mean LateTask"):
         task_class(MisspeltConfig())
 
 

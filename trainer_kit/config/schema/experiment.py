@@ -1,7 +1,7 @@
 """The typed, frozen config classes: ExperimentConfig(task, trainer, runtime) and DataConfig.
 
 Field names and defaults are those of TF Model Garden 2.20, so that its YAML files can be read. The exceptions, with
-their reasons, are in MODEL_GARDEN_EXCEPTIONS below and nowhere else.
+their reasons, are listed in tests/unit/config/schema/test_experiment.py.
 """
 
 from __future__ import annotations
@@ -33,14 +33,6 @@ from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import suggestion
-
-MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
-    "RuntimeConfig.distribution_strategy": "'auto': mirroring over a single device costs up to 3 times",
-    "TrainerConfig.best_checkpoint_export_subdir": "'best_ckpt': naming the metric is enough to keep the best",
-    "TaskConfig.validation_data": "drop_remainder is False: validation keeps its last batch",
-    "OptimizerConfig": "types we do not build (slide, *_experimental, adafactor_keras) are refused by name",
-    "TaskConfig.differential_privacy_config": "deprecated there; refused here rather than ignored",
-}
 
 ONE_REPLICA = "XLA cannot update variables that are mirrored"
 

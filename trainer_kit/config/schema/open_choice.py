@@ -19,7 +19,7 @@ from pydantic_core import ArgsKwargs, PydanticCustomError
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.section import is_configclass
-from trainer_kit.errors import UsageError, near_names
+from trainer_kit.errors import UsageError
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
@@ -54,19 +54,17 @@ class OpenOneOfConfig(OneOfConfig):
     def __post_init__(self) -> None:
         known = self.branches()
         if self.type is not None and self.type not in known:
-            near = near_names(self.type, list(known))
-            advice = f"; did you mean {' or '.join(near)}?" if near else ""
-            problem = f"{self.type!r} is not one of {', '.join(known)}{advice}" if known else self._unregistered()
+            problem = f"{self.type!r} is not one of {', '.join(known)}"
+            if not known:
+                kind = self.registry.kind
+                problem = f"no {kind} is registered, so none is called {self.type!r}"
+                problem = f"{problem}; name the module of it with --import_module"
             raise PydanticCustomError("rules", "{text}", {"text": problem, "broken": [("type", problem)]})
         registered = self.type in self.registry
         if registered:
             object.__setattr__(self, str(self.type), self.own)
         super().__post_init__()
         object.__setattr__(self, "own", self.get() if registered else None)
-
-    def _unregistered(self) -> str:
-        kind = self.registry.kind
-        return f"no {kind} is registered, so none is called {self.type!r}; name the module of it with --import_module"
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:
