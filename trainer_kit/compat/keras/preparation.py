@@ -62,7 +62,7 @@ def traced_logs(step: Callable[[Any], Any], model: Any, batch: Any) -> dict[str,
         return {}
     specs: dict[str, tf.TensorSpec] = {}
     for name, value in flattened(logs).items():
-        tensor = value if tf.is_tensor(value) else tf.convert_to_tensor(value)  # a number or a variable, too
+        tensor = tf.convert_to_tensor(value)  # a number or a variable, too
         if not tensor.shape.is_fully_defined():
             raise UsageError(f"{step.__qualname__} returned {name!r} for each example; return numbers only")
         specs[name] = tf.TensorSpec(tensor.shape, tensor.dtype if tensor.dtype.is_floating else tf.float32)

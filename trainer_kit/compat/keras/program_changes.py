@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -61,4 +62,4 @@ def _plain(config: Any) -> Any:
         return {str(key): _plain(value) for key, value in config.items() if key not in _NAMED}
     if isinstance(config, (list, tuple)):
         return [_plain(part) for part in config]
-    return float(f"{config:g}") if isinstance(config, float) else config
+    return float(f"{config:g}") if isinstance(config, (float, np.floating)) else config
