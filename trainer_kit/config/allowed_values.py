@@ -23,12 +23,6 @@ _NAMES: dict[Any, str] = {
     Any: "a value",
 }
 _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of at most"))
-_FORMER = {  # values of earlier releases, and the advice about each
-    ("trainer.fuse_steps", "auto"): (
-        "set a number: compare short runs with 1 and 20; for a run that began with auto, take fuse_steps from its "
-        "manifest.json"
-    )
-}
 _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
 
 
@@ -61,10 +55,8 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def hint(annotation: Any, value: Any, path: str, metadata: Sequence[Any] = ()) -> str:
-    """Returns what the user probably meant by `value` for the field at the dotted `path`, or ""."""
-    if isinstance(value, str) and (path, value) in _FORMER:
-        return _FORMER[path, value]
+def hint(annotation: Any, value: Any, metadata: Sequence[Any] = ()) -> str:
+    """Returns what the user probably meant by `value` for a field, or ""."""
     parts = [*metadata, *_parts(annotation)]
     for part in parts:
         if isinstance(part, TakesDurations) and (advice := part.hint(value)):

@@ -273,7 +273,7 @@ class _Merge:
                 self._refuse(where, str(next(filter(None, causes))))
                 return
             allowed = describe(info.annotation, tuple(info.metadata))
-            self._refuse(where, f"{show(value)} is not {allowed}", hint(info.annotation, value, where, info.metadata))
+            self._refuse(where, f"{show(value)} is not {allowed}", hint(info.annotation, value, info.metadata))
         else:
             self._given(where)
 

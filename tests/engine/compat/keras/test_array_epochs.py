@@ -18,11 +18,7 @@ def test_arrays_go_on_at_a_position(keras_2: bool) -> None:
     source = ArrayEpochs(tf.constant(examples), 2, shuffle=True, keras_2=keras_2)
     batches = [batch.numpy().tolist() for batch in source.at(0).take(8)]
     assert [len(batch) for batch in batches] == [2, 2, 2, 1] * 2
-<<<<<<< ours
     assert sorted(itertools.chain.from_iterable(batches[:4])) == examples.tolist()
-=======
-    assert sorted(row for batch in batches[:4] for row in batch) == examples.tolist()
->>>>>>> theirs
     assert (batches[:4] == batches[4:]) is not keras_2
     for position in (1, 6):
         again = [batch.numpy().tolist() for batch in source.at(position).take(8 - position)]

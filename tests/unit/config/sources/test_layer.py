@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_kit.config.sources.layer import Layer, given_inside, is_inside, join
+from trainer_kit.config.sources.layer import Layer, given_inside, is_inside, join, put
 
 
 def test_a_path_without_an_origin_has_that_of_its_section() -> None:
@@ -21,3 +21,11 @@ def test_a_path_is_inside_itself_and_its_sections_only() -> None:
 
 def test_joining_leaves_out_empty_parts_and_keeps_zero() -> None:
     assert join("", "a", "", 0, "b") == "a.0.b"
+
+
+def test_a_value_is_put_at_its_path_once() -> None:
+    values: dict[str, object] = {"a": {"b": 1}, "c": 2}
+    assert put(values, "a.d.e", 3) == ""
+    assert put(values, "a.b", 4) == put(values, "a", {}) == "is given twice"
+    assert put(values, "c.d", 5) == "cannot be set: c itself is set to a value"
+    assert values == {"a": {"b": 1, "d": {"e": 3}}, "c": 2}
