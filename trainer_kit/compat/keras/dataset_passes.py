@@ -22,37 +22,11 @@ _READ_AGAIN = (
     "orders than in the first process; make a new dataset for each fit"
 )
 # Their iterators make those of their inputs when they are made; only a shuffle makes it when it is first read.
-_BEGIN_AT_ONCE = frozenset(
-    [
-        "AssertCardinality",
-        "Batch",
-        "Filter",
-        "FlatMap",
-        "IgnoreErrors",
-        "Interleave",
-        "Map",
-        "Options",
-        "PaddedBatch",
-        "ParallelBatch",
-        "ParallelInterleave",
-        "ParallelMap",
-        "Prefetch",
-        "Random",
-        "Range",
-        "Rebatch",
-        "Restructured",
-        "Shard",
-        "Shuffle",
-        "Skip",
-        "TFRecord",
-        "Take",
-        "Tensor",
-        "TensorSlice",
-        "TextLine",
-        "Unbatch",
-        "Zip",
-    ]
-)
+_BEGIN_AT_ONCE = {
+    "AssertCardinality", "Batch", "Filter", "FlatMap", "IgnoreErrors", "Interleave", "Map", "Options", "PaddedBatch",
+    "ParallelBatch", "ParallelInterleave", "ParallelMap", "Prefetch", "Random", "Range", "Rebatch", "Restructured",
+    "Shard", "Shuffle", "Skip", "TFRecord", "Take", "Tensor", "TensorSlice", "TextLine", "Unbatch", "Zip",
+}  # fmt: skip
 # The passes that fits of this process have begun over a dataset: its shuffles go on from there.
 _BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 

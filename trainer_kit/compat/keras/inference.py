@@ -14,6 +14,7 @@ from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, console_of,
 from trainer_kit.compat.keras.task import KerasTask
 from trainer_kit.compat.keras.training_data import validation_dataset
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
+from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
 from trainer_kit.inputs.sources.base import identity_of
@@ -95,19 +96,33 @@ def evaluate(
     return by_name if return_dict else _in_order(model, by_name)
 
 
-def predict(model: Any, x: Any, *, model_dir: str, which: str | int | None = None, **options: Any) -> Any:
-    """Returns `model.predict(x, **options)` with weights of a run, which the model keeps. Runs eagerly, on the host.
+def predict(
+    model: Any,
+    x: Any,
+    batch_size: int | None = None,
+    *,
+    model_dir: str,
+    which: str | int | None = None,
+    callbacks: Any = None,
+    **options: Any,
+) -> Any:
+    """Returns `model.predict(x, ...)` with weights of a run, which the model keeps. Runs eagerly, on the host.
 
     Args:
       model: A built model.
-      x, **options: See `Model.predict`.
+      x, batch_size, callbacks, **options: See `Model.predict`.
       model_dir: The folder of the run.
       which: See `load`.
 
     Raises:
-      UsageError: when there is no such checkpoint, or it does not fit the model.
+      UsageError: when there is no such checkpoint, or it does not fit the model; for callbacks of trainer_kit.
     """
-    return load(model, model_dir, which).predict(x, **options)
+    native, of_keras = split_callbacks(callbacks)
+    if native:
+        names = ", ".join(callback.name for callback in native)
+        raise UsageError(f"callbacks: {names} has no method around predictions; give callbacks of Keras to predict")
+    load(model, model_dir, which)
+    return model.predict(x, batch_size=batch_size, callbacks=of_keras, **options)
 
 
 def _in_order(model: Any, logs: dict[str, float]) -> Any:
