@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,7 +135,9 @@ class CallbackList:
         times: TimeLedger | None = None,
         strategy: tf.distribute.Strategy | None = None,
     ) -> None:
-        self.run, self.members, self._times = run, list(members), times or TimeLedger()
+        self.run = run
+        self.members = list(members)
+        self._times = times or TimeLedger()
         self.errors: dict[str, int] = {}
         self._restored: dict[str, Any] = {}  # states of a checkpoint, until train_begin was called
         self._has_begun = False
@@ -146,7 +149,7 @@ class CallbackList:
             _check(member)
         wants_epochs = any(_overrides(member, name) for member in self.members for name in EPOCH_EVENTS)
         self.epochs = EpochEvents(run, wants_epochs)
-        self._users_events = {name for name in _EVENTS if any(is_users(type(one), name) for one in self.members)}
+        self._users_events = {name for name in _EVENTS if any(is_users(type(member), name) for member in self.members)}
 
     def keep_states(self) -> None:
         """Adds the states of the callbacks to every checkpoint; to be called before the restore."""
@@ -154,7 +157,7 @@ class CallbackList:
             self.run.trainer.keep_state("epoch", self.epochs.state, self.epochs.restore)
         for name, member in self._with_states():
             self.run.trainer.keep_state(
-                f"callback {name}", lambda one=member: self._state_of(one), self._restorer(name, member)
+                f"callback {name}", functools.partial(self._read_state, member), self._restorer(name, member)
             )
 
     def call(self, event: str, *arguments: Any) -> None:
@@ -165,8 +168,8 @@ class CallbackList:
         Raises:
           Exception: the first error of a required member; the members after it are not called.
         """
-        for name, *given in self.epochs.before(event, arguments):
-            self.call(name, *given)
+        for name, epoch in self.epochs.before(event, arguments):
+            self.call(name, epoch)
         if event.startswith(("loop", "evaluation")):
             logs = arguments[0] if event.endswith("_end") else {}
             self._logs = logs if isinstance(logs, Mapping) else {}
@@ -210,7 +213,9 @@ class CallbackList:
         begun: list[Callback] = []
         with contextlib.ExitStack() as ends:
             ends.push(lambda kind, error, trace: self._end(begun, f"{what}_end", error))
-            again = {name: self._state_of(one) for name, one in self._with_states()} if self._has_begun else {}
+            again: dict[str, Any] = {}
+            if self._has_begun:
+                again = {name: self._read_state(member) for name, member in self._with_states()}
             for member in self.members:
                 begun.append(member)
                 if self._is_called(member, f"{what}_begin"):
@@ -261,28 +266,36 @@ class CallbackList:
         With several workers, all get the requests of the chief's callbacks, so all have to call this method.
         """
         run = self.run
-        asked, run.requests = run.requests, Requests()
-        asked = self._agree(asked) if self.shares_requests else asked
-        if asked.stop and not run.stop_reason:
-            run.stop_reason = asked.stop
+        requests = run.requests
+        run.requests = Requests()
+        if self.shares_requests:
+            requests = self._broadcast_requests(requests)
+        if requests.stop and not run.stop_reason:
+            run.stop_reason = requests.stop
             _LOG.info("the run ends at step %d: %s", run.step, run.stop_reason)
-        return asked
+        return requests
 
-    def _agree(self, asked: Requests) -> Requests:
+    def _broadcast_requests(self, requests: Requests) -> Requests:
         """Sends the chief's requests as one number: bits for stop, saves and each validation set, then the step."""
         sets = list(self.run.trainer.validation_sets)
-        bits = [bool(asked.stop), asked.save, asked.save_again, *(name in asked.evaluate for name in sets)]
-        number = (0 if asked.rewind is None else asked.rewind + 1) << len(bits)
+        bits = [
+            bool(requests.stop),
+            requests.save,
+            requests.save_again,
+            *(name in requests.evaluate for name in sets),
+        ]
+        number = (0 if requests.rewind is None else requests.rewind + 1) << len(bits)
         number = broadcast_from_chief(self._strategy, number + sum(bit << place for place, bit in enumerate(bits)))
         stop, save, again, *chosen = (bool(number >> place & 1) for place in range(len(bits)))
-        rewind, elsewhere = (number >> len(bits)) - 1, "the first worker asked for it"
+        rewind = (number >> len(bits)) - 1
+        elsewhere = "the first worker asked for it"
         return Requests(
-            stop=(asked.stop or elsewhere) if stop else "",
+            stop=(requests.stop or elsewhere) if stop else "",
             save=save,
             save_again=again,
             evaluate={name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen},
             rewind=rewind if rewind >= 0 else None,
-            rewind_reason=asked.rewind_reason or elsewhere,
+            rewind_reason=requests.rewind_reason or elsewhere,
         )
 
     def _is_called(self, member: Callback, event: str) -> bool:
@@ -296,20 +309,22 @@ class CallbackList:
     def _call(self, member: Callback, method: str, *arguments: Any) -> Any:
         """Calls a method with the run and `arguments`; returns its result, or None if an optional callback failed."""
         row = member.name if member.name in NAMES else f"callbacks/{member.name}"
-        given = arguments if method in ("state", "restore") else (self.run, *arguments)
-        returned, before = None, set(self.run.reported)
+        if method not in ("state", "restore"):
+            arguments = (self.run, *arguments)
+        returned: Any = None
+        before = set(self.run.reported)
         with self._times.during(row):
             try:
-                returned = getattr(member, method)(*given)
+                returned = getattr(member, method)(*arguments)
             except StopTraining as stop:
                 self.run.stop(str(stop))
             except Exception as error:
-                self._failed(member, error)
+                self._handle_error(member, error)
         self._reporters |= dict.fromkeys(self.run.reported.keys() - before, member)
         self._check_reported()
         return returned
 
-    def _failed(self, member: Callback, error: Exception) -> None:
+    def _handle_error(self, member: Callback, error: Exception) -> None:
         """Raises the error of a required member; counts and logs the error of an optional one."""
         if member.required:
             if type(error) is UsageError:
@@ -327,17 +342,18 @@ class CallbackList:
         for name in sorted(self.run.reported.keys() & self._logs.keys()):
             del self.run.reported[name]
             problem = f"run.report: the run already has a metric called {name}; report the number under another name"
-            self._failed(self._reporters[name], UsageError(problem))
+            self._handle_error(self._reporters[name], UsageError(problem))
 
     def _with_states(self) -> Iterator[tuple[str, Callback]]:
         """Yields the members that have a state, with unique names: the second one called "name" is "name 2"."""
-        seen: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for member in self.members:
             if _overrides(member, "state"):
-                seen[member.name] = number = seen.get(member.name, 0) + 1
+                number = counts.get(member.name, 0) + 1
+                counts[member.name] = number
                 yield member.name if number == 1 else f"{member.name} {number}", member
 
-    def _state_of(self, member: Callback) -> Any:
+    def _read_state(self, member: Callback) -> Any:
         return self._call(member, "state")
 
     def _restorer(self, name: str, member: Callback) -> Callable[[Any], None]:
@@ -357,11 +373,13 @@ class CallbackList:
 
         This runs after train_begin, in which callbacks may reset themselves.
         """
-        states, self._restored, self._has_begun = {**again, **self._restored}, {}, True
+        states = {**again, **self._restored}
+        self._restored = {}
+        self._has_begun = True
         for name, member in self._with_states():
             if states.get(name) is not None and self._is_here(member):
                 self._call(member, "restore", states[name])
-            check_state(f"callback {name}", self._state_of(member))
+            check_state(f"callback {name}", self._read_state(member))
 
 
 def _overrides(member: Callback, event: str) -> bool:

@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -59,7 +59,9 @@ class Recovery(Callback):
         self._trainer = trainer
         self._manager = manager
         self._factor = 1.0
-        self._change_after_rewind: Callable[[], str] = lambda: ""
+        self._is_going_back = False
+        self._first_bad_step: int | None = None
+        self._bad_batch: int | None = None
         self.trials = 0
         trainer.keep_state("recovery", self._state, self._put_state)
 
@@ -76,7 +78,8 @@ class Recovery(Callback):
         """
         if not isinstance(error, DivergedError):
             return
-        options, end = self._options, error.step if isinstance(error, GradientDivergence) else run.step
+        options = self._options
+        end = error.step if isinstance(error, GradientDivergence) else run.step
         begin = run.loop.begin if run.loop is not None and run.loop.end == end else max(end - 1, 0)
         if self.trials >= options.recovery_max_trials:
             self._give_up(error, begin, end, remedy(error, run))
@@ -84,27 +87,36 @@ class Recovery(Callback):
         step = self._restore_last_sound()
         trials = options.recovery_max_trials
         _LOG.warning("%s: the run returns to step %d (trial %d of %d)", error, step, self.trials, trials)
-        self._change_after_rewind = lambda: "nothing is changed"
+        self._is_going_back = True
         if options.recovery_policy == "skip":
-            bad = self.first_bad_step(step, end)
-            batch = None if bad is None else self._trainer.data.batch_of(bad)
-            self._change_after_rewind = lambda: self._leave_out(bad, batch)
-        elif options.recovery_policy == "lower_learning_rate":
-            self._change_after_rewind = lambda: self._lower(step, options.recovery_learning_rate_factor)
+            self._first_bad_step = self.first_bad_step(step, end)
+            if self._first_bad_step is not None:
+                self._bad_batch = self._trainer.data.batch_of(self._first_bad_step)
         run.rewind(step, str(error))
 
     def rewound(self, run: Run, step: int) -> None:
         """Applies the change of recovery_policy after the run has gone back."""
-        change, self._change_after_rewind = self._change_after_rewind, lambda: ""
-        if description := change():
-            _LOG.warning("training resumes from step %d; %s", step, description)
+        if not self._is_going_back:
+            return
+        self._is_going_back = False
+        change = "nothing is changed"
+        if self._options.recovery_policy == "skip":
+            change = self._leave_out_bad_batch()
+        elif self._options.recovery_policy == "lower_learning_rate":
+            change = self._lower_learning_rate(step)
+        _LOG.warning("training resumes from step %d; %s", step, change)
 
     def restore_checkpoint(self, path: str) -> int:
         """Restores the checkpoint at `path` and returns its step; runs eagerly, in scope."""
         self._manager.restore(path)
         return self._manager.saved_step
 
-    def _leave_out(self, step: int | None, batch: int | None) -> str:
+    def _leave_out_bad_batch(self) -> str:
+        """Leaves the batch of the first bad step out of the training data; returns what has changed."""
+        step = self._first_bad_step
+        batch = self._bad_batch
+        self._first_bad_step = None
+        self._bad_batch = None
         if step is None or batch is None:
             return "the divergence did not happen again step by step, so no batch is left out"
         self._trainer.data.leave_out(batch)
@@ -145,19 +157,21 @@ class Recovery(Callback):
         source = self._manager.source
         raise DivergedError(f"no checkpoint in {source} holds only finite values, so the run cannot go back to one")
 
-    def _give_up(self, error: DivergedError, begun: int, end: int, advice: str) -> None:
+    def _give_up(self, error: DivergedError, begin: int, end: int, advice: str) -> None:
         tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""
         otherwise = "" if self.trials else ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
         try:
-            path, advice_for_batch = explain_divergence(self._trainer, self._manager, self, error, begun, end)
-            more, advice = f" (see {path})", advice_for_batch or advice
+            path, advice_for_batch = explain_divergence(self._trainer, self._manager, self, error, begin, end)
+            more = f" (see {path})"
+            advice = advice_for_batch or advice
         except Exception as second:  # the exit code has to be that of the divergence: another try would not help
             _LOG.warning("the report of the divergence could not be written: %s", str(second).partition("\n")[0])
             more = ""
         raise DivergedError(f"{error}{tried}; this loop is not saved{more}; {advice}{otherwise}") from error
 
-    def _lower(self, step: int, factor: float) -> str:
-        self._factor *= factor
+    def _lower_learning_rate(self, step: int) -> str:
+        """Lowers the learning rate of each optimizer; returns what has changed."""
+        self._factor *= self._options.recovery_learning_rate_factor
         for name in self._factor_names():
             self._trainer.hyper_parameters.change(name, self._factor, step, "recovery")
         return f"the learning rate is {self._factor:g} times what the config says"
@@ -262,13 +276,13 @@ def examples_not_finite(strategy: tf.distribute.Strategy, batch: Any) -> list[in
 
 def first_not_finite(model: Any) -> str | None:
     """Returns the name of the model's first variable with a value that is not finite; None if all are finite."""
-    for name, variable in _named(model):
+    for name, variable in _named_variables(model):
         if variable.dtype.is_floating and not np.all(np.isfinite(tf.cast(variable, tf.float32).numpy())):
             return str(name)
     return None
 
 
-def _named(model: Any) -> list[tuple[str, Any]]:
+def _named_variables(model: Any) -> list[tuple[str, Any]]:
     variables = model_variables(model)
     return list(variables.items()) if isinstance(variables, dict) else [(v.name, v) for v in model.variables]
 
@@ -280,7 +294,7 @@ def gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
     trainer_kit.apply_gradients.
     """
     norms: dict[str, float] = {}
-    names = {id(variable): name for name, variable in _named(trainer.model)}
+    names = {id(variable): name for name, variable in _named_variables(trainer.model)}
 
     def see(pairs: list[tuple[Any, Any]]) -> None:
         for gradient, variable in pairs:

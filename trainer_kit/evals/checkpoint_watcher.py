@@ -44,7 +44,7 @@ class WatchedRun(Protocol):
         """Keeps the run from removing checkpoints: those after step `after` and that of step `reads`; None: none."""
 
 
-class Unknown:
+class UnmonitoredRun:
     """A run that is known only by its checkpoints and by `finished`, which tells whether more will come."""
 
     def __init__(self, finished: Callable[[], bool]) -> None:

@@ -66,7 +66,7 @@ class RunCheckpoints:
         self._last_announced = self._manager.saved_step
         return path
 
-    def path_of(self, step: int, reason: str) -> str:
+    def find_checkpoint(self, step: int, reason: str) -> str:
         """Waits for the save in flight and returns the path of a step's checkpoint; the chief decides if it exists.
 
         Args:
@@ -151,7 +151,9 @@ def _save_if_finite(controller: Any, error: BaseException, alone: bool) -> None:
       error: The error that ends the run.
       alone: Whether the run has a single worker. Several workers can save only together, and the others may be gone.
     """
-    trainer, manager, step = controller.trainer, controller.checkpoint_manager, controller.run.step
+    trainer = controller.trainer
+    manager = controller.checkpoint_manager
+    step = controller.run.step
     if not controller.saves_after_errors or trainer is None or trainer.sound is False:
         return
     if step <= max(manager.saved_step, 0):

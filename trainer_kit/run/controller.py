@@ -21,7 +21,7 @@ from trainer_kit.callbacks.finite_check import Divergence
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.errors import DataError, DivergedError, StorageError
 from trainer_kit.errors.user_exits import exits_as_errors
-from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown, WatchedRun
+from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun, WatchedRun
 from trainer_kit.run.checkpointing import RunCheckpoints
 from trainer_kit.run.progress import BETWEEN, Phases
 from trainer_kit.telemetry.tensorboard import SummaryManager
@@ -115,20 +115,28 @@ class Controller:
         times: TimeLedger | None = None,
         cuts: Sequence[int] = (),
     ) -> None:
-        self.trainer, self.evaluator, self.global_step = trainer, evaluator, global_step
-        self.checkpoint_manager, self.strategy = checkpoint_manager, strategy or tf.distribute.get_strategy()
-        self.callbacks, self.run = callbacks, callbacks.run
-        self.steps_per_loop, self.summary_interval = steps_per_loop, summary_interval
+        self.trainer = trainer
+        self.evaluator = evaluator
+        self.global_step = global_step
+        self.checkpoint_manager = checkpoint_manager
+        self.strategy = strategy or tf.distribute.get_strategy()
+        self.callbacks = callbacks
+        self.run = callbacks.run
+        self.steps_per_loop = steps_per_loop
+        self.summary_interval = summary_interval
         self.summary_manager = summary_manager or SummaryManager(None)
         self.eval_summary_manager = eval_summary_manager or SummaryManager(None)
-        self._stopping, self._save_on_stop, self._recorded = stopping, save_on_stop, recorded
+        self._stopping = stopping
+        self._save_on_stop = save_on_stop
+        self._recorded = recorded
         # By validation set, the step of its last evaluation in this process, and of the last one that callbacks saw.
         # The second one is in the checkpoint, like the sets that callbacks have asked for.
         self._evaluated_at: dict[str, int] = {}
         self._shown_at: dict[str, int] = {}
         self._requested_sets: set[str] = set()
         self._catches_up = False  # whether the run begins, or has gone back
-        self._interrupted_loop, self._num_steps = InterruptedLoop(), (0, tf.constant(0))
+        self._interrupted_loop = InterruptedLoop()
+        self._num_steps = (0, tf.constant(0))
         self.running, self._cuts, self._phases = (0, 0), cuts, Phases(times or TimeLedger())
         self._checkpoints = RunCheckpoints(checkpoint_manager, self.strategy, callbacks, self._phases)
         self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
@@ -491,7 +499,7 @@ class Controller:
           NothingToWaitForError: when no checkpoint came in time although the run was not finished.
         """
         output: dict[str, Any] = {}
-        run = watched or Unknown(timeout_fn or (lambda: False))
+        run = watched or UnmonitoredRun(timeout_fn or (lambda: False))
         watcher = CheckpointWatcher(self.checkpoint_manager.source, timeout, run, newest_only)
 
         def is_over() -> bool:
@@ -554,7 +562,7 @@ class Controller:
 
     def _rewind(self, step: int, reason: str) -> None:
         """Restores the checkpoint of an earlier step in the middle of a run, which then resumes from there."""
-        path = self._checkpoints.path_of(step, reason)
+        path = self._checkpoints.find_checkpoint(step, reason)
         _LOG.warning("the run goes back to step %d: %s", step, reason)
         self._phases.now = BETWEEN  # after an error it is still that of the error
         with self.times.during("recovery"):

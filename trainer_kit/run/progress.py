@@ -28,12 +28,14 @@ class Phases:
     """
 
     def __init__(self, times: TimeLedger) -> None:
-        self.now, self.times = "start", times
+        self.now = "start"
+        self.times = times
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
         """Sets the phase for a block; after an error the phase stays, to show where the error came from."""
-        before, self.now = self.now, phase
+        before = self.now
+        self.now = phase
         with self.times.during(phase):
             yield
         self.now = before
@@ -71,7 +73,8 @@ class Progress(SlowRun):
 
     def follow(self, controller: Any, trainer: Any) -> None:
         """Reports on this controller and trainer from now on."""
-        self.trainer, self.controller = trainer, controller
+        self.trainer = trainer
+        self.controller = controller
         self.doing = "preparing the data"
 
     def withdraw(self) -> bool:
@@ -101,9 +104,9 @@ class Progress(SlowRun):
         phase, step = self.phase_and_step()
         if phase == "wait":
             return phase, time.monotonic()
-        return phase, f"{step}, batch {self._evaluated()}" if phase == "evaluate" else step
+        return phase, f"{step}, batch {self._count_evaluated_batches()}" if phase == "evaluate" else step
 
-    def _evaluated(self) -> int:
+    def _count_evaluated_batches(self) -> int:
         """Returns how many batches the trainer has evaluated so far; 0 where it does not count them."""
         batches = self.trainer.evaluated_batches
         return 0 if batches is None else int(batches.numpy())
@@ -116,24 +119,26 @@ class Progress(SlowRun):
           "" when there is nothing to show.
         """
         phase = self._phase
-        what = {"start": self.doing, "evaluate": EVALUATING, "train": TRAINING, "save": "saving"}.get(phase, "")
+        activities = {"start": self.doing, "evaluate": EVALUATING, "train": TRAINING, "save": "saving"}
+        activity = activities.get(phase, "")
         if self.trainer is None:
-            return what, 0, 0, 0
-        step = self.phase_and_step()[1]
-        begun = self.controller.running[0] if phase == "train" else step
+            return activity, 0, 0, 0
+        _, step = self.phase_and_step()
+        begin = self.controller.running[0] if phase == "train" else step
         if phase == "train" and not self._has_trained:
-            self._has_trained = step > begun
-            what = TRAINING if self._has_trained else "compiling the training loop and running its first step"
-        return what, begun, step, self._evaluated()
+            self._has_trained = step > begin
+            if not self._has_trained:
+                activity = "compiling the training loop and running its first step"
+        return activity, begin, step, self._count_evaluated_batches()
 
-    def find_total(self, what: str) -> int | None:
+    def find_total(self, activity: str) -> int | None:
         """Returns the number of batches of an evaluation, or of steps of the run; None when it is not known."""
         if self.controller is None:
             return None
-        if what == EVALUATING:
+        if activity == EVALUATING:
             batches: int | None = self.trainer.evaluation_batches()
             return batches
-        return self.controller.run.total if what == TRAINING else None
+        return self.controller.run.total if activity == TRAINING else None
 
     def save_late(self) -> bool:
         """Saves a checkpoint from another thread when the main thread does not stop in time.
@@ -144,13 +149,15 @@ class Progress(SlowRun):
         Returns:
           Whether all steps are saved, so that the process may end.
         """
-        controller, trainer = self.controller, self.trainer
+        controller = self.controller
+        trainer = self.trainer
         if self._phase not in ("train", "evaluate", BETWEEN):
             return False
         if trainer.stop_agreed is not None:
             _LOG.warning("the workers have not finished a step together, so no checkpoint is saved now")
             return False  # a save takes all workers
-        step, saved = int(trainer.global_step.numpy()), controller.checkpoint_manager.saved_step
+        step = int(trainer.global_step.numpy())
+        saved = controller.checkpoint_manager.saved_step
         if controller.phase == "train":
             if step > max(saved, 0):
                 _LOG.warning("a training step takes long: unless it ends in time, the steps after %d are lost", saved)

@@ -175,7 +175,8 @@ def run_experiment(
 
         # The step at which it starts. There may be nothing left to do.
         controller.restore_checkpoint()
-        start = _log_start(plan, trainer)
+        start = int(trainer.global_step.numpy())
+        _log_start(plan, trainer, start)
         stop_reason = assembly.reason_to_stop(early_stopping, plan, start)
         finished_run = find_finished_run(plan, start, stop_reason)
         try:
@@ -213,9 +214,8 @@ def run_experiment(
     return trainer.model, logs
 
 
-def _log_start(plan: RunPlan, trainer: Any) -> int:
-    """Logs the mode, the step and epoch where it starts, and the model's size; returns that step."""
-    start = int(trainer.global_step.numpy())
+def _log_start(plan: RunPlan, trainer: Any, start: int) -> None:
+    """Logs the mode, the step and epoch where it starts, and the model's size."""
     if plan.mode == "eval":
         place = f"of {plan.checkpoint or 'the initial weights'}"
     elif plan.mode == "continuous_eval":
@@ -227,7 +227,6 @@ def _log_start(plan: RunPlan, trainer: Any) -> int:
             epoch = epoch_place(plan.epochs, start, total if total >= 0 else None)
             place += f" ({epoch_text(epoch)})"
     _LOG.info("%s %s; %s", plan.mode, place, count_parameters(trainer.model))
-    return start
 
 
 def run_mode(plan: RunPlan, controller: Any, history: RunHistory, sidecar: Sidecar | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tests.engine.checkpoints.small_run import SmallRun, names, parts
 from trainer_kit.checkpoints.commit import is_foreign, is_own, read_record
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.checkpoint_selection import newest_checkpoint
-from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown
+from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun
 
 
 def _run(folder: Path, run_id: str = "ours", **arguments: Any) -> SmallRun:
@@ -100,7 +100,7 @@ def test_who_only_reads_passes_over_checkpoints_of_another_run(
     (tmp_path / "manifest.json").write_text('{"run_id": "ours"}')
     assert newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-3"
     for newest_only, steps in ((False, [1, 3]), (True, [3])):
-        arrivals = CheckpointWatcher(str(tmp_path), 0, Unknown(lambda: True), newest_only)
+        arrivals = CheckpointWatcher(str(tmp_path), 0, UnmonitoredRun(lambda: True), newest_only)
         taken = itertools.islice(arrivals.follow(lambda: False, contextlib.nullcontext), len(steps))
         assert list(taken) == [f"{tmp_path}/ckpt-{step}" for step in steps]
     assert "ckpt-7 was saved by another run" in caplog.text

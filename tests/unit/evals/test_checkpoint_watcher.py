@@ -11,7 +11,7 @@ import pytest
 
 from trainer_kit.errors import NothingToWaitForError
 from trainer_kit.evals import checkpoint_watcher
-from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown
+from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_watcher, "_POLL_SECONDS", 0.01)
 
 
-class Run(Unknown):
+class Run(UnmonitoredRun):
     """A run whose answers a test sets."""
 
     def __init__(self, ended: bool = True) -> None:
