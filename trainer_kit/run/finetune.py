@@ -44,7 +44,7 @@ _BETWEEN = "between two checkpoints; the same command continues with the next on
 
 def finetune_checkpoints(
     strategy: tf.distribute.Strategy,
-    new_task: Callable[[ExperimentConfig, str], Any],
+    create_task: Callable[[ExperimentConfig, str], Any],
     config: ExperimentConfig,
     model_dir: str,
     options: RunOptions,
@@ -55,7 +55,7 @@ def finetune_checkpoints(
 
     Args:
       strategy: The strategy of all fine-tunings, with one worker.
-      new_task: Takes a config and the folder of its run, and returns a new task.
+      create_task: Takes a config and the folder of its run, and returns a new task.
       config: The config of the fine-tuning.
       model_dir: The folder for metrics-<step>.json and finetune-<step>/ of each step.
       options: The options of each run.
@@ -90,7 +90,7 @@ def finetune_checkpoints(
             model = None  # frees the model before the next one is built
             forget_models(config.runtime)
             tuned = config.replace(task={"init_checkpoint": checkpoint})
-            task = new_task(tuned, folder)
+            task = create_task(tuned, folder)
             model, _ = run_experiment(strategy, task, "train_and_eval", tuned, folder, **vars(options))
 
             final = RunDirectory(folder, config.trainer).read_final() or {}

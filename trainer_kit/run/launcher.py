@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,16 +65,15 @@ def launch(
     before_task()
     with only_run_of_process(), peers_needed():
         strategy = prepare(config, kept_threads(model_dir))
-        new_task = functools.partial(_new_task, task_type, strategy)
+
+        def create_task(config: ExperimentConfig, model_dir: str) -> Any:
+            with strategy.scope():
+                return task_type(config.task, logging_dir=model_dir)
+
         if mode == CONTINUOUS_FINETUNE:
-            return finetune_checkpoints(strategy, new_task, config, model_dir, run_options)
-        task = new_task(config, model_dir)
+            return finetune_checkpoints(strategy, create_task, config, model_dir, run_options)
+        task = create_task(config, model_dir)
     return run_experiment(strategy, task, mode, config, model_dir, **vars(run_options))
-
-
-def _new_task(task_type: Any, strategy: Any, config: ExperimentConfig, model_dir: str) -> Any:
-    with strategy.scope():
-        return task_type(config.task, logging_dir=model_dir)
 
 
 def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) -> Any:

@@ -160,7 +160,15 @@ def plan_run(
       UsageError: for an unknown mode, a missing checkpoint, or objects that are not actions or callbacks.
       ConfigError: when the run in model_dir was started with another config, or the mode trains no steps to profile.
     """
-    kind = _single_mode(mode, options.profile)
+    kind = lookup_mode(mode)
+    if not kind.single:
+        raise UsageError(
+            f"mode {mode} needs a new task for each checkpoint: start it with trainer_kit.launch(config, {mode!r}, "
+            "model_dir) or with python -m trainer_kit.train"
+        )
+    if mistakes := profile_mistakes(options.profile, mode):
+        raise ConfigError(mistakes)
+
     config = with_chosen_sets(config) if mode == "continuous_eval" else config
     train_actions = list_actions("train_actions", options.train_actions)
     eval_actions = list_actions("eval_actions", options.eval_actions)
@@ -174,20 +182,20 @@ def plan_run(
     checkpoint = options.checkpoint
     if mode == "eval":
         checkpoint = select_checkpoint(directory.path, checkpoint, directory.best)
-    users = [*from_config(config.trainer.callbacks), *checked_callbacks(options.callbacks)]
+    callbacks = [*from_config(config.trainer.callbacks), *checked_callbacks(options.callbacks)]
     return RunPlan(
-        mode,
-        kind,
-        config,
-        options,
-        strategy,
-        directory,
-        checkpoint,
-        train_actions,
-        eval_actions,
-        users,
-        config,
-        changes,
+        mode=mode,
+        kind=kind,
+        config=config,
+        options=options,
+        strategy=strategy,
+        directory=directory,
+        checkpoint=checkpoint,
+        train_actions=train_actions,
+        eval_actions=eval_actions,
+        callbacks=callbacks,
+        written=config,
+        changes=changes,
     )
 
 
@@ -228,16 +236,3 @@ def check_agreement(plan: RunPlan) -> None:
     if others := list(filter(None, all_gather(plan.strategy, "" if is_shared else folder))):
         barrier(plan.strategy)
         raise UsageError(f"model_dir: worker 0 trains in another folder than {others[0]}; all need one shared folder")
-
-
-def _single_mode(mode: str, profile: str | None) -> Mode:
-    """Returns the mode; raises when it starts several runs, or when `profile` names steps and it does not train."""
-    kind = lookup_mode(mode)
-    if not kind.single:
-        raise UsageError(
-            f"mode {mode} needs a new task for each checkpoint: start it with trainer_kit.launch(config, {mode!r}, "
-            "model_dir) or with python -m trainer_kit.train"
-        )
-    if mistakes := profile_mistakes(profile, mode):
-        raise ConfigError(mistakes)
-    return kind
