@@ -79,7 +79,7 @@ def test_a_save_does_not_replace_a_foreign_checkpoint(other: Path, tmp_path: Pat
     assert is_foreign(f"{tmp_path}/ckpt-7", "ours")
 
 
-def test_a_save_moves_another_programs_checkpoint_of_its_step_away(
+def test_a_save_moves_another_programs_checkpoint_away(
     other: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = _run(tmp_path)
