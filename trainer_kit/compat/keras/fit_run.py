@@ -24,7 +24,7 @@ from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.run.runner import run_experiment
 
 _LOG = logging.getLogger(__name__)
-_OPTIONS = ("validation_steps", "validation_freq", "callbacks", "verbose", "best", "best_mode", "trainer", "runtime")
+_OPTIONS = ("trainer", "runtime")
 _FIELDS = ("checkpoint_interval", "fuse_steps")  # of TrainerConfig
 _NOT_OF_A_FIT = {"trainer", "callbacks", "console", "checkpoint", "eval_name"}  # of run_experiment
 _COMPARISONS = {"min": "lower", "max": "higher"}
@@ -99,8 +99,8 @@ def run_fit(
     validation_freq: int | Sequence[int] = 1,
     callbacks: Any = None,
     verbose: str | int = "auto",
-    best: str | bool | None = None,
-    best_mode: str = "auto",
+    best: str | bool | None,
+    best_mode: str,
     **options: Any,
 ) -> Any:
     """Trains up to the end of the last epoch and returns the History of all epochs. Runs eagerly, on the host.

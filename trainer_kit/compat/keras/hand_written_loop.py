@@ -43,7 +43,12 @@ def train_loop(
     val_metrics: Sequence[Any] | None = None,
     model_dir: str,
     steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_freq: int | Sequence[int] = 1,
     callbacks: Any = None,
+    verbose: str | int = "auto",
+    best: str | bool | None = None,
+    best_mode: str = "auto",
     **options: Any,
 ) -> Any:
     """Does what `for epoch ...: for batch in train_ds: train_step(*batch)` does, in a folder from which it resumes.
@@ -103,7 +108,21 @@ def train_loop(
     has_average = isinstance(optimizer, Mapping) or bool(getattr(optimizer, "use_ema", False))
     if callbacks and getattr(model, "optimizer", None) is None and not has_average:
         model.optimizer = optimizer  # where callbacks look for the learning rate
-    return run_fit(task, model, data, epochs, model_dir, evaluation_names=names, callbacks=callbacks, **options)
+    return run_fit(
+        task,
+        model,
+        data,
+        epochs,
+        model_dir,
+        evaluation_names=names,
+        validation_steps=validation_steps,
+        validation_freq=validation_freq,
+        callbacks=callbacks,
+        verbose=verbose,
+        best=best,
+        best_mode=best_mode,
+        **options,
+    )
 
 
 def _strategy_of_one_replica(model: Any) -> tf.distribute.Strategy:

@@ -38,6 +38,8 @@ def fit(
     validation_freq: int | Sequence[int] = 1,
     *,
     model_dir: str,
+    best: str | bool | None = None,
+    best_mode: str = "auto",
     **options: Any,
 ) -> Any:
     """Trains a compiled model as `model.fit` does, in a folder from which a stopped run resumes.
@@ -123,5 +125,7 @@ def fit(
         validation_freq=validation_freq,
         callbacks=callbacks,
         verbose=verbose,
+        best=best,
+        best_mode=best_mode,
         **options,
     )
