@@ -79,7 +79,11 @@ def find_mistakes(config_class: type[Section], values: Mapping[str, Any]) -> lis
     """Returns the mistakes in the values that a section is to be made of, with their paths inside the section."""
     report = _Report(config_class, place_of(config_class))
     draft = _Draft.fresh(config_class)
-    _Merge(Layer(dict(values)), report).into(draft, values, "")
+    merge = _Merge(Layer(), report)
+    defaults = {name: value for name, value in draft.values.items() if name not in values}
+    merge.into(draft, values, "")
+    if not report.mistakes:  # classes that are made of other programs' values may have wrong defaults
+        merge.into(draft, defaults, "")
     if report.mistakes:
         _build(draft, "", report)  # which adds broken rules
     return [replace(mistake, origin="") for mistake in report.mistakes]
