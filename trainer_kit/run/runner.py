@@ -42,8 +42,8 @@ from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_lines import epoch_text
+from trainer_kit.training.named_tensors import check_evaluation_tensors
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.training.trainer_parts.step_tensors import check_evaluation_tensors
 
 _LOG = logging.getLogger(__name__)
 

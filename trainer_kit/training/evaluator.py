@@ -21,18 +21,17 @@ from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.tfrecords import reporting_damage
 from trainer_kit.training.averaging_trainer import AveragingTrainer
 from trainer_kit.training.checks.batch_spec import batch_described
-from trainer_kit.training.configured_metrics import configured_metrics
 from trainer_kit.training.loops import eval_loop
 from trainer_kit.training.loops.host_variables import batch_counter
 from trainer_kit.training.loops.nested_conditions import check_of
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_eval_loop import EvaluationHooks
 from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
+from trainer_kit.training.named_tensors import StepTensors
 from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
 from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
 from trainer_kit.training.trainer_parts.evaluation_logs import add_best, exporters, metric_names, with_other_weights
 from trainer_kit.training.trainer_parts.own_state import kept_states
-from trainer_kit.training.trainer_parts.step_tensors import StepTensors
 from trainer_kit.training.trainer_parts.stop_flag import StopFlag, is_stopping
 from trainer_kit.training.trainer_parts.tracked_state import TrackedState
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
@@ -311,7 +310,7 @@ class Evaluator(AveragingTrainer):
             self.state.put_generators_back()
         if one.name not in self.validation.results:  # the loop has not read them
             self.validation.results[one.name] = to_numpy(metrics.results())
-        self.eval_tensors.read(self.validation.results[one.name], one.name)
+        self.eval_tensors.read(one.name)
         metrics.reset_returned()
         return state
 
@@ -347,7 +346,7 @@ class Evaluator(AveragingTrainer):
 
         def ended(done: int, num_steps: Any, graph: tf.Graph | None) -> None:
             eval_loop.check_evaluated(done, int(num_steps), self.stop_requested)
-            self._tracked.check_evaluation(graph, metrics.returned.variables)
+            self._tracked.check_evaluation(graph, metrics.returned_variables)
 
         def keep(results: Any) -> None:
             self.validation.results[one.name] = results
@@ -396,9 +395,9 @@ class Evaluator(AveragingTrainer):
         task, model, metrics = self._task_of(one), self._model_of(one), self._metrics_of(one)
         # A subclass may have metrics of its own in place of those that it was made with.
         updated = self.validation_metrics if metrics is self._validation_set else metrics.metrics
-        step = metrics.without_metrics(task, converted(task.validation_step), model)
-        step = self.eval_tensors.collected(step, model)
-        logs = self.eval_tensors.kept(step(inputs, model=model, metrics=updated))
+        step = metrics.capture_metrics(task, converted(task.validation_step), model)
+        step = self.eval_tensors.capture_tensors(step, model)
+        logs = self.eval_tensors.store_tensors(step(inputs, model=model, metrics=updated))
         if not isinstance(logs, Mapping):
             raise TrainerKitError(
                 f"{type(task).__name__}.validation_step has to return a dict of logs; it returned {logs!r}"
@@ -467,7 +466,7 @@ class Evaluator(AveragingTrainer):
         return logs
 
     def _evaluation_metrics(self, config: Any, task: Any, model: Any, wanted: bool) -> Any:
-        return validation_metrics(task, model, wanted=wanted, configured=configured_metrics(config, wanted))
+        return validation_metrics(task, model, config, wanted=wanted)
 
     def turn_to(self, name: str) -> ValidationSet:
         """Makes a validation set the current one, and sets the attribute `validation_set` of its task."""

@@ -1,21 +1,28 @@
-"""MetricSet: a loss and the task's metrics, which are reset and read together."""
+"""MetricSet: everything that the steps of a loop report as numbers, which is reset and read together.
+
+A step reports a value in one of these ways: as its loss, as a scalar that it returns (the mean is reported), as a
+metric object that it returns or updates, and by the parts of a MetricSet: gradient norms, and metrics of named tensors.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from trainer_kit.errors import UsageError
+from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig
+from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.process.error_report import described
 from trainer_kit.telemetry.scalars import flat_scalars
-from trainer_kit.training.returned_metrics import ReturnedMetrics
-from trainer_kit.training.step_values import StepValues
 from trainer_kit.training.task import Task, step_loss
+
+_LOG = logging.getLogger(__name__)
+_MOST_SCALARS = 64  # that steps return
 
 
 class _Loss(keras.metrics.Mean):
@@ -44,36 +51,53 @@ class _Loss(keras.metrics.Mean):
 class MetricSet:
     """The metrics of training or of validation, with the loss. Created in the scope of the strategy.
 
+    The names of the scalars that steps return are known when a step is traced, too late to create variables for
+    checkpoints: so one variable has a row for each of at most 64 names, in the order in which steps report them.
+
+    Metrics that steps return are known only then, too, and the loop resets its metrics before its first step. So these
+    metrics are reset from Python, after the results of a loop have been read.
+
     Args:
       loss_name: The name under which the mean loss is reported.
       metrics: Keras metrics, of either version.
-      exact: Whether to sum the loss in float64. In float32 its mean over a million examples in batches of 32 is off by
-        3 millionths.
+      exact: Whether to sum the loss and the scalars in float64. In float32 the mean over a million examples in batches
+        of 32 is off by 3 millionths.
 
     Attributes:
       loss: The mean loss.
       metrics: The argument of this name.
-      returned: The metrics that steps return.
+      returned: The metrics that steps return, by the name under which they do.
 
     Raises:
       UsageError: when two metrics have the same name.
     """
 
     def __init__(self, loss_name: str, metrics: Sequence[Any], *, exact: bool = False) -> None:
-        self.loss = _Loss(loss_name, dtype="float64" if exact else "float32")
+        dtype = "float64" if exact else "float32"
+        self.loss = _Loss(loss_name, dtype=dtype)
         self.metrics = list(metrics)
-        names = Counter(metric.name for metric in [*self.metrics, self.loss])
-        if twice := [name for name, count in names.items() if count > 1]:
+        counts = Counter(metric.name for metric in [*self.metrics, self.loss])
+        if twice := [name for name, count in counts.items() if count > 1]:
             raise UsageError(f"several metrics are called {', '.join(twice)}; give each metric a different name")
-        self._step_values = StepValues(names, "float64" if exact else "float32")
-        self.returned = ReturnedMetrics(names)
+
+        self._names = frozenset(counts)
+        self._reserved: dict[str, str] = {}
         self._parts: list[Any] = []
+        self.returned: dict[str, Any] = {}
+        self._warned: set[str] = set()
+        self._scalars: list[str] = []
+        self._sums = tf.Variable(  # of each scalar the sum of its values times examples, and that of the examples
+            tf.zeros([_MOST_SCALARS, 2], dtype),
+            trainable=False,
+            name="step_values",
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
 
     def add_part(self, part: Any) -> None:
         """Adds an object with `reset()`, `results()`, `variables` and `names`.
 
-        `names` maps the name of each result to the field of the config that asks for it. A step that returns a scalar
-        of such a name is refused when it is traced.
+        `names` maps the name of each result to the field of the config that asks for it; see `reserve`.
 
         Raises:
           UsageError: when a metric has one of the names.
@@ -92,7 +116,59 @@ class MetricSet:
         """
         if taken := [metric.name for metric in self.metrics if metric.name in names]:
             raise UsageError(f"a metric is called {taken[0]}, which trainer_kit reports itself; give it another name")
-        self._step_values.refuse(names)
+        self._reserved.update(names)
+
+    @tf.autograph.experimental.do_not_convert
+    def capture_metrics(self, task: Any, step: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
+        """Returns a step that records the metrics that `step` returns, and returns the rest; runs on a replica.
+
+        Args:
+          task: The task of the step. What tasks of Model Garden return stays as it is.
+          step: The function that runs the step.
+          model: The model of the step.
+        """
+
+        def capturing_step(*arguments: Any, **named: Any) -> Any:
+            logs = step(*arguments, **named)
+            return self.take_metrics(task, logs, model) if isinstance(logs, Mapping) else logs
+
+        return capturing_step if isinstance(task, Task) else step
+
+    @tf.autograph.experimental.do_not_convert
+    def take_metrics(self, task: Any, logs: Mapping[Any, Any], model: Any = None) -> dict[Any, Any]:
+        """Records the metrics that a step returned, and returns what else it returned; runs in graph, on a replica.
+
+        Warns of a scalar that has the name of a metric in an attribute of the task, or of a metric of the model that
+        the step uses: it may be the metric's result.
+
+        Args:
+          task: The task of the step.
+          logs: What the step returned.
+          model: The model of the step.
+
+        Raises:
+          UsageError: when a step returns another metric of the same name than before.
+        """
+        scalars = {name: value for name, value in logs.items() if not _is_metric(value)}
+        for name, metric in logs.items():
+            if name in scalars or str(name) in self._names:
+                continue
+            if self.returned.setdefault(str(name), metric) is not metric:
+                raise UsageError(
+                    f"a step returned a new metric object named {str(name)!r}; create it once, in the task's __init__ "
+                    "or in build_model, and return the same object in each step"
+                )
+
+        metrics = {metric.name for metric in (*_metrics_of(task), *_used_metrics_of(model))}
+        for name in sorted((metrics & scalars.keys()) - self._names - self._warned):
+            self._warned.add(name)
+            _LOG.warning(
+                "the step returns the scalar %r, and the task or the model holds a metric of this name; the mean of "
+                "the scalar is reported, and nothing resets the metric: return the metric to report its result%s",
+                name,
+                " under another name than the loss" if name == "loss" else "",
+            )
+        return scalars
 
     @tf.autograph.experimental.do_not_convert
     def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
@@ -105,8 +181,9 @@ class MetricSet:
             in it, and it is the weight of the loss. Losses of Model Garden's tasks have no weights.
           share: See `update_loss`.
         """
-        loss, known = step_loss(task, logs), _examples(inputs) if share is None else share
-        if isinstance(task, Task) and not isinstance(known, float):
+        loss = step_loss(task, logs)
+        weight = _examples(inputs) if share is None else share
+        if isinstance(task, Task) and not isinstance(weight, float):
             self.update_loss(loss, inputs)
         else:
             self.update_loss(loss, share=share)
@@ -117,35 +194,20 @@ class MetricSet:
         """Adds the loss of one batch; runs in graph, on a replica.
 
         Args:
-          loss: The mean loss over the batch.
+          loss: The mean loss over the batch, or a loss for each example, each of which counts as one.
           inputs: The batch; its number of examples is the weight of the loss, so that ragged and empty batches count
             correctly. None: every batch has the same weight.
           share: The micro-batch's share of its batch, for the loss of one; without `inputs`. A float above 0, or a
             float32 scalar that may be 0.
         """
-        if inputs is None and share is None:
-            self.loss.update_state(loss)
-            return
-        if inputs is None:
-            self._update_loss_of_micro_batch(tf.convert_to_tensor(loss), share)
-            return
-        examples = _examples(inputs)
+        weight = 1.0 if share is None else share
+        if inputs is not None:
+            weight = _examples(inputs)
         loss = tf.cast(loss, self.loss.dtype)
-        if loss.shape.rank:  # a loss for each example, each of which counts as one
+        if loss.shape.rank:
             self.loss.update_state(loss)
-            return
-        if not isinstance(examples, float):
-            loss = tf.where(examples > 0, loss, tf.zeros_like(loss))  # the mean of no examples is NaN
-        self.loss.update_state(loss, sample_weight=examples)
-
-    def _update_loss_of_micro_batch(self, loss: tf.Tensor, share: Any) -> None:
-        """Adds the loss of a micro-batch, so that the losses of a batch count as one; runs in graph, on a replica."""
-        if loss.shape.rank != 0:  # a loss for each example, each of which counts as one
-            self.loss.update_state(loss)
-        elif isinstance(share, float):
-            self.loss.update_state(loss, sample_weight=share)
         else:
-            self.loss.update_state(tf.where(share > 0, loss, tf.zeros_like(loss)), sample_weight=share)
+            self.loss.update_state(_without_nan_of_no_examples(loss, weight), sample_weight=weight)
 
     @tf.autograph.experimental.do_not_convert
     def update_step_values(self, task: Any, logs: Mapping[Any, Any], inputs: Any) -> None:
@@ -153,35 +215,50 @@ class MetricSet:
 
         Args:
           task: The task of the step. What tasks of Model Garden return is not reported.
-          logs: What the step returned.
+          logs: What the step returned. Values that are not single real numbers are left out.
           inputs: The batch; its number of examples is the weight of the values.
+
+        Raises:
+          UsageError: when steps have returned more than 64 different scalars, or one of a name that is reserved.
         """
-        if isinstance(task, Task):
-            others = {name: value for name, value in logs.items() if name != task.loss}
-            self._step_values.update(others, _examples(inputs))
+        if not isinstance(task, Task):
+            return
+        others = {str(name): value for name, value in logs.items() if name != task.loss}
+        numbers = {name: _number(value) for name, value in others.items() if name not in self._names}
+        scalars = {name: tf.cast(value, self._sums.dtype) for name, value in numbers.items() if value is not None}
+        if not scalars:
+            return
 
-    @tf.autograph.experimental.do_not_convert
-    def without_metrics(self, task: Any, step: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
-        """Returns a step that notes the metrics that `step` returns, and returns the rest; runs in graph, on a replica.
+        rows = [[self._row(name)] for name in scalars]
+        examples = _examples(inputs)
+        weight = tf.cast(examples, self._sums.dtype)
+        values = _without_nan_of_no_examples(tf.stack(list(scalars.values())), examples)
+        added = tf.stack([values * weight, tf.fill([len(scalars)], weight)], axis=1)
+        self._sums.assign_add(tf.scatter_nd(rows, added, self._sums.shape))
 
-        Args:
-          task: The task of the step. What tasks of Model Garden return stays as it is.
-          step: The function that runs the step.
-          model: The model of the step.
-        """
-
-        def noted_step(*arguments: Any, **named: Any) -> Any:
-            logs = step(*arguments, **named)
-            return self.returned.noted(task, logs, model) if isinstance(logs, Mapping) else logs
-
-        return noted_step if isinstance(task, Task) else step
+    def _row(self, name: str) -> int:
+        """Returns the row of a scalar, which is new when the step is first traced."""
+        if name in self._reserved:
+            raise UsageError(
+                f"the step returns a scalar called {name!r}, and {self._reserved[name]} reports one of this name; give "
+                f"the scalar another name, or unset {self._reserved[name]}"
+            )
+        if name not in self._scalars:
+            if len(self._scalars) == _MOST_SCALARS:
+                raise UsageError(
+                    f"the steps return more than {_MOST_SCALARS} scalars in addition to the loss; {name!r} is one too "
+                    "many: return tensors with an axis for values that need no curve"
+                )
+            self._scalars.append(name)
+        return self._scalars.index(name)
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
         """Resets all metrics but those that steps return; runs eagerly or in graph, in cross-replica context."""
         for metric in [*self.metrics, self.loss]:
             metric.reset_state()
-        for part in (self._step_values, *self._parts):
+        self._sums.assign(tf.zeros_like(self._sums))
+        for part in self._parts:
             part.reset()
 
     def reset_returned(self, whole: bool = True) -> None:
@@ -190,13 +267,16 @@ class MetricSet:
         Args:
           whole: Whether the loop has come to its end; one that was stopped in the middle goes on with their state.
         """
-        if whole:
-            self.returned.reset()
+        for metric in self.returned.values() if whole else ():
+            metric.reset_state()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns all results by name, with the loss if a step reported one; called in cross-replica context."""
-        logs: dict[str, Any] = dict(self._step_values.results())
+        logs: dict[str, Any] = {}
+        sums = tf.convert_to_tensor(self._sums)
+        for row, name in enumerate(self._scalars):
+            logs[name] = tf.cast(sums[row, 0] / sums[row, 1], tf.float32)
         for part in self._parts:
             logs.update(part.results())
         for name, metric in [*((metric.name, metric) for metric in self.metrics), *self.returned.items()]:
@@ -214,7 +294,12 @@ class MetricSet:
         """Returns the variables of all metrics but those that steps return, always in the same order."""
         of_metrics = [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
         of_parts = [variable for part in self._parts for variable in part.variables]
-        return [*of_metrics, *self._step_values.variables, *of_parts]
+        return [*of_metrics, self._sums, *of_parts]
+
+    @property
+    def returned_variables(self) -> list[Any]:
+        """The variables of the metrics that steps return; a checkpoint has them as other state of the step."""
+        return [variable for metric in self.returned.values() for variable in metric.variables]
 
     def names(self) -> list[str] | None:
         """Returns the names of the scalars in `results`, nested names joined by `|`; runs eagerly.
@@ -223,27 +308,31 @@ class MetricSet:
         """
         if any(getattr(metric, "built", True) is False for metric in self.metrics):
             return None
-        found = flat_scalars(to_numpy(self.results()), "|")
-        return [*(name for name in found if name != self.loss.name), self.loss.name]
+        scalars = flat_scalars(to_numpy(self.results()), "|")
+        return [*(name for name in scalars if name != self.loss.name), self.loss.name]
 
 
-def training_metrics(task: Any, model: Any, *, wanted: bool, configured: Sequence[Any] = ()) -> MetricSet:
+def training_metrics(task: Any, model: Any, config: Any, *, wanted: bool) -> MetricSet:
     """Returns the metrics of training: the task's, those of the config, and those of a compiled model; called in scope.
 
     Args:
       task: The task.
       model: The task's model.
+      config: The experiment's config.
       wanted: Whether the trainer will train; if not, the set holds only the loss.
-      configured: New metrics of the config.
     """
-    found = [*task_metrics(task, True), *configured, *model_metrics(model)] if wanted else []
-    return MetricSet("training_loss", found)
+    return MetricSet("training_loss", _metrics(task, model, config, training=True) if wanted else [])
 
 
-def validation_metrics(task: Any, model: Any, *, wanted: bool, configured: Sequence[Any] = ()) -> MetricSet:
+def validation_metrics(task: Any, model: Any, config: Any, *, wanted: bool) -> MetricSet:
     """Returns the metrics of evaluation, with the loss summed in float64; see `training_metrics`."""
-    found = [*task_metrics(task, False), *configured, *model_metrics(model)] if wanted else []
-    return MetricSet("validation_loss", found, exact=True)
+    metrics = _metrics(task, model, config, training=False) if wanted else []
+    return MetricSet("validation_loss", metrics, exact=True)
+
+
+def _metrics(task: Any, model: Any, config: Any, training: bool) -> list[Any]:
+    configured = [metric for metric, _, _ in configured_metrics(config)]
+    return [*task_metrics(task, training), *configured, *model_metrics(model)]
 
 
 def model_metrics(model: Any) -> list[Any]:
@@ -257,19 +346,52 @@ def task_metrics(task: Any, training: bool) -> list[Any]:
     Raises:
       UsageError: when it does not return a list of metrics.
     """
-    made = task.build_metrics(training=training)
-    if not isinstance(made, (list, tuple)):
-        kind = "None" if made is None else f"a {type(made).__name__}"
+    metrics = task.build_metrics(training=training)
+    if not isinstance(metrics, (list, tuple)):
+        kind = "None" if metrics is None else f"a {type(metrics).__name__}"
         raise UsageError(f"{type(task).__name__}.build_metrics returned {kind}; return a list of metrics")
-    for one in made:
-        check_metric(one, f"{type(task).__name__}.build_metrics returned a list with")
-    return list(made)
+    for metric in metrics:
+        check_metric(metric, f"{type(task).__name__}.build_metrics returned a list with")
+    return list(metrics)
 
 
-def check_metric(one: Any, where: str) -> None:
+def configured_metrics(config: Any, of_tensors: bool = False) -> list[tuple[Any, str, str]]:
+    """Returns new metrics for entries of `trainer.metrics`, each with its tensor and its field; called in scope.
+
+    Args:
+      config: The experiment's config.
+      of_tensors: Whether to return the metrics of entries that name a tensor, instead of those that name none.
+
+    Raises:
+      UsageError: when a metric cannot be made.
+    """
+    metrics = []
+    for place, section in enumerate(getattr(config.trainer, "metrics", ())):
+        if bool(section.tensor) == of_tensors:
+            field = f"trainer.metrics[{place}]"
+            registered = section.type in MetricConfig.registry
+            build = MetricConfig.registry.lookup(str(section.type)).build if registered else _keras_metric
+            metric = build(section.get())
+            check_metric(metric, f"{field}: {section.type} built")
+            metrics.append((metric, section.tensor, field))
+    return metrics
+
+
+def _keras_metric(config: KerasMetricConfig) -> Any:
+    kind = getattr(keras.metrics, config.metric, None)
+    if not (isinstance(kind, type) and issubclass(kind, keras.metrics.Metric)):
+        known = [name for name in dir(keras.metrics) if isinstance(getattr(keras.metrics, name), type)]
+        raise UsageError(f"trainer.metrics: keras.metrics has no {config.metric!r}; {suggestion(config.metric, known)}")
+    try:
+        return kind(**config.args)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"trainer.metrics: keras.metrics.{config.metric} refuses its args: {error}") from error
+
+
+def check_metric(metric: Any, where: str) -> None:
     """Raises UsageError when an object is not a metric; `where` says in the message where it comes from."""
-    if isinstance(one, type) or not hasattr(one, "result"):
-        kind = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
+    if isinstance(metric, type) or not hasattr(metric, "result"):
+        kind = f"the class {metric.__name__}" if isinstance(metric, type) else repr(metric)
         raise UsageError(
             f"{where} {kind}, which is not a metric; return metric objects, such as "
             "keras.metrics.SparseCategoricalAccuracy()"
@@ -281,6 +403,42 @@ def to_numpy(values: Any) -> Any:
     if isinstance(values, Mapping):
         return {name: to_numpy(value) for name, value in values.items()}
     return values.numpy() if hasattr(values, "numpy") else values
+
+
+def _is_metric(value: Any) -> bool:
+    return hasattr(value, "update_state") and hasattr(value, "result")
+
+
+def _metrics_of(task: Any) -> Iterator[Any]:
+    """Yields the metrics in the attributes of a task, and in lists there."""
+    for value in vars(task).values():
+        yield from filter(_is_metric, value if isinstance(value, (list, tuple)) else [value])
+
+
+def _used_metrics_of(model: Any) -> Iterator[Any]:
+    """Yields the metrics of a model that the graph of a step reads or writes; none in eager mode."""
+    used = {id(tensor) for tensor, _ in getattr(tf.compat.v1.get_default_graph(), "captures", ())}
+    for metric in getattr(model, "metrics", None) or ():
+        native = [variable if isinstance(variable, tf.Variable) else variable.value for variable in metric.variables]
+        if any(id(variable.handle) in used for variable in native):
+            yield metric
+
+
+def _number(value: Any) -> tf.Tensor | None:
+    """Returns a value as a tensor if it is a single real number; else None."""
+    if isinstance(value, (Mapping, str, bytes)) or value is None or _is_metric(value):
+        return None
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        return None
+    is_number = tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype == tf.bool
+    return tensor if is_number and tensor.shape.rank == 0 else None
+
+
+def _without_nan_of_no_examples(values: tf.Tensor, weight: Any) -> tf.Tensor:
+    """Returns `values`, or zeros if the weight is 0: the mean of no examples is NaN. A float is never 0."""
+    return values if isinstance(weight, float) else tf.where(weight > 0, values, tf.zeros_like(values))
 
 
 def _examples(inputs: Any) -> tf.Tensor | float:

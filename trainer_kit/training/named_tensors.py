@@ -1,4 +1,4 @@
-"""Named tensors: `expose` gives a tensor a name, and `collecting` receives the tensors of the names that are asked for.
+"""Named tensors: `expose` gives a tensor a name, and StepTensors hands out the values that are asked for by name.
 
 A name that nobody asks for costs nothing: `expose` adds no operation, and TensorFlow prunes what only it would use.
 The output of a Keras layer is known by the name of the layer, without a call of `expose`.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.inputs.autograph import converted
+from trainer_kit.training.metrics import MetricSet, configured_metrics
 
 _collector: ContextVar[TensorCollector | None] = ContextVar("collector", default=None)
 
@@ -58,7 +59,8 @@ class TensorCollector:
     Attributes:
       tensors: The tensors by name.
       known: All names that the step has exposed.
-      problem: Why a tensor that is asked for cannot be had; "" if there is no problem.
+      problem: Why a tensor that is asked for cannot be had; "" if there is no problem. It is not raised at once, since
+        Keras would add the arguments of the layer to the message.
     """
 
     def __init__(self, wanted: Collection[str]) -> None:
@@ -69,10 +71,7 @@ class TensorCollector:
         self.problem = ""
 
     def add(self, name: str, tensor: Any) -> None:
-        """Records a tensor if its name is asked for, or the problem if it cannot be had.
-
-        The problem is not raised here, since Keras would add the arguments of the layer to the message.
-        """
+        """Records a tensor if its name is asked for, or the problem if it cannot be had."""
         self.known.add(name)
         if name not in self._wanted:
             return
@@ -86,15 +85,7 @@ class TensorCollector:
             self.tensors[name] = tf.convert_to_tensor(tensor)
         except (TypeError, ValueError):
             kind = type(tensor).__name__
-            self.problem = f"expose({name!r}): a {kind} is not a dense tensor; expose one of its tensors"
-
-    def add_output(self, name: str, outputs: Any) -> None:
-        """Records the output of a layer."""
-        if tf.nest.is_nested(outputs):
-            kind = type(outputs).__name__
-            self.problem = f"the layer {name!r} returns a {kind}; call trainer_kit.expose on one of its tensors"
-        else:
-            self.add(name, outputs)
+            self.problem = f"{name!r} is a {kind}, no dense tensor; call trainer_kit.expose on one of its tensors"
 
 
 class LayerOutputs:
@@ -106,13 +97,14 @@ class LayerOutputs:
 
     def __init__(self, model: Any) -> None:
         self._layers: dict[str, list[Any]] = {}
-        parts = {id(one): one for one in tf.train.TrackableView(model).descendants()}
-        inner = {key for one in parts.values() if isinstance(one, keras.Sequential) for key in _unnamed_in(one)}
-        for key, one in parts.items():
-            is_called = callable(getattr(one, "call", None)) and type(one).__name__ != "InputLayer"
-            if is_called and key not in inner and isinstance(getattr(one, "name", None), str):
-                self._layers.setdefault(one.name, []).append(one)
-        self._lock, self._open, self._exposing = threading.Lock(), 0, list[Any]()
+        parts = {id(part): part for part in tf.train.TrackableView(model).descendants()}
+        sequentials = [part for part in parts.values() if isinstance(part, keras.Sequential)]
+        unnamed = {key for sequential in sequentials for key in _unnamed_in(sequential)}
+        for key, part in parts.items():
+            is_called = callable(getattr(part, "call", None)) and type(part).__name__ != "InputLayer"
+            if is_called and key not in unnamed and isinstance(getattr(part, "name", None), str):
+                self._layers.setdefault(part.name, []).append(part)
+        self._open_contexts = 0  # those of replicas, which are traced in turns, overlap
 
     @property
     def names(self) -> list[str]:
@@ -123,25 +115,21 @@ class LayerOutputs:
     def exposed(self, wanted: Collection[str]) -> Iterator[None]:
         """A context in which the layers of these names expose their outputs; other names are ignored.
 
-        The contexts of several replicas overlap: each replica is traced in a thread of its own.
-
         Raises:
           UsageError: when two layers have a name that is wanted.
         """
-        with self._lock:
-            if self._open == 0:
-                self._exposing = [self._layer(name) for name in wanted if name in self._layers]
-                for layer in self._exposing:
-                    layer.call = _exposing(layer.name, layer.call)
-            self._open += 1
+        layers = [self._layer(name) for name in wanted if name in self._layers]
+        self._open_contexts += 1
+        if self._open_contexts == 1:
+            for layer in layers:
+                layer.call = _exposing(layer.name, layer.call)
         try:
             yield
         finally:
-            with self._lock:
-                self._open -= 1
-                if self._open == 0:
-                    for layer in self._exposing:
-                        del layer.call  # the method of its class is visible again
+            self._open_contexts -= 1
+            if self._open_contexts == 0:
+                for layer in layers:
+                    del layer.call  # the method of its class is visible again
 
     def _layer(self, name: str) -> Any:
         if len(self._layers[name]) > 1:
@@ -181,6 +169,231 @@ def unknown_tensor(name: str, known: Collection[str], where: str, advice: str = 
     )
 
 
+def check_evaluation_tensors(trainer: Any) -> None:
+    """Traces the evaluation step if tensors of it are asked for by name, so that a miss ends a run before it trains.
+
+    Runs eagerly, on the host.
+
+    Args:
+      trainer: The trainer; one that does not evaluate, or has evaluations of its own, is not checked.
+
+    Raises:
+      UsageError: when the step exposes no tensor of such a name.
+    """
+    is_asked = trainer.eval_tensors is not None and trainer.eval_tensors.is_asked
+    if not (is_asked and trainer.evaluates and trainer.config.trainer.eval_tf_function):
+        return
+    for validation_set in trainer.validation:
+        iterator = trainer.turn_to(validation_set.name).feed.iterator(fresh=False)
+        tf.function(trainer.eval_step, autograph=False).get_concrete_function(iterator)
+
+
+class StepTensors:
+    """Keeps the values of tensors that the last step of a loop exposes, and updates metrics with tensors.
+
+    Created in the scope of the strategy. It has the methods of a part of a MetricSet. Without a name that is asked for
+    it has no variables, no results, and adds no operation to a step.
+
+    Args:
+      what: "training" or "evaluation", for messages.
+      config: The experiment's config, whose `trainer.metrics` may name tensors.
+      metrics: The set of the metrics of these steps, which takes this as a part.
+
+    Attributes:
+      values: The values of the last loop, as NumPy arrays by name; of several validation sets, by set and name.
+
+    Raises:
+      UsageError: when two of its metrics have the same name.
+    """
+
+    def __init__(self, what: str, config: Any, metrics: MetricSet) -> None:
+        self._what = what
+        self._metric_set = metrics
+        self._strategy = tf.distribute.get_strategy()
+        # A program of XLA cannot change the shape of a variable.
+        self._is_fused = what == "training" and getattr(config.trainer, "fuse_steps", 1) > 1
+        self._fields: dict[str, str] = {}  # by the tensor whose value is asked for: who asks
+        self._variables: dict[str, tf.Variable] = {}
+        self._dtypes: dict[str, tf.DType] = {}
+        self._layers: tuple[Any, LayerOutputs] | None = None
+        self._is_traced = False
+        self.values: dict[str, Any] = {}
+
+        self._metrics = configured_metrics(config, of_tensors=True)
+        metrics.add_part(self)
+        for metric, _, field in self._metrics:
+            if self.names[metric.name] != field:
+                raise UsageError(f"{field}: another metric is called {metric.name!r} too; give each args.name its own")
+
+    def ask(self, name: str, where: str) -> None:
+        """Asks for the value of a tensor in the last step of each loop; called before the step is traced.
+
+        Args:
+          name: The name that a step or a model exposes, or the name of a layer.
+          where: Who asks, for messages, such as "trainer.summaries".
+
+        Raises:
+          UsageError: when the step is traced already, or the trainer cannot hand out tensors.
+        """
+        if name in self._fields:
+            return
+        if self._is_traced:
+            raise UsageError(f"{where}: the tensor {name!r} is asked for after the first {self._what} step; ask before")
+        if isinstance(self._strategy, tf.distribute.experimental.ParameterServerStrategy):
+            raise UsageError(f"{where}: asynchronous training has no last step; feed the tensor to a metric instead")
+        self._fields[name] = where
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any tensor is asked for."""
+        return bool(self._wanted)
+
+    # ---- as a part of a MetricSet
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of the metrics, each with the field of the config that asks for it."""
+        return {metric.name: field for metric, _, field in self._metrics}
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables of the metrics."""
+        return [variable for metric, _, _ in self._metrics for variable in metric.variables]
+
+    def reset(self) -> None:
+        """Resets the metrics; runs eagerly or in graph, in cross-replica context."""
+        for metric, _, _ in self._metrics:
+            metric.reset_state()
+
+    def results(self) -> dict[str, Any]:
+        """Returns the results of the metrics; called in cross-replica context."""
+        return {metric.name: metric.result() for metric, _, _ in self._metrics}
+
+    # ---- of a loop
+
+    @property
+    def value_variables(self) -> list[tf.Variable]:
+        """The variables that hold the values, which no checkpoint needs."""
+        return list(self._variables.values())
+
+    def read(self, validation_set: str = "") -> None:
+        """Reads the values after a loop; runs eagerly, on the host.
+
+        Args:
+          validation_set: The name of the evaluated set, if there are several.
+
+        Raises:
+          UsageError: when a subclass of the trainer has a step of its own, which captures no tensors.
+        """
+        for name, field in self._fields.items():
+            if name not in self._variables and self._metric_set.loss.reported:
+                raise UsageError(
+                    f"{field}: the tensor {name!r} has no value, because the trainer's {self._what} step is its own; "
+                    "call the method of the superclass there"
+                )
+        values = {name: self._value(name) for name in self._variables}
+        if validation_set:
+            self.values[validation_set] = values
+        else:
+            self.values = values
+
+    @tf.autograph.experimental.do_not_convert
+    def capture_tensors(self, step: Callable[..., Any], model: Any) -> Callable[..., Any]:
+        """Returns a step that returns its logs and the tensors that are asked for, by name, for `store_tensors`.
+
+        If none is asked for, that is the given step.
+
+        Args:
+          step: A function that runs a step on a replica.
+          model: The model of the step, whose layers are known by name.
+        """
+        self._is_traced = True
+        wanted = self._wanted
+        if not wanted:
+            return step
+        if self._layers is None or self._layers[0] is not model:
+            self._layers = model, LayerOutputs(model)
+        layers = self._layers[1]
+
+        def capturing_step(*args: Any, **kwargs: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+            with collecting(wanted, layers) as collector:
+                logs = step(*args, **kwargs)
+            for name, field in wanted.items():
+                if name not in collector.tensors:
+                    advice = "; a tensor of train_step has to be exposed in validation_step, too, for evaluations"
+                    advice = advice if self._what == "evaluation" else ""
+                    known = {*collector.known, *layers.names}
+                    raise unknown_tensor(name, known, f"{field}: the {self._what} step", advice)
+            return logs, collector.tensors
+
+        return capturing_step
+
+    @tf.autograph.experimental.do_not_convert
+    def store_tensors(self, outputs: Any) -> Any:
+        """Updates the metrics, stores the values, and returns the logs of a step of `capture_tensors`.
+
+        Runs in graph, on a replica.
+        """
+        if not self._wanted:
+            return outputs
+        logs, tensors = outputs
+        for metric, name, _ in self._metrics:
+            metric.update_state(tensors[name])
+        if self._fields:
+            values = {name: tensors[name] for name in self._fields}
+            tf.distribute.get_replica_context().merge_call(self._store, args=(values,))
+        return logs
+
+    @property
+    def _wanted(self) -> dict[str, str]:
+        """The names that are asked for, each with who asks."""
+        return {**{name: field for _, name, field in self._metrics}, **self._fields}
+
+    @tf.autograph.experimental.do_not_convert
+    def _store(self, strategy: tf.distribute.Strategy, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            parts = strategy.experimental_local_results(value)
+            variable = self._variable(name, parts[0])
+            for local, part in zip(strategy.experimental_local_results(variable), parts, strict=True):
+                local.assign(tf.cast(part, local.dtype))
+
+    def _variable(self, name: str, value: tf.Tensor) -> tf.Variable:
+        """Returns the variable that holds a value for each replica; it is created when the step is traced."""
+        shape = value.shape if self._is_fused else tf.TensorShape(None)
+        if self._is_fused and not shape.is_fully_defined():
+            raise UsageError(
+                f"{self._fields[name]}: the tensor {name!r} has the shape {shape}, and fused steps need "
+                "a shape that is known before they run; batch with drop_remainder=True, or set "
+                "trainer.fuse_steps=1"
+            )
+        self._dtypes[name] = value.dtype
+        # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot reach them.
+        dtype = tf.int64 if self._is_fused and value.dtype == tf.int32 else value.dtype
+        variable = self._variables.get(name)
+        if variable is not None and variable.dtype == dtype and variable.shape.is_compatible_with(shape):
+            return variable
+        with tf.init_scope(), self._strategy.scope():
+            self._variables[name] = tf.Variable(
+                tf.zeros(shape if self._is_fused else [], dtype),
+                trainable=False,
+                shape=shape,
+                name="exposed",
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+        return self._variables[name]
+
+    def _value(self, name: str) -> Any:
+        """Returns the value over the replicas of this worker: scalars are averaged, others concatenated."""
+        replicas = self._strategy.experimental_local_results(self._variables[name])
+        parts = [tf.cast(part.read_value(), self._dtypes[name]).numpy() for part in replicas]
+        if len(parts) == 1:
+            return parts[0]
+        if np.ndim(parts[0]):
+            return np.concatenate(parts)
+        return np.mean(parts, dtype=np.result_type(parts[0], np.float32))
+
+
 def _unnamed_in(model: keras.Sequential) -> set[int]:
     """Returns the `id` of the functional model that a Sequential of Keras holds, whose name the user does not know."""
     own = {id(layer) for layer in model.layers}
@@ -193,10 +406,6 @@ def _exposing(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(call)
     def exposing(*args: Any, **kwargs: Any) -> Any:
-        outputs = converted(call)(*args, **kwargs)
-        collector = _collector.get()
-        if collector is not None:
-            collector.add_output(name, outputs)
-        return outputs
+        return expose(name, converted(call)(*args, **kwargs))
 
     return exposing

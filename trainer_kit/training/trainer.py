@@ -30,22 +30,21 @@ from trainer_kit.training.checks.batch_spec import batch_described, build_metric
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
 from trainer_kit.training.checks.model_and_config import check_model, check_sections
-from trainer_kit.training.configured_metrics import configured_metrics
 from trainer_kit.training.evaluator import Evaluator
+from trainer_kit.training.gradient_reports import GradientReports
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
 from trainer_kit.training.loops.fused_loop import FusedLoop
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts, TrainingHooks
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics
+from trainer_kit.training.named_tensors import StepTensors
 from trainer_kit.training.trainer_parts import named_optimizers
 from trainer_kit.training.trainer_parts.accumulation import Accumulation
 from trainer_kit.training.trainer_parts.frozen_variables import freeze
-from trainer_kit.training.trainer_parts.gradient_reports import GradientReports
 from trainer_kit.training.trainer_parts.hyper_parameters import HyperParameters
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.python_state_parts import keep_python_state
-from trainer_kit.training.trainer_parts.step_tensors import StepTensors
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 from trainer_kit.training.trainer_parts.tracked_state import TrackedState
 from trainer_kit.training.trainer_parts.validation_sets import shared_sets
@@ -130,7 +129,7 @@ class Trainer(Evaluator):
         """Creates the data and the parts of the training loop; called last, since both need the rest of the trainer."""
         config = self.config
         self.data = self._open_data(train_dataset)
-        keep_python_state(self, self._train_set.variables, self._gradient_reports)
+        keep_python_state(self, self._train_set.variables)
         self.hyper_parameters = HyperParameters(self)
         self._run_options = run_options(config.runtime)
         self._guarded = self.trains and getattr(config.trainer, "recovery_max_trials", 0) >= 0
@@ -367,7 +366,7 @@ class Trainer(Evaluator):
         self._train_set.reset_returned(whole=not self.metrics_continue)
         self.sound, reached = pop_finite(results), int(results.pop(_REACHED))
         self._gradient_reports.read(results)
-        self.train_tensors.read(results)
+        self.train_tensors.read()
         overridden = type(self).train is not Trainer.train or type(self).train_loop_end is not Trainer.train_loop_end
         self.reached = None if overridden else reached  # a subclass may take more steps
         return dict(self._train_set.reported(results))
@@ -396,10 +395,11 @@ class Trainer(Evaluator):
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
         given = {"model": self.model, "optimizer": optimizer or self.optimizer, "metrics": self.train_metrics}
         step = lambda batch: converted(self.task.train_step)(batch, **given)  # noqa: E731  a tf.function copies mappings
-        step = self.train_tensors.collected(self._train_set.without_metrics(self.task, step, self.model), self.model)
+        step = self._train_set.capture_metrics(self.task, step, self.model)
+        step = self.train_tensors.capture_tensors(step, self.model)
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
-        logs = self.train_tensors.kept(step(inputs))
+        logs = self.train_tensors.store_tensors(step(inputs))
         self._train_set.update_with_step(self.task, logs, inputs, share)
 
     def next_batch(self) -> Any:
@@ -434,7 +434,7 @@ class Trainer(Evaluator):
         return named_optimizers.moving_average(config.trainer, task, model, self._trainable)
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
-        return training_metrics(task, model, wanted=self.trains, configured=configured_metrics(config, self.trains))
+        return training_metrics(task, model, config, wanted=self.trains)
 
     def _open_data(self, given: Any) -> TrainData:
         return self.inputs.train_data(self._global_step, given)
@@ -446,9 +446,8 @@ class Trainer(Evaluator):
         of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
         metrics = [*of_model, *self._train_set.variables(), *self._validation_set.variables()]
         metrics += [*self.validation.metric_variables(), *self.stop_flag.variables, self.evaluated_batches]
-        metrics += [*self._gradient_reports.persistent_variables, *self.hyper_parameters.factors]
         metrics += [*self.train_tensors.value_variables, *self.eval_tensors.value_variables]
-        return [*metrics, *self.accumulation.variables]
+        return [*metrics, *self.hyper_parameters.factors, *self.accumulation.variables]
 
     def _first_step_done(self) -> None:
         self.accumulation.check_used()

@@ -105,5 +105,5 @@ def test_layers_that_share_a_name_or_return_a_dict_are_errors() -> None:
         def call(self, inputs: Any) -> Any:
             return {"a": inputs}
 
-    with pytest.raises(UsageError, match=r"the layer 'pair' returns a dict; call trainer_kit\.expose on one"):
+    with pytest.raises(UsageError, match=r"'pair' is a dict, no dense tensor; call trainer_kit\.expose on one"):
         _collected(Pair(name="pair"), "pair")

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import tiny_arrays
-from trainer_kit.training.step_values import StepValues
+from trainer_kit.training.metrics import MetricSet
 from trainer_kit.training.trainer import Trainer
 
 
@@ -69,14 +69,19 @@ def test_an_evaluation_reports_means_over_its_examples() -> None:
 
 
 def test_too_many_scalars_are_an_error_that_names_one() -> None:
-    values = StepValues([], "float32")
-    values.update({f"value_{number}": 1.0 for number in range(64)}, tf.constant(1.0))
+    metrics, task = MetricSet("loss", []), LinearTask(None)
+    metrics.update_step_values(task, {f"value_{number}": 1.0 for number in range(64)}, tf.ones([1]))
     with pytest.raises(UsageError, match="more than 64 scalars in addition to the loss; 'one_more' is one too many"):
-        values.update({"one_more": 1.0}, tf.constant(1.0))
+        metrics.update_step_values(task, {"one_more": 1.0}, tf.ones([1]))
 
 
 def test_a_batch_without_examples_adds_nothing() -> None:
-    values = StepValues([], "float32")
-    values.update({"mean": tf.constant(3.0)}, tf.constant(2.0))
-    values.update({"mean": tf.constant(float("nan"))}, tf.constant(0.0))
-    assert float(values.results()["mean"]) == 3.0
+    metrics, task = MetricSet("loss", []), LinearTask(None)
+
+    @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([])], autograph=False)
+    def step(batch: tf.Tensor, value: tf.Tensor) -> None:
+        metrics.update_step_values(task, {"mean": value}, batch)
+
+    step(tf.ones([2]), 3.0)
+    step(tf.ones([0]), float("nan"))
+    assert float(metrics.results()["mean"]) == 3.0

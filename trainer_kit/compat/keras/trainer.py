@@ -129,7 +129,7 @@ class KerasMetrics(MetricSet):
         self.update_step_values(task, logs, inputs)
 
     @tf.autograph.experimental.do_not_convert
-    def without_metrics(self, task: Any, step: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
+    def capture_metrics(self, task: Any, step: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
         """Returns `step` unchanged: a step of Keras returns results of metrics, which are reported as Keras does."""
         return step
 

@@ -25,7 +25,7 @@ from trainer_kit.config.schema.evaluation import (
     training_sets,
     validation_sets,
 )
-from trainer_kit.config.schema.gradient_processors import GradientSpikeAlarmConfig, problem_with_xla
+from trainer_kit.config.schema.gradient_processors import problem_with_xla
 from trainer_kit.config.schema.initial_weights import InitCheckpoint
 from trainer_kit.config.schema.metrics import MetricConfig, SummaryConfig
 from trainer_kit.config.schema.number_types import SomeSteps, Steps, StepsOrAll, broken_patterns
@@ -247,8 +247,6 @@ class TrainerConfig(Config):
         gradient processors and clipping, as its mean over the loop; with several optimizers, that of each. On several
         replicas each update sums the gradients over replicas once more for it, unless a processor or a bound does so
         anyway.
-      gradient_spike_alarm: The alarm that counts spikes of the gradient norm and names the step of the largest; unset
-        means no alarm.
       callbacks: Callbacks around training steps, in the order in which they are called; each has a name and args.
       loss_upper_bound: A run has diverged when its loss is above this value. It has also diverged when the loss or a
         weight is not finite.
@@ -305,7 +303,6 @@ class TrainerConfig(Config):
     metrics: tuple[MetricConfig, ...] = ()
     summaries: tuple[SummaryConfig, ...] = ()
     report_gradient_norm: bool = False
-    gradient_spike_alarm: GradientSpikeAlarmConfig | None = None
     callbacks: tuple[CallbackConfig, ...] = ()
     loss_upper_bound: float = 1e6
     recovery_begin_steps: Steps = 0

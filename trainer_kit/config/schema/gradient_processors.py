@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import Above0, PositiveFraction, Rate, SomeSteps, Steps, broken_patterns
+from trainer_kit.config.schema.number_types import Above0, Rate, Steps, broken_patterns
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 
 
@@ -129,26 +127,6 @@ class GradientProcessorConfig(OpenOneOfConfig):
 
     def _shown_fields(self) -> list[str]:
         return [*super()._shown_fields(), *(["variables"] if self.variables else [])]
-
-
-@configclass
-class GradientSpikeAlarmConfig(Config):
-    """Counts gradient norms above `factor` times the `quantile` of the norms of the last updates as spikes.
-
-    A norm that is not finite is a spike too. On several replicas each update sums the gradients over replicas once more
-    for it, unless a processor or a bound does so anyway.
-
-    Attributes:
-      quantile: The quantile of the norms of the last `window` updates; 1 is the largest of them.
-      factor: A norm above this multiple of the quantile is a spike.
-      window: The number of updates whose norms are kept.
-      warmup: The number of updates before the first one that can be a spike.
-    """
-
-    quantile: PositiveFraction = 0.99
-    factor: Annotated[float, Field(ge=1)] = 3.0
-    window: SomeSteps = 1000
-    warmup: SomeSteps = 100
 
 
 def problem_with_xla(processor: str | None, enable_xla: bool, fuse_steps: int) -> str:

@@ -16,7 +16,6 @@ from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.training.checks.batch_spec import build_metrics, build_model
 from trainer_kit.training.checks.method_signatures import check_methods
-from trainer_kit.training.configured_metrics import configured_metrics
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.metrics import MetricSet, training_metrics, validation_metrics
 from trainer_kit.training.multitask.task import MultiTask, model_of_task
@@ -66,7 +65,7 @@ class MultiTaskMetrics(MetricSet):
         for name, metrics in self.sets.items():
             if name in logs:
                 of_task = task.tasks[name]
-                metrics.update_with_step(of_task, metrics.returned.noted(of_task, logs[name]), inputs[name])
+                metrics.update_with_step(of_task, metrics.take_metrics(of_task, logs[name]), inputs[name])
 
     def update_with_task(self, name: str, task: Any, logs: Any, inputs: Any) -> None:
         """Adds the loss and the other scalars of a step of one task; runs in graph, on a replica."""
@@ -198,7 +197,7 @@ class MultiTaskTrainer(Trainer):
         def train(batch: Any) -> Any:  # a tf.function would copy the mappings, so they are no arguments
             return converted(task.train_step)(batch, model=model_of_task(self.model, name), **options)
 
-        step = self._train_set.sets[name].without_metrics(task, train)
+        step = self._train_set.sets[name].capture_metrics(task, train)
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
         self._train_set.update_with_task(name, task, step(batch), batch)
@@ -207,8 +206,7 @@ class MultiTaskTrainer(Trainer):
         sets = {}
         for name, of_task in task.tasks.items():
             own_model = model_of_task(model, name)
-            configured = configured_metrics(config, self.trains)
-            sets[name] = training_metrics(of_task, own_model, wanted=self.trains, configured=configured)
+            sets[name] = training_metrics(of_task, own_model, config, wanted=self.trains)
             build_metrics(of_task.task_config, of_task, own_model, sets[name].metrics, True)
         return MultiTaskMetrics(sets, count_steps=not task.is_joint)
 
@@ -216,6 +214,6 @@ class MultiTaskTrainer(Trainer):
         """Returns a validation set with the task, the model and new metrics that evaluate it; called in scope."""
         task = self.task.tasks[validation_set.name]
         model = model_of_task(self.model, validation_set.name)
-        metrics = validation_metrics(task, model, wanted=True, configured=configured_metrics(self.config, True))
+        metrics = validation_metrics(task, model, self.config, wanted=True)
         build_metrics(task.task_config, task, model, metrics.metrics, False)
         return dataclasses.replace(validation_set, task=task, model=model, metrics=metrics)
