@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.training.loops.epochs import Epochs
+from trainer_kit.training.loops.intervals import Epochs
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from trainer_kit.checkpoints.state.python_state import check_state
 from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.telemetry.time_ledger import NAMES, TimeLedger
-from trainer_kit.training.checks.global_step import is_users
+from trainer_kit.training.checks.failed_step import is_users
 from trainer_kit.training.loops.intervals import next_multiple
 from trainer_kit.training.metrics import to_numpy
 

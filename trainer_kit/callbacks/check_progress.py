@@ -11,7 +11,7 @@ from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.recovery import remedy
 from trainer_kit.errors import DivergedError
 from trainer_kit.telemetry.flops import model_cost
-from trainer_kit.training.losses import reported_loss
+from trainer_kit.telemetry.scalars import reported_loss
 
 
 class CheckProgress(Callback):

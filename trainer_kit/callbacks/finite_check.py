@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.errors import DivergedError
-from trainer_kit.training.losses import reported_loss
+from trainer_kit.telemetry.scalars import reported_loss
 
 
 class Divergence(DivergedError):

@@ -12,7 +12,7 @@ from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.config.schema.metrics import SummaryConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.training.loops.intervals import is_due
-from trainer_kit.training.loops.summary_condition import SummaryTimer
+from trainer_kit.training.loops.train_loop import SummaryTimer
 
 _FIELD = "trainer.summaries"
 

@@ -29,11 +29,10 @@ from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.distribution.collectives import broadcast_from_chief
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.optimizers import gradients
-from trainer_kit.telemetry.scalars import to_json_number
-from trainer_kit.training.checks.finite_gradients import GradientDivergence
+from trainer_kit.telemetry.scalars import reported_loss, to_json_number
+from trainer_kit.training.checks.failed_step import GradientDivergence
+from trainer_kit.training.hyper_parameters import RECOVERY_FACTOR
 from trainer_kit.training.loops.iterators import OneElement
-from trainer_kit.training.losses import reported_loss
-from trainer_kit.training.trainer_parts.hyper_parameters import RECOVERY_FACTOR
 
 _LOG = logging.getLogger(__name__)
 SEARCH_SECONDS = 60.0  # how long the steps since the last checkpoint are gone through again, one by one

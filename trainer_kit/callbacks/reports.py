@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Evaluation, Loop, Run
 from trainer_kit.telemetry.report import CHANGE, EpochPlace, Report, Writer
-from trainer_kit.training.loops.epochs import Epochs
+from trainer_kit.training.loops.intervals import Epochs
 from trainer_kit.training.metrics import to_numpy
 
 

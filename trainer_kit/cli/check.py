@@ -111,8 +111,8 @@ def _built_trainer(config: ExperimentConfig, short: ExperimentConfig, task: Any,
     """Returns the trainer of the short run, after the checks of the names and the data that `config` asks for."""
     from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
     from trainer_kit.process.run_directory import RunDirectory
+    from trainer_kit.training.task_inputs import shared_sets
     from trainer_kit.training.trainer_creation import create_exporter, create_trainer
-    from trainer_kit.training.trainer_parts.validation_sets import shared_sets
 
     checks.begin("model, optimizer and metrics can be built")
     exporter = create_exporter(short, RunDirectory(folder, short.trainer))

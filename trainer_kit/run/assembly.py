@@ -36,7 +36,7 @@ from trainer_kit.run.orbit_adapters import Actions, OrbitController, keep_states
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.preflight import early_stopping_mistakes
 from trainer_kit.telemetry.report_writers import ReportWriters
-from trainer_kit.training.loops.summary_condition import SummaryTimer
+from trainer_kit.training.loops.train_loop import SummaryTimer
 from trainer_kit.training.trainer_creation import (
     check_accumulation,
     check_best_metric,

@@ -26,12 +26,11 @@ from trainer_kit.run.checkpointing import RunCheckpoints
 from trainer_kit.run.progress import BETWEEN, Phases
 from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.training.checks.global_step import CountedLoops
-from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
-from trainer_kit.training.loops.intervals import StepsPerLoop, is_due, next_stop
-from trainer_kit.training.loops.summary_condition import SummaryTimer, summary_condition
+from trainer_kit.training.checks.failed_step import CountedLoops
+from trainer_kit.training.loops.intervals import InterruptedLoop, StepsPerLoop, is_due, next_stop
+from trainer_kit.training.loops.iterators import is_stopping
+from trainer_kit.training.loops.train_loop import SummaryTimer, summary_condition
 from trainer_kit.training.metrics import to_numpy
-from trainer_kit.training.trainer_parts.stop_flag import is_stopping
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from trainer_kit.inputs.epoch_length import epoch_length
 from trainer_kit.inputs.registered_datasets import inputs_of
 from trainer_kit.inputs.sources.base import made_inputs
 from trainer_kit.run.plan import RunPlan
-from trainer_kit.training.loops.epochs import Epochs
+from trainer_kit.training.loops.intervals import Epochs
 
 
 def with_durations(plan: RunPlan, task: Any) -> RunPlan:

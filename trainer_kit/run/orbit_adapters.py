@@ -10,7 +10,7 @@ import orbit
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import StopTraining, UsageError
-from trainer_kit.training.checks.global_step import StockLoops
+from trainer_kit.training.checks.failed_step import StockLoops
 
 
 class Actions(Callback):

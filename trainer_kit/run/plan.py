@@ -37,7 +37,7 @@ from trainer_kit.run.orbit_adapters import list_actions
 from trainer_kit.run.preflight import profile_mistakes
 from trainer_kit.run.progress import Progress
 from trainer_kit.telemetry.report import Writer
-from trainer_kit.training.loops.epochs import Epochs
+from trainer_kit.training.loops.intervals import Epochs
 
 _LOG = logging.getLogger(__name__)
 _OF_ONE_WORKER = ("runtime.task_index", "runtime.worker_hosts")  # each worker may have others

@@ -26,7 +26,7 @@ from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_advice import RunSettings, verdict
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.checks.model_and_config import problem_of_one_thread
-from trainer_kit.training.trainer_parts.stop_flag import is_stopping
+from trainer_kit.training.loops.iterators import is_stopping
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+LOSS = "training_loss"
 # NumPy's kinds of bool, signed and unsigned integer, and float; bfloat16 and the 8-bit floats call themselves "V".
 _NUMBER_KINDS = frozenset("biufV")
 
@@ -63,3 +64,14 @@ def _to_float(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def reported_loss(logs: Mapping[str, Any]) -> float:
+    """Returns the training loss from the logs of a loop; 0 if there is none.
+
+    With several tasks, it is the first loss that is not finite, else the largest.
+    """
+    if LOSS in logs:
+        return float(logs[LOSS])
+    losses = [loss for name, loss in flat_scalars(logs).items() if name.endswith(f"/{LOSS}")]
+    return next((loss for loss in losses if not math.isfinite(loss)), max(losses, default=0.0))

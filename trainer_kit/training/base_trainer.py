@@ -7,7 +7,7 @@ from typing import Any
 
 import orbit
 
-from trainer_kit.training.trainer_parts.stop_flag import StopFlag
+from trainer_kit.training.loops.iterators import StopFlag
 
 
 class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):

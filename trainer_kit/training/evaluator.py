@@ -2,41 +2,300 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
+from trainer_kit.config.schema.optimization import WEIGHTS
 from trainer_kit.distribution.collectives import strategy_of_run, worker_count
 from trainer_kit.distribution.datasets import distribute_dataset
 from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors
 from trainer_kit.distribution.tensorflow_internals import stateless_random_operations
-from trainer_kit.errors import TrainerKitError, UsageError
+from trainer_kit.errors import TrainerKitError, UsageError, suggestion
 from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.named_bests import BestCheckpoints
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.tfrecords import reporting_damage
-from trainer_kit.training.averaging_trainer import AveragingTrainer
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.batch_spec import batch_described
 from trainer_kit.training.loops import eval_loop
-from trainer_kit.training.loops.host_variables import batch_counter
-from trainer_kit.training.loops.nested_conditions import check_of
-from trainer_kit.training.loops.read_before_write import writes_after
-from trainer_kit.training.loops.split_eval_loop import EvaluationHooks
+from trainer_kit.training.loops.eval_loop import EvaluationHooks
+from trainer_kit.training.loops.iterators import StopFlag, batch_counter, is_stopping
+from trainer_kit.training.loops.tracing import check_of, writes_after
 from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
 from trainer_kit.training.named_tensors import StepTensors
-from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
-from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
-from trainer_kit.training.trainer_parts.evaluation_logs import add_best, exporters, metric_names, with_other_weights
-from trainer_kit.training.trainer_parts.own_state import kept_states
-from trainer_kit.training.trainer_parts.stop_flag import StopFlag, is_stopping
-from trainer_kit.training.trainer_parts.tracked_state import TrackedState
-from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
+from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
+from trainer_kit.training.tracked_state import TrackedState, kept_states
 
 _LOG = logging.getLogger(__name__)
+
+
+class AsyncWorkers:
+    """The workers of asynchronous training, if the strategy uses parameter servers.
+
+    Args:
+      strategy: The trainer's strategy.
+
+    Attributes:
+      are_there: Whether the strategy uses parameter servers.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+        self.are_there = isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+        make = tf.distribute.experimental.coordinator.ClusterCoordinator
+        self._coordinator = make(strategy) if self.are_there else None
+
+    @property
+    def coordinator(self) -> Any:
+        """The coordinator of asynchronous training.
+
+        Raises:
+          UsageError: when the strategy is synchronous.
+        """
+        if self._coordinator is None:
+            raise UsageError(
+                "asynchronous training needs a parameter-server strategy; this trainer was made under "
+                f"{type(self._strategy).__name__}; create it in the scope of a tf.distribute.ParameterServerStrategy"
+            )
+        return self._coordinator
+
+    def join(self) -> None:
+        """Waits for all scheduled steps; returns at once in synchronous training."""
+        if self._coordinator is not None:
+            self._coordinator.join()
+
+    def scheduled(self, loop: Any) -> Callable[[Any, Any], Any]:
+        """Returns `loop_fn(iterator, num_steps)`, which schedules a training loop on a worker.
+
+        Args:
+          loop: The LoopFunction of the whole loop; None if only single steps are compiled.
+
+        Raises:
+          UsageError: when `loop` is None.
+        """
+        if loop is None:
+            raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
+        return lambda iterator, num_steps: self.coordinator.schedule(
+            loop.function, args=(iterator, num_steps, tf.constant(True))
+        )
+
+    def per_worker(self, make_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns the dataset of `make_dataset(strategy, *args, **kwargs)`; with parameter servers, one per worker."""
+        make = functools.partial(make_dataset, self._strategy, *args, **kwargs)
+        if self._coordinator is None:
+            return make()
+        return self._coordinator.create_per_worker_dataset(tf.function(make))
+
+
+class EvaluatedWeights:
+    """Replaces the weights by a moving average for an evaluation, and restores the state after it.
+
+    Runs eagerly, on the host.
+
+    Args:
+      state: The TrainState of the run.
+      average: A MovingAverage, or an object with `swap`, `swapped`, `names` and `evaluated`; None: the weights
+        themselves are evaluated.
+
+    Attributes:
+      main: What evaluations use: the name of an average, or "weights".
+      others: What is evaluated in addition, in order.
+    """
+
+    def __init__(self, state: TrainState, average: Any) -> None:
+        self._state, self._average = state, average
+        evaluated: tuple[str, ...] = average.evaluated if average is not None else (WEIGHTS,)
+        self.main, self.others = evaluated[0], evaluated[1:]
+        self._selected = self.main
+
+    @property
+    def averages(self) -> list[str]:
+        """The names of all averages."""
+        return [] if self._average is None else list(self._average.names)
+
+    def use_average(self) -> None:
+        """Replaces the weights by the selected average, if it is one."""
+        with self._state.in_use:
+            self._hold(self._selected)
+
+    def put_back(self) -> None:
+        """Restores the weights, and the states that the random generators had before the evaluation."""
+        with self._state.in_use:
+            self._state.put_generators_back()
+            self._hold(WEIGHTS)
+
+    @contextlib.contextmanager
+    def selected(self, name: str) -> Iterator[None]:
+        """Selects what `use_average` uses inside this context; the weights are back after it."""
+        self._selected = name
+        try:
+            yield
+        finally:
+            self._selected = self.main
+            self.put_back()
+
+    @contextlib.contextmanager
+    def averaged(self, name: str = "") -> Iterator[None]:
+        """Replaces the weights by an average inside this context; a late save waits meanwhile.
+
+        Args:
+          name: The name of an average, or "weights"; "": what evaluations use.
+
+        Raises:
+          UsageError: when there is no such average.
+        """
+        self._check(name)
+        with self._state.in_use:
+            self._hold(name or self._selected)
+            try:
+                yield
+            finally:
+                self.put_back()
+
+    def of_metric(self, metric: str, sets: Collection[str]) -> tuple[str, str]:
+        """Returns the weights of a metric of an evaluation, and its name without theirs.
+
+        Args:
+          metric: The metric's name in the logs; nested names are joined by `|`.
+          sets: The names of the validation sets; empty for a single one.
+        """
+        own, bar, rest = metric.partition("|") if metric.partition("|")[0] in sets else ("", "", metric)
+        name, _, inner = rest.partition("|")
+        return (name, f"{own}{bar}{inner}") if name in self.others else (self.main, metric)
+
+    def _check(self, name: str) -> None:
+        known = [WEIGHTS, *self.averages]
+        if name and name not in known:
+            raise UsageError(f"the run keeps no average {name!r} of the weights; {suggestion(name, known)}")
+
+    def _hold(self, name: str) -> None:
+        """Gives the model the average of this name, or the weights; each replica has its own values then."""
+        self._state.model_replicas.put_back()
+        held = "" if self._average is None else self._average.swapped
+        if self._average is None or held == ("" if name == WEIGHTS else name):
+            return
+        if held:
+            self._average.swap(held)
+        if name != WEIGHTS:
+            self._average.swap(name)
+
+
+def metric_names(of_sets: Iterable[tuple[str, Sequence[str]]], weights: EvaluatedWeights) -> list[str]:
+    """Returns the names of all metrics, nested ones joined by `|`: validation set, weights, metric.
+
+    Args:
+      of_sets: Name and metrics of each validation set; a single set has the name "".
+      weights: The evaluated weights, of which the main ones add no part to a name.
+    """
+    return [
+        "|".join(filter(None, (name, other, metric)))
+        for name, metrics in of_sets
+        for other in ("", *weights.others)
+        for metric in metrics
+    ]
+
+
+def with_other_weights(logs: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the logs of a validation set, with those of other weights than the main ones under their names.
+
+    Raises:
+      UsageError: when a metric has the name of weights.
+    """
+    if taken := ", ".join(sorted(logs.keys() & others.keys())):
+        raise UsageError(
+            f"the evaluation reports a metric called {taken}, and ema.evaluate has weights of this name; give the "
+            "metric, or the average in ema.more_decays, another name"
+        )
+    return {**logs, **others}
+
+
+def exporters(given: Any) -> Iterable[Any]:
+    """Returns the exporters of the best checkpoints, each of which has one metric."""
+    return given if isinstance(given, BestCheckpoints) else [given]
+
+
+def add_best(
+    logs: dict[str, Any], best: Mapping[str, Any] | None, metric: str, sets: Collection[str], weights: EvaluatedWeights
+) -> None:
+    """Adds the best value so far of a metric to the logs that hold the metric, as `best_<metric>`.
+
+    Args:
+      logs: The logs of an evaluation, which may lack those of some validation sets.
+      best: The metrics of the best evaluation, flat; None before the first.
+      metric: The metric that decides, with the names of its validation set and weights.
+      sets: The names of the validation sets; empty for a single one.
+      weights: The evaluated weights.
+    """
+    of_weights, name = weights.of_metric(metric, sets)
+    own, _, name = name.partition("|") if sets else ("", "", name)
+    place: Any = logs.get(own) if own else logs
+    if of_weights != weights.main and place is not None:
+        place = place.get(of_weights)
+    if best is not None and place is not None:
+        place[f"best_{name}"] = best[metric]
+
+
+class AveragingTrainer(BaseTrainer):
+    """A trainer whose weights can be replaced by their moving averages.
+
+    Attributes:
+      state: The TrainState of the run.
+    """
+
+    state: TrainState
+    _weights: EvaluatedWeights
+    _tracked: TrackedState
+
+    @property
+    def checkpoint(self) -> tf.train.Checkpoint:
+        """The tf.train.Checkpoint with all state of the run."""
+        return self.state.checkpoint
+
+    def weights_of_metric(self, metric: str) -> str:
+        """Returns which weights a metric of an evaluation is of: the name of an average, or "weights"."""
+        return self._weights.of_metric(metric, [name for name in self.validation_sets if name])[0]
+
+    def averaged_weights(self, name: str = "") -> AbstractContextManager[None]:
+        """Replaces the weights by a moving average, if any, and makes late saves wait; runs eagerly, on the host.
+
+        Args:
+          name: "average", "weights" or one of `ema.more_decays`; "": what evaluations use, the first of `ema.evaluate`.
+
+        Raises:
+          UsageError: when the run keeps no such average.
+        """
+        return self._weights.averaged(name)
+
+    @property
+    def averages(self) -> list[str]:
+        """The names of the moving averages that the run keeps."""
+        return self._weights.averages
+
+    def write_weights(self, prefix: str, name: str = "") -> None:
+        """Writes a checkpoint of weights alone, as the best checkpoint is one.
+
+        Runs eagerly, on the host, on every worker.
+
+        Args:
+          prefix: The path of the checkpoint, without suffixes.
+          name: Which weights; see `averaged_weights`.
+        """
+        self._tracked.before_save()
+        with self.averaged_weights(name):
+            self.state.weights.write(prefix)
+
+    def end_averaging(self) -> None:
+        """Restores the weights and the states of random generators after an evaluation; any thread may call it."""
+        self._weights.put_back()
 
 
 class Evaluator(AveragingTrainer):

@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError, DivergedError, UsageError
 from trainer_kit.optimizers.learning_rate import current_learning_rate
-from trainer_kit.training.losses import reported_loss
+from trainer_kit.telemetry.scalars import reported_loss
 
 _FEWEST = 20  # steps that show a curve
 _FACTOR = 4  # times the lowest mean loss is a divergence

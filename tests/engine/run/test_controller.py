@@ -22,7 +22,7 @@ from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer
-from trainer_kit.training.loops.epochs import Epochs
+from trainer_kit.training.loops.intervals import Epochs
 
 
 class _Counter(BaseTrainer):

@@ -20,7 +20,7 @@ from trainer_kit.errors import StopTraining, UsageError
 from trainer_kit.run.orbit_adapters import Actions, OrbitController, list_actions
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.training.base_trainer import BaseTrainer
-from trainer_kit.training.trainer_parts.stop_flag import StopFlag
+from trainer_kit.training.loops.iterators import StopFlag
 
 
 class _Counter(BaseTrainer):

@@ -22,7 +22,7 @@ from trainer_kit.run.controller import Controller
 from trainer_kit.run.runner import run_mode
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.base_trainer import BaseTrainer
-from trainer_kit.training.trainer_parts.stop_flag import StopFlag
+from trainer_kit.training.loops.iterators import StopFlag
 
 
 class _Counter(BaseTrainer):

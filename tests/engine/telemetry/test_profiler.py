@@ -13,7 +13,7 @@ from tests.engine.traces import times_traced
 from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.profiler import profiled
 from trainer_kit.training.base_trainer import BaseTrainer
-from trainer_kit.training.loops.split_loop import LoopParts
+from trainer_kit.training.loops.train_loop import LoopParts
 
 
 class _Squares:

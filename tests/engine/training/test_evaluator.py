@@ -24,9 +24,9 @@ from trainer_kit.optimizers.per_variable import native_variable
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
+from trainer_kit.training.task_inputs import ValidationSets
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
-from trainer_kit.training.trainer_parts.validation_sets import ValidationSets
 
 AVERAGED = {"optimizer": {"type": "adam"}, "learning_rate": {"type": "constant"}, "ema": {"average_decay": 0.9}}
 

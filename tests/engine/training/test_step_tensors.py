@@ -16,8 +16,8 @@ from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.testing.tiny_task import tiny_arrays
 from trainer_kit.training.metrics import MetricSet
+from trainer_kit.training.task_inputs import ValidationSets
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.training.trainer_parts.validation_sets import ValidationSets
 
 MEAN = {"type": "keras", "keras": {"metric": "Mean", "args": {"name": "mean_top"}}, "tensor": "top"}
 

@@ -15,8 +15,8 @@ from trainer_kit.distribution.replica_values import put_replica_values, replica_
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_resume import examine
 from trainer_kit.training.metrics import MetricSet
+from trainer_kit.training.task_inputs import TaskInputs
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 
 _LOG = logging.getLogger(__name__)
 _NEW_ORDERS = (

@@ -24,8 +24,8 @@ from trainer_kit.inputs.dataset_iterator import endless, is_endless
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.training.base_trainer import BaseTrainer
+from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 
 _NEEDED = ("strategy", "config", "model", "optimizer", "global_step", "checkpoint")
 _KNOWN = ("global_step", "model", "optimizer", "save_counter")

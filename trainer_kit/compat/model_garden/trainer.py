@@ -38,7 +38,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.datasets import whole_steps
 from trainer_kit.files import is_remote
 from trainer_kit.training import trainer as engine
-from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
+from trainer_kit.training.task_inputs import TaskInputs
 
 # Model Garden's own classes, looked up at import: a program may later replace them with trainer_kit's.
 _MODEL_GARDENS = getattr(base_trainer, "Trainer", None)

@@ -1,14 +1,11 @@
-"""Computes the length of the next loop, and which events are due after it. Pure; steps are global steps.
-
-Intervals count from step 0. A loop that crosses a multiple of an interval makes the event due once, at the loop's end.
-So the events of a resumed run happen at the same steps as those of a run that was never stopped. An interval may be a
-fraction of steps, such as an epoch of 10.3 steps; the first step that reaches a multiple counts as that multiple.
-"""
+"""Steps of loops, intervals and epochs, as numbers. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
 
 from trainer_kit.config.schema.durations import Interval, exact_steps
 
@@ -54,3 +51,57 @@ def next_stop(step: int, target: int | None, *intervals: Interval | None) -> int
     """
     pauses = [next_multiple(step, interval) for interval in intervals if interval]
     return min(pauses if target is None else [*pauses, target], default=None)
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """The epochs of a run, counted from 1. Epoch e ends with step ceil(e * steps).
+
+    Attributes:
+      steps: The steps of an epoch; a fraction if batches run over the ends of epochs.
+    """
+
+    steps: Fraction
+
+    def end(self, epoch: int | Fraction) -> int:
+        """Returns the global step that ends an epoch, or a part of one; 0 for epoch 0."""
+        return math.ceil(epoch * self.steps)
+
+    def ended(self, step: int) -> int:
+        """Returns the number of epochs that have ended after `step` steps."""
+        return int(step // self.steps)
+
+    def is_end(self, step: int) -> bool:
+        """Whether an epoch ends with this step."""
+        return step > 0 and is_due(step - 1, step, self.steps)
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Returns the epoch that step number `step` belongs to, and its number in that epoch; (1, 0) for step 0."""
+        before = self.ended(max(0, step - 1))
+        return before + 1, step - self.end(before)
+
+
+class InterruptedLoop:
+    """The first and last step of a loop that a stop interrupted; saved in the checkpoint.
+
+    Attributes:
+      steps: The global steps before the loop and at its end; None when no loop was interrupted.
+    """
+
+    def __init__(self) -> None:
+        self.steps: tuple[int, int] | None = None
+
+    def next(self, step: int, target: int | None, steps_per_loop: StepsPerLoop) -> tuple[int, int]:
+        """Returns the begin and end of the loop to run at `step`, towards `target` (None: no target)."""
+        if self.steps is None:
+            return step, step + loop_length(step, target, steps_per_loop)
+        begun, end = self.steps
+        return begun, end if target is None else min(end, target)
+
+    def state(self) -> list[int] | None:
+        """Returns the state for a checkpoint."""
+        return list(self.steps) if self.steps else None
+
+    def put_back(self, state: list[int] | None) -> None:
+        """Restores the state of a checkpoint."""
+        self.steps = (state[0], state[1]) if state else None

@@ -1,15 +1,157 @@
-"""Iterators for loops in graph: timed, over several datasets, over one element, or until the data ends."""
+"""What loops read on the host: iterators over the data, and the flag that ends a loop before its next step."""
 
 from __future__ import annotations
 
+import functools
 import math
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.distribution.collectives import all_gather, sum_over_workers, worker_count
 from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
-from trainer_kit.training.loops.host_variables import should_continue
+
+AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several workers agree whether to stop
+
+
+def stop_variable() -> tf.Variable:
+    """Returns a flag that ends a running loop when it is set: one variable on the host, also in a strategy's scope.
+
+    A strategy would keep it on its GPUs, and each step would wait for a copy of it. The scope of a strategy holds for
+    its thread only.
+    """
+    with ThreadPoolExecutor(1) as outside_of_the_scope:
+        return outside_of_the_scope.submit(_stop_variable).result()
+
+
+def _stop_variable() -> tf.Variable:
+    with tf.device("CPU:0"):
+        return tf.Variable(False, trainable=False, name="stop")
+
+
+def should_continue(stop: tf.Variable, *conditions: tf.Tensor) -> tf.Tensor:
+    """Returns whether a loop takes another step: all conditions hold, and no stop is requested.
+
+    Runs in graph, on the host.
+
+    Without a device TensorFlow would compute this on a GPU. Each step would then wait until the GPU has done the steps
+    before it and the answer has come back.
+
+    Args:
+      stop: The flag of stop_variable.
+      *conditions: Boolean scalars.
+    """
+    with tf.device("CPU:0"):
+        result = tf.logical_not(stop)
+        for condition in conditions:
+            result = tf.logical_and(condition, result)
+        return result
+
+
+def flags() -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the tensors False and True, on the host: creating one per loop call takes as long as a small step."""
+    with tf.device("CPU:0"), tf.init_scope():
+        return tf.constant(False), tf.constant(True)
+
+
+def as_int32(number: Any) -> tf.Tensor:
+    """Returns a number as an int32 scalar; a tensor of that dtype is returned unchanged, since a cast takes 50 us."""
+    if isinstance(number, tf.Tensor) and number.dtype == tf.int32:
+        return number
+    return _constant(number) if type(number) is int else tf.cast(number, tf.int32)
+
+
+@functools.lru_cache
+def _constant(number: int) -> tf.Tensor:
+    with tf.device("CPU:0"), tf.init_scope():
+        return tf.constant(number, tf.int32)
+
+
+def batch_counter() -> tf.Variable:
+    """Returns a counter, on the host, that shows another thread the progress of a loop."""
+    with tf.device("CPU:0"), tf.init_scope():
+        return tf.Variable(0, trainable=False, dtype=tf.int64, name="batches")
+
+
+class StopFlag:
+    """The flag that loops in graph check before each step.
+
+    Args:
+      strategy: The run's strategy.
+
+    Attributes:
+      variable: A bool scalar on the host; loops end when it is True.
+      variables: All variables of the flag; checkpoints do not hold them.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.variable, self._asked = stop_variable(), stop_variable()
+        self.variables = [self.variable, self._asked]
+        self._strategy, self._workers = strategy, worker_count(strategy)
+        self._asked_at: float | None = None
+
+    def request(self) -> None:
+        """Ends the running loop before its next step; safe from another thread.
+
+        Several workers end it together, after AGREE_EVERY steps at most. If one worker stopped alone, the others would
+        wait for its gradients for ever.
+        """
+        self._asked_at = self._asked_at or time.monotonic()
+        self._asked.assign(True)
+        if self._workers == 1:
+            self.variable.assign(True)
+
+    @property
+    def requested(self) -> bool:
+        """Whether running loops stop before their next step; the same on all workers."""
+        return self._asked_at is not None if self._workers == 1 else bool(self.variable.numpy())
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since this process was asked to stop; 0 if it was not."""
+        return time.monotonic() - self._asked_at if self._asked_at else 0.0
+
+    @property
+    def agreed(self) -> bool | None:
+        """Whether all workers have agreed to stop; None if there is only one worker."""
+        return self.requested if self._workers > 1 else None
+
+    @tf.autograph.experimental.do_not_convert
+    def agree(self, count: tf.Variable) -> None:
+        """Ends the loop on all workers at the same step if one was asked to stop; runs in graph, after each step.
+
+        Args:
+          count: The counter of the steps; the same on all workers.
+        """
+        if self._workers == 1:
+            return
+
+        def agree() -> tf.Tensor:
+            asked = sum_over_workers(self._strategy, tf.cast(self._asked, tf.int32))
+            self.variable.assign(asked > 0)
+            return asked
+
+        tf.cond(tf.equal(count % AGREE_EVERY, 0), agree, lambda: 0)
+
+    def agree_between_loops(self) -> None:
+        """Lets all workers stop if one was asked to, for trainers whose loops do not call `agree`; runs eagerly."""
+        if self._workers > 1:
+            requests = all_gather(self._strategy, "stop" if self._asked_at else "continue")
+            self.variable.assign("stop" in requests)
+
+
+def is_stopping(trainer: Any, asked: Callable[[], bool]) -> bool:
+    """Whether a run has to stop; with several workers, whether they have agreed to stop. Runs eagerly, on the host.
+
+    Args:
+      trainer: The run's trainer, a BaseTrainer.
+      asked: A function that returns whether this process was asked to stop in another way, such as by a signal.
+    """
+    agreed = trainer.stop_agreed
+    return asked() or bool(trainer.stop_requested) if agreed is None else bool(agreed)
 
 
 def no_waits() -> tf.Tensor:

@@ -1,25 +1,36 @@
 """The training loop as a tf.function: many steps in one call, and one transfer of the results.
 
 A loop checks a stop variable before each step, so a signal ends it within one step although Python waits for the call.
-This module does not know what a step does.
+LoopParts splits a loop into several calls, so that work can be done between two steps. FiniteWeights checks the weights
+inside the loop. This module does not know what a step does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.checkpoints.state.train_state import TrainState
+from trainer_kit.config.schema.durations import exact_steps
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.training.loops.host_variables import as_int32, flags, should_continue
-from trainer_kit.training.loops.iterators import WaitingClock, known_waits, no_waits
-from trainer_kit.training.loops.loop_results import Readback
-from trainer_kit.training.loops.tracing import LoopFunction, eager, graph_function
+from trainer_kit.telemetry.profile_window import NO_WINDOW, parts
+from trainer_kit.training.loops.iterators import WaitingClock, as_int32, flags, known_waits, no_waits, should_continue
+from trainer_kit.training.loops.tracing import LoopFunction, Readback, eager, graph_function
 
 Begin = Callable[[], None]
 Step = Callable[[Any], Any]
 Results = Callable[[], Any]
+Loop = Callable[[Any, Any, bool], tuple[int, Any]]
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+LOOK_EVERY = 5  # steps between checks when loops are shorter: a check in each loop would slow them down
+_SOUND = "trainer_kit/sound"  # of the results of a loop
+_NO_LOOK = -1
 
 
 class TrainLoop:
@@ -138,3 +149,206 @@ def _both(step: Step, after_step: Callable[[], None]) -> Step:
         after_step()
 
     return whole_step
+
+
+@dataclass(frozen=True)
+class TrainingHooks:
+    """The functions to call before and after the parts of training loops. They run eagerly, on the host.
+
+    Attributes:
+      next_end: Returns the next global step after the given one at which a part ends.
+      begin: Called before a part with the global step.
+      end: Called after a part with the global step and the results of the loop so far, as NumPy values; returns whether
+        the loop goes on.
+    """
+
+    next_end: Callable[[int], int]
+    begin: Callable[[int], None]
+    end: Callable[[int, Any], bool]
+
+
+class LoopParts:
+    """Runs the loops of a trainer in one or several calls; the results do not depend on the number of calls.
+
+    The first step of a new loop function is a separate call: it includes tracing, compiling and usually the longest
+    wait for data. For a loop with an attribute `fuse_steps`, the first call has that number of steps, since stops come
+    only between programs.
+
+    Args:
+      step: A function that returns the global step; called only when there may be work between two steps.
+      on_ready: A function that is called when the first step of a new loop function is done.
+
+    Attributes:
+      window: The steps to trace for a profile.
+      hooks: The functions to call around parts of each loop; None: a loop has no such parts.
+      ready_at: The time.perf_counter() at the end of the first step of the newest loop function; 0 before that.
+      waited: The seconds that the last loop waited for batches, without the first step of a new loop function; None if
+        the loop function does not measure them.
+      results: The results of the last loop; None if the loop did not read them, or they were taken.
+      tracing: The seconds that the last loop needed to start and write a profiler trace.
+    """
+
+    def __init__(self, step: Callable[[], int], on_ready: Callable[[], None] = lambda: None) -> None:
+        self.window, self.ready_at = NO_WINDOW, 0.0
+        self.hooks: TrainingHooks | None = None
+        self.waited: float | None = None
+        self.tracing = 0.0
+        self.results: Any = None
+        self._step, self._on_ready = step, on_ready
+        self._known: Loop | None = None
+
+    def run(
+        self, loop: Loop, iterator: Any, num_steps: Any, fresh: bool, context: Context = contextlib.nullcontext
+    ) -> int:
+        """Runs `loop(iterator, num_steps, fresh)` in one or several calls, and returns the number of steps done.
+
+        Args:
+          loop: The loop function. If it ends before `num_steps`, a stop was requested, and it is not called again. Its
+            attribute `waited`, if any, is the seconds that its last call waited for batches.
+          iterator: The iterator for the loop.
+          num_steps: The number of steps: an integer or a scalar tensor.
+          fresh: Whether the loop resets its metrics first; calls after the first one never do.
+          context: Returns a context for each call of the loop. What is done between two calls is outside of it.
+
+        Raises:
+          Exception: any error of the loop; the steps before the error have been done.
+        """
+        self.tracing, self.results = 0.0, None  # and so it stays when the data ends inside the loop
+        if self.window.passed and loop is self._known and self.hooks is None:
+            with context():
+                done, self.results = loop(iterator, num_steps, fresh)
+            self.waited = getattr(loop, "waited", None)
+            return done
+        return self._in_parts(loop, iterator, int(num_steps), fresh, context)
+
+    def _in_parts(self, loop: Loop, iterator: Any, num_steps: int, fresh: bool, context: Context) -> int:
+        step, done, waited, results = self._step(), 0, 0.0, None
+        for part in self._lengths(loop, step, num_steps):
+            self._trace(self.window.before, step + done, step + done + part)
+            if self.hooks is not None:
+                self.hooks.begin(step + done)
+            with context():
+                count, results = loop(iterator, part, fresh and done == 0)
+            done += count
+            if loop is self._known:
+                waited += getattr(loop, "waited", None) or 0.0
+            else:
+                self._known, self.ready_at = loop, time.perf_counter() - self.tracing
+                self._on_ready()
+            self._trace(self.window.after, step + done)
+            if count < part or (self.hooks is not None and not self.hooks.end(step + done, results)):
+                break
+        self.waited = None if getattr(loop, "waited", None) is None else waited
+        self.results = results
+        return done
+
+    def _lengths(self, loop: Loop, step: int, num_steps: int) -> Iterator[int]:
+        """Yields the number of steps of each call of the loop."""
+        cuts = [*self.window.cuts(), *([] if loop is self._known else [step + getattr(loop, "fuse_steps", 1)])]
+        for part in parts(step, num_steps, cuts):
+            end = step + part
+            while step < end:
+                begin, step = step, end if self.hooks is None else min(end, self.hooks.next_end(step))
+                yield step - begin
+
+    def _trace(self, action: Callable[..., None], *steps: int) -> None:
+        begin = time.perf_counter()
+        action(*steps)
+        self.tracing += time.perf_counter() - begin
+
+
+class FiniteWeights:
+    """Checks the weights at the end of a training loop.
+
+    Args:
+      state: The TrainState of the run.
+      global_step: The global step, an int64 scalar.
+      options: The section trainer of the config; steps_per_loop is the number of steps of each loop.
+    """
+
+    def __init__(self, state: TrainState, global_step: tf.Variable, options: Any) -> None:
+        self._state, self._global_step = state, global_step
+        self._steps_per_loop: int = getattr(options, "steps_per_loop", 1)
+
+    @tf.autograph.experimental.do_not_convert
+    def result(self, in_parts: bool = False) -> dict[str, tf.Tensor]:
+        """Returns an entry for the loop's results: 1 if all weights are finite, 0 if not, -1 if unchecked.
+
+        Runs in graph.
+
+        Args:
+          in_parts: Whether there are results after each few steps of the loop.
+        """
+        if self._steps_per_loop >= LOOK_EVERY and not in_parts:
+            return {_SOUND: self._look()}
+        due = tf.equal(self._global_step % LOOK_EVERY, 0)
+        return {_SOUND: tf.cond(due, self._look, lambda: tf.constant(_NO_LOOK))}
+
+    def _look(self) -> tf.Tensor:
+        return tf.cast(self._state.finite(), tf.int32)
+
+
+def pop_finite(results: dict[str, Any]) -> bool | None:
+    """Removes from the results of a loop whether the weights were finite, and returns it; None if it did not check."""
+    seen = int(results.pop(_SOUND, _NO_LOOK))
+    return None if seen == _NO_LOOK else seen == 1
+
+
+class SummaryTimer:
+    """Chooses the last step of the first training loop that begins after a time; then the time counts again.
+
+    Args:
+      seconds: The seconds between summaries.
+      clock: Returns the time in seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock, self._chosen_at = seconds, clock, clock()
+        with tf.device("CPU:0"), tf.init_scope():
+            self._step = tf.Variable(-1, trainable=False, dtype=tf.int64, name="summary_step")
+
+    def choose(self, end: int) -> bool:
+        """Chooses the step that leads to the global step `end` if the time is over, and tells whether it did.
+
+        Runs eagerly.
+        """
+        now = self._clock()
+        is_over = now - self._chosen_at >= self._seconds
+        if is_over:
+            self._chosen_at = now
+            self._step.assign(end - 1)
+        return is_over
+
+    def is_chosen(self, step: tf.Variable) -> tf.Tensor:
+        """Returns whether the step that begins at the global step `step` is the chosen one; runs in graph."""
+        return tf.equal(step, self._step)
+
+
+def summary_condition(
+    interval: int | SummaryTimer | None, step: tf.Variable, end: int
+) -> Callable[[], tf.Tensor] | bool:
+    """Returns the condition of a training loop for tf.summary.record_if.
+
+    Runs eagerly; the condition is called in graph.
+
+    Args:
+      interval: The steps between summaries, or a timer; None: no summaries.
+      step: The global step, an int64 scalar.
+      end: The global step at the end of the loop.
+    """
+    if not interval:
+        return False
+    if isinstance(interval, SummaryTimer):
+        interval.choose(end)
+        return functools.partial(interval.is_chosen, step)
+    return functools.partial(_is_due, step, interval)
+
+
+def _is_due(step: tf.Variable, interval: int) -> tf.Tensor:
+    """Returns whether `step` is the first one at or after a multiple of the interval, a bool scalar; runs in graph."""
+    exact = exact_steps(interval)
+    steps = exact.numerator
+    parts = exact.denominator
+    if parts == 1:
+        return tf.equal(step % steps, 0)
+    return tf.less(step * parts % steps, parts)

@@ -19,7 +19,7 @@ from trainer_kit.inputs.sources.several_tasks import tasks_data
 from trainer_kit.inputs.task_sampler import TaskSampler
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.training.task import Task, full_precision, split_batch
-from trainer_kit.training.trainer_parts.own_state import has_own_state
+from trainer_kit.training.tracked_state import has_own_state
 
 _ATTRIBUTE = "sub_task_"  # the beginning of the attribute that has the model of a task
 

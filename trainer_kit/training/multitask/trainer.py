@@ -15,14 +15,13 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.training.checks.batch_spec import build_metrics, build_model
-from trainer_kit.training.checks.method_signatures import check_methods
-from trainer_kit.training.loops.read_before_write import writes_after
+from trainer_kit.training.checks.model_and_config import check_methods
+from trainer_kit.training.loops.tracing import writes_after
 from trainer_kit.training.metrics import MetricSet, training_metrics, validation_metrics
 from trainer_kit.training.multitask.task import MultiTask, model_of_task
 from trainer_kit.training.task import step_loss
+from trainer_kit.training.task_inputs import TaskInputs, ValidationSet, ValidationSets
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
-from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
 
 _STEPS = "steps"  # the metric of the steps that trained a task
 

@@ -14,7 +14,7 @@ import tf_keras
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
-from trainer_kit.training.checks.accumulating import check_accumulating, less_memory_advice, warn_of_batch_normalization
+from trainer_kit.training.accumulation import check_accumulating, less_memory_advice, warn_of_batch_normalization
 from trainer_kit.training.trainer import Trainer
 
 

@@ -21,7 +21,7 @@ from trainer_kit.inputs.sources.base import Source
 from trainer_kit.run import checkpointing
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import compare_runs, tiny_arrays
-from trainer_kit.training.loops.read_before_write import reads_before_writes
+from trainer_kit.training.loops.tracing import reads_before_writes
 
 _LOOPS = [{}, {"train_tf_while_loop": False, "train_tf_function": False}]
 

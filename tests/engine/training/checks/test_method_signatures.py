@@ -8,7 +8,7 @@ import pytest
 
 from trainer_kit.errors import TrainerKitError
 from trainer_kit.testing import TinyConfig, TinyTask
-from trainer_kit.training.checks.method_signatures import check_methods
+from trainer_kit.training.checks.model_and_config import check_methods
 
 
 def _check(train: bool = True, evaluate: bool = True, **methods: Any) -> None:

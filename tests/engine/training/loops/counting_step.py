@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from trainer_kit.training.loops.host_variables import stop_variable
+from trainer_kit.training.loops.iterators import stop_variable
 
 
 class Counter:

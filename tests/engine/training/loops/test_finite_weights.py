@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
+from trainer_kit.training.loops.train_loop import FiniteWeights, pop_finite
 
 
 class _Loop:

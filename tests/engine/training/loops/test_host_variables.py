@@ -11,8 +11,8 @@ from tests.engine.training.loops.counting_step import Counter, batches
 from trainer_kit.inputs.fused_batches import stacked
 from trainer_kit.training.loops.eval_loop import EvalLoop
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
+from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.loops.train_loop import TrainLoop
-from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 
 
 def _fused(*parts: Any) -> FusedLoop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.loops.read_before_write import writes_after
+from trainer_kit.training.loops.tracing import writes_after
 
 
 def test_writes_wait_for_the_batch_and_reads_do_not() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.loops.split_eval_loop import EvaluationHooks, SplitEvalLoop
+from trainer_kit.training.loops.eval_loop import EvaluationHooks, SplitEvalLoop
 
 
 class Noting:

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import tensorflow as tf
 
-from trainer_kit.training.loops.summary_condition import SummaryTimer, summary_condition
+from trainer_kit.training.loops.train_loop import SummaryTimer, summary_condition
 
 
 def _recorded(interval: int | Fraction, steps: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from trainer_kit.training.loops.epochs import Epochs
+from trainer_kit.training.loops.intervals import Epochs
 
 EPOCHS = Epochs(Fraction(103, 10))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
+from trainer_kit.training.loops.intervals import InterruptedLoop
 
 
 def test_interrupted_loop_runs_to_its_end_after_a_resume() -> None:

@@ -24,11 +24,11 @@ from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.base import made_inputs
 from trainer_kit.inputs.sources.several_tasks import tasks_data
 from trainer_kit.inputs.task_sampler import BLOCK, TaskSampler
-from trainer_kit.training.losses import LOSS
+from trainer_kit.telemetry.scalars import LOSS
 from trainer_kit.training.metrics import MetricSet, task_metrics
 from trainer_kit.training.multitask.task import model_of_task
 from trainer_kit.training.multitask.trainer import MultiTaskMetrics, MultiTaskTrainer
-from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
+from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
 
 TOTAL = "total_loss"
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
-from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets, shared_sets
+from trainer_kit.training.task_inputs import ValidationSet, ValidationSets, shared_sets
 
 
 def _sets(own: dict[str, ValidationSetConfig] | None = None, **elements: int) -> ValidationSets:

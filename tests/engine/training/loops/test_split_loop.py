@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer_kit.telemetry.profile_window import ProfileSteps, ProfileWindow
-from trainer_kit.training.loops.split_loop import LoopParts
+from trainer_kit.training.loops.train_loop import LoopParts
 
 
 class _Loop:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
+from trainer_kit.training.evaluator import AsyncWorkers
 
 
 @pytest.mark.parametrize("strategy", ["default", "OneDeviceStrategy"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.training.loops.tracing_side_effects import SideEffects
+from trainer_kit.training.loops.eval_loop import SideEffects
 
 
 class _Object:

@@ -18,8 +18,8 @@ from trainer_kit.optimizers.learning_rate import (
     learning_rate_factors,
 )
 
-RATE, FACTOR, RECOVERY_FACTOR = "learning_rate", "learning_rate_factor", "recovery_learning_rate_factor"
 _LOG = logging.getLogger(__name__)
+RATE, FACTOR, RECOVERY_FACTOR = "learning_rate", "learning_rate_factor", "recovery_learning_rate_factor"
 
 
 class HyperParameters:

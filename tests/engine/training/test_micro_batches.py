@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.training.loops.micro_batches import MicroBatches, batch_size, check_batch, kept_where, part_of
+from trainer_kit.training.accumulation import MicroBatches, batch_size, check_batch, kept_where, part_of
 
 
 class _Parts:

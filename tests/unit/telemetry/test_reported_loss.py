@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.training.losses import reported_loss
+from trainer_kit.telemetry.scalars import reported_loss
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,86 @@
-"""MicroBatches: splits the batch of each replica along its first axis, and runs a step on one part after the other.
+"""Accumulation: trains on a batch in several micro-batches that have one update (trainer.accumulate_steps).
 
-The loop over the parts is outside of strategy.run, like the training loop, so that replicas can meet in each part. It
-runs one part at a time, so that memory holds the activations of only one. No part is empty.
+The batch of each replica is split along its first axis. The loop over the parts is outside of strategy.run, like the
+training loop, so that replicas can meet in each part. It runs one part at a time, so that memory holds the activations
+of only one. No part is empty.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.accumulation import GradientAccumulator, GradientSums
+from trainer_kit.optimizers.named_optimizers import NamedOptimizers
 from trainer_kit.process.error_report import described
+from trainer_kit.training.trained_variables import layers_below
 
+_LOG = logging.getLogger(__name__)
+_PATH = "trainer.accumulate_steps"
 Size: TypeAlias = Any  # an int, or an int32 scalar
+
+
+def check_accumulating(trainer: Any, step: Any, steps: int) -> None:
+    """Raises an error when a trainer cannot split its batches; called when the trainer is created.
+
+    Args:
+      trainer: The trainer.
+      step: The trainer's method that runs a step on a replica.
+      steps: The number of micro-batches, above 1.
+
+    Raises:
+      UsageError: when the trainer, its strategy or its optimizer cannot do it.
+    """
+    name = trainer.class_name
+    problem = ""
+    if isinstance(trainer.strategy, tf.distribute.experimental.ParameterServerStrategy):
+        problem = "workers of a ParameterServerStrategy update by themselves; set it to 1, or take another strategy"
+    elif trainer.has_own_loop:
+        problem = f"{name} builds its own training loop in create_train_loop_fn; set it to 1, or remove that method"
+    elif step.__module__ != "trainer_kit.training.trainer":
+        problem = (
+            f"{name} has a training step of its own on each replica, which is not split into micro-batches; set it to 1"
+        )
+    elif any(hasattr(optimizer, "get_scaled_loss") for optimizer in tf.nest.flatten(trainer.optimizer)):
+        # Tasks recognise such an optimizer by its class, and would not scale.
+        problem = "an optimizer of tf_keras scales the loss, which cannot be split; train in float32 or bfloat16"
+    if problem:
+        raise UsageError(f"{_PATH}={steps}: {problem}")
+
+
+def less_memory_advice(steps: int, examples: int) -> str:
+    """Returns the advice for a step that ran out of memory.
+
+    Args:
+      steps: The number of micro-batches that the step has.
+      examples: The number of examples in a batch of a replica; 0: not known.
+    """
+    if 0 < examples <= steps:
+        return f"{_PATH}={steps} trains on one example at a time; take a smaller model or smaller examples"
+    return f"try {_PATH}={2 * steps}, which trains on a batch in so many parts, one after the other, with one update"
+
+
+def warn_of_batch_normalization(model: Any, steps: int) -> None:
+    """Warns when a model has batch normalization, whose layers see micro-batches."""
+    names = [
+        getattr(layer, "name", type(layer).__name__)
+        for layer in (model, *layers_below(model))
+        if any("BatchNormalization" in kind.__name__ for kind in type(layer).__mro__)
+    ]
+    if names:
+        others = f" and {len(names) - 1} more" if names[1:] else ""
+        _LOG.warning(
+            "%s=%d: batch normalization (%s) takes mean and variance of micro-batches, so the result differs from "
+            "that of whole batches; layer or group normalization does not depend on the batch",
+            *(_PATH, steps, names[0] + others),
+        )
 
 
 class MicroBatches:
@@ -184,3 +247,82 @@ def _by_replica(inputs: Any, strategy: tf.distribute.Strategy) -> list[list[Any]
     local = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(inputs)]
     count = max((len(one) for one in local), default=1)
     return [[one[min(replica, len(one) - 1)] for one in local] for replica in range(count)]
+
+
+class Accumulation:
+    """Splits the batch of each training step into micro-batches. Created in the scope of the strategy.
+
+    Args:
+      trainer: The trainer.
+      step: A function of a replica's batch, an optimizer and the batch's share that runs a training step.
+      metrics: A function that returns the variables of the training metrics.
+      fused: Whether steps are fused in a program of XLA.
+
+    Attributes:
+      steps: The number of micro-batches in a batch; 1: batches are not split.
+
+    Raises:
+      UsageError, ConfigError: when the config asks for micro-batches and they cannot work.
+    """
+
+    def __init__(
+        self, trainer: Any, step: Callable[..., None], metrics: Callable[[], Sequence[Any]], fused: bool
+    ) -> None:
+        self._trainer, self._step, self._metrics, self._fused = trainer, step, metrics, fused
+        self.steps: int = getattr(trainer.config.trainer, "accumulate_steps", 1) if trainer.trains else 1
+        self._sums = GradientSums()
+        self._is_used = False
+        if self.steps > 1:
+            check_accumulating(trainer, step, self.steps)
+            warn_of_batch_normalization(trainer.model, self.steps)
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The variables of the gradients' sums, which no checkpoint needs."""
+        return list(self._sums.variables.values())
+
+    def check_used(self) -> None:
+        """Raises UsageError when a step was not split: a subclass has a train_step of its own.
+
+        Runs eagerly, on the host.
+        """
+        if self.steps > 1 and not self._is_used:
+            name = self._trainer.class_name
+            raise UsageError(
+                f"trainer.accumulate_steps={self.steps}: {name}.train_step does not call super().train_step, which "
+                "splits the batch; call it, or set trainer.accumulate_steps=1"
+            )
+
+    @tf.autograph.experimental.do_not_convert
+    def train(self, inputs: Any, options: Any) -> None:
+        """Trains on a batch, with one update; runs in graph, in cross-replica context.
+
+        Args:
+          inputs: The batch, as strategy.run takes it.
+          options: The options of strategy.run.
+        """
+        self._is_used = True
+        self._sums.calls = {}
+        batches = MicroBatches(
+            self.steps, self._trainer.strategy, self._part_step, self._update, self._metrics, options, self._fused
+        )
+        batches(inputs)
+
+    @tf.autograph.experimental.do_not_convert
+    def _part_step(self, part: Any, share: Any, first: Any) -> None:
+        optimizer = self._trainer.optimizer
+        if not isinstance(optimizer, Mapping):
+            self._step(part, GradientAccumulator(self._sums, optimizer, share, first), share)
+            return
+        parts = {name: GradientAccumulator(self._sums, one, share, first) for name, one in optimizer.items()}
+        self._step(part, optimizer.replaced(parts) if isinstance(optimizer, NamedOptimizers) else parts, share)
+
+    @tf.autograph.experimental.do_not_convert
+    def _update(self) -> None:
+        if not self._sums.calls:
+            raise UsageError(
+                f"trainer.accumulate_steps: {type(self._trainer.task).__name__}.train_step applied no gradients "
+                "through the optimizer that it was called with; call trainer_kit.apply_gradients(optimizer, ...) with "
+                "that argument"
+            )
+        self._sums.update()

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.errors import UsageError
-from trainer_kit.training.trainer_parts.tracked_state import TrackedState
+from trainer_kit.training.tracked_state import TrackedState
 
 
 class _Layers(keras.layers.Layer):  # type: ignore[misc]

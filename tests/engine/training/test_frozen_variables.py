@@ -17,8 +17,8 @@ from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.run.launcher import launch
 from trainer_kit.serving.load import load_weights
 from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trained_variables import freeze
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.training.trainer_parts.frozen_variables import freeze
 
 RATE = {"type": "constant", "constant": {"learning_rate": 0.05}}
 ADAMW = {"optimizer": {"type": "adamw", "adamw": {"weight_decay_rate": 0.1}}, "learning_rate": RATE}

@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.optimizers.moving_average import MovingAverage
-from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
+from trainer_kit.training.evaluator import EvaluatedWeights
 
 
 class _Model(tf.Module):

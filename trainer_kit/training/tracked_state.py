@@ -1,14 +1,85 @@
-"""TrackedState: keeps what a training step changes besides weights and optimizer in the checkpoints of a trainer."""
+"""The state of a trainer in checkpoints besides weights and optimizer: variables of the step, and Python state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
+from trainer_kit.distribution.replica_values import put_replica_values, replica_values
+from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.training.checks.model_and_config import check_deterministic_kernels, check_exact_resume
+
+_LOG = logging.getLogger(__name__)
+
+
+def has_own_state(task: Any) -> bool:
+    """Whether a task has methods `state()` and `restore(state)`, which save its plain values in checkpoints."""
+    return all(callable(getattr(task, name, None)) for name in ("state", "restore"))
+
+
+@contextlib.contextmanager
+def kept_states(tasks: Iterable[Any]) -> Iterator[None]:
+    """Restores the own state of tasks at the end of this context; tasks without methods for it stay as they are."""
+    before = [
+        (task, copy.deepcopy(task.state()))
+        for task in {id(task): task for task in tasks}.values()
+        if has_own_state(task)
+    ]
+    yield
+    for task, state in before:
+        if state is not None:
+            task.restore(state)
+
+
+class InterruptedMetrics:
+    """Saves and restores the metrics of an interrupted loop, which the next start continues. Runs eagerly, on the host.
+
+    Args:
+      trainer: The trainer; its `metrics_continue` says whether a checkpoint holds them, and is set after a restore.
+      variables: A function that returns the variables of the training metrics, which may be created in a step.
+      strategy: The strategy of the trainer.
+    """
+
+    def __init__(self, trainer: Any, variables: Callable[[], Sequence[Any]], strategy: tf.distribute.Strategy) -> None:
+        self._trainer, self._variables, self._strategy = trainer, variables, strategy
+
+    def state(self) -> Any:
+        """Returns the values of the metrics on each replica; None if no loop was interrupted."""
+        return replica_values(self._variables(), self._strategy) if self._trainer.metrics_continue else None
+
+    def restore(self, state: Any) -> None:
+        """Restores what `state` returned; if the run has other metrics now, warns and begins them again."""
+        fits = state is not None and put_replica_values(self._variables(), self._strategy, state)
+        self._trainer.metrics_continue = fits
+        if state is not None and not fits:
+            _LOG.warning(
+                "the checkpoint holds the state of other metrics than this run has, so the first training metrics "
+                "leave out a few steps"
+            )
+
+
+def keep_python_state(trainer: Any, metrics: Callable[[], Sequence[Any]]) -> None:
+    """Adds the state that is not in variables to every checkpoint of a trainer.
+
+    Args:
+      trainer: The trainer, with its data.
+      metrics: A function that returns the variables of the training metrics.
+    """
+    rates, parts = ConfiguredRates(trainer.optimizer), trainer.state.python_state
+    parts.add("data", trainer.data.state, trainer.data.put_state)
+    of_loop = InterruptedMetrics(trainer, metrics, trainer.strategy)
+    parts.add("metrics", of_loop.state, of_loop.restore)
+    parts.add("learning rates", rates.state, rates.restore)
+    trainer.state.keep_replicas(trainer.strategy)
+    if has_own_state(trainer.task):
+        restore = trainer.task.restore
+        parts.add("task", trainer.task.state, lambda state: None if state is None else restore(state))
 
 
 class TrackedState:

@@ -1,1 +1,0 @@
-"""The parts that a Trainer is made of."""
