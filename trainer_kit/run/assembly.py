@@ -222,9 +222,18 @@ def build_controller(
         return OrbitController(kind, callbacks=listed, actions=actions, **arguments)
     profile = Profile(plan.options.profile, directory.train_summaries) if plan.options.profile else None
     members = callbacks_of_run(
-        plan.config, trainer, manager, history, writers.writer, users, actions,
-        early=early, profile=profile, sidecar=sidecar, trains=plan.trains,
-    )  # fmt: skip
+        plan.config,
+        trainer,
+        manager,
+        history,
+        writers.writer,
+        users,
+        actions,
+        early=early,
+        profile=profile,
+        sidecar=sidecar,
+        trains=plan.trains,
+    )
     listed = CallbackList(run, members, writers.times, plan.strategy)
     listed.keep_states()
     if arguments["summary_interval"] is not None:

@@ -131,14 +131,14 @@ def sources(values: flags.FlagValues) -> Sources:
 def request(values: flags.FlagValues) -> Request:
     """Returns the run that the flags ask for."""
     return Request(
-        values.experiment,
-        values.mode,
-        values.model_dir,
-        sources(values),
-        tuple(values.import_module),
-        tuple(values.allow_config_change),
-        values.checkpoint,
-        values.eval_name,
-        values.from_step,
-        values.profile,
+        experiment=values.experiment,
+        mode=values.mode,
+        model_dir=values.model_dir,
+        sources=sources(values),
+        import_modules=tuple(values.import_module),
+        allow_config_change=tuple(values.allow_config_change),
+        checkpoint=values.checkpoint,
+        eval_name=values.eval_name,
+        from_step=values.from_step,
+        profile=values.profile,
     )
