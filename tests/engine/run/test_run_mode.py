@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import tensorflow as tf
@@ -13,6 +14,7 @@ import tensorflow as tf
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
+from trainer_kit.config.modes import MODES
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.evals.run_history import RunHistory
@@ -92,6 +94,14 @@ def trained(tmp_path: Path) -> Path:
     made.run("train")
     assert made.counter.evaluated == []
     return tmp_path
+
+
+@pytest.mark.parametrize("mode", [name for name, mode in MODES.items() if mode.single])
+def test_each_mode_of_a_single_run_drives_the_controller(mode: str) -> None:
+    controller = MagicMock()
+    plan: Any = SimpleNamespace(mode=mode, config=tiny_experiment(), checkpoint="")
+    run_mode(plan, controller, MagicMock(), MagicMock())
+    assert controller.method_calls
 
 
 @pytest.mark.parametrize(
