@@ -42,7 +42,7 @@ class FiniteCheck(Callback):
         loss, step = reported_loss(logs), run.loop.end
         if not math.isfinite(loss) or (step >= self._begin_steps and loss > self._bound):
             raise Divergence(f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {self._bound:g})")
-        if run.trainer.sound is False:
+        if run.trainer.weights_finite is False:
             raise Divergence(f"a weight is not finite at step {step}")
 
     def checkpoint_begin(self, run: Run) -> None:
@@ -62,7 +62,7 @@ class FiniteCheck(Callback):
         self._require(run)
 
     def _require(self, run: Run) -> None:
-        if run.trainer.sound is None:
-            run.trainer.sound = run.trainer.state.weights_are_sound()
-        if not run.trainer.sound:
+        if run.trainer.weights_finite is None:
+            run.trainer.weights_finite = run.trainer.state.weights_are_sound()
+        if not run.trainer.weights_finite:
             raise Divergence(f"a weight is not finite at step {run.step}")

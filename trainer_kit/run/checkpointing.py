@@ -154,7 +154,7 @@ def _save_if_finite(controller: Any, error: BaseException, alone: bool) -> None:
     trainer = controller.trainer
     manager = controller.checkpoint_manager
     step = controller.run.step
-    if not controller.saves_after_errors or trainer is None or trainer.sound is False:
+    if not controller.saves_after_errors or trainer is None or trainer.weights_finite is False:
         return
     if step <= max(manager.saved_step, 0):
         return
@@ -167,7 +167,7 @@ def _save_if_finite(controller: Any, error: BaseException, alone: bool) -> None:
             return
         if begin < step < end:
             controller.interrupt_loop()
-        trainer.sound = None
+        trainer.weights_finite = None
     controller.save_checkpoint()
     controller.sync()
     _LOG.info("saved step %d after the error; the same command resumes from there", step)

@@ -20,6 +20,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.accumulation import GradientAccumulator, GradientSums
 from trainer_kit.optimizers.named_optimizers import NamedOptimizers
 from trainer_kit.process.error_report import described
+from trainer_kit.training.metrics import MetricSet
 from trainer_kit.training.trained_variables import layers_below
 
 _LOG = logging.getLogger(__name__)
@@ -254,8 +255,7 @@ class Accumulation:
 
     Args:
       trainer: The trainer.
-      step: A function of a replica's batch, an optimizer and the batch's share that runs a training step.
-      metrics: A function that returns the variables of the training metrics.
+      metrics: The training metrics.
       fused: Whether steps are fused in a program of XLA.
 
     Attributes:
@@ -265,15 +265,15 @@ class Accumulation:
       UsageError, ConfigError: when the config asks for micro-batches and they cannot work.
     """
 
-    def __init__(
-        self, trainer: Any, step: Callable[..., None], metrics: Callable[[], Sequence[Any]], fused: bool
-    ) -> None:
-        self._trainer, self._step, self._metrics, self._fused = trainer, step, metrics, fused
+    def __init__(self, trainer: Any, metrics: MetricSet, fused: bool) -> None:
+        self._trainer = trainer
+        self._metrics = metrics
+        self._fused = fused
         self.steps: int = getattr(trainer.config.trainer, "accumulate_steps", 1) if trainer.trains else 1
         self._sums = GradientSums()
         self._is_used = False
         if self.steps > 1:
-            check_accumulating(trainer, step, self.steps)
+            check_accumulating(trainer, type(trainer)._replica_train_step, self.steps)
             warn_of_batch_normalization(trainer.model, self.steps)
 
     @property
@@ -294,28 +294,31 @@ class Accumulation:
             )
 
     @tf.autograph.experimental.do_not_convert
-    def train(self, inputs: Any, options: Any) -> None:
+    def train(self, step: Callable[..., None], inputs: Any, options: Any) -> None:
         """Trains on a batch, with one update; runs in graph, in cross-replica context.
 
         Args:
+          step: A function of a replica's batch, an optimizer and the batch's share that runs a training step.
           inputs: The batch, as strategy.run takes it.
           options: The options of strategy.run.
         """
         self._is_used = True
         self._sums.calls = {}
+        part_step = functools.partial(self._part_step, step)
+        metrics = self._metrics.variables
         batches = MicroBatches(
-            self.steps, self._trainer.strategy, self._part_step, self._update, self._metrics, options, self._fused
+            self.steps, self._trainer.strategy, part_step, self._update, metrics, options, self._fused
         )
         batches(inputs)
 
     @tf.autograph.experimental.do_not_convert
-    def _part_step(self, part: Any, share: Any, first: Any) -> None:
+    def _part_step(self, step: Callable[..., None], part: Any, share: Any, first: Any) -> None:
         optimizer = self._trainer.optimizer
         if not isinstance(optimizer, Mapping):
-            self._step(part, GradientAccumulator(self._sums, optimizer, share, first), share)
+            step(part, GradientAccumulator(self._sums, optimizer, share, first), share)
             return
         parts = {name: GradientAccumulator(self._sums, one, share, first) for name, one in optimizer.items()}
-        self._step(part, optimizer.replaced(parts) if isinstance(optimizer, NamedOptimizers) else parts, share)
+        step(part, optimizer.replaced(parts) if isinstance(optimizer, NamedOptimizers) else parts, share)
 
     @tf.autograph.experimental.do_not_convert
     def _update(self) -> None:

@@ -22,7 +22,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       data_ended: Whether the training data ended in the last loop.
       reached: The global step after the last loop, if the loop has returned it; None: read global_step.
       loop_steps: The number of steps of the last loop; None when only the global step shows it.
-      sound: Whether all weights were finite at the last check; None: not checked since the last loop.
+      weights_finite: Whether all weights were finite at the last check; None: not checked since the last loop.
       metrics_continue: Whether the next loop continues the metrics of the last one: that was interrupted, or ended
         inside an epoch whose metrics are reported at its end.
       between_steps: False while a loop runs: an error may then come from the middle of a step.
@@ -42,7 +42,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     data_ended: bool = False
     reached: int | None = None
     loop_steps: int | None = 0
-    sound: bool | None = True
+    weights_finite: bool | None = True
     metrics_continue: bool = False
     between_steps: bool = False
     input_seconds: float | None = None

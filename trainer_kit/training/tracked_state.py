@@ -14,6 +14,7 @@ from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.distribution.replica_values import put_replica_values, replica_values
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.training.checks.model_and_config import check_deterministic_kernels, check_exact_resume
+from trainer_kit.training.metrics import MetricSet
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,20 +43,22 @@ class InterruptedMetrics:
 
     Args:
       trainer: The trainer; its `metrics_continue` says whether a checkpoint holds them, and is set after a restore.
-      variables: A function that returns the variables of the training metrics, which may be created in a step.
+      metrics: The training metrics, whose variables may be created in a step.
       strategy: The strategy of the trainer.
     """
 
-    def __init__(self, trainer: Any, variables: Callable[[], Sequence[Any]], strategy: tf.distribute.Strategy) -> None:
-        self._trainer, self._variables, self._strategy = trainer, variables, strategy
+    def __init__(self, trainer: Any, metrics: MetricSet, strategy: tf.distribute.Strategy) -> None:
+        self._trainer = trainer
+        self._metrics = metrics
+        self._strategy = strategy
 
     def state(self) -> Any:
         """Returns the values of the metrics on each replica; None if no loop was interrupted."""
-        return replica_values(self._variables(), self._strategy) if self._trainer.metrics_continue else None
+        return replica_values(self._metrics.variables(), self._strategy) if self._trainer.metrics_continue else None
 
     def restore(self, state: Any) -> None:
         """Restores what `state` returned; if the run has other metrics now, warns and begins them again."""
-        fits = state is not None and put_replica_values(self._variables(), self._strategy, state)
+        fits = state is not None and put_replica_values(self._metrics.variables(), self._strategy, state)
         self._trainer.metrics_continue = fits
         if state is not None and not fits:
             _LOG.warning(
@@ -64,12 +67,12 @@ class InterruptedMetrics:
             )
 
 
-def keep_python_state(trainer: Any, metrics: Callable[[], Sequence[Any]]) -> None:
+def keep_python_state(trainer: Any, metrics: MetricSet) -> None:
     """Adds the state that is not in variables to every checkpoint of a trainer.
 
     Args:
       trainer: The trainer, with its data.
-      metrics: A function that returns the variables of the training metrics.
+      metrics: The training metrics.
     """
     rates, parts = ConfiguredRates(trainer.optimizer), trainer.state.python_state
     parts.add("data", trainer.data.state, trainer.data.put_state)

@@ -74,14 +74,11 @@ _UNNAMED = (
 _REACHED = "trainer_kit/global_step"
 
 
-class NewLoops:
+class LoopFactory:
     """Creates training loops, and runs them. Created in the scope of the strategy.
 
     Args:
       config: The experiment's config.
-      reset: A function that resets the metrics; called first in each loop, in graph.
-      step: A function of the iterator that runs one training step.
-      results: A function that returns the logs of the loop.
       stop_flag: The StopFlag, which ends a loop before its next step.
       global_step: The global step, an int64 scalar.
       fuse_steps: The number of steps in one XLA program; 1: steps are not fused.
@@ -91,30 +88,30 @@ class NewLoops:
       stack: The batches of fused steps that a loop has not used, for the next loop.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        reset: Begin,
-        step: Step,
-        results: Results,
-        stop_flag: StopFlag,
-        global_step: tf.Variable,
-        fuse_steps: int,
-    ) -> None:
+    def __init__(self, config: Any, stop_flag: StopFlag, global_step: tf.Variable, fuse_steps: int) -> None:
         self._config = config
-        self._parts = (reset, step, results, stop_flag.variable)
         self._stop_flag = stop_flag
         self._global_step = global_step
         self._executor: str = getattr(config.runtime, "executor", "default")
         self.fuse_steps = fuse_steps
         self.stack = Stack()
 
-    def make(self) -> TrainLoop | FusedLoop:
-        """Returns a new loop that is not traced yet."""
+    def create_loop(self, reset: Begin, step: Step, results: Results) -> TrainLoop | FusedLoop:
+        """Returns a new loop that is not traced yet.
+
+        Args:
+          reset: A function that resets the metrics; called first in the loop, in graph.
+          step: A function of the iterator that runs one training step.
+          results: A function that returns the logs of the loop.
+        """
+        stop = self._stop_flag.variable
         if self.fuse_steps > 1:
-            return FusedLoop(*self._parts, self.stack, self.fuse_steps)
+            return FusedLoop(reset, step, results, stop, self.stack, self.fuse_steps)
         return TrainLoop(
-            *self._parts,
+            reset,
+            step,
+            results,
+            stop,
             after_step=lambda: self._stop_flag.agree(self._global_step),
             use_tf_function=self._config.trainer.train_tf_function,
             use_tf_while_loop=self._config.trainer.train_tf_while_loop,
@@ -200,7 +197,7 @@ class Trainer(Evaluator):
       inputs: The object of that class.
       data: The training data.
       hyper_parameters: The values that can be changed between loops, by name.
-      new_loops: Creates the training loops.
+      loop_factory: Creates the training loops.
       loop_parts: Runs the loops, and splits them where work has to be done between two steps.
       accumulation: Splits batches into micro-batches, if trainer.accumulate_steps asks for it.
 
@@ -257,7 +254,7 @@ class Trainer(Evaluator):
         """Creates the data and the parts of the training loop; called last, since both need the rest of the trainer."""
         config = self.config
         self.data = self._open_data(train_dataset)
-        keep_python_state(self, self._train_set.variables)
+        keep_python_state(self, self._train_set)
         self.hyper_parameters = HyperParameters(self)
         self._run_options = run_options(config.runtime)
         self._guarded = self.trains and getattr(config.trainer, "recovery_max_trials", 0) >= 0
@@ -267,16 +264,8 @@ class Trainer(Evaluator):
         fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
         check_fusing(fuse_steps, self.problem_of_fusing())
         self.data.put_in_stacks(fuse_steps)
-        self.accumulation = Accumulation(self, self._replica_train_step, self._train_set.variables, fuse_steps > 1)
-        self.new_loops = NewLoops(
-            config,
-            self._train_set.reset,
-            self.train_step,
-            self._train_results,
-            self.stop_flag,
-            self._global_step,
-            fuse_steps,
-        )
+        self.accumulation = Accumulation(self, self._train_set, fuse_steps > 1)
+        self.loop_factory = LoopFactory(config, self.stop_flag, self._global_step, fuse_steps)
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -319,7 +308,7 @@ class Trainer(Evaluator):
     @property
     def fuse_steps(self) -> int:
         """The number of training steps in one XLA program; 1: steps are not fused."""
-        return self.new_loops.fuse_steps
+        return self.loop_factory.fuse_steps
 
     @property
     def current_loop(self) -> TrainLoop | FusedLoop | None:
@@ -380,7 +369,7 @@ class Trainer(Evaluator):
         self.state.python_state.store()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
-        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self.new_loops.stack.empty, give_up=give_up)
+        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self.loop_factory.stack.empty, give_up=give_up)
 
     def after_restore(self, path: str | None = None) -> None:
         """Sets data, metrics and moving average to match the restored variables. Called after every restore.
@@ -391,7 +380,7 @@ class Trainer(Evaluator):
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
         self._tracked.after_restore()
-        self.sound, self.data_ended = None, False
+        self.weights_finite, self.data_ended = None, False
 
     # ---- training
 
@@ -414,8 +403,8 @@ class Trainer(Evaluator):
                     with self._in_loop(iterator):
                         graph = loop.graph(iterator)
                     self._tracked.keep_written(graph)
-                    self.new_loops.check(graph, iterator.element_spec, self.loop_parts.window)
-                self._run_in_parts(loop, iterator, num_steps)
+                    self.loop_factory.check(graph, iterator.element_spec, self.loop_parts.window)
+                self._run_segments(loop, iterator, num_steps)
             else:
                 if self.has_own_loop:
                     self._train_set.reset()  # our own loops do so inside the graph
@@ -423,7 +412,7 @@ class Trainer(Evaluator):
                     loop(iterator, num_steps)
         return self.train_loop_end()
 
-    def _run_in_parts(self, loop: Any, iterator: Any, num_steps: Any) -> None:
+    def _run_segments(self, loop: Any, iterator: Any, num_steps: Any) -> None:
         self._train_loop, self.between_steps, context = loop, True, lambda: self._in_loop(iterator)
         self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue, context)
         self.input_seconds = self.loop_parts.waited
@@ -435,7 +424,7 @@ class Trainer(Evaluator):
         self.between_steps = False
         spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
         described = batch_described("task.train_data", spec, self.task, self.model)
-        with described, self.data.reporting_damage(), self.new_loops.running():
+        with described, self.data.reporting_damage(), self.loop_factory.running():
             yield
         self.between_steps = True
 
@@ -455,7 +444,7 @@ class Trainer(Evaluator):
 
         Override it to run a different training loop.
         """
-        loop = self.new_loops.make()
+        loop = self.loop_factory.create_loop(self._train_set.reset, self.train_step, self._train_results)
         return self._workers.scheduled(loop.whole) if self._workers.are_there else loop
 
     def forget_train_loop(self) -> None:
@@ -492,7 +481,7 @@ class Trainer(Evaluator):
         found, self.loop_parts.results = self.loop_parts.results, None
         results = to_numpy(self._train_results()) if found is None else found
         self._train_set.reset_returned(whole=not self.metrics_continue)
-        self.sound, reached = pop_finite(results), int(results.pop(_REACHED))
+        self.weights_finite, reached = pop_finite(results), int(results.pop(_REACHED))
         self._gradient_reports.read(results)
         self.train_tensors.read()
         overridden = type(self).train is not Trainer.train or type(self).train_loop_end is not Trainer.train_loop_end
@@ -513,7 +502,7 @@ class Trainer(Evaluator):
             if self.accumulation.steps == 1:
                 self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
             else:
-                self.accumulation.train(inputs, self._run_options)
+                self.accumulation.train(self._replica_train_step, inputs, self._run_options)
             self._global_step.assign_add(1)
             if self._average is not None:
                 self._average.update(self._global_step)
@@ -533,7 +522,7 @@ class Trainer(Evaluator):
     def next_batch(self) -> Any:
         """Takes the next batch from the training data and returns it; runs eagerly, on the host."""
         iterator = self.data.iterator()
-        return self.new_loops.stack.next_batch(iterator) if self.fuse_steps > 1 else next(iterator)
+        return self.loop_factory.stack.next_batch(iterator) if self.fuse_steps > 1 else next(iterator)
 
     def is_out_of_data(self) -> bool:
         """Whether the training data has ended, even if the loop did not report it; takes a batch if it has not.

@@ -13,7 +13,8 @@ from trainer_kit.training.tracked_state import InterruptedMetrics
 
 def _metrics(metrics_continue: bool, *values: float) -> tuple[Any, list[tf.Variable], InterruptedMetrics]:
     trainer, variables = SimpleNamespace(metrics_continue=metrics_continue), [tf.Variable(value) for value in values]
-    return trainer, variables, InterruptedMetrics(trainer, lambda: variables, tf.distribute.get_strategy())
+    metrics = SimpleNamespace(variables=lambda: variables)
+    return trainer, variables, InterruptedMetrics(trainer, metrics, tf.distribute.get_strategy())
 
 
 def test_the_next_start_goes_on_with_their_values(caplog: pytest.LogCaptureFixture) -> None:

@@ -87,8 +87,8 @@ def test_each_evaluation_reports_the_result_of_its_examples(
 
 def test_a_loop_that_goes_on_keeps_the_state_of_its_metrics() -> None:
     trainer, labels = _trainer(), tiny_arrays(False)[1]
-    run = trainer._run_in_parts
-    trainer._run_in_parts = lambda *given: (run(*given), setattr(trainer, "metrics_continue", True))  # as after a stop
+    run = trainer._run_segments
+    trainer._run_segments = lambda *given: (run(*given), setattr(trainer, "metrics_continue", True))  # as after a stop
     trainer.train(tf.constant(STEPS))
     assert trainer.train(tf.constant(STEPS))["sum"] == labels[: 16 * STEPS].sum()
 

@@ -21,8 +21,8 @@ def _check(trainer: _Trainer, step: int, logs: dict[str, Any]) -> None:
 class _Trainer:
     """What is looked at of a trainer."""
 
-    def __init__(self, sound: bool | None, finite: bool = True) -> None:
-        self.sound, self.state, self.finite, self.looks = sound, self, finite, 0
+    def __init__(self, weights_finite: bool | None, finite: bool = True) -> None:
+        self.weights_finite, self.state, self.finite, self.looks = weights_finite, self, finite, 0
 
     def weights_are_sound(self) -> bool:
         self.looks += 1
@@ -33,7 +33,7 @@ class _Trainer:
 def test_a_loss_within_or_before_the_bound_is_accepted(step: int, loss: float, sound: Any) -> None:
     trainer = _Trainer(sound)
     _check(trainer, step, {"training_loss": loss})
-    assert (trainer.sound, trainer.looks) == (sound, 0)  # nothing is looked at for it
+    assert (trainer.weights_finite, trainer.looks) == (sound, 0)  # nothing is looked at for it
 
 
 @pytest.mark.parametrize(

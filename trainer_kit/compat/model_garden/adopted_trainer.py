@@ -89,7 +89,7 @@ class AdoptedTrainer(BaseTrainer):
         self.state.step_state.roots["trainer"] = inner
         self.state.python_state.add("learning rates", rates.state, rates.restore)
         self.state.python_state.add("data", self.data.state, self.data.put_state)
-        self.sound: bool | None = True
+        self.weights_finite: bool | None = True
         self.stop_flag: StopFlag = StopFlag(self._strategy)
 
     def _own_items(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class AdoptedTrainer(BaseTrainer):
         if self._inner._train_dataset is not self._dataset:  # it was replaced since the last loop
             self._dataset = self._inner._train_dataset
             self.data.feed.replace(self._dataset)
-        self._inner._train_iter, self.sound = self.data.iterator(), None
+        self._inner._train_iter, self.weights_finite = self.data.iterator(), None
         logs = self._inner.train(num_steps)
         self.stop_flag.agree_between_loops()
         return logs
@@ -234,7 +234,7 @@ class AdoptedTrainer(BaseTrainer):
         self.state.restored(path)
         self._keep_attributes()
         self.state.step_state.end_restore(strict=False)
-        self.sound, self.data_ended = None, False
+        self.weights_finite, self.data_ended = None, False
 
     def _keep_attributes(self) -> None:
         """Adds the variables in attributes to checkpoints: what the trainer's own loops change is not known.
