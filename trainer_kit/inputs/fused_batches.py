@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from typing import Any
 
 import tensorflow as tf
@@ -13,9 +11,6 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_structure import kind_of
 from trainer_kit.inputs.sources.base import positioned
-
-_LOG = logging.getLogger(__name__)
-_LARGE = 2**29  # bytes
 
 
 def stacked_at(
@@ -82,38 +77,6 @@ def problem_of_stacking(spec: Any) -> str:
                 "pad or crop the examples to one shape"
             )
     return ""
-
-
-def bytes_of(spec: Any) -> int:
-    """Returns the size of an element in bytes, as far as its spec tells."""
-    return sum(math.prod(size or 1 for size in part.shape) * part.dtype.size for part in tf.nest.flatten(spec))
-
-
-def tell_of_stacks(spec: Any, size: int, steps_per_loop: int) -> None:
-    """Warns about stacks that need much memory, do not fit into the loops, or have several shapes. Called once.
-
-    Args:
-      spec: The element spec of (number of batches, batches).
-      size: The number of batches in a stack.
-      steps_per_loop: The run's trainer.steps_per_loop.
-    """
-    if (taken := bytes_of(spec)) > _LARGE:
-        _LOG.warning(
-            "trainer.fuse_steps: the batches of one program take %.1f GiB, and those of the next programs are read "
-            "ahead; a smaller number trains as fast",
-            taken / 2**30,
-        )
-    if steps_per_loop % size:
-        _LOG.warning(
-            "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, so the last program of a loop "
-            "runs fewer steps; make trainer.steps_per_loop a multiple of fuse_steps",
-            *(size, steps_per_loop),
-        )
-    if any(part.shape.rank > 1 and part.shape[1] is None for part in tf.nest.flatten(spec)):
-        _LOG.info(
-            "trainer.fuse_steps: batches may be of several sizes, and XLA compiles a program for each size; "
-            "drop_remainder=true makes all batches full"
-        )
 
 
 def _without_prefetch(made: Any) -> Any:

@@ -25,7 +25,6 @@ from trainer_kit.distribution.tensorflow_internals import stateless_random_opera
 from trainer_kit.errors import DataError, add_note
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
-from trainer_kit.inputs.fused_batches import tell_of_stacks
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.sources.base import identity_of
 from trainer_kit.inputs.train_data import TrainData
@@ -118,14 +117,13 @@ class LoopFactory:
             exact_waits=self._executor == _ONE_THREAD,
         )
 
-    def check(self, graph: tf.Graph | None, batch_spec: Any, window: ProfileWindow) -> None:
+    def check(self, graph: tf.Graph | None, window: ProfileWindow) -> None:
         """Checks the graph of a new loop before the first step, and warns of what it leaves out or cannot use well.
 
         Runs eagerly, on the host.
 
         Args:
           graph: The graph of the loop; None: it is not compiled.
-          batch_spec: The spec of the elements that the loop reads.
           window: The steps of this run that will be traced for a profile.
 
         Raises:
@@ -134,7 +132,14 @@ class LoopFactory:
         if self.fuse_steps > 1:
             tell_dropped_assertions(graph)
             tell_slow_convolutions(graph)
-            tell_of_stacks(batch_spec, self.fuse_steps, self._config.trainer.steps_per_loop)
+            steps_per_loop = self._config.trainer.steps_per_loop
+            if steps_per_loop % self.fuse_steps:
+                _LOG.warning(
+                    "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, so the last program of a "
+                    "loop runs fewer steps; make trainer.steps_per_loop a multiple of fuse_steps",
+                    self.fuse_steps,
+                    steps_per_loop,
+                )
 
         if self._executor == _ONE_THREAD:
             if graph is not None:
@@ -403,7 +408,7 @@ class Trainer(Evaluator):
                     with self._in_loop(iterator):
                         graph = loop.graph(iterator)
                     self._tracked.keep_written(graph)
-                    self.loop_factory.check(graph, iterator.element_spec, self.loop_parts.window)
+                    self.loop_factory.check(graph, self.loop_parts.window)
                 self._run_segments(loop, iterator, num_steps)
             else:
                 if self.has_own_loop:

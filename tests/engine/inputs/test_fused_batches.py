@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_structure import kind_of, transformations
-from trainer_kit.inputs.fused_batches import problem_of_stacking, stacked, stacked_at, tell_of_stacks
+from trainer_kit.inputs.fused_batches import problem_of_stacking, stacked, stacked_at
 from trainer_kit.inputs.sources.arrays import ArraySource
 
 PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=3)
@@ -78,27 +77,6 @@ def test_no_single_batch_is_prefetched_before_stacking() -> None:
     assert _unstacked(stacks, 2) == _unstacked(plain, 2)[1:]
     assert [kind_of(part) for part in transformations(stacks)].count("Prefetch") == 1
     assert stacks.options().deterministic is True
-
-
-def test_costly_stacks_are_warned_about(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    large = (tf.TensorSpec([], tf.int32), {"x": tf.TensorSpec([100, 128, 224, 224, 3], tf.float32)})
-    alike, ragged = (
-        stacked(tf.data.Dataset.range(8).batch(2, drop_remainder=drop), 3).element_spec for drop in (True, False)
-    )
-    told = {
-        "the batches of one program take 7.2 GiB": (large, 100, 200),
-        "fuse_steps=3: loops of 10 steps end inside a stack": (alike, 3, 10),
-        "batches may be of several sizes": (ragged, 3, 9),
-        "": (alike, 3, 9),
-    }
-    for text, given in told.items():
-        caplog.clear()
-        with caplog.at_level(logging.INFO, logger="trainer_kit"):
-            tell_of_stacks(*given)
-        assert text in caplog.text
-        assert len(caplog.records) == bool(text)
 
 
 def test_a_pass_over_arrays_is_stacked_too() -> None:

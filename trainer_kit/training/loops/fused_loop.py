@@ -32,10 +32,14 @@ from trainer_kit.training.loops.tracing import LoopFunction, Readback, graph_fun
 from trainer_kit.training.loops.train_loop import Begin, Results, Step
 
 # The user's names of operations that XLA does not support.
-_SPELLED = {
-    "EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFuncStateless": "tf.numpy_function",
-    "StringFormat": "tf.print", "PrintV2": "tf.print", "WriteSummary": "tf.summary",
-}  # fmt: skip
+_USERS_NAMES = {
+    "EagerPyFunc": "tf.py_function",
+    "PyFunc": "tf.numpy_function",
+    "PyFuncStateless": "tf.numpy_function",
+    "StringFormat": "tf.print",
+    "PrintV2": "tf.print",
+    "WriteSummary": "tf.summary",
+}
 
 _OVERDRAWN = (
     "trainer.fuse_steps: a training step takes more than one batch from its iterator, and a fused step can take only "
@@ -249,37 +253,34 @@ def reporting_refusal(size: int) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if refusal := not_compiled(error, size):
-            raise refusal from error
-        raise
+        reason = _refusal_of_xla(error.message) if size > 1 else ""
+        if not reason:
+            raise
+        raise UsageError(
+            f"trainer.fuse_steps={size}: XLA cannot compile the training step: {reason}; change the step, or set "
+            "trainer.fuse_steps to 1"
+        ) from error
 
 
-def not_compiled(error: tf.errors.OpError, size: int) -> UsageError | None:
-    """Returns the error to raise if XLA refused a loop with `size` steps in a program; None for other errors."""
-    if size == 1 or (reason := refusal_of_xla(error)) is None:
-        return None
-    return UsageError(
-        f"trainer.fuse_steps={size}: XLA cannot compile the training step: {reason}; "
-        "change the step, or set trainer.fuse_steps to 1"
-    )
-
-
-def refusal_of_xla(error: BaseException) -> str | None:
-    """Returns in one line why XLA did not compile a program; None for another kind of error."""
-    text = getattr(error, "message", "")
-    if found := re.search(r"Trying to access resource (.+?) located in device \S*CPU", text):
+def _refusal_of_xla(message: str) -> str:
+    """Returns in one line why XLA did not compile a program; "" for another kind of error."""
+    variable = re.search(r"Trying to access resource (.+?) located in device \S*CPU", message)
+    if variable:
         return (
-            f"it uses the variable {found[1]}, which is on the CPU, where TensorFlow keeps variables of int32; create "
-            "it as int64, and not under tf.device('CPU:0')"
+            f"it uses the variable {variable[1]}, which is on the CPU, where TensorFlow keeps variables of int32; "
+            "create it as int64, and not under tf.device('CPU:0')"
         )
-    if not any(mark in text for mark in ("tf2xla conversion failed", "unsupported operations when trying to compile")):
-        return None
-    first = text.split("tf2xla conversion failed", 1)[0]
-    places = re.findall(r'File "[^"]+", line \d+, in \S+', first)
-    own = [place for place in places if "site-packages" not in place] or places
-    where = f" ({own[-1]})" if own else ""
-    if missing := dict.fromkeys(re.findall(r"No registered '(\w+)' OpKernel", text)):
-        return f"it uses {', '.join(_SPELLED.get(op, op) for op in missing)}{where}, which XLA does not support"
-    lines = (line.strip() for line in text.splitlines())
-    told = (line for line in lines if line and not line.startswith(("Graph execution error", "Detected at", "<stack")))
-    return f"{next(told, 'TensorFlow gives no reason')}{where}"
+    if "tf2xla conversion failed" not in message and "unsupported operations when trying to compile" not in message:
+        return ""
+
+    places = re.findall(r'File "[^"]+", line \d+, in \S+', message.split("tf2xla conversion failed", 1)[0])
+    users = [place for place in places if "site-packages" not in place] or places
+    place = f" ({users[-1]})" if users else ""
+    operations = dict.fromkeys(re.findall(r"No registered '(\w+)' OpKernel", message))
+    if operations:
+        names = ", ".join(_USERS_NAMES.get(operation, operation) for operation in operations)
+        return f"it uses {names}{place}, which XLA does not support"
+    lines = [line.strip() for line in message.splitlines()]
+    introductions = ("Graph execution error", "Detected at", "<stack")
+    reasons = [line for line in lines if line and not line.startswith(introductions)]
+    return f"{reasons[0] if reasons else 'TensorFlow gives no reason'}{place}"
