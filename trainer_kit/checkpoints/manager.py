@@ -133,7 +133,6 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._run = run
         self._asynchronous = asynchronous
         self._partial = partial
-        trainer.state.step_state.allow_partial = partial
 
         self._is_chief = is_chief(trainer.strategy)
         self._reports = reports if self._is_chief else None

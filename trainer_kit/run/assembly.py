@@ -129,6 +129,7 @@ def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> Checkpoin
     """Returns the manager of the run's checkpoints; it writes all earlier reports to disk before a checkpoint."""
     options = plan.config.trainer
     leases = Leases(plan.directory.evals, options.continuous_eval.max_wait_checkpoints, history.ledger)
+    trainer.state.step_state.allow_partial = plan.options.allow_partial_restore
     return CheckpointManager(
         trainer,
         plan.directory,

@@ -326,7 +326,7 @@ def test_optimizers_of_the_task_that_do_not_fit_are_told(
 
 @pytest.mark.parametrize("field", ["optimizer", "learning_rate"])
 def test_a_section_that_nothing_uses_is_refused(field: str) -> None:
-    with pytest.raises(ConfigError, match=f"would not use optimizer_config.{field}"):
+    with pytest.raises(ConfigError, match=f"do not use optimizer_config.{field}"):
         tiny_experiment(
             optimizer_config={"learning_rate": RATE, **({} if field == "learning_rate" else SGD)},
             optimizers={"all": {**SGD, **REST}},
