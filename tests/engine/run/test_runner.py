@@ -22,6 +22,7 @@ import tensorflow as tf
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from tests.engine.traces import times_traced
+from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -37,7 +38,7 @@ from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.metrics_jsonl import WALL_CLOCK_FIELDS, active_history
-from trainer_kit.testing import compare_runs, tiny_arrays
+from trainer_kit.testing import compare_runs, stop_at, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
 
@@ -568,12 +569,13 @@ def test_train_and_eval_evaluates_a_run_that_only_trained(of_trained: ReadyTrain
     assert "accuracy" in _run(trained, "train_and_eval", _TRAINED, trainer=of_trained.again())[1]
 
 
-def test_a_failed_last_background_save_is_a_storage_error(linear: ReadyTrainer, tmp_path: Path) -> None:
-    def block(logs: Any) -> None:
-        (tmp_path / "ckpt-20_temp").touch()  # TensorFlow cannot make its folder there, as on a full disk
-
-    with pytest.raises(StorageError, match=r"ckpt-20 was not written: .*ckpt-20"):
-        _run(tmp_path, train_actions=[block], trainer=linear.again())
+def test_a_failed_last_background_save_is_a_storage_error(
+    linear: ReadyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "on_write_point", None)  # put back after the test
+    stop_at("checkpoint.record.open", occurrence=2, how="raise")
+    with pytest.raises(StorageError, match=r"ckpt-20 was not written: .*ckpt-20.* No space left"):
+        _run(tmp_path, trainer=linear.again())
     assert not (tmp_path / "final.json").exists()
 
 
