@@ -255,6 +255,7 @@ class Accumulation:
 
     Args:
       trainer: The trainer.
+      step: The method of the trainer's class that runs a step on a replica, to be checked.
       metrics: The training metrics.
       fused: Whether steps are fused in a program of XLA.
 
@@ -265,7 +266,7 @@ class Accumulation:
       UsageError, ConfigError: when the config asks for micro-batches and they cannot work.
     """
 
-    def __init__(self, trainer: Any, metrics: MetricSet, fused: bool) -> None:
+    def __init__(self, trainer: Any, step: Callable[..., None], metrics: MetricSet, fused: bool) -> None:
         self._trainer = trainer
         self._metrics = metrics
         self._fused = fused
@@ -273,7 +274,7 @@ class Accumulation:
         self._sums = GradientSums()
         self._is_used = False
         if self.steps > 1:
-            check_accumulating(trainer, type(trainer)._replica_train_step, self.steps)
+            check_accumulating(trainer, step, self.steps)
             warn_of_batch_normalization(trainer.model, self.steps)
 
     @property

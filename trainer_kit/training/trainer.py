@@ -269,7 +269,7 @@ class Trainer(Evaluator):
         fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
         check_fusing(fuse_steps, self.problem_of_fusing())
         self.data.put_in_stacks(fuse_steps)
-        self.accumulation = Accumulation(self, self._train_set, fuse_steps > 1)
+        self.accumulation = Accumulation(self, type(self)._replica_train_step, self._train_set, fuse_steps > 1)
         self.loop_factory = LoopFactory(config, self.stop_flag, self._global_step, fuse_steps)
 
     @classmethod
