@@ -21,7 +21,7 @@ PACKAGE = "trainer_kit"
 # The folders, lowest first: a module imports from its own folder and from lower ones. Files stand for themselves.
 FLOORS = (
     "errors", "files", "checkpoint_names",
-    "config", "process", "distribution", "telemetry", "checkpoints", "inputs", "optimizers", "evals", "training",
+    "config", "process", "runtime", "telemetry", "checkpoints", "inputs", "optimizers", "evals", "training",
     "callbacks", "serving", "run", "testing", "compat", "cli", "train", "__main__",
 )  # fmt: skip
 
@@ -40,8 +40,8 @@ RECOGNISER_LINES = 60  # of the one small module that may import tf_keras, to te
 # programs of other frameworks that use private names.
 INTERNALS = (
     "config.sources.gin_internals",
-    "distribution.keras_internals",
-    "distribution.tensorflow_internals",
+    "runtime.keras_internals",
+    "runtime.tensorflow_internals",
     "compat",
 )
 

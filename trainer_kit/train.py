@@ -24,7 +24,6 @@ from trainer_kit.config.experiments import task_class
 from trainer_kit.config.modes import MODES
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import gin_second_pass, operative_gin
-from trainer_kit.distribution.tf_config import worker_number
 from trainer_kit.errors import ExitCode
 from trainer_kit.files import follow_links
 from trainer_kit.process.error_report import print_error
@@ -34,6 +33,7 @@ from trainer_kit.run.flag_texts import help_text
 from trainer_kit.run.flags import attempt_flags, parse_flags, request, until_begun
 from trainer_kit.run.preflight import check_request
 from trainer_kit.run.supervisor import supervise
+from trainer_kit.runtime.tf_config import worker_number
 
 
 class _CurrentStderr:

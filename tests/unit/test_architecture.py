@@ -120,7 +120,7 @@ GOOD: list[tuple[house.Rule, Modules]] = [
     (house.one_tf_keras_recogniser, {"trainer_kit.a": "import tf_keras"}),
     (house.experiments_use_public_names, {"experiments.one.task": "import trainer_kit\nfrom experiments.one import x"}),
     (house.experiments_use_public_names, {"experiments.one": "from trainer_kit import Task, configclass"}),
-    (house.private_names_in_their_modules, {"trainer_kit.distribution.tensorflow_internals": "a._b"}),
+    (house.private_names_in_their_modules, {"trainer_kit.runtime.tensorflow_internals": "a._b"}),
     (house.private_names_in_their_modules, {"trainer_kit.compat.model_garden.actions.a": "a._b"}),
     (
         house.private_names_in_their_modules,

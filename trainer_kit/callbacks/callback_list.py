@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Requests, Run
 from trainer_kit.checkpoints.state.python_state import check_state
-from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
+from trainer_kit.runtime.collectives import broadcast_from_chief, worker_count
 from trainer_kit.telemetry.time_ledger import NAMES, TimeLedger
 from trainer_kit.training.checks.failed_step import is_users
 from trainer_kit.training.loops.intervals import next_multiple

@@ -26,9 +26,9 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.startup_scan import DIVERGED
 from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.distribution.collectives import broadcast_from_chief
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.optimizers import gradients
+from trainer_kit.runtime.collectives import broadcast_from_chief
 from trainer_kit.telemetry.scalars import reported_loss, to_json_number
 from trainer_kit.training.checks.failed_step import GradientDivergence
 from trainer_kit.training.hyper_parameters import RECOVERY_FACTOR

@@ -130,6 +130,6 @@ def _lineage(directory: str) -> int:
 
 def _chiefs(run: Run, value: Any) -> Any:
     """Returns the chief's value, which JSON can hold, on every worker."""
-    from trainer_kit.distribution.collectives import chiefs_text  # imports TensorFlow
+    from trainer_kit.runtime.collectives import chiefs_text  # imports TensorFlow
 
     return json.loads(chiefs_text(run.trainer.strategy, json.dumps(value)))

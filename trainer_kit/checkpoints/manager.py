@@ -40,10 +40,10 @@ from trainer_kit.checkpoints.startup_scan import (
 from trainer_kit.checkpoints.state.strict_restore import restore
 from trainer_kit.config.schema.durations import RoundedSteps, exact_steps, seconds_of
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.distribution.collectives import broadcast_from_chief, is_chief, worker_index
-from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import DivergedError, StorageError
 from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.runtime.collectives import broadcast_from_chief, is_chief, worker_index
+from trainer_kit.runtime.tensorflow_internals import end_saver
 
 _LOG = logging.getLogger(__name__)
 

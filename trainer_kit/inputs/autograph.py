@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import converted_by_autograph
+from trainer_kit.runtime.tensorflow_internals import converted_by_autograph
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:

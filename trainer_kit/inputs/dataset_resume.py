@@ -16,17 +16,17 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import (
+from trainer_kit.inputs.dataset_structure import kind_named, kind_of, transformations
+from trainer_kit.inputs.op_definitions import op_definition
+from trainer_kit.inputs.sources.batch_function import label_of
+from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
+from trainer_kit.runtime.tensorflow_internals import (
     functions_of,
     inputs_of,
     is_nondeterministic,
     is_unseeded,
     reshuffles,
 )
-from trainer_kit.inputs.dataset_structure import kind_named, kind_of, transformations
-from trainer_kit.inputs.op_definitions import op_definition
-from trainer_kit.inputs.sources.batch_function import label_of
-from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
 
 Method = Literal["iterator", "skip", "inexact"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import functions_of, inputs_of
 from trainer_kit.errors import TrainerKitError
 from trainer_kit.errors.user_frames import Frame, own_frames
+from trainer_kit.runtime.tensorflow_internals import functions_of, inputs_of
 
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 # With endless inputs their output has no end either, though TensorFlow calls the length of some of them unknown.

@@ -6,11 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import inputs_of
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_structure import kind_of
 from trainer_kit.inputs.sources.base import positioned
+from trainer_kit.runtime.tensorflow_internals import inputs_of
 
 
 def stacked_at(

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from trainer_kit.distribution.keras_internals import trained_variables
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers import gradients as updates
+from trainer_kit.runtime.keras_internals import trained_variables
 
 Apply: TypeAlias = Callable[[list[tuple[Any, Any]]], Any]
 Key: TypeAlias = tuple[Any, ...]  # of a call: the `id` of optimizer and variables, and how often it was made before

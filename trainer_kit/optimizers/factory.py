@@ -135,7 +135,7 @@ def _muon(config: Any, rate: Rate) -> keras.Optimizer:
             f"optimizer.type=muon needs Keras 3.13 or newer, and Keras {keras.version()} is installed; update Keras, "
             "or choose another optimizer, such as adamw"
         )
-    from trainer_kit.optimizers.muon import Muon
+    from trainer_kit.optimizers.decaying import Muon
 
     names = (
         "momentum nesterov ns_steps muon_a muon_b muon_c rms_rate exclude_layers exclude_embeddings weight_decay "

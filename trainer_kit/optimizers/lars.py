@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.optimizers.per_variable import PerVariable, variable_path
-from trainer_kit.optimizers.slots import SlotOptimizer
+from trainer_kit.optimizers.per_variable import PerVariable, SlotOptimizer, variable_path
 from trainer_kit.optimizers.weight_decay import DecayRates, DecayRule
 
 

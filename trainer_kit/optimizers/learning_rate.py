@@ -19,18 +19,19 @@ from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.schedules import LrConfig, WarmupConfig
-from trainer_kit.distribution.keras_internals import learning_rate_of, replace_learning_rate
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.rate_schedules import (
     FunctionOfStep,
+    LinearWarmup,
     OneCycle,
+    PolynomialWarmup,
     PowerAndLinearDecay,
     PowerDecay,
     PowerDecayWithOffset,
     StepCosineDecay,
     WithOffset,
 )
-from trainer_kit.optimizers.warmup import LinearWarmup, PolynomialWarmup
+from trainer_kit.runtime.keras_internals import learning_rate_of, replace_learning_rate
 
 _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
     "stepwise": lambda c: PiecewiseConstantDecay(list(c.boundaries), list(c.values), name=c.name),

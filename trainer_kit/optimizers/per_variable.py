@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import keras
 import tensorflow as tf
 
-from trainer_kit.distribution.keras_internals import variable_index
 from trainer_kit.errors import UsageError, near_names
+from trainer_kit.runtime.keras_internals import variable_index
 
 Value = TypeVar("Value")
 
@@ -65,3 +65,31 @@ def check_patterns(option: str, patterns: Iterable[str], paths: Sequence[str], o
         if not any(re.search(pattern, path) for path in paths):
             near = ", ".join(similar_paths(pattern, paths))
             raise UsageError(f"{option}: no variable of {of} matches {pattern!r}; similar ones are: {near}")
+
+
+class SlotOptimizer(keras.optimizers.Optimizer):
+    """An optimizer with named slots, which begin at 0.
+
+    Attributes:
+      slot_names: The names of the slots of a variable.
+      argument_names: The names of the arguments of the subclass, which are attributes too, for `get_config`.
+    """
+
+    slot_names: ClassVar[tuple[str, ...]] = ()
+    argument_names: ClassVar[tuple[str, ...]] = ()
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the slots for `variables`; called in strategy scope."""
+        if self.built:
+            return
+        super().build(variables)
+        self.slots = [list(slots) for slots in self.add_optimizer_variables(variables, list(self.slot_names))]
+
+    def slots_of(self, variable: Any) -> list[Any]:
+        """Returns the slots of a variable, in the order of `slot_names`; also inside `update_step`, on a replica."""
+        index = variable_index(self, variable)
+        return [slots[index] for slots in self.slots]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), **{name: getattr(self, name) for name in self.argument_names}}

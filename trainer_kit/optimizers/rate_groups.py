@@ -18,9 +18,9 @@ from typing import Any
 import keras
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.distribution.keras_internals import keras_decays
 from trainer_kit.optimizers.per_variable import PerVariable, similar_paths, variable_path
 from trainer_kit.optimizers.weight_decay import DecayRates, decay
+from trainer_kit.runtime.keras_internals import keras_decays
 
 _log = logging.getLogger(__name__)
 

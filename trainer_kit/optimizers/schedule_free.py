@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.optimizers.slots import SlotOptimizer
+from trainer_kit.optimizers.per_variable import SlotOptimizer
 from trainer_kit.optimizers.weight_decay import DecayRates
 
 

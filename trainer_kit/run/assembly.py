@@ -22,7 +22,6 @@ from trainer_kit.checkpoints.retention import Retention
 from trainer_kit.checkpoints.state.variable_names import layer_names
 from trainer_kit.config.resume_check import data_mistakes
 from trainer_kit.config.schema.durations import RoundedSteps, seconds_of
-from trainer_kit.distribution.collectives import barrier, chiefs_text, worker_count
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger, other_ledgers
@@ -35,6 +34,7 @@ from trainer_kit.run.controller import Controller
 from trainer_kit.run.orbit_adapters import Actions, OrbitController, keep_states, list_actions
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.preflight import early_stopping_mistakes
+from trainer_kit.runtime.collectives import barrier, chiefs_text, worker_count
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.training.loops.train_loop import SummaryTimer
 from trainer_kit.training.trainer_creation import (

@@ -14,7 +14,6 @@ import tensorflow as tf
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count
 from trainer_kit.errors import (
     DivergedError,
     InterruptedRunError,
@@ -25,6 +24,7 @@ from trainer_kit.errors import (
 )
 from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.run.progress import Phases
+from trainer_kit.runtime.collectives import broadcast_from_chief, worker_count
 from trainer_kit.training.checks.failed_step import is_between_steps, loss_message
 from trainer_kit.training.loops.intervals import is_due
 

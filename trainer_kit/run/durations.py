@@ -14,11 +14,11 @@ from trainer_kit.callbacks.callback_list import EPOCH_EVENTS
 from trainer_kit.config.run_length import durations_in, with_steps
 from trainer_kit.config.schema.durations import EPOCHS
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count, worker_index
 from trainer_kit.inputs.epoch_length import epoch_length
 from trainer_kit.inputs.registered_datasets import inputs_of
 from trainer_kit.inputs.sources.base import made_inputs
 from trainer_kit.run.plan import RunPlan
+from trainer_kit.runtime.collectives import broadcast_from_chief, worker_count, worker_index
 from trainer_kit.training.loops.intervals import Epochs
 
 

@@ -11,9 +11,11 @@ import contextlib
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from trainer_kit import files
@@ -21,8 +23,7 @@ from trainer_kit.checkpoint_names import step_of
 from trainer_kit.checkpoints.startup_scan import remove_saved
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.distribution.collectives import worker_count
-from trainer_kit.distribution.fresh_process_state import forget_models
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher
 from trainer_kit.evals.continuous_eval import Sidecar
@@ -36,6 +37,9 @@ from trainer_kit.run.monitoring import TimeLimit
 from trainer_kit.run.plan import RunOptions
 from trainer_kit.run.run_record import record_run
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.runtime.collectives import worker_count
+from trainer_kit.runtime.determinism import seed_everything
+from trainer_kit.runtime.precision import set_precision
 from trainer_kit.telemetry.tensorboard import SummaryManager
 
 _LOG = logging.getLogger(__name__)
@@ -166,3 +170,19 @@ class Pretraining(Sidecar):
             self._has_lease = True
         if self._has_lease:
             super().need(after, reads)
+
+
+def forget_models(runtime: RuntimeConfig) -> None:
+    """Frees the state that Keras keeps of earlier models, and seeds everything; runs eagerly, on the host.
+
+    What is built next has the names, draws the random numbers and has the dtype policy that it would have in a new
+    process, whatever was built before.
+    """
+    policy = keras.config.dtype_policy()  # the user's own, if the config has none
+    keras_2 = sys.modules.get("tf_keras")
+    if keras_2 is not None:
+        keras_2.backend.clear_session()
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy(policy)
+    seed_everything(runtime.random_seed)
+    set_precision(runtime)

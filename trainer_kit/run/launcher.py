@@ -8,13 +8,6 @@ from typing import Any
 from trainer_kit.config.experiments import task_class
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE, lookup_mode
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.devices import configure_devices
-from trainer_kit.distribution.global_batch import check_global_batch
-from trainer_kit.distribution.lost_workers import peers_needed
-from trainer_kit.distribution.precision import set_precision
-from trainer_kit.distribution.seeds import seed_everything
-from trainer_kit.distribution.strategy import create_strategy
-from trainer_kit.distribution.tf_config import configure_cluster, parameter_server_mistakes, read_cluster
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import kept_threads
@@ -22,6 +15,13 @@ from trainer_kit.run.finetune import finetune_checkpoints
 from trainer_kit.run.monitoring import only_run_of_process
 from trainer_kit.run.plan import RunOptions
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.runtime.determinism import seed_everything
+from trainer_kit.runtime.devices import configure_devices
+from trainer_kit.runtime.global_batch import check_global_batch
+from trainer_kit.runtime.lost_workers import peers_needed
+from trainer_kit.runtime.precision import set_precision
+from trainer_kit.runtime.strategy import create_strategy
+from trainer_kit.runtime.tf_config import configure_cluster, parameter_server_mistakes, read_cluster
 
 
 def launch(

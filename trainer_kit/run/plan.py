@@ -24,7 +24,6 @@ from trainer_kit.config.resume_check import Change
 from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.layer import is_inside
-from trainer_kit.distribution.collectives import all_gather, barrier, is_chief, strategy_of_run, worker_count
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
 from trainer_kit.evals.continuous_eval import with_chosen_sets
@@ -36,6 +35,7 @@ from trainer_kit.run.controller import Controller
 from trainer_kit.run.orbit_adapters import list_actions
 from trainer_kit.run.preflight import profile_mistakes
 from trainer_kit.run.progress import Progress
+from trainer_kit.runtime.collectives import all_gather, barrier, is_chief, strategy_of_run, worker_count
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.training.loops.intervals import Epochs
 

@@ -16,11 +16,11 @@ from trainer_kit.config.resume_check import unknown_paths
 from trainer_kit.config.run_length import share_mistakes
 from trainer_kit.config.schema.evaluation import OWN_EVALUATIONS, folder_name_problem
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
-from trainer_kit.distribution.tf_config import parameter_server_mistakes, worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.process.finetune_directory import pretraining_mistakes
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir, removed_auto_choices
 from trainer_kit.process.run_lock import check_not_held
+from trainer_kit.runtime.tf_config import parameter_server_mistakes, worker_number
 from trainer_kit.telemetry.profile_window import profile_steps
 
 

@@ -11,9 +11,6 @@ from typing import Any
 from trainer_kit.config.fields import leaves
 from trainer_kit.config.schema.durations import unit_of
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.collectives import all_gather
-from trainer_kit.distribution.devices import only_cpus, thread_counts
-from trainer_kit.distribution.lost_workers import peers_needed
 from trainer_kit.errors import PreemptedError, explained
 from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.evals.ledger import plain
@@ -21,6 +18,9 @@ from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.progress import BETWEEN
+from trainer_kit.runtime.collectives import all_gather
+from trainer_kit.runtime.devices import only_cpus, thread_counts
+from trainer_kit.runtime.lost_workers import peers_needed
 from trainer_kit.telemetry.flops import model_cost
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_advice import RunSettings, verdict

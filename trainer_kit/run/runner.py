@@ -16,7 +16,6 @@ from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.reports import epoch_place
 from trainer_kit.config.run_warnings import interval_warnings, rate_end_warnings
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.collectives import barrier
 from trainer_kit.errors import DataError
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.run_history import RunHistory
@@ -38,6 +37,7 @@ from trainer_kit.run.run_record import (
     was_ended_by_callback,
     was_stopped,
 )
+from trainer_kit.runtime.collectives import barrier
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
@@ -78,7 +78,7 @@ def run_experiment(
     """Runs an experiment in one mode. Called eagerly, on every worker.
 
     Args:
-      distribution_strategy: The strategy, as from `distribution.strategy.create_strategy`; None: the current one.
+      distribution_strategy: The strategy, as from `runtime.strategy.create_strategy`; None: the current one.
       task: The task to train, made in the scope of the strategy.
       mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval. (`launch` also runs
         continuous_train_and_eval.)

@@ -13,9 +13,9 @@ from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, readable
 from trainer_kit.checkpoints.state.strict_restore import differences_table
 from trainer_kit.checkpoints.weight_files.keras_file import is_keras_file
 from trainer_kit.config.experiments import task_class
-from trainer_kit.distribution.precision import precision
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.checkpoint_selection import weights_at
+from trainer_kit.runtime.precision import precision
 from trainer_kit.serving.keras_files import load_keras_file
 from trainer_kit.serving.recorded_run import recorded_config, run_folder
 from trainer_kit.serving.run_checkpoint import run_checkpoint

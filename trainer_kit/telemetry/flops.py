@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import functions_called
+from trainer_kit.runtime.tensorflow_internals import functions_called
 from trainer_kit.telemetry.model_stats import count_parameters
 
 # Operations whose work is in another function, which the profiler does not count.

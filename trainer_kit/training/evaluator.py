@@ -14,16 +14,16 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.optimization import WEIGHTS
-from trainer_kit.distribution.collectives import strategy_of_run, worker_count
-from trainer_kit.distribution.datasets import distribute_dataset
-from trainer_kit.distribution.executor import executor
-from trainer_kit.distribution.replicas import local_tensors
-from trainer_kit.distribution.tensorflow_internals import stateless_random_operations
 from trainer_kit.errors import TrainerKitError, UsageError, suggestion
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.best.named_bests import BestCheckpoints
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.tfrecords import reporting_damage
+from trainer_kit.runtime.collectives import strategy_of_run, worker_count
+from trainer_kit.runtime.datasets import distribute_dataset
+from trainer_kit.runtime.executor import executor
+from trainer_kit.runtime.replica_values import local_tensors
+from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.batch_spec import batch_described
 from trainer_kit.training.loops import eval_loop

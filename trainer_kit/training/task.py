@@ -15,13 +15,13 @@ import tensorflow as tf
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.keras_internals import undivided_losses
 from trainer_kit.errors import TrainerKitError, UsageError, add_note
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.base import Source
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.process.error_report import described_values
+from trainer_kit.runtime.keras_internals import undivided_losses
 from trainer_kit.training.initial_weights.load import load_initial_weights
 
 

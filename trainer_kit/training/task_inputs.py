@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.durations import Duration, RoundedSteps
 from trainer_kit.config.schema.evaluation import ValidationSetConfig, validation_sets
-from trainer_kit.distribution.datasets import has_plain_iterator, with_threads
-from trainer_kit.distribution.global_batch import tell_uneven_batch
-from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.registered_datasets import inputs_of
 from trainer_kit.inputs.sources.first_batches import only_first_batches
 from trainer_kit.inputs.train_data import TrainData, open_whole
+from trainer_kit.runtime.datasets import has_plain_iterator, with_threads
+from trainer_kit.runtime.determinism import is_op_determinism_enabled
+from trainer_kit.runtime.global_batch import tell_uneven_batch
 from trainer_kit.training.metrics import MetricSet
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.distribution.replica_values import put_replica_values, replica_values
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
+from trainer_kit.runtime.replica_values import put_replica_values, replica_values
 from trainer_kit.training.checks.model_and_config import check_deterministic_kernels, check_exact_resume
 from trainer_kit.training.metrics import MetricSet
 

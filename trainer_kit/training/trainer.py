@@ -18,10 +18,6 @@ import tensorflow as tf
 from trainer_kit.checkpoint_names import ITERATOR
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.evaluation import training_sets
-from trainer_kit.distribution.collectives import worker_count
-from trainer_kit.distribution.executor import executor
-from trainer_kit.distribution.replicas import local_tensors, run_options
-from trainer_kit.distribution.tensorflow_internals import stateless_random_operations
 from trainer_kit.errors import DataError, add_note
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
@@ -30,6 +26,10 @@ from trainer_kit.inputs.sources.base import identity_of
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.gradient_processors import refused_gradient
 from trainer_kit.optimizers.learning_rate import current_learning_rate
+from trainer_kit.runtime.collectives import worker_count
+from trainer_kit.runtime.executor import executor
+from trainer_kit.runtime.replica_values import local_tensors, run_options
+from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.telemetry.profile_window import ProfileWindow
 from trainer_kit.training.accumulation import Accumulation, less_memory_advice
 from trainer_kit.training.checks.batch_spec import batch_described, build_metrics, build_model, new_model

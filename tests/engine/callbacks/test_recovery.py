@@ -19,10 +19,10 @@ import tensorflow as tf
 from tests.engine.linear_task import SGD, LinearTask
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import DataConfig
-from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import DivergedError, PreemptedError
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.telemetry.metrics_jsonl import active_history
 from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
 

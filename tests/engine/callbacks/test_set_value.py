@@ -13,10 +13,10 @@ import tensorflow as tf
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
-from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import UsageError
 from trainer_kit.files import read_lines
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.runtime.determinism import seed_everything
 
 CONSTANT = {"type": "constant", "constant": {"learning_rate": 0.5}}
 

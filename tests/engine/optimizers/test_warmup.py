@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 from official.modeling.optimization import lr_schedule
 
-from trainer_kit.optimizers.warmup import LinearWarmup, PolynomialWarmup
+from trainer_kit.optimizers.rate_schedules import LinearWarmup, PolynomialWarmup
 
 STEPS = (0, 1, 5, 9, 10, 11, 30, 100)
 AFTER = (0.5, 20)

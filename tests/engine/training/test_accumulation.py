@@ -18,9 +18,9 @@ from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import apply_gradients
 from trainer_kit.callbacks.recovery import gradient_norms
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.run.launcher import launch
+from trainer_kit.runtime.precision import set_precision
 from trainer_kit.testing import CLASSES, FEATURES, TinyTask, tiny_arrays
 from trainer_kit.training.task import split_batch
 from trainer_kit.training.trainer import Trainer

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import trainer_kit as tk
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.runtime.precision import set_precision
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.trainer import Trainer
 

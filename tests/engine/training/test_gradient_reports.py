@@ -14,12 +14,12 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
-from trainer_kit.distribution.precision import precision
-from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.optimizers.gradients import apply_gradients
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.runtime.determinism import seed_everything
+from trainer_kit.runtime.precision import precision
 from trainer_kit.telemetry.metrics_jsonl import active_history
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.testing.tiny_task import CLASSES, tiny_arrays

@@ -15,10 +15,10 @@ import tf_keras
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 from trainer_kit.run.launcher import launch
+from trainer_kit.runtime.precision import set_precision
 from trainer_kit.serving.load import load_weights
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
-from trainer_kit.distribution.datasets import distribute_dataset
 from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.runtime.datasets import distribute_dataset
 from trainer_kit.training.task_inputs import TaskInputs
 
 

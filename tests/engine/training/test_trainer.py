@@ -20,8 +20,8 @@ from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, DataError, UsageError
+from trainer_kit.runtime.precision import set_precision
 from trainer_kit.testing import TinyConfig, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer

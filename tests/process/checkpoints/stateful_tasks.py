@@ -14,7 +14,7 @@ import tf_keras
 
 import trainer_kit
 from tests.engine.linear_task import LinearTask, linear_experiment
-from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.testing.tiny_task import CLASSES, FEATURES
 
 STEPS = 8

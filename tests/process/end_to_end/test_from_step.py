@@ -14,11 +14,11 @@ import pytest
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.startup_scan import archive_later
-from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.ledger import active_records
 from trainer_kit.files import read_lines
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.testing import compare_runs
 
 

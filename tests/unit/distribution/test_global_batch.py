@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_kit.distribution.global_batch import check_global_batch, tell_uneven_batch
 from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.runtime.global_batch import check_global_batch, tell_uneven_batch
 
 
 @pytest.mark.parametrize(("batch", "replicas", "share"), [(8, 4, 2), (7, 1, 7), (4, 4, 1), (1, 1, 1)])

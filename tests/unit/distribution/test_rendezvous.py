@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from trainer_kit.distribution import rendezvous
-from trainer_kit.distribution.rendezvous import wait_for_workers
-from trainer_kit.distribution.tf_config import Cluster
 from trainer_kit.errors import ExitCode, StalledError
+from trainer_kit.runtime import rendezvous
+from trainer_kit.runtime.rendezvous import wait_for_workers
+from trainer_kit.runtime.tf_config import Cluster
 
 
 def _clusters(count: int, chief: bool = False) -> list[Cluster]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.strategy_choice import Machine, choose_strategy, local_devices
-from trainer_kit.distribution.tf_config import Cluster
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.strategy_choice import Machine, choose_strategy, local_devices
+from trainer_kit.runtime.tf_config import Cluster
 
 CPU = Machine()
 GPU = Machine(gpus=1)

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.tf_config import configure_cluster, parameter_server_mistakes, read_cluster
 from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.runtime.tf_config import configure_cluster, parameter_server_mistakes, read_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_a_broken_tf_config_is_explained(text: str, message: str) -> None:
 
 
 def test_what_flags_and_config_need_imports_no_tensorflow() -> None:
-    modules = ", ".join(f"trainer_kit.distribution.{name}" for name in ("tf_config", "strategy_choice", "global_batch"))
+    modules = ", ".join(f"trainer_kit.runtime.{name}" for name in ("tf_config", "strategy_choice", "global_batch"))
     code = f"import sys, {modules}; sys.exit(str(sorted({{'tensorflow', 'keras'}} & set(sys.modules))))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.stderr.strip() == "[]"

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.variable_names import model_variables
-from trainer_kit.distribution.tensorflow_internals import plain_node_class
+from trainer_kit.runtime.tensorflow_internals import plain_node_class
 
 _Node = plain_node_class()
 _LOG = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.distribution.keras_internals import global_seed_generator, set_global_seed_generator
-from trainer_kit.distribution.tensorflow_internals import plain_node_class
+from trainer_kit.runtime.keras_internals import global_seed_generator, set_global_seed_generator
+from trainer_kit.runtime.tensorflow_internals import plain_node_class
 
 TRACKED_BY_TASKS = (
     *(tf.Variable, tf.Module, tf.random.Generator, plain_node_class()),

@@ -19,8 +19,8 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, readable, unreadable
 from trainer_kit.checkpoints.state.random_state import TRACKED_BY_TASKS, variables_below
 from trainer_kit.checkpoints.state.traced_writes import captured, description, variables_by_handle, written
-from trainer_kit.distribution.tensorflow_internals import trackable_class
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.tensorflow_internals import trackable_class
 
 SECTION = "step_state"
 _WRITTEN = "written/"

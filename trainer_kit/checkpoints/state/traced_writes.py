@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import functions_called
+from trainer_kit.runtime.tensorflow_internals import functions_called
 
 # Collective operations use variables only for their order.
 _READS = re.compile(

@@ -29,9 +29,9 @@ from trainer_kit.checkpoints.state.strict_restore import (
     weights_checkpoint,
 )
 from trainer_kit.config.schema.optimization import AVERAGE
-from trainer_kit.distribution.replica_values import ReplicasState
-from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.replica_values import ReplicasState
+from trainer_kit.runtime.tensorflow_internals import end_saver
 
 _SMALL = 4096  # elements
 _GENERATOR = re.compile(r"(^|/)(StateVar|seed_generator_state)\b")  # TensorFlow's names and Keras', of their states

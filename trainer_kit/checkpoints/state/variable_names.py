@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.distribution.keras_internals import trained_variables
+from trainer_kit.runtime.keras_internals import trained_variables
 
 _NAMED_BY_KERAS = (keras.Layer, keras.Metric, keras.Variable, keras.random.SeedGenerator)
 _NUMBERED = re.compile(r"^(.*?)(?:_(\d+))?$")

@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
-from trainer_kit.distribution.keras_internals import data_adapter
-from trainer_kit.distribution.tensorflow_internals import has_global_seed
 from trainer_kit.inputs.sources.arrays import array_identity
 from trainer_kit.inputs.sources.source_pipeline import finished, options_of
+from trainer_kit.runtime.keras_internals import data_adapter
+from trainer_kit.runtime.tensorflow_internals import has_global_seed
 
 _MOST_BATCHES, _GATHERED_BYTES = 16, 2**18
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer_kit.compat.keras.keras_batches import is_stock
-from trainer_kit.distribution.keras_internals import choose_comparison
+from trainer_kit.runtime.keras_internals import choose_comparison
 
 _NOT_STATE = {"_model", "model", "params", "_params", "validation_data"}
 _PATHS = {"CSVLogger": "filename", "ModelCheckpoint": "filepath", "TensorBoard": "log_dir"}

@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import functions_of
 from trainer_kit.inputs.autotune_off import without_idle_tuner
 from trainer_kit.inputs.dataset_resume import Resumption, examine, resume_method
 from trainer_kit.inputs.dataset_structure import kind_of, transformations
 from trainer_kit.inputs.sources.base import identity_of
 from trainer_kit.inputs.stateful_ops import nodes
+from trainer_kit.runtime.tensorflow_internals import functions_of
 
 _LOG = logging.getLogger(__name__)
 _NEW_ITERATORS = "each pass has an iterator of its own, as in Keras"

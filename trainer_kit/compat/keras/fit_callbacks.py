@@ -18,7 +18,7 @@ from trainer_kit.compat.keras.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.keras_batches import is_stock
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, parameters
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
-from trainer_kit.distribution.keras_internals import of_keras_2
+from trainer_kit.runtime.keras_internals import of_keras_2
 from trainer_kit.telemetry.scalars import as_scalar
 
 _FILE = "history.json"

@@ -16,12 +16,12 @@ from trainer_kit.compat.keras.keras_callbacks import console_of, split_callbacks
 from trainer_kit.compat.keras.training_data import TrainingData
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.evals.best.criterion import comparison_by_name
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.runtime.determinism import is_op_determinism_enabled
 
 _LOG = logging.getLogger(__name__)
 _OPTIONS = ("trainer", "runtime")

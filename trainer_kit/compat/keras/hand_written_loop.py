@@ -21,10 +21,10 @@ from trainer_kit.compat.keras.trainer import KerasTrainer
 from trainer_kit.compat.keras.training_data import TrainingData, training_data
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
-from trainer_kit.distribution.tracing import traced
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.base import Source
+from trainer_kit.runtime.tracing import traced
 from trainer_kit.training.metrics import MetricSet
 
 _LOG = logging.getLogger(__name__)

@@ -8,13 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Run
-from trainer_kit.distribution.keras_internals import (
+from trainer_kit.runtime.keras_internals import (
     of_keras_2,
     set_batch_counter,
     steps_per_execution,
     traces_batches,
 )
-from trainer_kit.distribution.tensorflow_internals import SummaryState
+from trainer_kit.runtime.tensorflow_internals import SummaryState
 from trainer_kit.training.loops.intervals import next_multiple
 
 TRAIN_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")

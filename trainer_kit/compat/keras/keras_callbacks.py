@@ -14,9 +14,9 @@ import numpy as np
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.compat.keras.callback_state import AttributeState, CsvFiles, write_to_temporary_folders
 from trainer_kit.compat.keras.keras_batches import KerasBatches, is_stock
-from trainer_kit.distribution.keras_internals import compilation
-from trainer_kit.distribution.tensorflow_internals import SummaryState
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.keras_internals import compilation
+from trainer_kit.runtime.tensorflow_internals import SummaryState
 from trainer_kit.telemetry.report import SilentWriter, Writer
 from trainer_kit.telemetry.scalars import as_scalar
 

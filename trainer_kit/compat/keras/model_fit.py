@@ -14,8 +14,8 @@ from trainer_kit.compat.keras.preparation import is_overridden
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.compat.keras.task import KerasTask
 from trainer_kit.compat.keras.training_data import training_data, validation_dataset
-from trainer_kit.distribution.keras_internals import of_keras_2, train_validation_split
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.keras_internals import of_keras_2, train_validation_split
 
 
 def fit(

@@ -9,11 +9,11 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.traced_writes import written
-from trainer_kit.distribution.keras_internals import of_keras_2
-from trainer_kit.distribution.tensorflow_internals import converted_by_autograph
-from trainer_kit.distribution.tracing import traced
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import native_variable
+from trainer_kit.runtime.keras_internals import of_keras_2
+from trainer_kit.runtime.tensorflow_internals import converted_by_autograph
+from trainer_kit.runtime.tracing import traced
 
 
 def flattened(logs: Mapping[str, Any]) -> dict[str, Any]:

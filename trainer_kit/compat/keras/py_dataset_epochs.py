@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.distribution.keras_internals import data_adapter
 from trainer_kit.inputs.dataset_resume import Resumption
+from trainer_kit.runtime.keras_internals import data_adapter
 
 _MOVES_RANDOM_STATE = (
     "x: resume is not exact: a batch of the PyDataset draws from the global state of random or np.random, which is in "

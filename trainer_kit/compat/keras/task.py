@@ -17,10 +17,10 @@ from trainer_kit.compat.keras.program_changes import changes, description
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.compat.keras.training_data import DatasetEpochs, training_data, validation_dataset
 from trainer_kit.config.schema.experiment import DataConfig
-from trainer_kit.distribution.keras_internals import clip_after_sum
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.base import Source
 from trainer_kit.optimizers.learning_rate import innermost
+from trainer_kit.runtime.keras_internals import clip_after_sum
 from trainer_kit.training.task import Task
 
 _LOG = logging.getLogger(__name__)

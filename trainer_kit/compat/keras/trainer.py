@@ -11,9 +11,9 @@ import tensorflow as tf
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.preparation import flattened, with_autograph
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
-from trainer_kit.distribution.replica_values import put_replica_values, replica_values
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_resume import examine
+from trainer_kit.runtime.replica_values import put_replica_values, replica_values
 from trainer_kit.training.metrics import MetricSet
 from trainer_kit.training.task_inputs import TaskInputs
 from trainer_kit.training.trainer import Trainer

@@ -16,11 +16,11 @@ import tensorflow as tf
 from trainer_kit.compat.keras.array_epochs import ArrayEpochs, in_batches
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs, SequenceOfKeras2, with_own_memory
-from trainer_kit.distribution.keras_internals import data_adapter, is_array_adapter
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_graph import graph_of
 from trainer_kit.inputs.sources.arrays import array_identity
 from trainer_kit.inputs.sources.base import identity_of
+from trainer_kit.runtime.keras_internals import data_adapter, is_array_adapter
 
 _LOG = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from trainer_kit.checkpoint_names import ITERATOR
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
 from trainer_kit.compat.model_garden.optimizers import OptimizersAverage, averaging, make_whole
-from trainer_kit.distribution.datasets import has_plain_iterator
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import endless, is_endless
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
+from trainer_kit.runtime.datasets import has_plain_iterator
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.trainer import Trainer

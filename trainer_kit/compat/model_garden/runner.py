@@ -16,12 +16,12 @@ from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.collectives import is_chief
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.checkpoint_selection import INITIAL, newest_checkpoint
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run import runner
 from trainer_kit.run.controller import Controller
+from trainer_kit.runtime.collectives import is_chief
 from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.training.trainer_creation import create_exporter
 

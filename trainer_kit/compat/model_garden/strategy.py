@@ -10,9 +10,9 @@ from official.common.distribute_utils import get_distribution_strategy as model_
 
 from trainer_kit.config.schema.runtime import ALL_REDUCE_ALGORITHMS, RuntimeConfig
 from trainer_kit.config.schema.section import FieldError
-from trainer_kit.distribution.strategy import create_strategy
-from trainer_kit.distribution.tf_config import read_cluster
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.strategy import create_strategy
+from trainer_kit.runtime.tf_config import read_cluster
 
 _LOG = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from trainer_kit.compat.model_garden.optimizers import (
 )
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.datasets import whole_steps
 from trainer_kit.files import is_remote
+from trainer_kit.runtime.datasets import whole_steps
 from trainer_kit.training import trainer as engine
 from trainer_kit.training.task_inputs import TaskInputs
 

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from trainer_kit import files
-from trainer_kit.distribution.keras_internals import of_keras_2
 from trainer_kit.errors import StorageError
+from trainer_kit.runtime.keras_internals import of_keras_2
 
 
 def write_history_csv(path: str, history: Mapping[str, Sequence[Any]]) -> None:

@@ -16,12 +16,12 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.preparation import is_overridden
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.keras_internals import compile_arguments, of_keras_2
-from trainer_kit.distribution.seeds import seed_everything
-from trainer_kit.distribution.strategy import create_strategy
-from trainer_kit.distribution.strategy_choice import TPU_VARIABLES
-from trainer_kit.distribution.tensorflow_internals import has_global_seed
 from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.runtime.determinism import seed_everything
+from trainer_kit.runtime.keras_internals import compile_arguments, of_keras_2
+from trainer_kit.runtime.strategy import create_strategy
+from trainer_kit.runtime.strategy_choice import TPU_VARIABLES
+from trainer_kit.runtime.tensorflow_internals import has_global_seed
 from trainer_kit.training.task import is_compiled
 
 _LOG = logging.getLogger(__name__)

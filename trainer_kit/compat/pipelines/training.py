@@ -26,8 +26,8 @@ from trainer_kit.compat.pipelines.model_building import (
     input_size,
     job_strategy,
 )
-from trainer_kit.distribution.keras_internals import of_keras_2
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.runtime.keras_internals import of_keras_2
 
 _LOG = logging.getLogger(__name__)
 _HISTORY, _MODEL = "history.csv", "saved_model"  # in artifacts_dir

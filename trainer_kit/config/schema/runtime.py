@@ -105,7 +105,7 @@ class RuntimeConfig(Config):
         yield from self._all_reduce_rules()
 
     def _strategy_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks the settings of distribution_strategy; what depends on the machine is checked by distribution/."""
+        """Checks the settings of distribution_strategy; what depends on the machine is checked by runtime/."""
         strategy = self.distribution_strategy
         if strategy in ("off", "one_device") and self.num_gpus > 1:
             yield "num_gpus", f"distribution_strategy={strategy} uses one device, not {self.num_gpus}; use mirrored"

@@ -9,11 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import operation_seeds_from_the_start
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_resume import skipped
 from trainer_kit.inputs.sources.example_order import replicas_here
+from trainer_kit.runtime.tensorflow_internals import operation_seeds_from_the_start
 
 
 @runtime_checkable

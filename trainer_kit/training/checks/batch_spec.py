@@ -10,14 +10,14 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.config.schema.evaluation import validation_sets
-from trainer_kit.distribution.keras_internals import LayerNumbers
-from trainer_kit.distribution.tracing import traced
 from trainer_kit.errors import UsageError, add_note, explained
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import missing_files_told
 from trainer_kit.inputs.registered_datasets import inputs_of
 from trainer_kit.inputs.train_data import open_whole
 from trainer_kit.process.error_report import described
+from trainer_kit.runtime.keras_internals import LayerNumbers
+from trainer_kit.runtime.tracing import traced
 from trainer_kit.training.task import is_compiled
 
 # The data has ended, or another worker is gone: errors that are not about batches or models.

@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
 from trainer_kit.errors import TrainerKitError, UsageError
 from trainer_kit.inputs.op_definitions import op_definition
 from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
+from trainer_kit.runtime.determinism import is_op_determinism_enabled
 from trainer_kit.training.task import Task
 
 _LOG = logging.getLogger(__name__)

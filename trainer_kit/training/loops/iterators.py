@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.collectives import all_gather, sum_over_workers, worker_count
-from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
+from trainer_kit.runtime.collectives import all_gather, sum_over_workers, worker_count
+from trainer_kit.runtime.determinism import is_op_determinism_enabled
 
 AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several workers agree whether to stop
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import run_after
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.tensorflow_internals import run_after
 
 _LOG = logging.getLogger(__name__)
 _NONE = object()

@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.replicas import local_tensors
-from trainer_kit.distribution.tensorflow_internals import stateless_random_operations
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
+from trainer_kit.runtime.replica_values import local_tensors
+from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.training.checks.batch_spec import build_metrics, build_model
 from trainer_kit.training.checks.model_and_config import check_methods
 from trainer_kit.training.loops.tracing import writes_after

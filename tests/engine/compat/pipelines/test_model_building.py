@@ -13,8 +13,8 @@ import tensorflow as tf
 import tf_keras
 
 from trainer_kit.compat.pipelines.model_building import build_model, custom_objects_known, input_size
-from trainer_kit.distribution.keras_internals import steps_per_execution
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.keras_internals import steps_per_execution
 
 
 class Wrapped(keras.Model):

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import DataError, PreemptedError, TrainerKitError, UsageError
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.telemetry.metrics_jsonl import active_history
 from trainer_kit.testing import compare_runs
 from trainer_kit.training.trainer import Trainer

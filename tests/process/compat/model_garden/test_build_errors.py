@@ -17,8 +17,8 @@ from tests.process.compat.model_garden.lazy import ONE_BLOCK
 from trainer_kit.cli.main import main
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors, part_of, sections_of
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.precision import precision
 from trainer_kit.errors import DataError, UsageError
+from trainer_kit.runtime.precision import precision
 
 LAZY_MODULE = "tests.process.compat.model_garden.lazy"
 LAZY = "tests_lazy"

@@ -18,8 +18,8 @@ from tests.engine.compat.model_garden.tiny import multi_task
 from tests.engine.compat.model_garden.tiny.curves import read_curves
 from tests.process.compat.model_garden.multitask import registered
 from trainer_kit.compat.model_garden.multitask import train_lib as ours
-from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import ConfigError, DataError, UsageError
+from trainer_kit.runtime.determinism import seed_everything
 
 CONFIGS = {"joint": multi_task.config_joint, "interleaving": multi_task.config_interleaving}
 

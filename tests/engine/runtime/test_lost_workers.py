@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from trainer_kit.distribution.lost_workers import lost_peer, peers_needed
 from trainer_kit.errors import PreemptedError, StorageError
+from trainer_kit.runtime.lost_workers import lost_peer, peers_needed
 
 # What TensorFlow 2.20 says, shortened: a dead worker, a dead chief, one whose connection broke, one that is back.
 UNHEALTHY = (

@@ -17,7 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.distribution.collectives import all_gather, chiefs_text, worker_count, worker_index
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.runtime.collectives import all_gather, chiefs_text, worker_count, worker_index
 
 _LOG = logging.getLogger(__name__)
 
@@ -142,3 +143,17 @@ def _decode(value: dict[str, Any]) -> np.ndarray:
     """Returns the array that `_encode` was given."""
     data = np.frombuffer(base64.b64decode(value["data"]), np.dtype(value["dtype"]))
     return data.reshape(value["shape"])
+
+
+def local_tensors(inputs: Any, strategy: tf.distribute.Strategy) -> list[tf.Tensor]:
+    """Returns all tensors of a distributed batch, of every replica of this worker; runs in graph, cross-replica."""
+    values = [local for value in tf.nest.flatten(inputs) for local in strategy.experimental_local_results(value)]
+    return [tensor for tensor in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(tensor)]
+
+
+def run_options(runtime: RuntimeConfig) -> tf.distribute.RunOptions | None:
+    """Returns the options of strategy.run that the config asks for; None if it asks for none."""
+    padder = runtime.tpu_enable_xla_dynamic_padder
+    if padder is None:
+        return None
+    return tf.distribute.RunOptions(experimental_xla_options=tf.tpu.XLAOptions(enable_xla_dynamic_padder=padder))

@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.distribution import tensorflow_internals as internals
 from trainer_kit.errors import TrainerKitError, UsageError
 from trainer_kit.inputs.op_definitions import op_definition
 from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
+from trainer_kit.runtime import tensorflow_internals as internals
 
 D = tf.data.Dataset
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.distribution import keras_internals as internals
+from trainer_kit.runtime import keras_internals as internals
 
 
 def test_keras_draws_from_the_generator_that_was_set() -> None:

@@ -19,9 +19,9 @@ FRESH_PROCESS = """
 import json, os, sys
 import tensorflow as tf
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.devices import configure_devices
-from trainer_kit.distribution.seeds import seed_everything
-from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.runtime.devices import configure_devices
+from trainer_kit.runtime.determinism import seed_everything
+from trainer_kit.runtime.strategy import create_strategy
 from trainer_kit.errors import UsageError
 
 def message(function, *arguments):
@@ -74,7 +74,7 @@ print(json.dumps(found))
 ARENAS = """
 import ctypes, json, threading
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.devices import configure_devices
+from trainer_kit.runtime.devices import configure_devices
 
 def threads_with_memory(count):
     all_there = threading.Barrier(count + 1)
@@ -104,7 +104,7 @@ PARAMETER_SERVER = """
 import json, os, sys
 import tensorflow as tf
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.runtime.strategy import create_strategy
 
 tasks = {name: [address] for name, address in zip(("chief", "worker", "ps"), sys.argv[1:])}
 servers = [tf.distribute.Server(tasks, job_name=name, task_index=0, start=True) for name in ("worker", "ps")]
@@ -121,12 +121,12 @@ WORKER = """
 import json, sys
 import tensorflow as tf
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.tf_config import configure_cluster
-from trainer_kit.distribution.datasets import distribute_dataset
-from trainer_kit.distribution.devices import configure_devices
-from trainer_kit.distribution.precision import set_precision
-from trainer_kit.distribution.seeds import seed_everything
-from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.runtime.tf_config import configure_cluster
+from trainer_kit.runtime.datasets import distribute_dataset
+from trainer_kit.runtime.devices import configure_devices
+from trainer_kit.runtime.precision import set_precision
+from trainer_kit.runtime.determinism import seed_everything
+from trainer_kit.runtime.strategy import create_strategy
 
 runtime = RuntimeConfig(
     worker_hosts=sys.argv[1], task_index=int(sys.argv[2]), all_reduce_alg="ring", mixed_precision_dtype="float32",

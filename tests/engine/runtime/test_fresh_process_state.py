@@ -12,7 +12,7 @@ import pytest
 import tf_keras
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.fresh_process_state import forget_models
+from trainer_kit.run.finetune import forget_models
 
 
 @pytest.fixture(autouse=True)

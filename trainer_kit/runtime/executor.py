@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from trainer_kit.distribution.tensorflow_internals import single_threaded_executor
+from trainer_kit.runtime.tensorflow_internals import single_threaded_executor
 
 
 def executor(name: str) -> AbstractContextManager[Any]:

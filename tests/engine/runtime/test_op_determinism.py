@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.fork_server import ForkServer
 from trainer_kit.checkpoints.state.random_state import process_generators
-from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
+from trainer_kit.runtime.determinism import is_op_determinism_enabled
 
 
 def _in_graph() -> bool:

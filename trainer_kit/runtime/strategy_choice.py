@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer_kit.config.schema.runtime import ALL_REDUCE_ALGORITHMS, RuntimeConfig
-from trainer_kit.distribution.tf_config import Cluster
 from trainer_kit.errors import ConfigError, Mistake
+from trainer_kit.runtime.tf_config import Cluster
 
 # Environment variables in which a platform announces its TPU.
 TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR", "TPU_CONFIG")

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.precision import set_precision
+from trainer_kit.runtime.precision import set_precision
 
 
 @pytest.fixture(autouse=True)

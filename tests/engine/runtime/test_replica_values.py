@@ -4,7 +4,7 @@ import json
 
 import tensorflow as tf
 
-from trainer_kit.distribution.replica_values import (
+from trainer_kit.runtime.replica_values import (
     ReplicasState,
     are_alike,
     own_to_each_replica,

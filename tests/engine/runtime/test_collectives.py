@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.distribution.test_devices import addresses
+from tests.engine.runtime.test_devices import addresses
 from tests.fork_server import Child, ForkServer
 
 ALONE = ("default", "mirrored", "multi_worker_mirrored")
@@ -35,7 +35,7 @@ def alone() -> None:
 
 def _warns(strategy: Any) -> bool:
     """Whether a run says that its strategy has one worker, and how a cluster is given."""
-    from trainer_kit.distribution import collectives
+    from trainer_kit.runtime import collectives
 
     stream = io.StringIO()
     collectives._LOG.addHandler(logging.StreamHandler(stream))
@@ -53,7 +53,7 @@ def together(cluster: dict[str, list[str]], index: int) -> None:
 
 
 def _returned(strategy: Any, index: int) -> dict[str, Any]:
-    from trainer_kit.distribution import collectives
+    from trainer_kit.runtime import collectives
 
     return {
         "place": [collectives.worker_count(strategy), collectives.worker_index(strategy)],

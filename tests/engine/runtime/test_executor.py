@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorflow.python.eager import context
 
-from trainer_kit.distribution.executor import executor
+from trainer_kit.runtime.executor import executor
 
 
 def _type() -> str:

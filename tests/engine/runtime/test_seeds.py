@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.determinism import seed_everything
 
 
 def run(library: ModuleType, seed: int) -> str:

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tests.fork_server import ForkServer
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.devices import configure_devices
-from trainer_kit.distribution.strategy import create_strategy, runtime_has_started
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.devices import configure_devices
+from trainer_kit.runtime.strategy import create_strategy, runtime_has_started
 
 DEFAULT = type(tf.distribute.get_strategy())
 GPUS = len(tf.config.list_physical_devices("GPU"))

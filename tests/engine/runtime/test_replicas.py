@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.replicas import local_tensors, run_options
+from trainer_kit.runtime.replica_values import local_tensors, run_options
 
 
 def test_one_replica_has_the_tensors_of_its_batch() -> None:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.devices import NOT_AT_IMPORT
-from trainer_kit.distribution.rendezvous import wait_for_workers
-from trainer_kit.distribution.strategy_choice import TPU_VARIABLES, Machine, choose_strategy, local_devices
-from trainer_kit.distribution.tf_config import Cluster, read_cluster
 from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.process.watchdog import Watchdog
+from trainer_kit.runtime.devices import NOT_AT_IMPORT
+from trainer_kit.runtime.rendezvous import wait_for_workers
+from trainer_kit.runtime.strategy_choice import TPU_VARIABLES, Machine, choose_strategy, local_devices
+from trainer_kit.runtime.tf_config import Cluster, read_cluster
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.datasets import distribute_dataset, whole_steps, with_threads
+from trainer_kit.runtime.datasets import distribute_dataset, whole_steps, with_threads
 
 EXAMPLES = 11
 

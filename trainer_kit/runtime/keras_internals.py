@@ -1,7 +1,7 @@
 """The names of Keras 3 and tf_keras that are not public and that trainer_kit still needs. No other module may use one.
 
 Each is wrapped in a function, whose docstring says why no public way exists and what happens in a release without the
-name. tests/engine/distribution/test_keras_internals.py fails when a name is gone or has changed.
+name. tests/engine/runtime/test_keras_internals.py fails when a name is gone or has changed.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from trainer_kit.distribution.tf_config import Cluster
 from trainer_kit.errors import StalledError
+from trainer_kit.runtime.tf_config import Cluster
 
 _LOG = logging.getLogger(__name__)
 _PAUSE = 0.2  # seconds between two calls

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.distribution.tf_config import NO_PARAMETER_SERVERS
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.tf_config import NO_PARAMETER_SERVERS
 
 _LOG = logging.getLogger(__name__)
 _EXIT_DELAY = 1.0  # seconds

@@ -1,7 +1,7 @@
 """The names of TensorFlow that are not public and that trainer_kit still needs. No other module may use one.
 
 Each is wrapped in one function, whose docstring says why no public way exists and what happens in a release of
-TensorFlow without the name. When a name is gone or has changed, tests/engine/distribution/test_tensorflow_internals.py
+TensorFlow without the name. When a name is gone or has changed, tests/engine/runtime/test_tensorflow_internals.py
 fails. Imports are inside the functions, so that one missing name costs one feature.
 """
 
