@@ -42,11 +42,12 @@ def rate_end_warnings(options: Any) -> list[str]:
         end: int = decay + getattr(schedule, "offset", 0)
         updates = options.train_steps // period
         if updates - end >= max(_SMALL_SHARE * updates, 1):
+            one_unit = "step" if period == 1 else "update"
             unit = "steps" if period == 1 else f"updates (one in {period} steps)"
             warnings.append(
-                f"trainer.{path}.learning_rate.{kind}.{field}={decay}: the learning rate is 0 from {end} on, so the "
-                f"last {updates - end} of {updates} {unit} change nothing; set it to {updates - end + decay}, or lower "
-                f"trainer.train_steps to {end * period}"
+                f"trainer.{path}.learning_rate.{kind}.{field}={decay}: the learning rate is 0 from {one_unit} {end} "
+                f"on, so the last {updates - end} of {updates} {unit} change nothing; set it to "
+                f"{updates - end + decay}, or lower trainer.train_steps to {end * period}"
             )
     return warnings
 

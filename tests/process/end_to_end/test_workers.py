@@ -81,7 +81,6 @@ def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         children[index].wait(SECONDS)
         hit_ends.append([child.wait(SURVIVAL) for child in children])
         copies.append(sorted(path.name for path in hit.glob("workers/1/checkpoints/ckpt-*.index")))
-    (hit / f"best_checkpoints/two/ckpt-{2 * LOOP}.index").unlink()
     children = [server.start(worker, hosts, own, *arguments(hit)) for own in (0, 1)]
     hit_ends.append([child.wait(SECONDS) for child in children])
     return Runs(whole, whole_ends, notes.read_text(), hit, hit_ends, copies)
@@ -167,7 +166,6 @@ def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
     assert compare_runs(runs.whole, runs.hit) == []
     changes = [line["metrics"] for line in read_lines(runs.hit / "metrics.jsonl") if line["kind"] == "change"]
     assert changes == [{"learning_rate": 0.02}, {"learning_rate_factor": 0.1}]  # from steps LOOP and 2 * LOOP on
-    assert f"the weights of step {2 * LOOP} " in runs.hit_ends[-1][0].text  # they had been lost
 
 
 def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(server: ForkServer, tmp_path: Path) -> None:
