@@ -138,6 +138,8 @@ class Controller:
         self._num_steps = (0, tf.constant(0))
         self.running, self._cuts, self._phases = (0, 0), cuts, Phases(times or TimeLedger())
         self._checkpoints = RunCheckpoints(checkpoint_manager, self.strategy, callbacks, self._phases)
+        if evaluator is not None:
+            evaluator.exports_in_evaluate = False  # see _evaluate
         self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
         if trainer is not None:
             trainer.keep_state("loop", self._interrupted_loop.state, self._interrupted_loop.put_back)
@@ -448,10 +450,12 @@ class Controller:
         start = time.perf_counter()
         with self._phases.during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
             options = {} if "" in sets else {"sets": list(sets)}
-            logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **options) or {}
+            logs = dict(self.evaluator.evaluate(tf.constant(steps, tf.int32), **options) or {})
         seconds = time.perf_counter() - start
         if self.stopping:
             raise Stopped
+        with self._phases.during("evaluate"):
+            self.evaluator.export_best(logs)
 
         self._requested_sets -= set(sets)
         self._evaluated_at.update(dict.fromkeys(sets, step))

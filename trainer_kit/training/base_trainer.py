@@ -35,6 +35,8 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
       train_tensors, eval_tensors: The StepTensors of training and evaluation steps; None: the steps expose no tensors.
       batch_spec: The spec of a replica's training batch; None before it is known.
+      exports_in_evaluate: Whether `evaluate` exports the best weights. A Controller sets it to False and exports them
+        after its own evaluations.
     """
 
     stop_flag: StopFlag | None = None
@@ -55,6 +57,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     train_tensors: Any = None
     eval_tensors: Any = None
     batch_spec: Any = None
+    exports_in_evaluate: bool = True
 
     @property
     def class_name(self) -> str:
@@ -121,6 +124,9 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def weights_of_metric(self, metric: str) -> str:
         """Returns which weights a metric of an evaluation is of: the name of an average, or ""."""
         return ""
+
+    def export_best(self, logs: dict[str, Any]) -> None:
+        """Exports the evaluated weights if they are among the best, and adds the best metric so far to the logs."""
 
     def add_best(self, logs: dict[str, Any]) -> None:
         """Adds the best metric so far to the logs of an evaluation."""

@@ -28,7 +28,7 @@ from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.batch_spec import batch_described
 from trainer_kit.training.loops import eval_loop
 from trainer_kit.training.loops.eval_loop import EvaluationHooks
-from trainer_kit.training.loops.iterators import StopFlag, batch_counter, is_stopping
+from trainer_kit.training.loops.iterators import StopFlag, batch_counter
 from trainer_kit.training.loops.tracing import check_of, writes_after
 from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
 from trainer_kit.training.named_tensors import StepTensors
@@ -488,7 +488,10 @@ class Evaluator(AveragingTrainer):
         return metric_names(of_sets, self._weights)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Evaluates, exports the best weights and returns the logs of `eval_end`. Runs eagerly, on the host.
+        """Evaluates and returns the logs of `eval_end`. Runs eagerly, on the host.
+
+        It exports the best weights unless a Controller drives the trainer, which does so after its own evaluations:
+        those that a callback runs are not in the ledger, and may be of a few batches.
 
         Several validation sets are evaluated one after the other; `trainer.validation_sets` may give each its number
         of batches. If `ema.evaluate` names several weights, each set is evaluated with all of them, with the first one
@@ -507,9 +510,10 @@ class Evaluator(AveragingTrainer):
             self._other_logs = self._logs_of_others(num_steps) if self._weights.others else {}
             states = self._evaluate_sets(num_steps)
             logs = dict(self.eval_end(states if self.validation.have_names else states[""]) or {})
-            if self._checkpoint_exporter and not is_stopping(self, lambda: False):  # it may have been cut
-                self._export_best(logs)
-            self.add_best(logs)
+            if self.exports_in_evaluate and not self.stop_requested:  # a stop may have cut it short
+                self.export_best(logs)
+            else:
+                self.add_best(logs)
             return logs
         finally:
             self.end_averaging()
@@ -686,20 +690,23 @@ class Evaluator(AveragingTrainer):
         self.end_averaging()
         return logs
 
-    def _export_best(self, logs: dict[str, Any]) -> None:
-        """Exports the evaluated weights if they are among the best.
+    def export_best(self, logs: dict[str, Any]) -> None:
+        """Exports the evaluated weights if they are among the best, and adds the best metric so far to the logs.
 
         Runs eagerly, on the host, on every worker. A late save, in another thread, waits meanwhile.
 
         Args:
           logs: The logs of this step's evaluation; with several validation sets, those of the evaluated sets by name.
         """
+        if not self._checkpoint_exporter:
+            return
         self._tracked.before_save()
         step, left_out = self._read_step(), {name for name in self._set_names if name not in logs}
         options = {"not_evaluated": left_out} if left_out else {}
         for exporter in exporters(self._checkpoint_exporter):
             with self.averaged_weights(self.weights_of_metric(getattr(exporter, "metric_name", ""))):
                 exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
+        self.add_best(logs)
 
     @property
     def _set_names(self) -> tuple[str, ...]:

@@ -124,12 +124,12 @@ class TrackedState:
         if self._own_loop and self._trains:
             self.keep_written(None)
         if self.is_done:
-            self._state.step_state.end_restore(strict=not self._is_eager)
+            self._state.end_restore(strict=not self._is_eager)
 
     def before_save(self) -> None:
         """Adds the variables that attributes have since the restore; called before each save, from any thread."""
         if self._own_train and not self.is_done:
-            self._state.step_state.end_restore(strict=False)
+            self._state.end_restore(strict=False)
         self._keep_attributes()
 
     def keep_written(self, graph: tf.Graph | None) -> None:
@@ -147,7 +147,7 @@ class TrackedState:
             check_exact_resume(graph, self._required)
             with self._strategy.scope():
                 self._state.keep_written(graph, self._without_state(), self._required)
-        self._state.step_state.end_restore(strict=graph is not None)
+        self._state.end_restore(strict=graph is not None)
 
     def first_step_done(self) -> None:
         """Checks the variables that the first step has created, if steps are not compiled."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orbit
@@ -370,6 +370,7 @@ class Trainer(Evaluator):
 
     def before_save(self, prefix: str) -> None:
         """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; runs eagerly."""
+        self.trace_training()
         self._tracked.before_save()
         self.state.python_state.store()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
@@ -404,11 +405,7 @@ class Trainer(Evaluator):
         self.loop_steps = self.input_seconds = self.reached = None
         with self._ended_with_data():
             if isinstance(loop, (TrainLoop, FusedLoop)):
-                if not self._tracked.is_done:
-                    with self._in_loop(iterator):
-                        graph = loop.graph(iterator)
-                    self._tracked.keep_written(graph)
-                    self.loop_factory.check(graph, self.loop_parts.window)
+                self._trace(loop, iterator)
                 self._run_segments(loop, iterator, num_steps)
             else:
                 if self.has_own_loop:
@@ -416,6 +413,35 @@ class Trainer(Evaluator):
                 with self._in_loop(iterator):
                     loop(iterator, num_steps)
         return self.train_loop_end()
+
+    def trace_training(self) -> None:
+        """Traces the training loop before the first step, so that all that it writes is restored and saved.
+
+        An evaluation or a save before the first step needs it. It does nothing if the loop is traced, or is the
+        trainer's own, or if `train_loop_begin` is overridden, which may change the data. Runs eagerly, on the host.
+        """
+        is_overridden = type(self).train_loop_begin is not Trainer.train_loop_begin
+        if not self.trains or self._tracked.is_done or is_overridden:
+            return
+        iterator = self.data.iterator()
+        self._train_loop = self._train_loop or self.create_train_loop_fn()
+        if isinstance(self._train_loop, (TrainLoop, FusedLoop)):
+            self._trace(self._train_loop, iterator)
+
+    def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
+        """Evaluates and returns the logs; see Evaluator. Runs eagerly, on the host."""
+        if self.state.step_state.lacks_written:
+            self.trace_training()
+        return super().evaluate(num_steps, sets)
+
+    def _trace(self, loop: Any, iterator: Any) -> None:
+        """Traces a loop, once, and restores the variables that only its graph leads to."""
+        if self._tracked.is_done:
+            return
+        with self._in_loop(iterator):
+            graph = loop.graph(iterator)
+        self._tracked.keep_written(graph)
+        self.loop_factory.check(graph, self.loop_parts.window)
 
     def _run_segments(self, loop: Any, iterator: Any, num_steps: Any) -> None:
         self._train_loop, self.between_steps, context = loop, True, lambda: self._in_loop(iterator)

@@ -54,8 +54,14 @@ class StepState:
         self._path: str | None = None
         self._saved: dict[str, tuple[int, ...]] = {}  # the shapes in the checkpoint that was restored last
         self._restored_names: set[str] = set()
+        self._awaited: dict[str, tf.Variable] = {}  # values of the checkpoint for variables that do not exist yet
         self._used_handles: set[int] = set()
         self._reported: set[str] = set()
+
+    @property
+    def lacks_written(self) -> bool:
+        """Whether the restored checkpoint has variables that only the traced training loop leads to."""
+        return any(name.startswith(_WRITTEN) for name in self._saved.keys() - self._restored_names)
 
     def restore(self, path: str | None) -> bool:
         """Restores the variables that exist. Those that are added before the first step are restored as they are added.
@@ -70,6 +76,11 @@ class StepState:
           StorageError: when the checkpoint cannot be read.
         """
         self._path = path
+        for name in self._awaited:
+            del self.variables[name]
+            delattr(self.section, name)
+            delattr(self.section_of_weights, name)
+        self._awaited = {}
         self._saved = saved_section(path, SECTION) if path else {}
         self._restored_names = set()
         attributes = self._attributes() if self._saved.keys() - self.variables.keys() else {}
@@ -121,26 +132,43 @@ class StepState:
         self._read(new, required)
         return bool(new)
 
-    def end_restore(self, strict: bool) -> None:
-        """Ends the restore before the first step: variables that are added later begin with their initial values.
+    def end_restore(self, strict: bool) -> bool:
+        """Ends the restore before the first step, and returns whether variables were added to the section.
+
+        Attributes may get variables later, as when a callback or an evaluation creates them. Checkpoints keep the
+        values of those that are missing, which are restored when the variables appear. Variables that the checkpoint
+        lacks begin with their initial values.
 
         Args:
-          strict: Whether a variable of the checkpoint that was not restored is an error.
+          strict: Whether a variable of another shape, or one that the loop no longer writes, is an error.
 
         Raises:
           UsageError: if `strict` and not `allow_partial`, when there is such a variable.
         """
         unknown = sorted(self._saved.keys() - self._restored_names)
-        text = (
-            f"{self._path} contains {', '.join(unknown)}, which this run does not have in that shape before its first "
-            "step; use the code and the trainer_kit that saved it, start again with --from_step=0, or leave it out "
-            "with allow_partial_restore"
-        )
-        if unknown and strict and not self.allow_partial:
-            raise UsageError(text)
-        if unknown:
+        late: list[str] = []
+        if not self.allow_partial:
+            late = [name for name in unknown if not name.startswith(_WRITTEN) and name not in self.variables]
+        other = [name for name in unknown if name not in late]
+        if other:
+            text = (
+                f"{self._path} contains {', '.join(other)}, which this run does not have in that shape before its "
+                "first step; use the code and the trainer_kit that saved it, start again with --from_step=0, or leave "
+                "it out with allow_partial_restore"
+            )
+            if strict and not self.allow_partial:
+                raise UsageError(text)
             self._report(text)
+        if late and self._path is not None:
+            self._report(
+                f"{self._path} contains {', '.join(late)}, which this run does not have yet; checkpoints keep the "
+                "values, which are restored when the attributes get these variables"
+            )
+            values = saved_values(self._path, SECTION)
+            self._awaited = {name: tf.Variable(values[name], trainable=False) for name in late}
+            self._add(self._awaited)
         self._path = None
+        return bool(self._awaited)
 
     def report_unrestored(self) -> None:
         """Warns of variables that an evaluation does not restore: those to which only the training step leads."""
@@ -195,6 +223,14 @@ class StepState:
 
     def _read(self, variables: Mapping[str, tf.Variable], required: bool = False) -> None:
         """Restores variables from the checkpoint, if one is being restored, and reports those that it lacks."""
+        for name in variables.keys() & self._awaited.keys():
+            value = self._awaited.pop(name)
+            if value.shape == variables[name].shape:
+                variables[name].assign(value)
+                self._report(
+                    f"{name} was created after the restore, and has the value of the checkpoint from now on; an "
+                    "evaluation that created it used its initial value: create it in build_model"
+                )
         if self._path is None:
             return
         missing = sorted(variables.keys() - self._saved.keys())
@@ -238,6 +274,18 @@ def saved_section(path: str, section: str) -> dict[str, tuple[int, ...]]:
     shapes = {readable(key): shape for key, shape in CheckpointGraph(path).shapes.items()}
     prefix = f"{section}/"
     return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+
+
+def saved_values(path: str, section: str) -> dict[str, Any]:
+    """Returns a dict from name to value, a NumPy array, for the variables in a section of a checkpoint.
+
+    Raises:
+      StorageError: when the checkpoint cannot be read.
+    """
+    graph = CheckpointGraph(path)
+    names = {key: readable(key) for key in graph.shapes}
+    prefix = f"{section}/"
+    return {name.removeprefix(prefix): graph.value(key) for key, name in names.items() if name.startswith(prefix)}
 
 
 def restore_section(path: str, section: str, items: Mapping[str, Any]) -> None:

@@ -227,6 +227,14 @@ class TrainState:
         self._note_growth(self.step_state.add_written(graph, self._held(exclude), required))
         self.check_made_in_first_step()
 
+    def end_restore(self, strict: bool) -> None:
+        """Ends the restore before the first step; see StepState. Runs eagerly, in strategy scope.
+
+        Raises:
+          UsageError: if `strict`, when the run lacks variables of the checkpoint.
+        """
+        self._note_growth(self.step_state.end_restore(strict))
+
     def check_made_in_first_step(self) -> None:
         """Checks, once after a restore, that optimizers inside the model have created all variables of the checkpoint.
 

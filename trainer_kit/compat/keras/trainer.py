@@ -68,13 +68,22 @@ class KerasTrainer(Trainer):
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs training steps, with a new iterator where a pass over data that needs it begins; see Trainer."""
         self.data.feed.check_not_empty()
+        self._begin_pass()
+        return super().train(num_steps)
+
+    def trace_training(self) -> None:
+        """Traces the training loop before the first step; see Trainer."""
+        if self.trains and not self._tracked.is_done:
+            self._begin_pass()
+            super().trace_training()
+
+    def _begin_pass(self) -> None:
         source = self.data.made
         if isinstance(source, (DatasetPasses, PyDatasetEpochs)) and source.by_pass:
             position = self.data.position
             source.by_pass = not position.left_out  # a loop without such a batch ends in the next pass
             if not source.by_pass or source.begin(position.batch, reads=self.data.feed.started):
                 self.data.feed.forget()
-        return super().train(num_steps)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Runs an evaluation; see Trainer. Metrics of an epoch that goes on are those of before the evaluation."""

@@ -233,7 +233,7 @@ class AdoptedTrainer(BaseTrainer):
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
         self._keep_attributes()
-        self.state.step_state.end_restore(strict=False)
+        self.state.end_restore(strict=False)
         self.weights_finite, self.data_ended = None, False
 
     def _keep_attributes(self) -> None:
