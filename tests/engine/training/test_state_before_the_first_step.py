@@ -1,0 +1,121 @@
+"""A resumed run that evaluates or saves before its first step has the state that only the training step leads to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.engine.linear_task import LinearTask, linear_experiment
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.files import read_lines
+from trainer_kit.run.runner import run_experiment
+
+
+class _Counting(LinearTask):
+    """Counts its steps in a variable of a closure, and reports the count in evaluations."""
+
+    def build_model(self) -> Any:
+        count = tf.Variable(0.0, trainable=False)
+        self.counter = lambda: count
+        return super().build_model()
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        self.counter().assign_add(1.0)
+        return super().train_step(inputs, model, optimizer, metrics)
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> Any:
+        logs = super().validation_step(inputs, model, metrics)
+        return {**logs, "count": self.counter().read_value()}
+
+
+class _Failing(Callback):
+    """Ends the first start before the evaluation of step 10; saves again after each evaluation."""
+
+    name = "failing"
+
+    def __init__(self, fails: bool) -> None:
+        self._fails = fails
+
+    def evaluation_begin(self, run: Run) -> None:
+        if self._fails and run.step == 10:
+            raise RuntimeError("the first start ends here")
+
+    def evaluation_end(self, run: Run, logs: Any) -> None:
+        run.save(again=True)
+
+
+class _Seen(Callback):
+    """Counts loops in a variable that it creates at the end of the first one."""
+
+    name = "seen"
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        if not hasattr(run.task, "seen"):
+            run.task.seen = tf.Variable(0)
+        elif run.step == 15:
+            raise RuntimeError("the first start ends here")
+        run.task.seen.assign_add(1)
+
+
+class _LookingAtOneBatch(Callback):
+    """Evaluates one batch at each step, which is not the run's evaluation."""
+
+    name = "looking"
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        run.trainer.evaluate(tf.constant(1))
+
+
+def _config(**trainer: Any) -> ExperimentConfig:
+    return linear_experiment(
+        train_steps=20, steps_per_loop=5, checkpoint_interval=5, summary_interval=5, validation_interval=10, **trainer
+    )
+
+
+def _run(task_type: type[LinearTask], callback: Callback, folder: Path, **trainer: Any) -> LinearTask:
+    config = _config(**trainer)
+    task = task_type(config.task)
+    run_experiment(None, task, "train_and_eval", config, str(folder), callbacks=[callback])
+    return task
+
+
+def test_an_evaluation_before_the_first_step_has_restored_state(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the first start ends here"):
+        _run(_Counting, _Failing(True), tmp_path)
+    task: Any = _run(_Counting, _Failing(False), tmp_path)
+    counts = [line["metrics"]["count"] for line in read_lines(tmp_path / "evals/validation.jsonl")]
+    assert counts == [10.0, 20.0]
+    assert task.counter().numpy() == 20.0
+
+
+def test_a_variable_that_a_callback_creates_late_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(RuntimeError, match="the first start ends here"):
+        _run(LinearTask, _Seen(), tmp_path)
+    task: Any = LinearTask(_config().task)
+    seen = []
+
+    class Resumed(Callback):
+        name = "resumed"
+
+        def loop_end(self, run: Run, logs: Any) -> None:
+            if not hasattr(run.task, "seen"):
+                run.task.seen = tf.Variable(0)
+
+        def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
+            seen.append(int(run.task.seen))
+
+    run_experiment(None, task, "train_and_eval", _config(), str(tmp_path), callbacks=[Resumed()])
+    assert set(seen) == {2}  # the value of step 10
+    assert "task/seen, which this run does not have yet" in caplog.text
+
+
+def test_an_evaluation_of_a_callback_exports_no_best_weights(tmp_path: Path) -> None:
+    options = {"best_checkpoint_eval_metric": "validation_loss", "best_checkpoint_metric_comp": "higher"}
+    _run(LinearTask, _LookingAtOneBatch(), tmp_path, **options)
+    info = json.loads((tmp_path / "best_ckpt/info.json").read_text())
+    assert info["step"] == 10  # the loss is higher at step 5, where only the callback evaluates
