@@ -451,11 +451,12 @@ class Controller:
         with self._phases.during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
             options = {} if "" in sets else {"sets": list(sets)}
             logs = dict(self.evaluator.evaluate(tf.constant(steps, tf.int32), **options) or {})
-        seconds = time.perf_counter() - start
-        if self.stopping:
+            seconds = time.perf_counter() - start
+            is_cut_short = self.stopping
+            if not is_cut_short:
+                self.evaluator.export_best(logs)
+        if is_cut_short:
             raise Stopped
-        with self._phases.during("evaluate"):
-            self.evaluator.export_best(logs)
 
         self._requested_sets -= set(sets)
         self._evaluated_at.update(dict.fromkeys(sets, step))

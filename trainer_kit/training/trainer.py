@@ -420,8 +420,11 @@ class Trainer(Evaluator):
         An evaluation or a save before the first step needs it. It does nothing if the loop is traced, or is the
         trainer's own, or if `train_loop_begin` is overridden, which may change the data. Runs eagerly, on the host.
         """
-        is_overridden = type(self).train_loop_begin is not Trainer.train_loop_begin
-        if not self.trains or self._tracked.is_done or is_overridden:
+        kind = type(self)
+        has_own_train = kind.train is not Trainer.train and kind.trace_training is Trainer.trace_training
+        if not self.trains or self._tracked.is_done or has_own_train:
+            return
+        if kind.train_loop_begin is not Trainer.train_loop_begin:
             return
         iterator = self.data.iterator()
         self._train_loop = self._train_loop or self.create_train_loop_fn()

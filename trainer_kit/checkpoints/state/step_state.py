@@ -9,6 +9,7 @@ leads to, is in no checkpoint.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -148,7 +149,7 @@ class StepState:
         unknown = sorted(self._saved.keys() - self._restored_names)
         late: list[str] = []
         if not self.allow_partial:
-            late = [name for name in unknown if not name.startswith(_WRITTEN) and name not in self.variables]
+            late = [name for name in unknown if name not in self.variables and self._may_come(name)]
         other = [name for name in unknown if name not in late]
         if other:
             text = (
@@ -203,6 +204,14 @@ class StepState:
                 "evaluation, or restore the value in validation_step",
                 required,
             )
+
+    def _may_come(self, name: str) -> bool:
+        """Whether an attribute may still get the variable `name`; earlier versions followed functions, too."""
+        for root, item in self.roots.items():
+            if name.startswith(f"{root}/"):
+                attribute = name.removeprefix(f"{root}/").partition("/")[0]
+                return not inspect.isroutine(getattr(item, attribute, None))
+        return False
 
     def _attributes(self) -> dict[str, tf.Variable]:
         """Returns the variables in the attributes of the roots by name, each once."""

@@ -22,7 +22,7 @@ def test_it_says_whether_there_is_anything_new_to_save() -> None:
     assert list(state.variables) == ["task/counter", "task/other"]
 
 
-def test_what_is_added_after_the_first_step_keeps_its_value(tmp_path: Path) -> None:
+def test_what_is_added_after_the_first_step_gets_its_value(tmp_path: Path) -> None:
     section = tf.Module()
     setattr(section, "task/made", tf.Variable(1.0))
     path = tf.train.Checkpoint(step_state=section).write(str(tmp_path / "ckpt-1"))
@@ -32,7 +32,7 @@ def test_what_is_added_after_the_first_step_keeps_its_value(tmp_path: Path) -> N
     state.end_restore(strict=False)
     task.made = tf.Variable(2.0)
     state.add_attributes(set())
-    assert float(task.made) == 2.0
+    assert float(task.made) == 1.0
 
 
 def test_another_shape_is_reported_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
