@@ -31,10 +31,12 @@ def begin_save(prefix: str) -> str:
     """Returns the temporary prefix to which the files of the checkpoint `prefix` have to be written.
 
     Raises:
-      OSError: when the temporary folder cannot be created.
+      OSError: when the temporary folder cannot be created, or an earlier save of this step not be moved into place.
     """
     folder = _temporary_folder(prefix)
     files.reach("checkpoint.begin", prefix)
+    if is_moving(prefix):  # else a kill during this save would leave no complete checkpoint of the step
+        _move_into_place(prefix)
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     return os.path.join(folder, os.path.basename(prefix))
@@ -60,15 +62,19 @@ def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
 def cancel_save(prefix: str) -> bool:
     """Removes the files of a save that is not finished, and returns whether there was one.
 
-    Those of an earlier checkpoint of this step stay.
+    Those of an earlier checkpoint of this step stay. A recorded save stays too, since its files may have replaced some
+    of the earlier one: the next save of the step, or the next start, moves the rest into place.
     """
     folder = _temporary_folder(prefix)
     has_begun = os.path.isdir(folder)
-    was_moving = read_record(os.path.join(folder, os.path.basename(prefix))) is not None
-    shutil.rmtree(folder, ignore_errors=True)
-    for path in own_files(prefix) if was_moving and read_record(prefix) is None else ():
-        os.remove(path)
+    if not is_moving(prefix):
+        shutil.rmtree(folder, ignore_errors=True)
     return has_begun
+
+
+def is_moving(prefix: str) -> bool:
+    """Whether a save of the checkpoint `prefix` is recorded and not yet in place."""
+    return read_record(os.path.join(_temporary_folder(prefix), os.path.basename(prefix))) is not None
 
 
 def commit(prefix: str, point: str = "checkpoint.record", **entries: Any) -> None:
@@ -96,7 +102,7 @@ def finish_interrupted(directory: str) -> None:
         checkpoint = name.removeprefix(_SAVING)
         prefix = os.path.join(directory, checkpoint)
         if name != checkpoint and os.path.isdir(path):
-            if read_record(os.path.join(path, checkpoint)) is not None:
+            if is_moving(prefix):
                 _move_into_place(prefix)
             elif read_record(prefix) is None:
                 remove_checkpoint(prefix)

@@ -19,6 +19,7 @@ from trainer_kit.checkpoints.commit import (
     cancel_save,
     finish_save,
     foreign_problem,
+    is_moving,
     is_own,
     read_record,
     remove_checkpoint,
@@ -252,7 +253,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Refuses to replace a checkpoint of another run; one without a record, of another program, is moved away."""
         if foreign := foreign_problem(prefix, self._run.run_id):
             raise StorageError(foreign)
-        if own_files(prefix) and read_record(prefix) is None:
+        if own_files(prefix) and read_record(prefix) is None and not is_moving(prefix):
             folder = set_aside(prefix, ARCHIVED)
             _LOG.warning("%s already existed, but this run did not save it; it was moved to %s", prefix, folder)
 

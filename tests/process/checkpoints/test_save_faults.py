@@ -154,6 +154,25 @@ def test_a_save_that_fails_is_told_once_and_can_be_made_again(
     assert SmallRun(tmp_path, 100_000).start == 3
 
 
+@pytest.mark.parametrize("again", ["next start", "next save"])
+@pytest.mark.parametrize("move", [1, 3, 4, 5])
+def test_a_failed_move_of_a_step_saved_again_loses_nothing(
+    tmp_path: Path, move: int, again: str, without_faults: None
+) -> None:
+    run = SmallRun(tmp_path)
+    run.train_to(1)
+    run.manager.forget_saved_step()
+    stop_at("checkpoint.move", move, how="raise")
+    with pytest.raises(StorageError, match="ckpt-1 was not written"):
+        run.train_to(1)
+
+    if again == "next save":
+        run.train_to(1)
+        assert names(tmp_path) == sorted(["checkpoint", *parts(1)])
+    assert SmallRun(tmp_path).start == 1
+    assert names(tmp_path) == sorted(["checkpoint", *parts(1)])
+
+
 def test_the_next_save_reports_a_failed_background_save_by_name(tmp_path: Path, without_faults: None) -> None:
     run = SmallRun(tmp_path)
     run.train_to(1)
