@@ -23,7 +23,7 @@ from trainer_kit import files
 from trainer_kit.checkpoint_names import ITERATOR, RECORD, UNFINISHED, own_files
 
 _SAVING = ".saving-"
-_OLD_MARK = re.compile(r"\.saving-(ckpt-\d+)(\.\w+)?")  # an empty file of earlier versions
+_OLD_MARK = re.compile(r"\.saving-(ckpt-\d+)(?:\.(\w+))?")  # an empty file of earlier versions, with the run_id
 _CHUNK = 1 << 22  # bytes
 
 
@@ -108,8 +108,11 @@ def finish_interrupted(directory: str) -> None:
                 remove_checkpoint(prefix)
             else:
                 shutil.rmtree(path)
-        elif match := _OLD_MARK.fullmatch(name) or UNFINISHED.fullmatch(name):
-            _undo_save_in_place(directory, match[1])
+        elif mark := _OLD_MARK.fullmatch(name):
+            _finish_earlier_version(os.path.join(directory, mark[1]), mark[2])
+            os.remove(path)
+        elif unfinished := UNFINISHED.fullmatch(name):
+            _undo_save_in_place(os.path.join(directory, unfinished[1]))
             shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
@@ -205,9 +208,15 @@ def _move_into_place(prefix: str) -> None:
     shutil.rmtree(folder)
 
 
-def _undo_save_in_place(directory: str, checkpoint: str) -> None:
+def _finish_earlier_version(prefix: str, run_id: str | None) -> None:
+    """Records the complete checkpoint of a killed save or rotation of an earlier version, or removes its files."""
+    _undo_save_in_place(prefix)
+    if own_files(prefix) and read_record(prefix) is None:  # without a record rotation would never remove it
+        commit(prefix, **({"run_id": run_id} if run_id else {}))
+
+
+def _undo_save_in_place(prefix: str) -> None:
     """Removes what a save of an earlier version, or of TensorFlow's manager, has left; complete checkpoints stay."""
-    prefix = os.path.join(directory, checkpoint)
     if read_record(prefix) is None and problem(prefix):
         for path in own_files(prefix):
             os.remove(path)

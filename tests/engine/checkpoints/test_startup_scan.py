@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tests.engine.checkpoints.small_run import SmallRun, flip_bit, names, parts
+from tests.engine.checkpoints.small_run import RUN_ID, SmallRun, flip_bit, names, parts
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import problem, read_record
@@ -361,6 +361,17 @@ def test_after_an_interrupted_first_save_the_run_starts_from_0(saved: Path, tmp_
         (tmp_path / name).unlink()
     assert SmallRun(tmp_path).start == 0
     assert names(tmp_path) == []
+
+
+def test_rotation_counts_what_an_earlier_version_marked(folder: Path) -> None:
+    for step in (1, 2):
+        (folder / f"ckpt-{step}.commit.json").unlink()
+        (folder / f".saving-ckpt-{step}.{RUN_ID}").touch()
+    run = SmallRun(folder, max_to_keep=2, run_id=RUN_ID)
+    assert names(folder) == sorted(["checkpoint", *parts(2), *parts(3)])
+    assert (read_record(str(folder / "ckpt-2")) or {})["run_id"] == RUN_ID
+    run.train_to(4)
+    assert names(folder) == sorted(["checkpoint", *parts(3), *parts(4)])
 
 
 def test_a_heartbeat_that_this_process_is_writing_is_left_alone(tmp_path: Path) -> None:
