@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import IO
 from trainer_kit import files
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 from trainer_kit.process.run_directory import count_starts
+from trainer_kit.process.signals import deciding
 from trainer_kit.process.startup_signals import exit_code, stop_signals
 
 _MAX_TIME_IS_OVER = "stopped by trainer.max_time"  # as StopSignals says it
@@ -63,9 +65,9 @@ def supervise(
     """Runs `command` until it is done, and restarts it after a preemption or a crash; in the main thread only.
 
     A preempted run (exit code 75) is restarted any number of times, unless `trainer.max_time` stopped it. A crash
-    (code 1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`. Every other code ends
-    the supervisor. The wait before a restart doubles each time, up to
-    `most_backoff_seconds`, and is short again after an attempt that lasted longer than that.
+    (code 1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`. Every other code ends the
+    supervisor. The wait before a restart doubles each time, up to `most_backoff_seconds`, and is short again after an
+    attempt that lasted longer than that.
 
     SIGTERM, SIGHUP (unless it is ignored) and SIGINT are sent on to the command's process group, and no attempt starts
     after them. What is left of the group is killed when the command has ended. Each attempt becomes one line of
@@ -114,8 +116,8 @@ def supervise(
                 crashes += 1
 
             end = ""
-            if received:  # SIGTERM, the highest number, decides if a launcher sends SIGINT with it
-                end = f"asked to stop by {max(received).name}"
+            if received:  # a launcher may send several
+                end = f"asked to stop by {functools.reduce(deciding, received).name}"
             elif code == ExitCode.PREEMPTED and any(_MAX_TIME_IS_OVER in line for line in log):
                 end = "trainer.max_time is over"
             elif decision is Decision.END:
@@ -152,7 +154,7 @@ def supervise(
             while not received and time.monotonic() < next_start:
                 time.sleep(_POLL_SECONDS)
             if received:
-                return exit_code(max(received))
+                return exit_code(functools.reduce(deciding, received))
             wait = min(most_backoff_seconds, 2 * wait)
 
 

@@ -198,6 +198,21 @@ time.sleep(60)
     assert signal.getsignal(number) is handler
 
 
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGINT])
+def test_a_hang_up_decides_if_an_interrupt_comes_with_it(tmp_path: Path, first: signal.Signals) -> None:
+    program = f"""
+import os, signal, time
+for number in sorted({{signal.SIGHUP, signal.SIGINT}}, key=lambda number: number != {int(first)}):
+    signal.signal(number, signal.SIG_IGN)
+    os.kill(os.getppid(), number)
+    time.sleep(0.2)
+time.sleep(60)
+"""
+    command = [sys.executable, "-S", "-c", program]
+    assert supervise(command, max_restarts=9, log_dir=tmp_path, grace_seconds=1.0) == ExitCode.PREEMPTED
+    assert _attempts(tmp_path, "decision") == ["end: asked to stop by SIGHUP"]
+
+
 def test_the_process_of_a_supervisor_has_no_tensorflow(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _SUPERVISOR, tmp_path, *_ends(tmp_path, 0)], capture_output=True, text=True
