@@ -38,9 +38,8 @@ def callbacks_of_run(
     """Returns the engine's callbacks and the users' in the order in which each event calls them.
 
     The trainer has exported the best weights when an evaluation ends. The evaluation is then recorded before users'
-    callbacks see it. Values that
-    users report join the line of the loop, and the loss is checked after that line is written. A sidecar records last:
-    if it dies before it has reported an evaluation, the next start evaluates again.
+    callbacks see it. Values that users report join the line of the loop, and the loss is checked after that line is
+    written. A sidecar records last: if it dies before it has reported an evaluation, the next start evaluates again.
     """
     batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
     shown = [*users, actions, *([early] if early else []), Reports(writer, batch_size)]
