@@ -113,10 +113,6 @@ class RunDirectory:
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
 
-    def keep(self, field: str, choice: Any) -> None:
-        """Writes to the manifest what the value `auto` of a field of the config means in this run."""
-        files.write_json(self.manifest, {**(files.read_json(self.manifest) or {}), field: choice}, point="manifest")
-
     @property
     def run_id(self) -> str:
         """The identity of the run, from the manifest that this process has written, else from the one that is there.

@@ -21,7 +21,6 @@ import contextlib
 import itertools
 import json
 import logging
-import math
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -185,14 +184,6 @@ class History(list[dict[str, Any]]):
             raise UsageError(f"no report has a metric {name!r}; {suggestion(name, known)}")
         return values
 
-    def get_latest(self, name: str, kind: str | None = None) -> float:
-        """Returns the newest value of the metric `name`.
-
-        Raises:
-          UsageError: when no report has the metric; the message has the nearest names.
-        """
-        return self.get_history(name, kind)[-1][1]
-
 
 def active_history(path: str | os.PathLike[str]) -> History:
     """Returns the reports in the file at `path` that count: each (kind, step) once, in the order of steps.
@@ -238,24 +229,6 @@ def extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
     """
     with _mapped(path) as data:
         return next(((record["step"], end) for _, end, record in _from_end(data) if record["step"] <= step), (-1, 0))
-
-
-def newest_report(path: str | os.PathLike[str], kind: str) -> dict[str, Any] | None:
-    """Returns the last report of this kind in the history at `path`, as `active_history` would; None if there is none.
-
-    Reads the file from its end back to that report only, so that it may be called often.
-
-    Raises:
-      StorageError: when the file cannot be read.
-    """
-    resumed: float = math.inf
-    with _mapped(path) as data:
-        for _, _, record in _from_end(data):
-            if record["kind"] == kind and record["step"] <= resumed:
-                return _decode(record)
-            if record["kind"] in (RESUME, "train"):
-                resumed = min(resumed, record["step"])
-    return None
 
 
 def superseded_path(path: str | os.PathLike[str]) -> str:

@@ -22,7 +22,6 @@ from trainer_kit.telemetry.metrics_jsonl import (
     WALL_CLOCK_FIELDS,
     JsonLinesWriter,
     active_history,
-    newest_report,
     reported,
     superseded_path,
 )
@@ -125,7 +124,7 @@ def test_a_report_that_comes_again_is_not_written_again(tmp_path: Path) -> None:
     write(path, report(200), report(200, "validation"), report(200, "validation"), report(100, "validation"))
     assert [(line["kind"], line["step"]) for line in strict_lines(path)] == places(path)
     assert places(path) == [("train", 100), ("validation", 100), ("train", 200), ("validation", 200)]
-    assert active_history(path).get_latest("acc") == 0.1
+    assert active_history(path).get_history("acc")[-1][1] == 0.1
 
 
 def test_a_change_is_written_again_only_with_other_values(tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_changes_at_one_step_count_each(tmp_path: Path) -> None:
         {"learning_rate": 3.0},
     ]
     assert active_history(path).get_history("learning_rate") == [(5, 0.1), (6, 3.0)]
-    assert active_history(path).get_latest("weight") == 2.0
+    assert active_history(path).get_history("weight")[-1][1] == 2.0
 
 
 def test_an_evaluation_of_an_earlier_step_removes_nothing(tmp_path: Path) -> None:
@@ -210,8 +209,8 @@ def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
         stream.writelines(json.dumps(line) + "\n" for line in lines)
         stream.write("\0\0\0\n" + '{"kind": "train", "step": 5, "metrics": {"loss": [1], "acc": "inf"}}\n')
     assert places(path) == [("train", 1), ("train", 5)]
-    assert math.isnan(active_history(path).get_latest("loss"))
-    assert active_history(path).get_latest("acc") == math.inf
+    assert math.isnan(active_history(path).get_history("loss")[-1][1])
+    assert active_history(path).get_history("acc")[-1][1] == math.inf
 
 
 def test_a_metric_is_found_by_name_and_kind(tmp_path: Path) -> None:
@@ -221,11 +220,11 @@ def test_a_metric_is_found_by_name_and_kind(tmp_path: Path) -> None:
     write(path, train, report(1, "validation", loss=3.0, set={"acc": 0.5}))
     history = active_history(path)
     assert history.get_history("loss", kind="train") == [(1, 1.0)]
-    assert history.get_latest("loss", kind="validation") == 3.0
-    assert history.get_latest("set/acc") == 0.5
-    assert history.get_latest("steps_per_second") == 7.0
+    assert history.get_history("loss", kind="validation")[-1][1] == 3.0
+    assert history.get_history("set/acc")[-1][1] == 0.5
+    assert history.get_history("steps_per_second")[-1][1] == 7.0
     with pytest.raises(UsageError, match="set/acc"):
-        history.get_latest("set/ac")
+        history.get_history("set/ac")
     with pytest.raises(UsageError, match="no report has a metric 'loss'"):
         active_history(tmp_path / "none.jsonl").get_history("loss")
 
@@ -370,7 +369,7 @@ def test_a_rollback_in_the_middle_of_a_run_uses_the_open_writer(tmp_path: Path) 
     writer.write(report(2, again=1.0))
     writer.close()
     assert steps_of(strict_lines(path)) == [("train", 1), ("train", 2)]
-    assert active_history(path).get_latest("again") == 1.0
+    assert active_history(path).get_history("again")[-1][1] == 1.0
 
 
 def test_a_training_report_that_goes_back_is_a_resume(tmp_path: Path) -> None:
@@ -550,40 +549,3 @@ def test_a_killed_runs_history_equals_that_of_one_never_killed(
         checkpoints = {step: length for step, length in checkpoints.items() if step <= start}
         checkpoints |= run(path, end, start, attempt=attempt)
     assert timeless(path) == timeless(folder / "whole.jsonl")
-
-
-def test_the_newest_report_of_a_kind_is_found_past_torn_lines(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert newest_report(path, "train") is None
-    write(path, report(5, a=1.0), report(10, a=math.nan), report(10, "validation", b=3.0))
-    path.write_text(path.read_text() + '{"kind": "train", "step": 15, "met')
-    train, validation = newest_report(path, "train"), newest_report(path, "validation")
-    assert train is not None and train["step"] == 10 and math.isnan(train["metrics"]["a"])
-    assert validation is not None and validation["metrics"] == {"b": 3.0}
-    assert newest_report(path, "eval") is None
-
-
-@pytest.mark.parametrize("kind", ["train", "validation"])
-def test_the_newest_report_is_the_last_one_that_counts(tmp_path: Path, kind: str) -> None:
-    chance = np.random.default_rng(3)
-    for number in range(200):
-        path = tmp_path / f"{number}.jsonl"
-        kinds = chance.choice(["train", "train", "validation", "resume"], size=6)
-        records = [
-            {"kind": str(of), "step": int(chance.integers(1, 5)), "metrics": {"n": n}} for n, of in enumerate(kinds)
-        ]
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        counting = [record for record in active_history(path) if record["kind"] == kind]
-        newest = newest_report(path, kind)
-        last_written = max(counting, key=lambda record: record["metrics"]["n"], default=None)
-        assert newest == last_written, records
-
-
-def test_the_newest_report_of_a_large_file_is_found_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    line = json.dumps({"kind": "train", "step": 1, "metrics": {"a": 1.0}}) + "\n"
-    path.write_text(line * 1_000_000 + line.replace('"step": 1', '"step": 2'))
-    start = time.process_time()
-    newest = newest_report(path, "train")
-    assert newest is not None and newest["step"] == 2
-    assert time.process_time() - start < 0.1

@@ -20,7 +20,6 @@ from trainer_kit.checkpoints.state.step_state import StepState, handles, restore
 from trainer_kit.checkpoints.state.strict_restore import (
     OPTIONAL,
     check_made,
-    difference,
     holds,
     made_in_first_step,
     restore,
@@ -193,14 +192,6 @@ class TrainState:
     def holds_averages(self, path: str) -> bool:
         """Whether the checkpoint at `path` holds the moving averages, if the run keeps any; best weights do not."""
         return self._average is None or holds(path, self._average.section)
-
-    def fits(self, path: str) -> bool:
-        """Whether the checkpoint at `path` has all that `restore_weights` restores; reads names and shapes only.
-
-        Raises:
-          StorageError: when the checkpoint is gone or damaged.
-        """
-        return difference(self._evaluated(), path, whole=False, loose=self.loose) == ""
 
     def keep_attributes(self, exclude: Iterable[Any]) -> None:
         """Adds the variables in attributes of the task and the model to checkpoints; runs eagerly, in strategy scope.
