@@ -510,10 +510,10 @@ class Evaluator(AveragingTrainer):
             self._other_logs = self._logs_of_others(num_steps) if self._weights.others else {}
             states = self._evaluate_sets(num_steps)
             logs = dict(self.eval_end(states if self.validation.have_names else states[""]) or {})
-            if self.exports_in_evaluate and not self.stop_requested:  # a stop may have cut it short
-                self.export_best(logs)
-            else:
+            if self.exports_in_evaluate and self.stop_requested:  # it may have been cut short
                 self.add_best(logs)
+            elif self.exports_in_evaluate:
+                self.export_best(logs)
             return logs
         finally:
             self.end_averaging()

@@ -405,7 +405,10 @@ class Trainer(Evaluator):
         self.loop_steps = self.input_seconds = self.reached = None
         with self._ended_with_data():
             if isinstance(loop, (TrainLoop, FusedLoop)):
-                self._trace(loop, iterator)
+                if not self._tracked.is_done:
+                    with self._in_loop(iterator):
+                        graph = loop.graph(iterator)
+                    self._keep_written(graph)
                 self._run_segments(loop, iterator, num_steps)
             else:
                 if self.has_own_loop:
@@ -427,9 +430,11 @@ class Trainer(Evaluator):
         if kind.train_loop_begin is not Trainer.train_loop_begin:
             return
         iterator = self.data.iterator()
-        self._train_loop = self._train_loop or self.create_train_loop_fn()
-        if isinstance(self._train_loop, (TrainLoop, FusedLoop)):
-            self._trace(self._train_loop, iterator)
+        loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
+        if isinstance(loop, (TrainLoop, FusedLoop)):
+            with self._in_loop(iterator):
+                graph = loop.graph(iterator)
+            self._keep_written(graph)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs; see Evaluator. Runs eagerly, on the host."""
@@ -437,12 +442,8 @@ class Trainer(Evaluator):
             self.trace_training()
         return super().evaluate(num_steps, sets)
 
-    def _trace(self, loop: Any, iterator: Any) -> None:
-        """Traces a loop, once, and restores the variables that only its graph leads to."""
-        if self._tracked.is_done:
-            return
-        with self._in_loop(iterator):
-            graph = loop.graph(iterator)
+    def _keep_written(self, graph: tf.Graph | None) -> None:
+        """Restores the variables that only the graph of the training loop leads to, and checks the graph."""
         self._tracked.keep_written(graph)
         self.loop_factory.check(graph, self.loop_parts.window)
 
