@@ -5,12 +5,13 @@ At the end of each training loop a run reaches a boundary. It does these things 
     1. loop_end         callbacks see the logs of the loop; `run.report` adds to them; the loop is reported
     2. rewind           if a callback asked for it; the rest of the boundary is skipped then
     3. boundary_begin   no callback asked for a rewind; the engine checks whether the run has diverged
-    4. checkpoint       if one is due or asked for: checkpoint_begin, save, checkpoint_saved
+    4. checkpoint       if one is due or asked for: checkpoint_begin, save. It is written in the background;
+                        checkpoint_saved is called once it is on the disk, before an evaluation is recorded
     5. evaluation       if one is due or asked for: evaluation_begin, evaluation_end
                         (the best weights are exported first, then the ledger records it, then users' callbacks run)
     6. epoch_end        if an epoch ends with this step
     7. boundary_end     this step is saved, evaluated and reported
-    8. stop             if a callback asked for it
+    8. stop             if a callback asked for it; a stop asked for before 4 saves and evaluates this step as the last
 
 Requests are carried out in this order, even those made late in the boundary. An evaluation that boundary_end asks for
 runs at the end of the next loop.

@@ -146,6 +146,8 @@ class StepState:
         Raises:
           UsageError: if `strict` and not `allow_partial`, when there is such a variable.
         """
+        if self._path is None:
+            return False
         unknown = sorted(self._saved.keys() - self._restored_names)
         late: list[str] = []
         if not self.allow_partial:
@@ -160,7 +162,7 @@ class StepState:
             if strict and not self.allow_partial:
                 raise UsageError(text)
             self._report(text)
-        if late and self._path is not None:
+        if late:
             self._report(
                 f"{self._path} contains {', '.join(late)}, which this run does not have yet; checkpoints keep the "
                 "values, which are restored when the attributes get these variables"
