@@ -321,7 +321,12 @@ class CallbackList:
             except Exception as error:
                 self._handle_error(member, error)
         self._reporters |= dict.fromkeys(self.run.reported.keys() - before, member)
-        self._check_reported()
+
+        # A reported number must not have the name of a metric of this loop or evaluation.
+        for name in sorted(self.run.reported.keys() & self._logs.keys()):
+            del self.run.reported[name]
+            problem = f"run.report: the run already has a metric called {name}; report the number under another name"
+            self._handle_error(self._reporters[name], UsageError(problem))
         return returned
 
     def _handle_error(self, member: Callback, error: Exception) -> None:
@@ -336,13 +341,6 @@ class CallbackList:
             *(member.name, self.run.step, error),
             exc_info=error if count == 1 else None,
         )
-
-    def _check_reported(self) -> None:
-        """Refuses a reported number whose name is already a metric of this loop or evaluation."""
-        for name in sorted(self.run.reported.keys() & self._logs.keys()):
-            del self.run.reported[name]
-            problem = f"run.report: the run already has a metric called {name}; report the number under another name"
-            self._handle_error(self._reporters[name], UsageError(problem))
 
     def _with_states(self) -> Iterator[tuple[str, Callback]]:
         """Yields the members that have a state, with unique names: the second one called "name" is "name 2"."""

@@ -123,7 +123,17 @@ class EarlyStopping(Callback):
         options = self._options
         done = [one for one in self._evaluations(options) if one[0] <= step]
         now = standing(done, options.metric_comp, options.min_delta, options.start_step)
-        return _stop_reason(options, now) if now.without >= options.patience else ""
+        if now.without < options.patience:
+            return ""
+
+        where = f" of {options.eval_name}" if options.eval_name else ""
+        much = f" by more than {options.min_delta:g}" if options.min_delta else ""
+        before = f" on {now.best:.6g} of step {now.best_step}" if now.best_step >= 0 else ""
+        count = "evaluation" if now.without == 1 else f"{now.without} evaluations"
+        return (
+            f"{options.metric}{where} has not improved{before}{much} in the last {count}, up to step {now.last_step} "
+            f"(trainer.early_stopping.patience={options.patience})"
+        )
 
     def _check(self, run: Run) -> None:
         if reason := self.reason(run.step):
@@ -172,14 +182,3 @@ def _values(records: Sequence[Mapping[str, Any]], options: EarlyStoppingConfig) 
         where = f"evals/{options.eval_name or _OWN}.jsonl"
         check_metric(options.metric, flat[int(records[-1]["step"])], where)
     return [(step, flat[step].get(options.metric, math.nan)) for step in sorted(flat)]
-
-
-def _stop_reason(options: EarlyStoppingConfig, now: Standing) -> str:
-    where = f" of {options.eval_name}" if options.eval_name else ""
-    much = f" by more than {options.min_delta:g}" if options.min_delta else ""
-    before = f" on {now.best:.6g} of step {now.best_step}" if now.best_step >= 0 else ""
-    count = "evaluation" if now.without == 1 else f"{now.without} evaluations"
-    return (
-        f"{options.metric}{where} has not improved{before}{much} in the last {count}, up to step {now.last_step} "
-        f"(trainer.early_stopping.patience={options.patience})"
-    )

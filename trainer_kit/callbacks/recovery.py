@@ -102,7 +102,10 @@ class Recovery(Callback):
         if self._options.recovery_policy == "skip":
             change = self._leave_out_bad_batch()
         elif self._options.recovery_policy == "lower_learning_rate":
-            change = self._lower_learning_rate(step)
+            self._factor *= self._options.recovery_learning_rate_factor
+            for name in self._factor_names():
+                self._trainer.hyper_parameters.change(name, self._factor, step, "recovery")
+            change = f"the learning rate is {self._factor:g} times what the config says"
         _LOG.warning("training resumes from step %d; %s", step, change)
 
     def restore_checkpoint(self, path: str) -> int:
@@ -167,13 +170,6 @@ class Recovery(Callback):
             _LOG.warning("the report of the divergence could not be written: %s", str(second).partition("\n")[0])
             more = ""
         raise DivergedError(f"{error}{tried}; this loop is not saved{more}; {advice}{otherwise}") from error
-
-    def _lower_learning_rate(self, step: int) -> str:
-        """Lowers the learning rate of each optimizer; returns what has changed."""
-        self._factor *= self._options.recovery_learning_rate_factor
-        for name in self._factor_names():
-            self._trainer.hyper_parameters.change(name, self._factor, step, "recovery")
-        return f"the learning rate is {self._factor:g} times what the config says"
 
     def _factor_names(self) -> list[str]:
         """Returns the names of the factors of recovery, one for each optimizer.

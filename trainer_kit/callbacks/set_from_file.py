@@ -64,12 +64,19 @@ class SetFromFile(Callback):
 
     def _resume(self, run: Run) -> None:
         """Splits the readings that count into those before this step and those to repeat."""
-        found: list[dict[str, Any]] = _chiefs(run, _readings(run.directory, self._path) if run.chief else [])
-        self._text, self._values = "", {}
-        for record in found:
+        readings: list[dict[str, Any]] = []
+        if run.chief:
+            records = files.read_lines(os.path.join(run.directory, RECORD))
+            of_this_file = [record for record in records if record["file"] == self._path]
+            readings = active_records([*_rewinds(run.directory), *of_this_file])
+        readings = _chiefs(run, readings)
+
+        self._text = ""
+        self._values = {}
+        for record in readings:
             if record["step"] < run.step:
                 self._values.update(record["values"])
-        self._recorded = [record for record in found if record["step"] >= run.step]
+        self._recorded = [record for record in readings if record["step"] >= run.step]
 
     def _set(self, run: Run, values: Mapping[str, float]) -> None:
         self._values.update(values)
@@ -111,12 +118,6 @@ def _checked(values: Any, run: Run) -> dict[str, float]:
             raise UsageError(f"{name}: {value!r:.60} is not a number")
         run.hyper_parameters.check(str(name), value)
     return {str(name): float(value) for name, value in (values or {}).items()}
-
-
-def _readings(directory: str, file: str) -> list[dict[str, Any]]:
-    """Returns the recorded readings of a file that count, in their order: those that no rewind has superseded."""
-    found = files.read_lines(os.path.join(directory, RECORD))
-    return active_records([*_rewinds(directory), *(record for record in found if record["file"] == file)])
 
 
 def _rewinds(directory: str) -> list[dict[str, Any]]:

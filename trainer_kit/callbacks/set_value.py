@@ -95,11 +95,9 @@ class SetByFunction(Callback):
         """Sets the value of this step, if it is a multiple of `every`."""
         del steps
         if self.every and run.step % self.every == 0:
-            run.change(self._parameter, float(self._function(run.step)), f"{self.name} {_name_of(self._function)}")
-
-
-def _name_of(function: Any) -> str:
-    return getattr(function, "__qualname__", type(function).__qualname__)
+            function_name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+            value = float(self._function(run.step))
+            run.change(self._parameter, value, f"{self.name} {function_name}")
 
 
 def _step_of(run: Run, place: int | Duration) -> int:

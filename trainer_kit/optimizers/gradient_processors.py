@@ -62,15 +62,24 @@ class GradientProcessing:
           variables: The variable of each gradient.
           updates: The number of updates so far, an integer scalar.
         """
-        paths, results = [variable_path(one) for one in variables], list(gradients)
+        paths = [variable_path(variable) for variable in variables]
+        results = list(gradients)
         if not self.is_used:
             self._warn_of_idle_patterns(paths)
         self.is_used = True
+
         for process, patterns in self._processors:
-            places = [i for i, path in enumerate(paths) if not patterns or _found(patterns, path)]
-            chosen = process([results[i] for i in places], [variables[i] for i in places], updates) if places else []
-            for i, gradient in zip(places, chosen, strict=True):
-                results[i] = gradient
+            places = [
+                place
+                for place, path in enumerate(paths)
+                if not patterns or any(re.search(pattern, path) for pattern in patterns)
+            ]
+            if not places:
+                continue
+            processed = process([results[place] for place in places], [variables[place] for place in places], updates)
+            for place, gradient in zip(places, processed, strict=True):
+                results[place] = gradient
+
         return results
 
     def _make(self, section: GradientProcessorConfig, seed: str) -> Processor:
@@ -100,10 +109,6 @@ def refused_gradient(error: tf.errors.OpError) -> tuple[str, int] | None:
         return None
     names, finite, step = found[1].split("|"), found[2].split(), int(found[3])
     return names[finite.index("0")], step
-
-
-def _found(patterns: Sequence[str], path: str) -> bool:
-    return any(re.search(pattern, path) for pattern in patterns)
 
 
 def _make(section: GradientProcessorConfig) -> Processor:
@@ -151,12 +156,14 @@ def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 
 
 def _centralize(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
-    return [one if len(of.shape) < 2 else _without_mean(one) for one, of in zip(gradients, variables, strict=True)]
-
-
-def _without_mean(gradient: Gradient) -> tf.Tensor:
-    dense = tf.convert_to_tensor(gradient)  # rows without a gradient change too
-    return dense - tf.reduce_mean(dense, axis=list(range(dense.shape.rank - 1)), keepdims=True)
+    centralized: list[Gradient] = []
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if len(variable.shape) >= 2:
+            gradient = tf.convert_to_tensor(gradient)  # rows without a gradient change too
+            axes = list(range(gradient.shape.rank - 1))
+            gradient -= tf.reduce_mean(gradient, axis=axes, keepdims=True)
+        centralized.append(gradient)
+    return centralized
 
 
 def _check(gradients: list[Gradient], variables: list[Any], step: Any) -> list[Gradient]:
@@ -187,7 +194,11 @@ def _summarize(gradients: list[Gradient], variables: list[Any], updates: Any) ->
 
 def _registered(name: str, function: Any) -> Processor:
     """Returns a processor that calls the function that a user's function has made."""
-    count = _count_of_parameters(function)
+    count = -1  # of the parameters without a default
+    if callable(function):
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(function).parameters.values()
+        count = sum(parameter.kind in positional and parameter.default is parameter.empty for parameter in parameters)
     if count not in (1, 2):
         raise UsageError(
             f"the gradient processor {name!r} built {function!r:.80}; return a function of one gradient, or of the "
@@ -201,15 +212,6 @@ def _registered(name: str, function: Any) -> Processor:
         return _checked(name, given, dense, variables)
 
     return process
-
-
-def _count_of_parameters(function: Any) -> int:
-    """Returns the number of parameters without a default; -1 if this cannot be called."""
-    if not callable(function):
-        return -1
-    parameters = inspect.signature(function).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(one.kind in positional and one.default is one.empty for one in parameters)
 
 
 def _checked(name: str, given: Any, dense: Sequence[tf.Tensor], variables: Sequence[Any]) -> list[tf.Tensor]:

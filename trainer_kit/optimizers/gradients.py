@@ -122,7 +122,12 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
     if tf.distribute.get_replica_context() is None:
         raise UsageError("apply_gradients was called in cross-replica context; call it inside strategy.run")
     if isinstance(optimizer, Mapping):
-        _apply_to_groups(optimizer, pairs)
+        if not hasattr(optimizer, "apply_gradients"):
+            raise UsageError(
+                f"apply_gradients got the dict of the optimizers {', '.join(optimizer)}; call it with one of them, or "
+                "let the task's method optimizer_variables say which variables each updates"
+            )
+        optimizer.apply_gradients(pairs)
         return
     if (add_gradients := getattr(optimizer, "add_gradients", None)) is not None:  # of a GradientAccumulator
         add_gradients(pairs)
@@ -153,15 +158,6 @@ def needs_gradients(optimizer: Any) -> tf.Tensor:
     return tf.constant(True) if periodic is None else periodic()
 
 
-def _apply_to_groups(optimizers: Any, pairs: list[tuple[Any, Any]]) -> None:
-    if not hasattr(optimizers, "apply_gradients"):
-        raise UsageError(
-            f"apply_gradients got the dict of the optimizers {', '.join(optimizers)}; call it with one of them, or let "
-            "the task's method optimizer_variables say which variables each updates"
-        )
-    optimizers.apply_gradients(pairs)
-
-
 def update(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
     """Updates variables by gradients, none of which is None; in a replica. See `apply_gradients`, which prepares them.
 
@@ -176,8 +172,15 @@ def update(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[An
 def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
     """Sums over replicas, processes, clips and applies unscaled gradients, none of which is None; in a replica."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    clipping, process = _clipping(optimizer, replicas), getattr(optimizer, "gradient_processing", None)
-    norms, summed, changes = getattr(optimizer, "gradient_norms", None), list(gradients), clipping.active or process
+    process = getattr(optimizer, "gradient_processing", None)
+    norms = getattr(optimizer, "gradient_norms", None)
+    clipping = getattr(optimizer, "clipping", None)
+    if clipping is None:  # with several replicas, the bounds are those of the Keras optimizer itself
+        names = [field.name for field in dataclasses.fields(Clipping)] if replicas > 1 else []
+        clipping = Clipping(**{name: getattr(optimizer, name, None) for name in names})
+    changes = clipping.active or process
+
+    summed = list(gradients)
     if replicas > 1 and (changes or norms is not None):
         summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, summed)
     if norms is not None:
@@ -219,14 +222,6 @@ def scaled(gradient: Gradient, factor: Any) -> Gradient:
     return values
 
 
-def _clipping(optimizer: Any, replicas: int) -> Clipping:
-    explicit = getattr(optimizer, "clipping", None)
-    if explicit is not None:
-        return explicit
-    names = [field.name for field in dataclasses.fields(Clipping)] if replicas > 1 else []
-    return Clipping(**{name: getattr(optimizer, name, None) for name in names})
-
-
 def _with_gradient(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     missing = ", ".join(variable_path(variable) for gradient, variable in pairs if gradient is None)
@@ -245,13 +240,15 @@ def _with_unique_rows(gradients: Sequence[Gradient]) -> list[Gradient]:
     """Sums rows for the same index; with several replicas, whose rows Keras would concatenate, in a dense tensor."""
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
-    return [_unique_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
 
-
-def _unique_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    indices, places = tf.unique(gradient.indices)
-    rows = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
-    return tf.IndexedSlices(rows, indices, gradient.dense_shape)
+    results: list[Gradient] = []
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):
+            indices, places = tf.unique(gradient.indices)
+            rows = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
+            gradient = tf.IndexedSlices(rows, indices, gradient.dense_shape)
+        results.append(gradient)
+    return results
 
 
 def _values(gradient: Gradient) -> tf.Tensor:

@@ -108,26 +108,31 @@ def owned_variables(
       UsageError: when an optimizer has no variables, or a variable has two optimizers.
     """
     names = list(names)
-    if unknown := sorted(given.keys() - set(names)):
-        raise UsageError(_not_configured(unknown, names, [name for name in names if name not in given]))
-    left, owned = {_key(one): one for one in model.trainable_variables}, dict[str, list[Any]]()
-    paths = {key: variable_path(one) for key, one in left.items()}
+    unknown = sorted(given.keys() - set(names))
+    if unknown:
+        free_names = [name for name in names if name not in given]
+        renames = [f"rename {near[0]} to {name}" for name in unknown if (near := near_names(name, free_names))]
+        advice = " and ".join(renames) or f"the optimizers are: {', '.join(names)}"
+        raise UsageError(
+            f"the task's optimizer_variables names {', '.join(unknown)}, which trainer.optimizers lacks; {advice}"
+        )
+
+    free = {_key(variable): variable for variable in model.trainable_variables}
+    paths = {key: variable_path(variable) for key, variable in free.items()}
+    owned: dict[str, list[Any]] = {}
     for name in names:
         patterns = sections[name].variables if name in sections else ()
-        found = (one for key, one in left.items() if any(re.search(pattern, paths[key]) for pattern in patterns))
-        owned[name] = list(found) if patterns else list(given.get(name, ()))
+        if patterns:
+            matched = [key for key in free if any(re.search(pattern, paths[key]) for pattern in patterns)]
+            owned[name] = [free[key] for key in matched]
+        else:
+            owned[name] = list(given.get(name, ()))
         if not owned[name]:
-            raise UsageError(_without_variables(name, patterns, paths, owned) + _hint_of_frozen(patterns, model))
-        for one in owned[name]:
-            if left.pop(_key(one), None) is None:
-                raise UsageError(_not_free(name, one, owned))
+            raise UsageError(_without_variables(name, patterns, paths, owned, model))
+        for variable in owned[name]:
+            if free.pop(_key(variable), None) is None:
+                raise UsageError(_not_free(name, variable, owned))
     return owned
-
-
-def _not_configured(unknown: Sequence[str], names: Sequence[str], free: Sequence[str]) -> str:
-    near = [f"rename {of[0]} to {name}" for name in unknown if (of := near_names(name, free))]
-    advice = " and ".join(near) or f"the optimizers are: {', '.join(names)}"
-    return f"the task's optimizer_variables names {', '.join(unknown)}, which trainer.optimizers lacks; {advice}"
 
 
 def log_ownership(owned: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) -> None:
@@ -139,9 +144,9 @@ def log_ownership(owned: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) 
 
 
 def _without_variables(
-    name: str, patterns: Sequence[str], paths: Mapping[int, str], owned: Mapping[str, Sequence[Any]]
+    name: str, patterns: Sequence[str], paths: Mapping[int, str], owned: Mapping[str, Sequence[Any]], model: Any
 ) -> str:
-    """Returns why an optimizer has no variables, and what to do; `paths` are those of all variables."""
+    """Returns why an optimizer has no variables, and what to do; `paths` are those of the trainable variables."""
     section = f"trainer.optimizers.{name}"
     if not patterns:
         return (
@@ -155,13 +160,12 @@ def _without_variables(
             f"{section}.variables: {', '.join(owners)}, which {'comes' if len(owners) == 1 else 'come'} first, already "
             f"updates all variables that match {', '.join(patterns)}; put {name} before, or change the patterns"
         )
+
     near = ", ".join(similar_paths(patterns[0], list(paths.values())))
-    return f"{section}.variables: no variable matches {', '.join(patterns)}; similar ones are: {near}"
-
-
-def _hint_of_frozen(patterns: Sequence[str], model: Any) -> str:
-    matched = any(re.search(pattern, variable_path(one)) for one in model.variables for pattern in patterns)
-    return " (variables that match are not trainable: see trainer.freeze)" if matched else ""
+    all_paths = [variable_path(variable) for variable in model.variables]
+    is_frozen = any(re.search(pattern, path) for path in all_paths for pattern in patterns)
+    hint = " (variables that match are not trainable: see trainer.freeze)" if is_frozen else ""
+    return f"{section}.variables: no variable matches {', '.join(patterns)}; similar ones are: {near}{hint}"
 
 
 def _not_free(name: str, variable: Any, owned: Mapping[str, Sequence[Any]]) -> str:

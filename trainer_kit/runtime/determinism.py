@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from types import ModuleType
 
 import keras
 import numpy as np
@@ -32,22 +31,17 @@ def seed_everything(seed: int) -> None:
         raise ConfigError([Mistake("runtime.random_seed", f"{seed} is not a seed", f"use 0 to {SEEDS - 1}")])
     keras_2 = sys.modules.get("tf_keras")
     if keras_2 is not None:
-        _seed_keras_2(seed, keras_2)
+        # Its layers then draw from generators, whose state is in checkpoints; else from ops that start again.
+        keras_2.backend.experimental.enable_tf_random_generator()
+        # Python, NumPy and TensorFlow keep their states: numbers may be drawn already. In a graph, TensorFlow's seed is
+        # that of the graph only.
+        python_state = random.getstate()
+        numpy_state = np.random.get_state()
+        with tf.Graph().as_default():
+            keras_2.utils.set_random_seed(seed)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
     keras.utils.set_random_seed(seed)
-
-
-def _seed_keras_2(seed: int, keras_2: ModuleType) -> None:
-    """Does what its set_random_seed does, but for Python, NumPy and TensorFlow: numbers may be drawn already.
-
-    In a graph, TensorFlow's seed is that of the graph only.
-    """
-    # Its layers then draw from generators, whose state is in checkpoints; else from ops that start again.
-    keras_2.backend.experimental.enable_tf_random_generator()
-    python, numpy = random.getstate(), np.random.get_state()
-    with tf.Graph().as_default():
-        keras_2.utils.set_random_seed(seed)
-    random.setstate(python)
-    np.random.set_state(numpy)
 
 
 def is_op_determinism_enabled() -> bool:

@@ -34,11 +34,21 @@ def configure_devices(runtime: RuntimeConfig, kept_threads: Mapping[str, int] | 
     Raises:
       ConfigError: when TensorFlow is already in use with fewer virtual CPUs than asked for.
     """
-    _set_environment(runtime)
+    if runtime.gpu_thread_mode:
+        os.environ["TF_GPU_THREAD_MODE"] = runtime.gpu_thread_mode
+        os.environ["TF_GPU_THREAD_COUNT"] = str(runtime.per_gpu_thread_count or THREADS_PER_GPU)
+    if runtime.batchnorm_spatial_persistent:
+        os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] = "1"
     _set_threads(runtime, kept_threads or {})
     _raise_arena_limit()
     _split_cpu(runtime.virtual_cpus)
-    _let_gpus_grow()
+    for gpu in tf.config.list_physical_devices("GPU"):
+        if tf.config.get_logical_device_configuration(gpu):
+            continue  # the user has limited its memory
+        try:
+            tf.config.experimental.set_memory_growth(gpu, True)  # else one process takes all memory of all GPUs
+        except RuntimeError:
+            _LOG.info("%s keeps its memory setting: TensorFlow is already in use", gpu.name)
     tf.config.run_functions_eagerly(runtime.run_eagerly)
     if runtime.deterministic_ops:
         tf.config.experimental.enable_op_determinism()
@@ -84,14 +94,6 @@ def _raise_arena_limit() -> None:
         getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(_ARENA_MAX, _ARENAS)
 
 
-def _set_environment(runtime: RuntimeConfig) -> None:
-    if runtime.gpu_thread_mode:
-        os.environ["TF_GPU_THREAD_MODE"] = runtime.gpu_thread_mode
-        os.environ["TF_GPU_THREAD_COUNT"] = str(runtime.per_gpu_thread_count or THREADS_PER_GPU)
-    if runtime.batchnorm_spatial_persistent:
-        os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] = "1"
-
-
 def _split_cpu(count: int) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     there = len(tf.config.get_logical_device_configuration(cpu) or (None,))
@@ -107,17 +109,6 @@ def _split_cpu(count: int) -> None:
             "this in a new process",
         )
         raise ConfigError([mistake]) from error
-
-
-def _let_gpus_grow() -> None:
-    """Without it one process takes all memory of all GPUs; a user's own limit by logical devices stays."""
-    for gpu in tf.config.list_physical_devices("GPU"):
-        if tf.config.get_logical_device_configuration(gpu):
-            continue
-        try:
-            tf.config.experimental.set_memory_growth(gpu, True)
-        except RuntimeError:
-            _LOG.info("%s keeps its memory setting: TensorFlow is already in use", gpu.name)
 
 
 def only_cpus() -> bool:

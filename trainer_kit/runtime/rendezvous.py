@@ -75,19 +75,19 @@ def _listening(address: str) -> Iterator[None]:
     except (OSError, ValueError):
         yield
         return
+
+    def accept_all() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                server.accept()[0].close()
+
     with server:
-        threading.Thread(target=_accept_all, args=(server,), name="rendezvous", daemon=True).start()
+        threading.Thread(target=accept_all, name="rendezvous", daemon=True).start()
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread, which would keep the port
-
-
-def _accept_all(server: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            server.accept()[0].close()
 
 
 def _answers(address: str) -> bool:

@@ -19,7 +19,7 @@ from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.runtime.devices import NOT_AT_IMPORT
 from trainer_kit.runtime.rendezvous import wait_for_workers
 from trainer_kit.runtime.strategy_choice import TPU_VARIABLES, Machine, choose_strategy, local_devices
-from trainer_kit.runtime.tf_config import Cluster, read_cluster
+from trainer_kit.runtime.tf_config import read_cluster
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,7 +44,11 @@ def create_strategy(
       StalledError: when a worker has not answered in time.
     """
     machine = Machine(
-        gpus=_count_gpus(),
+        # GPUs that the user has split count as several. Listing them does not start TensorFlow's runtime.
+        gpus=sum(
+            len(tf.config.get_logical_device_configuration(gpu) or (None,))
+            for gpu in tf.config.list_physical_devices("GPU")
+        ),
         tpu_variable=next((name for name in TPU_VARIABLES if os.environ.get(name)), ""),
         cluster=read_cluster(),
     )
@@ -52,7 +56,10 @@ def create_strategy(
     if policy in ("off", "one_device", "mirrored") and machine.cluster and machine.cluster.trains_with_others:
         _LOG.warning("TF_CONFIG is not used: %s trains on this machine alone", policy)
     if policy == "multi_worker_mirrored" and machine.cluster and machine.cluster.trains_with_others:
-        _wait_for_others(machine.cluster, hang_timeout_seconds)
+        cluster = machine.cluster
+        _LOG.info("%s %d waits for all %d workers to start", cluster.task_type, cluster.task_index, cluster.workers)
+        if not runtime_has_started():  # else it is too late, and TensorFlow says so at once
+            wait_for_workers(cluster, hang_timeout_seconds)
         # A worker that has answered may be gone when TensorFlow connects, which has no time limit of its own.
         connecting = lambda: ("connecting workers", 0)  # noqa: E731
         with Watchdog(connecting, tempfile.gettempdir(), hang_timeout_seconds, last_resort_seconds=5.0):
@@ -66,12 +73,6 @@ def create_strategy(
         strategy.num_replicas_in_sync,
     )
     return strategy
-
-
-def _count_gpus() -> int:
-    """Counts GPUs, those that were split into several by the user as several; does not start TensorFlow's runtime."""
-    gpus = tf.config.list_physical_devices("GPU")
-    return sum(len(tf.config.get_logical_device_configuration(gpu) or (None,)) for gpu in gpus)
 
 
 def _off(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
@@ -89,16 +90,8 @@ def _mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strateg
         _LOG.info("nothing is mirrored, because there is one device: %s", devices[0])
         default = "GPU:0" if machine.gpus else "CPU:0"
         return tf.distribute.get_strategy() if devices[0] == default else tf.distribute.OneDeviceStrategy(devices[0])
-    _check_devices(devices)
-    reducers = {"nccl": tf.distribute.NcclAllReduce, "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce}
-    if not machine.gpus:  # TensorFlow's collectives on CPUs allow one group in the life of a process, and are slower
-        return tf.distribute.MirroredStrategy(list(devices), tf.distribute.ReductionToOneDevice())
-    reducer = reducers.get(runtime.all_reduce_alg or "auto")
-    return tf.distribute.MirroredStrategy(list(devices), reducer and reducer(num_packs=runtime.num_packs))
 
-
-def _check_devices(devices: tuple[str, ...]) -> None:
-    """MirroredStrategy takes devices that do not exist, and then fails, or hangs, in the first step."""
+    # MirroredStrategy takes devices that do not exist, and then fails, or hangs, in the first step.
     kind = devices[0].partition(":")[0]
     there = len(tf.config.list_logical_devices(kind))
     if there < len(devices):
@@ -106,11 +99,11 @@ def _check_devices(devices: tuple[str, ...]) -> None:
         problem = f"the config requests {len(devices)}, but TensorFlow has {there} logical {kind} device(s)"
         raise ConfigError([Mistake(f"runtime.{field}", problem, "call configure_devices before TensorFlow is used")])
 
-
-def _wait_for_others(cluster: Cluster, timeout_seconds: float | None) -> None:
-    _LOG.info("%s %d waits for all %d workers to start", cluster.task_type, cluster.task_index, cluster.workers)
-    if not runtime_has_started():  # else it is too late, and TensorFlow says so at once
-        wait_for_workers(cluster, timeout_seconds)
+    reducers = {"nccl": tf.distribute.NcclAllReduce, "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce}
+    if not machine.gpus:  # TensorFlow's collectives on CPUs allow one group in the life of a process, and are slower
+        return tf.distribute.MirroredStrategy(list(devices), tf.distribute.ReductionToOneDevice())
+    reducer = reducers.get(runtime.all_reduce_alg or "auto")
+    return tf.distribute.MirroredStrategy(list(devices), reducer and reducer(num_packs=runtime.num_packs))
 
 
 def runtime_has_started() -> bool:
@@ -168,20 +161,16 @@ def _tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     named = f"runtime.tpu={runtime.tpu}" if runtime.tpu else machine.tpu_variable or "a TPU of this machine"
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
-        _check_answers(resolver.master())
+        # A remote host has the address 'grpc://host:port', a TPU of this machine an empty one.
+        host, _, port = resolver.master().rpartition("//")[2].rpartition(":")
+        if host:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=TPU_ANSWERS_WITHIN).close()
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (OSError, ValueError, RuntimeError, ImportError, tf.errors.OpError) as error:
         advice = "give the name or address of a TPU in runtime.tpu, or use another distribution_strategy"
         raise _failed("tpu", error, advice, where=f" ({named})") from error
     return tf.distribute.TPUStrategy(resolver)
-
-
-def _check_answers(master: str) -> None:
-    """Connects to a remote TPU host once; its address is 'grpc://host:port', that of a TPU of this machine empty."""
-    host, _, port = master.rpartition("//")[2].rpartition(":")
-    if host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=TPU_ANSWERS_WITHIN).close()
 
 
 def _failed(policy: str, error: Exception, advice: str, where: str = "") -> ConfigError:

@@ -96,11 +96,8 @@ def _check_cluster(policy: str, runtime: RuntimeConfig, cluster: Cluster | None)
             "multi_worker_mirrored needs the addresses of the workers",
             "set runtime.worker_hosts (host:port of each, separated by commas) and runtime.task_index, or TF_CONFIG",
         )
-    if policy == "parameter_server":
-        _check_parameter_servers(cluster)
-
-
-def _check_parameter_servers(cluster: Cluster | None) -> None:
+    if policy != "parameter_server":
+        return
     if cluster is None or not cluster.parameter_servers or not cluster.workers:
         raise _mistake(
             "distribution_strategy",

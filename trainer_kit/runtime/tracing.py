@@ -24,13 +24,12 @@ def traced(function: Callable[..., Any], *specs: Any) -> Any:
 
     @tf.autograph.experimental.do_not_convert
     def creating(*arguments: Any) -> Any:
-        with tf.variable_creator_scope(_outside_of_graphs):
+        def create_variable(next_creator: Callable[..., Any], **named: Any) -> Any:
+            with tf.init_scope():  # outside of the graph
+                return next_creator(**named)
+
+        with tf.variable_creator_scope(create_variable):
             return function(*arguments)
 
     several = tf.distribute.get_strategy().num_replicas_in_sync > 1
     return tf.function(creating if several else function, autograph=False).get_concrete_function(*specs)
-
-
-def _outside_of_graphs(next_creator: Callable[..., Any], **named: Any) -> Any:
-    with tf.init_scope():
-        return next_creator(**named)

@@ -68,8 +68,12 @@ def get_predictor(
         return {name: known[name] for name in outputs}
 
     def predict(*given: Any, **named: Any) -> dict[str, np.ndarray]:
-        values = _by_name(inputs, given, named)
-        return {name: value.numpy() for name, value in traced(values).items()}
+        values = {**dict(zip(inputs, given, strict=False)), **named}
+        if len(given) + len(named) != len(inputs) or values.keys() != set(inputs):
+            shown = ", ".join([*(["..."] * len(given)), *(f"{name}=..." for name in named)])
+            raise UsageError(f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({shown})")
+        tensors = traced({name: tf.convert_to_tensor(value) for name, value in values.items()})
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
 
     return predict
 
@@ -103,11 +107,3 @@ def _arguments(model: Any, names: list[str]) -> Callable[[Mapping[str, tf.Tensor
     if missing := [name for name in known if name not in names]:
         raise UsageError(f"get_predictor: the model also needs the inputs {', '.join(missing)}; name them in inputs")
     return lambda values: tf.nest.map_structure(lambda name: values[name], own)
-
-
-def _by_name(inputs: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    values = {**dict(zip(inputs, given, strict=False)), **named}
-    if len(given) + len(named) != len(inputs) or values.keys() != set(inputs):
-        shown = ", ".join([*(["..."] * len(given)), *(f"{name}=..." for name in named)])
-        raise UsageError(f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({shown})")
-    return {name: tf.convert_to_tensor(value) for name, value in values.items()}

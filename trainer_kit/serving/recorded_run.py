@@ -63,7 +63,12 @@ def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), opti
         )
     if import_modules or name not in experiments:
         given = [import_modules] if isinstance(import_modules, str) and import_modules else import_modules
-        recorded = [] if given else _modules_of_command(folder)
+        recorded: list[str] = []
+        if not given:  # the modules that the command of the run imports first
+            command = (files.read_json(folder / "manifest.json") or {}).get("command")
+            words = [str(word) for word in command] if isinstance(command, list) else []
+            recorded = [word.partition("=")[2] for word in words if word.startswith(f"{_FLAG}=")]
+            recorded += [following for word, following in itertools.pairwise(words) if word == _FLAG]
         try:
             discovery.find_experiment(name, given or recorded, option)
         except UsageError as error:
@@ -81,11 +86,3 @@ def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), opti
     kept = ("mixed_precision_dtype", "loss_scale", "random_seed")
     plain, of_run = RuntimeConfig(distribution_strategy="off").as_dict(), config.runtime.as_dict()
     return config.replace(runtime={key: plain[key] for key in of_run if key in plain and key not in kept})
-
-
-def _modules_of_command(folder: Path) -> list[str]:
-    """Returns the modules that the command of a run imports first."""
-    command = (files.read_json(folder / "manifest.json") or {}).get("command")
-    words = [str(word) for word in command] if isinstance(command, list) else []
-    joined = [word.partition("=")[2] for word in words if word.startswith(f"{_FLAG}=")]
-    return joined + [following for word, following in itertools.pairwise(words) if word == _FLAG]

@@ -43,18 +43,16 @@ def run_checkpoint(folder: Path, which: Any, options: TrainerConfig, at_path: Ca
     if which == "best" or str(which).startswith(_BEST):
         return _best(folder, str(which), options)
     if isinstance(which, bool) or not (isinstance(which, int) or str(which).isdigit()):
-        raise UsageError(f"which: {which!r} is not a checkpoint; {_advice(which, options)}; {listed}")
+        names = ["best", "latest", *(f"{_BEST}{name}" for name in options.best_checkpoints)]
+        meanings = {**{name: name for name in names}, "newest": "latest"}
+        near = dict.fromkeys(meanings[word] for word in near_names(str(which), meanings))
+        did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UsageError(
+            f"which: {which!r} is not a checkpoint; {did_you_mean}give {', '.join(names)}, a step or a path; {listed}"
+        )
     if int(which) not in there:
         raise UsageError(f"there is no checkpoint of step {which}; {listed}{_bests(folder)}")
     return there[int(which)]
-
-
-def _advice(which: Any, options: TrainerConfig) -> str:
-    names = ["best", "latest", *(f"{_BEST}{name}" for name in options.best_checkpoints)]
-    meant = {**{name: name for name in names}, "newest": "latest"}
-    near = dict.fromkeys(meant[word] for word in near_names(str(which), meant))
-    did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{did_you_mean}give {', '.join(names)}, a step or a path"
 
 
 def _best(folder: Path, which: str, options: TrainerConfig) -> str:

@@ -105,7 +105,14 @@ def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
             called_flops, called_left_out = _count_graph(called)
             flops += called_flops
             left_out += called_left_out
-        elif is_call or operation.type in _CONTROL_FLOW or _is_product_of_unknown_size(operation):
+        elif (
+            is_call
+            or operation.type in _CONTROL_FLOW
+            or (
+                operation.type in _PRODUCTS
+                and not all(tensor.shape.is_fully_defined() for tensor in (*operation.inputs, *operation.outputs))
+            )
+        ):
             left_out[operation.type] += 1
         elif operation.type == "Einsum":
             flops += _einsum_flops(operation)
@@ -136,11 +143,6 @@ def _profiled_flops(node: Any, name: str) -> int:
             flops += int(child.float_ops)
         flops += _profiled_flops(child, name)
     return flops
-
-
-def _is_product_of_unknown_size(operation: tf.Operation) -> bool:
-    tensors = [*operation.inputs, *operation.outputs]
-    return operation.type in _PRODUCTS and not all(tensor.shape.is_fully_defined() for tensor in tensors)
 
 
 def _einsum_flops(operation: tf.Operation) -> int:

@@ -347,17 +347,16 @@ def _mapped(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
 def _open_to_append(path: str) -> IO[bytes]:
     target = Path(path)
     os.makedirs(target.parent, exist_ok=True)
-    cut = target.exists() and target.stat().st_size > 0 and not _ends_with_newline(target)
+    is_cut = False
+    if target.exists() and target.stat().st_size > 0:
+        with open(target, "rb") as stream:
+            stream.seek(-1, os.SEEK_END)
+            is_cut = stream.read(1) != b"\n"
+
     local = open(target, "ab")  # noqa: SIM115 -- kept open from report to report
-    if cut:
+    if is_cut:
         local.write(b"\n")
     return local
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with open(path, "rb") as stream:
-        stream.seek(-1, os.SEEK_END)
-        return stream.read(1) == b"\n"
 
 
 def _decode(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,10 @@ class SummaryManager:
         """
         self._newest.clear()
         for relative_path in self._folders_with_events():
-            self._append(relative_path, _restart(int(step) + 1), times=2)
+            # The event makes readers forget the events of its step and of later steps.
+            start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+            event = tf.compat.v1.Event(wall_time=time.time(), step=int(step) + 1, session_log=start)
+            self._append(relative_path, event, times=2)
 
     def flush(self) -> None:
         """Waits until all events are in the files.
@@ -155,7 +158,10 @@ class SummaryManager:
                 self._write(value, step, os.path.join(relative_path, name))
             elif (number := as_scalar(value)) is not None:
                 if self._newest.get((relative_path, name)) != step:
-                    _add_scalar(summary, name, number)
+                    scalar = summary.value.add(tag=name, metadata=_SCALARS)
+                    scalar.tensor.dtype = _FLOAT
+                    scalar.tensor.tensor_shape.SetInParent()
+                    scalar.tensor.float_val.append(number)
             else:
                 self._warn(os.path.join(relative_path, name), value)
         if summary.value:
@@ -234,19 +240,6 @@ def _handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:
 
     (handle,) = flush.get_concrete_function().captured_inputs
     return handle
-
-
-def _add_scalar(summary: Any, name: str, number: float) -> None:
-    value = summary.value.add(tag=name, metadata=_SCALARS)
-    value.tensor.dtype = _FLOAT
-    value.tensor.tensor_shape.SetInParent()
-    value.tensor.float_val.append(number)
-
-
-def _restart(step: int) -> tf.compat.v1.Event:
-    """Returns the event that makes readers forget the events of `step` and later steps."""
-    start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-    return tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
 
 
 def _wait_for_a_later_name(folder: str) -> None:
