@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.config.imported_names import imported
-from trainer_kit.config.schema.durations import EPOCHS, Duration, read_duration
+from trainer_kit.config.schema.durations import EPOCHS, Duration
 from trainer_kit.errors import UsageError
 
 
@@ -133,7 +133,7 @@ def _place_of(given: Any) -> int | Duration:
     """Returns the global step of an entry, or its epochs."""
     if type(given) is int and given >= 0:
         return given
-    duration = read_duration(given)
+    duration = Duration.read(given)
     if duration is None or duration.unit != EPOCHS:
         raise UsageError(
             f"set_at_steps: {given!r:.60} is not a step; give a whole number of steps, 0 or more, or epochs such as "

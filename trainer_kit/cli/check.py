@@ -69,10 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         strategy = prepare(config)
         with strategy.scope(), tempfile.TemporaryDirectory() as folder:
-            from trainer_kit.run.durations import in_steps
+            from trainer_kit.run.lengths import resolve_lengths
 
             task = task_type(config.task, logging_dir=folder)
-            short = shortened(in_steps(config, task)[0])
+            resolved, _ = resolve_lengths(config, task)
+            short = shortened(resolved)
             trainer = _built_trainer(config, short, task, folder, checks)
             _run(config, short, task, trainer, folder, checks)
     if config.trainer.train_steps == 0:

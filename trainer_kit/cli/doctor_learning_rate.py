@@ -42,15 +42,16 @@ def run(arguments: argparse.Namespace) -> int:
     """
     _check(arguments)
     config, task_type = resolve_task(arguments)
-    from trainer_kit.run.durations import in_steps
     from trainer_kit.run.launcher import prepare
+    from trainer_kit.run.lengths import resolve_lengths
     from trainer_kit.training.rate_range import measure, range_test_config
     from trainer_kit.training.trainer_creation import create_trainer
 
     changed = range_test_config(config, arguments.lowest, arguments.highest, arguments.steps)
     with tempfile.TemporaryDirectory() as folder, prepare(changed).scope():
         task = task_type(changed.task, logging_dir=folder)
-        trainer = create_trainer(in_steps(changed, task)[0], task, evaluate=False)
+        resolved, _ = resolve_lengths(changed, task)
+        trainer = create_trainer(resolved, task, evaluate=False)
         found = measure(trainer, arguments.lowest, arguments.steps)
     _print(found)
     if arguments.picture:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from trainer_kit.config.schema.section import Section
+from trainer_kit.config.schema.section import Section, plain
 from trainer_kit.config.sources.layer import join
 
 
@@ -67,7 +67,20 @@ def fields_advice(config_class: type[Section], path: str = "", value: Any = None
 
 def leaves(config: Section) -> dict[str, Any]:
     """Returns every value of `config` by dotted path, as plain data; of a "oneof" only the chosen branch."""
-    return dict(_leaves(config, config.as_dict(), ""))
+    return {path: plain(value) for path, value in walk_values(config)}
+
+
+def walk_values(config: Section, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every value of `config` as it is, with its dotted path; of a "oneof" only the chosen branch."""
+    for name in config.shown_fields():
+        value = getattr(config, name)
+        if isinstance(value, Section):
+            yield from walk_values(value, join(path, name))
+        elif has_sections(value):
+            for key, section in value.items():
+                yield from walk_values(section, join(path, name, key))
+        else:
+            yield join(path, name), value
 
 
 def sections(config: Section) -> list[tuple[str, type[Section], bool]]:
@@ -84,18 +97,6 @@ def _arms(annotation: Any) -> list[Any]:
     if get_origin(annotation) in (Union, types.UnionType):
         return [arm for arg in get_args(annotation) for arm in _arms(arg)]
     return [annotation]
-
-
-def _leaves(config: Section, plain: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for name, value in plain.items():
-        section = getattr(config, name)
-        if isinstance(section, Section):
-            yield from _leaves(section, value, join(path, name))
-        elif has_sections(section):
-            for key, item in section.items():
-                yield from _leaves(item, value[key], join(path, name, key))
-        else:
-            yield join(path, name), value
 
 
 def _sections(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
-from trainer_kit.config.fields import leaves
-from trainer_kit.config.schema.durations import SECONDS, SHARE, Duration, read_duration
+from trainer_kit.config.fields import walk_values
+from trainer_kit.config.schema.durations import EPOCHS, SECONDS, SHARE, Duration, RoundedSteps
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.sources.layer import nest
 from trainer_kit.errors import ConfigError, Mistake
@@ -13,8 +14,8 @@ from trainer_kit.errors import ConfigError, Mistake
 
 def durations_in(options: TrainerConfig) -> dict[str, Duration]:
     """Returns the durations of epochs and shares in the section trainer, by dotted path inside it."""
-    durations = {path: read_duration(value) for path, value in leaves(options).items()}
-    return {path: duration for path, duration in durations.items() if duration and duration.unit != SECONDS}
+    durations = {path: value for path, value in walk_values(options) if isinstance(value, Duration)}
+    return {path: duration for path, duration in durations.items() if duration.unit != SECONDS}
 
 
 def share_mistakes(options: TrainerConfig) -> list[Mistake]:
@@ -49,11 +50,13 @@ def with_steps(config: ExperimentConfig, epoch: Fraction | None) -> ExperimentCo
     if mistakes := share_mistakes(options):
         raise ConfigError(mistakes)
 
-    run = options.train_steps
-    if isinstance(run, Duration):
-        run = run.steps(0, epoch)
-    steps: dict[str, int] = {path: duration.steps(run, epoch) for path, duration in durations_in(options).items()}
-    for path in steps:
+    # The run comes first: it is what a share is a part of.
+    units: dict[str, Any] = {EPOCHS: epoch, SHARE: options.train_steps}
+    if isinstance(options.train_steps, Duration):
+        units[SHARE] = RoundedSteps(options.train_steps.amount * units[EPOCHS])
+    steps: dict[str, int] = {}
+    for path, duration in durations_in(options).items():
+        steps[path] = RoundedSteps(duration.amount * units[duration.unit])
         if path.startswith("optimizers."):
             period = options.optimizers[path.split(".")[1]].period
             steps[path] = max(1, steps[path] // period)

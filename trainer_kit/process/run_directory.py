@@ -19,7 +19,6 @@ from trainer_kit import files
 from trainer_kit.checkpoint_names import RECORD, complete_checkpoints
 from trainer_kit.config.resume_check import Change, check_resume
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
-from trainer_kit.config.schema.durations import unit_of
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
@@ -213,9 +212,12 @@ class RunDirectory:
         Of a run that counts epochs it is the number of steps in the manifest, -1 before that is written.
         """
         try:
-            return steps_of_run(self._trainer_value("train_steps"), self.path)
-        except (ConfigError, StorageError, KeyError, TypeError, ValueError):
-            return steps_of_run(default, self.path)
+            steps = self._trainer_value("train_steps")
+        except (ConfigError, StorageError, KeyError, TypeError):
+            steps = default
+        if not isinstance(steps, int):  # epochs: the manifest has what the run has made of them
+            steps = (files.read_json(self.manifest) or {}).get("train_steps")
+        return steps if isinstance(steps, int) else -1
 
     def steps_per_epoch(self) -> int | None:
         """Returns trainer.steps_per_epoch of the run that trains here; None if params.yaml has no such value."""
@@ -305,18 +307,6 @@ def read_layer_names(prefix: str) -> dict[str, str] | None:
             return names if isinstance(names, dict) else None
         folder = os.path.dirname(folder)
     return None
-
-
-def steps_of_run(train_steps: Any, model_dir: str | os.PathLike[str]) -> int:
-    """Returns a value of trainer.train_steps as steps; of epochs, what the run in `model_dir` has made of them, or -1.
-
-    Raises:
-      ValueError, TypeError: when the value is neither.
-    """
-    if unit_of(train_steps) is None:
-        return int(train_steps)
-    steps = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("train_steps")
-    return steps if type(steps) is int else -1
 
 
 def kept_threads(model_dir: str) -> dict[str, int] | None:

@@ -77,7 +77,7 @@ class RunPlan:
       mode: The name of the mode.
       kind: The properties of the mode.
       config: The experiment's config; in continuous_eval, with only the validation sets that it evaluates. In modes
-        that train, `run.durations` has put steps in place of epochs and shares.
+        that train, `resolve_lengths` has put steps in place of epochs and shares.
       options: The options of run_experiment.
       strategy: The strategy of the run.
       directory: The directory of the run.

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_kit.config.fields import leaves
-from trainer_kit.config.schema.durations import unit_of
+from trainer_kit.config.schema.durations import Duration
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import PreemptedError, explained
 from trainer_kit.errors.user_exits import exits_as_errors
@@ -200,7 +199,7 @@ def _account_for_time(plan: RunPlan, trainer: Any, ledger: TimeLedger) -> tuple[
         checkpoint_interval=options.checkpoint_interval,
         validation_interval=options.validation_interval,
         # As they were written, since the advice names them.
-        written={name: value for name, value in leaves(plan.written.trainer).items() if unit_of(value)},
+        written={name: value for name, value in vars(plan.written.trainer).items() if isinstance(value, Duration)},
         to_compile=tuple(setting for setting, missing in _to_compile(config) if missing),
         fused=trainer.fuse_steps > 1,
         can_fuse=options.fuse_steps == 1 and not trainer.problem_of_fusing(),

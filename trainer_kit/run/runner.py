@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.run import assembly
 from trainer_kit.run.checkpointing import save_after_errors
 from trainer_kit.run.controller import Controller
-from trainer_kit.run.durations import with_durations
+from trainer_kit.run.lengths import resolve_lengths
 from trainer_kit.run.monitoring import TimeLimit, only_run_of_process, open_writers, show_activity
 from trainer_kit.run.plan import RunOptions, RunPlan, add_task_callbacks, check_agreement, plan_run
 from trainer_kit.run.progress import Progress
@@ -153,7 +154,12 @@ def run_experiment(
         console = (console or ConsoleWriter(sys.stdout)) if plan.chief else None
         display = run.enter_context(show_activity(progress, console))
         with plan.strategy.scope():
-            plan = with_durations(add_task_callbacks(plan, task), task)
+            plan = add_task_callbacks(plan, task)
+            if plan.trains:
+                feed = getattr(getattr(plan.options.trainer, "data", None), "feed", None)
+                dataset = getattr(feed, "given", None)
+                config, epochs = resolve_lengths(plan.config, task, plan.callbacks, dataset)
+                plan = dataclasses.replace(plan, config=config, epochs=epochs)
             trainer = assembly.build_trainer(plan, task)
         config = plan.config
         progress.trainer = trainer  # a signal stops it from now on

@@ -10,7 +10,7 @@ import pytest
 
 from trainer_kit.config.run_length import with_steps
 from trainer_kit.config.run_warnings import interval_warnings
-from trainer_kit.config.schema.durations import Duration, RoundedSteps
+from trainer_kit.config.schema.durations import RoundedSteps
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import ConfigError
@@ -67,10 +67,13 @@ def test_a_share_needs_a_run_of_known_length() -> None:
 
 
 def test_an_interval_keeps_the_fraction_of_a_step() -> None:
-    epoch = Duration("1 epochs").steps(22, EPOCH)
-    assert (epoch, epoch.exact) == (11, EPOCH)
-    assert Duration("20 %").steps(22, None).exact == Fraction(22, 5)
-    assert copy.deepcopy(epoch).exact == EPOCH
+    written = ExperimentConfig(
+        trainer={"train_steps": 22, "checkpoint_interval": "1 epochs", "validation_interval": "20 %"}
+    )
+    resolved = with_steps(copy.deepcopy(written), EPOCH).trainer
+    assert (resolved.checkpoint_interval, resolved.checkpoint_interval.exact) == (11, EPOCH)
+    assert resolved.validation_interval.exact == Fraction(22, 5)
+    assert copy.deepcopy(resolved).checkpoint_interval.exact == EPOCH
 
 
 def test_a_changed_config_keeps_the_fraction_of_its_steps() -> None:

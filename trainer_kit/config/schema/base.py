@@ -129,7 +129,7 @@ class OneOfConfig(Config):
         """Returns the chosen branch, or None."""
         return getattr(self, self.type) if self.type else None
 
-    def _shown_fields(self) -> list[str]:
+    def shown_fields(self) -> list[str]:
         return ["type", *([self.type] if self.type else [])]
 
 

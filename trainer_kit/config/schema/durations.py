@@ -41,39 +41,25 @@ class Duration(str):
     Attributes:
       amount: The number of epochs, the share of the run, or the number of seconds; above 0.
       unit: EPOCHS, SHARE or SECONDS.
-
-    Raises:
-      ValueError: when the text is no duration.
     """
 
     amount: Fraction
     unit: str
 
-    def __new__(cls, text: str) -> Duration:
-        """Reads a text such as "3 epochs"."""
-        form = _FORM.fullmatch(text)
+    @classmethod
+    def read(cls, value: Any) -> Duration | None:
+        """Returns the duration that a value such as "3 epochs" means; None if it is not one."""
+        form = _FORM.fullmatch(value) if isinstance(value, str) else None
         if form is None or form[2].lower() not in _WORDS:
-            raise ValueError(f"{text!r} is not a duration")
+            return None
         unit, factor = _WORDS[form[2].lower()]
         amount = Fraction(form[1]) * factor
         if amount <= 0 or (unit == SHARE and amount > 1):
-            raise ValueError(f"{text!r} is not an amount above 0 and at most the whole")
-        duration = super().__new__(cls, text)
+            return None
+        duration = cls(value)
         duration.amount = amount
         duration.unit = unit
         return duration
-
-    def steps(self, run: int, epoch: Fraction | None) -> RoundedSteps:
-        """Returns the steps of epochs or of a share of the run.
-
-        Args:
-          run: The steps of the run, for a share.
-          epoch: The steps of an epoch, for epochs.
-        """
-        if self.unit == SHARE:
-            return RoundedSteps(self.amount * run)
-        assert self.unit == EPOCHS and epoch is not None
-        return RoundedSteps(self.amount * epoch)
 
 
 class RoundedSteps(int):
@@ -97,31 +83,16 @@ def exact_steps(interval: Interval) -> Interval:
     return interval.exact if isinstance(interval, RoundedSteps) else interval
 
 
-def read_duration(value: Any) -> Duration | None:
-    """Returns the duration that a value means; None if it is not one."""
-    try:
-        return Duration(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-
-
-def unit_of(value: Any) -> str | None:
-    """Returns the unit of a field's value if it is a duration; None for any other value."""
-    duration = read_duration(value)
-    return duration.unit if duration else None
-
-
 def seconds_of(value: Any) -> float:
     """Returns the seconds of a field's value if it is a time; 0 for any other value."""
-    duration = read_duration(value)
-    return float(duration.amount) if duration and duration.unit == SECONDS else 0.0
+    return float(value.amount) if isinstance(value, Duration) and value.unit == SECONDS else 0.0
 
 
 @dataclass(frozen=True)
 class TakesDurations:
     """Marks a field that takes durations; of text, it takes nothing else.
 
-    Tasks and trainers see steps: run/durations.py replaces epochs and shares before they are built.
+    Tasks and trainers see steps: run/lengths.py replaces epochs and shares before they are built.
 
     Attributes:
       units: The units of the durations.
@@ -142,7 +113,7 @@ class TakesDurations:
             return value
         if not isinstance(value, str) and self.ge is not None:
             return check_steps(value)
-        duration = read_duration(value)
+        duration = Duration.read(value)
         if duration is None or duration.unit not in self.units:
             raise PydanticCustomError("duration", "{text}", {"text": f"it is not {self.allowed}"})
         return duration
@@ -188,6 +159,6 @@ def interval_rules(options: Any) -> Iterator[tuple[str, str]]:
         yield "summary_interval", f"{summary} is not a multiple of steps_per_loop ({loop}); set it to a multiple"
     for name in ("checkpoint_interval", "summary_interval"):
         value = getattr(options, name)
-        if options.require_exact_resume and unit_of(value) == SECONDS:
+        if options.require_exact_resume and seconds_of(value):
             problem = f"{value!r} comes at steps that differ from run to run"
             yield name, f"{problem}, which require_exact_resume=true forbids; give steps, epochs or a share"

@@ -125,8 +125,8 @@ class GradientProcessorConfig(OpenOneOfConfig):
             yield "type", f"is needed; give one of {', '.join(self.branches())}"
         yield from broken_patterns("variables", self.variables)
 
-    def _shown_fields(self) -> list[str]:
-        return [*super()._shown_fields(), *(["variables"] if self.variables else [])]
+    def shown_fields(self) -> list[str]:
+        return [*super().shown_fields(), *(["variables"] if self.variables else [])]
 
 
 def problem_with_xla(processor: str | None, enable_xla: bool, fuse_steps: int) -> str:

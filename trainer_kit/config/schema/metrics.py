@@ -47,8 +47,8 @@ class MetricConfig(OpenOneOfConfig):
         if self.type is None:
             yield "type", f"is needed; give one of {', '.join(self.branches())}"
 
-    def _shown_fields(self) -> list[str]:
-        return [*super()._shown_fields(), *(["tensor"] if self.tensor else [])]
+    def shown_fields(self) -> list[str]:
+        return [*super().shown_fields(), *(["tensor"] if self.tensor else [])]
 
 
 @configclass

@@ -40,9 +40,10 @@ class Section:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain nested dicts, lists and scalars, ready for YAML; of a "oneof" only the chosen branch."""
-        return {name: _plain(getattr(self, name)) for name in self._shown_fields()}
+        return {name: plain(getattr(self, name)) for name in self.shown_fields()}
 
-    def _shown_fields(self) -> list[str]:
+    def shown_fields(self) -> list[str]:
+        """Returns the names of the fields that count; of a "oneof" only the chosen branch."""
         return [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
 
 
@@ -78,15 +79,14 @@ def gives_several(section: type[Section], value: Mapping[Any, Any]) -> bool:
     return bool(value) and not fields & value.keys() and are_sections
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Returns a value of a config as plain nested dicts, lists and scalars."""
     if isinstance(value, Section):
         return value.as_dict()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Duration):
         return str(value)
-    if isinstance(value, RoundedSteps):
-        return int(value)
-    return value
+    return int(value) if isinstance(value, RoundedSteps) else value

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from trainer_kit.config.merge import apply
-from trainer_kit.config.schema.durations import EPOCHS, SECONDS, SHARE, read_duration
+from trainer_kit.config.schema.durations import EPOCHS, SECONDS, SHARE, Duration
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.sources.config_files import read_params_override
 from trainer_kit.config.sources.gin_source import gin_first_pass
@@ -28,14 +28,14 @@ from trainer_kit.errors import ConfigError
     ],
 )
 def test_a_duration_is_read_with_or_without_a_space(text: str, amount: float, unit: str) -> None:
-    duration = read_duration(text)
+    duration = Duration.read(text)
     assert duration is not None
     assert (duration, duration.amount, duration.unit) == (text, Fraction(amount), unit)
 
 
 @pytest.mark.parametrize("text", ["epochs", "3", "0 epochs", "-1 epochs", "120 %", "3 epocs", "1/2 h", ""])
 def test_other_texts_are_no_durations(text: str) -> None:
-    assert read_duration(text) is None
+    assert Duration.read(text) is None
 
 
 @pytest.mark.parametrize(

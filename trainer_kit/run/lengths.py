@@ -1,0 +1,65 @@
+"""Resolves the lengths in a config: steps in place of epochs and shares, before the trainer is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.callback_list import EPOCH_EVENTS
+from trainer_kit.config.run_length import durations_in, with_steps
+from trainer_kit.config.schema.durations import EPOCHS
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.inputs.epoch_length import epoch_length
+from trainer_kit.inputs.registered_datasets import inputs_of
+from trainer_kit.inputs.sources.base import made_inputs
+from trainer_kit.runtime.collectives import broadcast_from_chief, worker_count, worker_index
+from trainer_kit.training.loops.intervals import Epochs
+
+
+def resolve_lengths(
+    config: ExperimentConfig, task: Any, callbacks: Sequence[Callback] = (), dataset: Any = None
+) -> tuple[ExperimentConfig, Epochs | None]:
+    """Returns the config with steps in place of epochs and shares, and the epochs; None if nothing counts epochs.
+
+    Opens the training data once if the length of an epoch is needed and the config does not tell it: by
+    trainer.steps_per_epoch, or by trainer.overfit_batches, which then are the epoch. Runs eagerly, in the
+    scope of the strategy, on every worker.
+
+    Args:
+      config: The config as it was written.
+      task: The task, whose build_inputs opens the data.
+      callbacks: The users' callbacks, which may have epoch_begin or epoch_end.
+      dataset: A ready-made dataset that replaces the task's; None: there is none.
+
+    Raises:
+      ConfigError: when the data does not tell the length of an epoch, or a share has no run of known length.
+    """
+    options = config.trainer
+    if steps := options.overfit_batches or options.steps_per_epoch:
+        return with_steps(config, Fraction(steps)), Epochs(Fraction(steps))
+
+    # What counts epochs: fields of the config, and callbacks.
+    durations = durations_in(options)
+    users = [f"trainer.{path}" for path, duration in durations.items() if duration.unit == EPOCHS]
+    for callback in callbacks:
+        has_events = any(getattr(type(callback), name) is not getattr(Callback, name) for name in EPOCH_EVENTS)
+        if callback.needs_epochs or has_events:
+            users.append(f"callback {callback.name}")
+    if not users:
+        return with_steps(config, None), None
+
+    strategy = tf.distribute.get_strategy()
+    context = tf.distribute.InputContext(worker_count(strategy), worker_index(strategy), strategy.num_replicas_in_sync)
+    data = getattr(config.task, "train_data", None)
+    if dataset is None and data is not None:
+        dataset = made_inputs(inputs_of(task, data), data, context)
+    length = epoch_length(dataset, getattr(data, "global_batch_size", 0), context, users[0])
+    # Workers read different files, so that one may have a batch more: the chief's number counts.
+    numerator = broadcast_from_chief(strategy, length.numerator)
+    denominator = broadcast_from_chief(strategy, length.denominator)
+    epoch = Fraction(numerator, denominator)
+    return with_steps(config, epoch), Epochs(epoch)
