@@ -13,6 +13,13 @@ from trainer_kit.config.schema.section import Section
 from trainer_kit.errors import near_names, suggestion
 
 NO_SUCH_KEY = "there is no such key"
+# The fields and values of earlier releases, with the advice for a config that still has them.
+REMOVED = {
+    "gradient_spike_alarm": "it was removed; report_gradient_norm reports the norm of the gradients",
+    "accumulate_steps=auto": "auto was removed; give a number",
+    "fuse_steps=auto": "auto was removed; give a number",
+    "executor=auto": "auto was removed; the default is default",
+}
 
 _NAMES: dict[Any, str] = {
     int: "a whole number",
@@ -81,6 +88,8 @@ def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: It
       siblings: The keys that its section has.
       known: The dotted paths of all values.
     """
+    if name in REMOVED:
+        return REMOVED[name]
     if "." in name:
         return "nest the keys, or write it as a.b=c in --params_override"
     elsewhere = [path for path in known if path.rpartition(".")[2] == name]

@@ -10,6 +10,7 @@ from trainer_kit.config.fields import leaves
 from trainer_kit.config.merge import Resolved, apply
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig
+from trainer_kit.config.sources.config_files import read_params_override
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError, Mistake
 
@@ -355,3 +356,17 @@ def test_lists_of_sections_merge_by_item_if_the_class_says_so() -> None:
     assert other.config.task == PlacesConfig(places=(Place(folder="x"),))
     found = refused(config, {"task": {"places": [{}, {"folder": 1}]}})
     assert set(found) == {"task.places.1.folder"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trainer.gradient_spike_alarm=null", "there is no such key; it was removed; report_gradient_norm"),
+        ("trainer.accumulate_steps=auto", "is not a whole number of at least 1; auto was removed; give a number"),
+        ("runtime.executor=auto", "auto was removed; the default is default"),
+    ],
+)
+def test_what_an_earlier_release_had_is_said_to_be_removed(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply(ExperimentConfig(), [read_params_override(setting)])
+    assert message in str(caught.value)
