@@ -39,8 +39,21 @@ def import_user_module(name: str, option: str = "--import_module") -> None:
     with _explained(option, name):
         if name.endswith(".py") or os.sep in name:
             _import_file(Path(name), option)
-        else:
-            _import_dotted(name, option)
+            return
+        try:
+            spec = importlib.util.find_spec(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):
+                raise  # the package is there, and imports something that is not
+            spec = None
+        if spec is None:
+            # Near names are those of the modules in the working directory at the same depth.
+            paths = [path.relative_to(".") for path in Path(".").glob("*/" * name.count(".") + "*")]
+            modules = [path for path in paths if path.suffix == ".py" or (path / "__init__.py").is_file()]
+            near = near_names(name, [".".join(path.with_suffix("").parts) for path in modules])
+            advice = f"did you mean {' or '.join(near)}?" if near else "give a dotted name or the path of a .py file"
+            raise UsageError(f"{option}: no module is called {name!r}; {advice}")
+        importlib.import_module(name)
 
 
 def find_experiment(name: str, modules: Iterable[str] = (), option: str = "--import_module") -> None:
@@ -155,20 +168,6 @@ def place(error: BaseException, function: str = "") -> str:
     return f"{frame.filename}:{frame.lineno}"
 
 
-def _import_dotted(name: str, option: str) -> None:
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):
-            raise  # the package is there, and imports something that is not
-        found = None
-    if found is None:
-        near = near_names(name, _modules_beside(name))
-        advice = f"did you mean {' or '.join(near)}?" if near else "give a dotted name or the path of a .py file"
-        raise UsageError(f"{option}: no module is called {name!r}; {advice}")
-    importlib.import_module(name)
-
-
 def _import_local(name: str) -> None:
     _search_working_directory()
     with _explained("--experiment", f"experiments.{name}"):
@@ -178,13 +177,6 @@ def _import_local(name: str) -> None:
 def _load(point: metadata.EntryPoint) -> None:
     with _explained("--experiment", f"{point.value} (entry point {point.name})"):
         point.load()
-
-
-def _modules_beside(name: str) -> list[str]:
-    """Returns the dotted names of all modules in the working directory at the depth of `name`."""
-    paths = [path.relative_to(".") for path in Path(".").glob("*/" * name.count(".") + "*")]
-    modules = [path for path in paths if path.suffix == ".py" or (path / "__init__.py").is_file()]
-    return [".".join(path.with_suffix("").parts) for path in modules]
 
 
 def _entry_points() -> list[metadata.EntryPoint]:

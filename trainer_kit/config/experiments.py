@@ -46,29 +46,20 @@ def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
     Raises:
       UsageError: when there is no such experiment, or its factory does not return an ExperimentConfig whose sections
         are made by `@configclass`.
+      ConfigError: when the factory passes unknown keys or wrong values to a config class.
     """
-    config = experiments.lookup(name)(**arguments)
+    factory = experiments.lookup(name)
+    try:
+        config = factory(**arguments)
+    except FieldError as error:
+        origin = f"{factory.__module__}.{getattr(factory, '__qualname__', name)}"
+        raise ConfigError(dataclasses.replace(mistake, origin=origin) for mistake in error.mistakes) from error
     if not isinstance(config, ExperimentConfig):
         raise UsageError(
             f"the factory of experiment {name!r} returned {config!r}; it has to return an ExperimentConfig"
         )
     _check_decorated(name, config)
     return config
-
-
-def make_config(name: str) -> ExperimentConfig:
-    """Returns the default config of the experiment `name`, as `get_experiment` does.
-
-    Raises:
-      UsageError: as `get_experiment` does.
-      ConfigError: when the factory passes unknown keys or wrong values to a config class.
-    """
-    try:
-        return get_experiment(name)
-    except FieldError as error:
-        factory = experiments.lookup(name)
-        origin = f"{factory.__module__}.{getattr(factory, '__qualname__', name)}"
-        raise ConfigError(dataclasses.replace(mistake, origin=origin) for mistake in error.mistakes) from error
 
 
 @overload

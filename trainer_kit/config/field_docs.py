@@ -9,8 +9,6 @@ import inspect
 import re
 from dataclasses import dataclass
 
-from pydantic.fields import FieldInfo
-
 from trainer_kit.config.allowed_values import describe, show
 from trainer_kit.config.fields import fields_of, listed_class, named_class, section_class, sections
 from trainer_kit.config.schema.section import Section
@@ -52,7 +50,16 @@ def field_docs(config_class: type[Section]) -> dict[str, FieldDoc]:
     texts: dict[str, str] = {}
     for cls in reversed(config_class.__mro__):
         texts.update(_entries(vars(cls).get("__doc__") or ""))
-    return {name: _doc(field, texts.get(name, "")) for name, field in fields_of(config_class).items()}
+    docs = {}
+    for name, field in fields_of(config_class).items():
+        annotation = field.annotation
+        section = section_class(annotation) or listed_class(annotation) or named_class(annotation)
+        default = ""
+        if not field.is_required():
+            value = field.get_default(call_default_factory=True)
+            default = "" if isinstance(value, Section) else show(list(value) if value == () else value)
+        docs[name] = FieldDoc(texts.get(name, ""), describe(annotation, tuple(field.metadata)), default, section)
+    return docs
 
 
 def docs_by_path(config: Section) -> dict[str, FieldDoc]:
@@ -80,11 +87,3 @@ def _entries(docstring: str) -> dict[str, str]:
         elif line.startswith("    ") and name:
             entries[name] += f" {line.strip()}"
     return entries
-
-
-def _doc(field: FieldInfo, text: str) -> FieldDoc:
-    annotation = field.annotation
-    section = section_class(annotation) or listed_class(annotation) or named_class(annotation)
-    value = None if field.is_required() else field.get_default(call_default_factory=True)
-    shown = "" if field.is_required() or isinstance(value, Section) else show(list(value) if value == () else value)
-    return FieldDoc(text, describe(annotation, tuple(field.metadata)), shown, section)

@@ -35,7 +35,16 @@ class Registry(Generic[Entry]):
             raise UsageError(f"{name!r} is not a name for a {self.kind}: use words separated by single slashes")
 
         def add(entry: Entry) -> Entry:
-            self._check_free(name, entry)
+            if name in self._entries:
+                raise UsageError(
+                    f"the {self.kind} {name!r} is registered already, by {_whence(self._entries[name])}; "
+                    f"{_whence(entry)} needs another name"
+                )
+            for other in self._entries:
+                if other.startswith(name + "/") or name.startswith(other + "/"):
+                    raise UsageError(
+                        f"the {self.kind} name {name!r} clashes with {other!r}: one would be inside the other"
+                    )
             self._entries[name] = entry
             return entry
 
@@ -60,19 +69,6 @@ class Registry(Generic[Entry]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
-
-    def _check_free(self, name: str, entry: Entry) -> None:
-        if name in self._entries:
-            known = self._entries[name]
-            raise UsageError(
-                f"the {self.kind} {name!r} is registered already, by {_whence(known)}; "
-                f"{_whence(entry)} needs another name"
-            )
-        for known_name in self._entries:
-            if known_name.startswith(name + "/") or name.startswith(known_name + "/"):
-                raise UsageError(
-                    f"the {self.kind} name {name!r} clashes with {known_name!r}: one would be inside the other"
-                )
 
 
 def _whence(entry: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainer_kit.config.experiments import get_experiment, make_config
+from trainer_kit.config.experiments import get_experiment
 from trainer_kit.config.fields import fields_of, has_sections, leaves
 from trainer_kit.config.merge import DEFAULT, Resolved, apply
 from trainer_kit.config.schema.base import Config
@@ -47,7 +47,10 @@ def resolve(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
     files = _read_all(read_config_file, sources.config_files, mistakes)
     overrides = _read_all(read_params_override, sources.params_overrides, mistakes)
     try:
-        first = _first_pass(name, sources)
+        if sources.gin_files or sources.gin_params:
+            first = gin_first_pass(sources.gin_files, sources.gin_params, name)
+        else:
+            first = FirstPass(get_experiment(name), Layer(), {}, ())
     except ConfigError as error:
         raise ConfigError([*mistakes, *error.mistakes]) from None
     except UsageError as error:
@@ -59,7 +62,18 @@ def resolve(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
         mistakes += error.mistakes
     if mistakes:
         raise ConfigError([*mistakes, *first.near_misses])
-    return _with_arguments(name, first, resolved)
+    if not first.arguments:
+        return resolved
+
+    # The origin of what a bound argument of the factory has changed is that argument.
+    before = leaves(get_experiment(name))
+    arguments = ", ".join(f"{argument} of {place}" for argument, place in first.arguments.items())
+    origins = dict(resolved.origins)
+    for path, value in leaves(first.config).items():
+        is_changed = path not in before or before[path] != value
+        if is_changed and origins.get(path) == DEFAULT:
+            origins[path] = arguments
+    return replace(resolved, origins=origins)
 
 
 def describe(
@@ -84,12 +98,6 @@ def describe(
     ]
 
 
-def _first_pass(name: str, sources: Sources) -> FirstPass:
-    if sources.gin_files or sources.gin_params:
-        return gin_first_pass(sources.gin_files, sources.gin_params, name)
-    return FirstPass(make_config(name), Layer(), {}, ())
-
-
 def _read_all(read: Callable[[str], Layer], texts: Sequence[str], mistakes: list[Mistake]) -> list[Layer]:
     layers = []
     for text in texts:
@@ -98,19 +106,6 @@ def _read_all(read: Callable[[str], Layer], texts: Sequence[str], mistakes: list
         except ConfigError as error:
             mistakes += error.mistakes
     return layers
-
-
-def _with_arguments(name: str, first: FirstPass, resolved: Resolved[ExperimentConfig]) -> Resolved[ExperimentConfig]:
-    """Gives values that a bound argument of the factory has changed that argument as their origin."""
-    if not first.arguments:
-        return resolved
-    before, after = leaves(get_experiment(name)), leaves(first.config)
-    origin = ", ".join(f"{argument} of {place}" for argument, place in first.arguments.items())
-    changed = {path for path, value in after.items() if path not in before or before[path] != value}
-    origins = {
-        path: origin if known == DEFAULT and path in changed else known for path, known in resolved.origins.items()
-    }
-    return replace(resolved, origins=origins)
 
 
 def non_default_paths(config: Config, default: Any = None, path: str = "") -> Iterator[str]:
@@ -122,10 +117,14 @@ def non_default_paths(config: Config, default: Any = None, path: str = "") -> It
         class count.
       path: The dotted path of the section.
     """
-    if type(default) is not type(config):
-        default = _default(type(config))
-    for name in config.as_dict():
-        value, other = getattr(config, name), _value(default, type(config), name)
+    fields = fields_of(type(config))
+    for name in config.shown_fields():
+        value = getattr(config, name)
+        other: Any = object()  # which equals no value
+        if type(default) is type(config):
+            other = getattr(default, name)
+        elif not fields[name].is_required():
+            other = fields[name].get_default(call_default_factory=True)
         if isinstance(value, Config):
             yield from non_default_paths(value, other, join(path, name))
         elif has_sections(value):
@@ -134,19 +133,3 @@ def non_default_paths(config: Config, default: Any = None, path: str = "") -> It
                 yield from non_default_paths(section, others.get(key), join(path, name, key))
         elif value != other:
             yield join(path, name)
-
-
-def _default(config_class: type[Config]) -> Config | None:
-    """Returns a section with the defaults of its class; None if the class has fields that have to be given."""
-    try:
-        return config_class()
-    except ConfigError:
-        return None
-
-
-def _value(default: Config | None, config_class: type[Config], name: str) -> Any:
-    """Returns the default of a field; of a field that has to be given an object that equals no value."""
-    if default is not None:
-        return getattr(default, name)
-    field = fields_of(config_class)[name]
-    return object() if field.is_required() else field.get_default(call_default_factory=True)

@@ -15,7 +15,7 @@ from trainer_kit.config.allowed_values import show
 from trainer_kit.config.fields import leaves, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.optimization import AVERAGE
-from trainer_kit.config.serialize import replace_removed_auto
+from trainer_kit.config.serialize import read_params
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import is_inside, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion
@@ -118,13 +118,29 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
         defaults = {path: value for path, value in _flat(ExperimentConfig().as_dict(), "") if path.startswith(_ENGINE)}
         defaults |= {path: value for end, value in _LATER.items() for path in after if path.endswith(end)}
         before = {**{path: value for path, value in defaults.items() if path in after}, **before}
-    changes = [
-        _change(path, before.get(path, ABSENT), after.get(path, ABSENT))
-        for path in sorted(before.keys() | after.keys())
-        if not _same(before.get(path, ABSENT), after.get(path, ABSENT))
+
+    changes = []
+    for path in sorted(before.keys() | after.keys()):
+        was = before.get(path, ABSENT)
+        now = after.get(path, ABSENT)
+        if was == now and isinstance(was, bool) == isinstance(now, bool):
+            continue
+        # Other numbers of fused steps give the same bits in any grouping. Evaluations may use further weights, as
+        # long as the first ones, which decide the best, stay.
+        both_fused = path == "trainer.fuse_steps" and all(type(value) is int and value > 1 for value in (was, now))
+        lists = isinstance(was, list) and isinstance(now, list)
+        same_first = path.endswith(".ema.evaluate") and lists and was[:1] == now[:1]
+        changes.append(Change(path, was, now, "safe" if both_fused or same_first else kind_of(path)))
+
+    switches = [change for change in changes if change.path.endswith(".type")]
+    left = [f"{switch.path.removesuffix('.type')}.{switch.old}" for switch in switches]
+    entered = [f"{switch.path.removesuffix('.type')}.{switch.new}" for switch in switches]
+    return [
+        change
+        for change in changes
+        if not (change.new is ABSENT and any(is_inside(change.path, branch) for branch in left))
+        and not (change.old is ABSENT and any(is_inside(change.path, branch) for branch in entered))
     ]
-    switched = [change for change in changes if change.path.endswith(".type")]
-    return [change for change in changes if not any(_implied(change, switch) for switch in switched)]
 
 
 def check_resume(
@@ -145,16 +161,12 @@ def check_resume(
     Raises:
       ConfigError: names each dangerous change that is not allowed, and the flag that would allow it.
     """
-    old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values
-    if not isinstance(old, dict):
-        raise ConfigError([Mistake("", "holds no config", "restore it, or start in another model_dir", "params.yaml")])
     current = {
         "trainer.fuse_steps": new.trainer.fuse_steps,
         "trainer.accumulate_steps": new.trainer.accumulate_steps,
         "runtime.executor": new.runtime.executor,
     }
-    replace_removed_auto(old, {**current, **(choices or {})})
-    changes = compare(old, new)
+    changes = compare(read_params(old_yaml_text, {**current, **(choices or {})}).values, new)
     refused = [
         change
         for change in changes
@@ -225,18 +237,6 @@ def kind_of(path: str) -> Kind:
     return _KINDS[max((entry for entry in _KINDS if is_inside(path, entry)), key=len)]
 
 
-def _change(path: str, old: Any, new: Any) -> Change:
-    """Returns the change, some of which are safe for some values only.
-
-    Other numbers of fused steps give the same bits in any grouping. Evaluations may use further weights, as long as the
-    first ones, which decide the best, stay.
-    """
-    both_fused = path == "trainer.fuse_steps" and all(type(value) is int and value > 1 for value in (old, new))
-    lists = isinstance(old, list) and isinstance(new, list)
-    same_first = path.endswith(".ema.evaluate") and lists and old[:1] == new[:1]
-    return Change(path, old, new, "safe" if both_fused or same_first else kind_of(path))
-
-
 def _flat(values: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yields the plain values by dotted path, also those in lists of sections."""
     if isinstance(values, Mapping) and values:
@@ -248,14 +248,3 @@ def _flat(values: Any, path: str) -> Iterator[tuple[str, Any]]:
         return
     for key, value in items:
         yield from _flat(value, join(path, key))
-
-
-def _same(old: Any, new: Any) -> bool:
-    return bool(old == new) and isinstance(old, bool) == isinstance(new, bool)
-
-
-def _implied(change: Change, switch: Change) -> bool:
-    section = switch.path.removesuffix(".type")
-    return (change.new is ABSENT and is_inside(change.path, f"{section}.{switch.old}")) or (
-        change.old is ABSENT and is_inside(change.path, f"{section}.{switch.new}")
-    )

@@ -19,18 +19,27 @@ def to_yaml(config: ExperimentConfig) -> str:
     return yaml_loader.dump(config.as_dict())
 
 
-def replace_removed_auto(values: dict[str, Any], choices: Mapping[str, Any]) -> None:
-    """Replaces `auto` in the values of a params.yaml, for fields that had this value in earlier releases.
+def read_params(text: str, choices: Mapping[str, Any]) -> yaml_loader.Parsed:
+    """Returns the values in the text of a params.yaml, with their lines.
 
     Args:
-      values: The values of the params.yaml; changed in place.
-      choices: What the run has chosen, by the path of the field, such as trainer.fuse_steps.
+      text: The text.
+      choices: What stands in place of `auto`, a value of earlier releases, by the path of the field, such as
+        trainer.fuse_steps.
+
+    Raises:
+      ConfigError: when the text is not YAML, or holds no config.
     """
+    parsed = yaml_loader.parse(text, "params.yaml", own=True)
+    if not isinstance(parsed.values, dict):
+        advice = "it needs the sections of an experiment; restore it, or start in another model_dir"
+        raise ConfigError([Mistake("", "holds no config", advice, "params.yaml")])
     for path, choice in choices.items():
         section, field = path.split(".")
-        fields = values.get(section)
+        fields = parsed.values.get(section)
         if isinstance(fields, dict) and fields.get(field) == "auto":
             fields[field] = choice
+    return parsed
 
 
 def from_yaml(
@@ -41,15 +50,12 @@ def from_yaml(
     Args:
       text: The text of a params.yaml.
       default_config: The default config of the experiment.
-      choices: What auto stands for in the text, see `replace_removed_auto`; None: auto is refused.
+      choices: What stands in place of auto, see `read_params`; None: auto is refused.
 
     Raises:
       ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their lines.
     """
-    parsed = yaml_loader.parse(text, "params.yaml", own=True)
-    if not isinstance(parsed.values, dict):
-        raise ConfigError([Mistake("", "holds no config", "it needs the sections of an experiment", "params.yaml")])
-    replace_removed_auto(parsed.values, choices or {})
+    parsed = read_params(text, choices or {})
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
     return apply(default_config, [Layer(parsed.values, origins, complete=True)]).config
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 from pydantic import dataclasses as foreign
 
-from trainer_kit.config.experiments import get_experiment, make_config, register_experiment
+from trainer_kit.config.experiments import get_experiment, register_experiment
 from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
@@ -46,15 +46,15 @@ def _register(factory: Factory) -> str:
 
 def _refused(factory: Factory) -> list[Mistake]:
     with pytest.raises(ConfigError) as caught:
-        make_config(_register(factory))
+        get_experiment(_register(factory))
     assert isinstance(caught.value.__cause__, FieldError)
     return list(caught.value.mistakes)
 
 
 def test_a_sound_factory_gives_its_config(experiment: str) -> None:
-    assert make_config(experiment) == get_experiment(experiment)
+    assert get_experiment(experiment) == get_experiment(experiment)  # each is a new one
     with pytest.raises(UsageError, match="no experiment is called"):
-        make_config(f"{experiment}x")
+        get_experiment(f"{experiment}x")
 
 
 def wrong() -> ExperimentConfig:
@@ -127,4 +127,4 @@ class _TheirDataclass:
 @pytest.mark.parametrize("theirs", [_Theirs, _TheirDataclass])
 def test_a_pydantic_class_of_the_users_own_keeps_its_error(theirs: Callable[..., Any]) -> None:
     with pytest.raises(ValidationError):
-        make_config(_register(lambda: theirs(size="x")))
+        get_experiment(_register(lambda: theirs(size="x")))

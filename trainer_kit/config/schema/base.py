@@ -104,16 +104,13 @@ class OneOfConfig(Config):
         for name, branch in self.branches().items():
             value = getattr(self, name) if name == self.type else None
             if name == self.type and value is None:
-                value = self._made(name, branch)  # only of the chosen one: a class's first object costs milliseconds
+                try:
+                    value = branch()  # only of the chosen one: a class's first object costs milliseconds
+                except FieldError as error:  # a field without a default
+                    mistakes = [dataclasses.replace(mistake, path=join(name, mistake.path)) for mistake in error.inner]
+                    raise FieldError(type(self), mistakes) from error
             object.__setattr__(self, name, value)
         super().__post_init__()
-
-    def _made(self, name: str, branch: Callable[[], Config]) -> Config:
-        try:
-            return branch()
-        except FieldError as error:  # a field without a default
-            mistakes = [dataclasses.replace(mistake, path=join(name, mistake.path)) for mistake in error.inner]
-            raise FieldError(type(self), mistakes) from error
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:

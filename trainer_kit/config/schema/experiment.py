@@ -332,11 +332,32 @@ class TrainerConfig(Config):
             yield "trainer_class", f"{self.trainer_class!r} names no class; write it as module:Class"
         yield from broken_patterns("freeze", self.freeze)
         yield from self._optimizer_rules()
-        yield from self._early_stopping_rules()
-        yield from self._folder_rules()
+
+        # Early stopping needs a metric, and no sidecar where resume has to be exact.
+        early = self.early_stopping
+        if early is not None and not early.metric:
+            yield "early_stopping.metric", "is needed to recognise an improvement; name a metric of the evaluations"
+        if self.require_exact_resume and early is not None and early.eval_name:
+            problem = "lets a sidecar's speed decide the last step"
+            yield "early_stopping.eval_name", f"{problem}, which require_exact_resume=true forbids; leave it empty"
+
+        # Folders lie in model_dir, and differ from each other and from all files of the run.
+        best = self.best_checkpoint_export_subdir
+        summaries = self.validation_summary_subdir
+        if problem := folder_name_problem(summaries, RUN_NAMES):
+            yield "validation_summary_subdir", problem
+        if best and (problem := folder_name_problem(best, RUN_NAMES)):
+            yield "best_checkpoint_export_subdir", problem
+        if best and best == summaries:
+            yield "best_checkpoint_export_subdir", f"{best!r} is validation_summary_subdir too; choose another"
+        if self.best_checkpoint_eval_metric and not best:
+            yield "best_checkpoint_export_subdir", "is needed to keep the best; name a folder, such as best_ckpt"
+        for name in self.best_checkpoints:
+            if problem := folder_name_problem(name, ()):
+                yield "best_checkpoints", problem
 
     def _optimizer_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that there is either one optimizer or several, and that their names can be parts of paths."""
+        """Checks that there is one optimizer or several, and that all averages are evaluated alike."""
         for name in self.optimizers:
             if not re.fullmatch(r"\w+", name):
                 yield "optimizers", f"{name!r} cannot be a name; use letters, digits and underscores"
@@ -347,10 +368,8 @@ class TrainerConfig(Config):
         if averaged and getattr(self.optimizer_config, "ema", None) is not None:
             names = ", ".join(averaged)
             yield "optimizers", f"optimizer_config.ema averages all weights; remove it, or that of {names}"
-        yield from self._average_rules()
 
-    def _average_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that all averages are evaluated alike, and that several evaluations of a step see the same data."""
+        # Several evaluations of a step see the same data.
         averages = {f"optimizers.{name}.ema": section.ema for name, section in self.optimizers.items()}
         # The section of a Model Garden task may have no such field, or one of another type.
         averages["optimizer_config.ema"] = getattr(self.optimizer_config, "ema", None)
@@ -363,30 +382,6 @@ class TrainerConfig(Config):
         if first and len(evaluated[first]) > 1 and not self.eval_recreate_iterator:
             problem = f"{evaluated[first]} needs the same data for each"
             yield f"{first}.evaluate", f"{problem}; set eval_recreate_iterator=true, or evaluate one of them"
-
-    def _early_stopping_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that early stopping has a metric, and does not wait for a sidecar where resume has to be exact."""
-        early = self.early_stopping
-        if early is not None and not early.metric:
-            yield "early_stopping.metric", "is needed to recognise an improvement; name a metric of the evaluations"
-        if self.require_exact_resume and early is not None and early.eval_name:
-            problem = "lets a sidecar's speed decide the last step"
-            yield "early_stopping.eval_name", f"{problem}, which require_exact_resume=true forbids; leave it empty"
-
-    def _folder_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that the folders of the config lie in model_dir, and differ from each other and from all run files."""
-        best, summaries = self.best_checkpoint_export_subdir, self.validation_summary_subdir
-        if problem := folder_name_problem(summaries, RUN_NAMES):
-            yield "validation_summary_subdir", problem
-        if best and (problem := folder_name_problem(best, RUN_NAMES)):
-            yield "best_checkpoint_export_subdir", problem
-        if best and best == summaries:
-            yield "best_checkpoint_export_subdir", f"{best!r} is validation_summary_subdir too; choose another"
-        if self.best_checkpoint_eval_metric and not best:
-            yield "best_checkpoint_export_subdir", "is needed to keep the best; name a folder, such as best_ckpt"
-        for name in self.best_checkpoints:
-            if problem := folder_name_problem(name, ()):
-                yield "best_checkpoints", problem
 
 
 @configclass
@@ -411,12 +406,26 @@ class ExperimentConfig(Config):
         The replicas of other strategies are known only on the machine.
         """
         yield from self._set_rules()
-        yield from self._accumulation_rules()
         if isinstance(self.task, TaskConfig):  # the door to Model Garden has sections of other classes
             yield from self.task.rules_with(self.trainer)
-        yield from self._processor_rules()
+
+        # A batch has an example for each micro-batch.
+        parts = self.trainer.accumulate_steps
+        batch = getattr(getattr(self.task, "train_data", None), "global_batch_size", 0)
+        if batch and parts > batch:
+            problem = f"{parts} parts of a batch of task.train_data.global_batch_size={batch}"
+            yield "trainer.accumulate_steps", f"{problem} are too many; set at most {batch}"
+
+        # XLA can compile the gradient processors, where it compiles the training step.
         runtime = self.runtime
         fused = self.trainer.fuse_steps
+        several = {f"optimizers.{name}": section for name, section in self.trainer.optimizers.items()}
+        for path, section in {"optimizer_config": self.trainer.optimizer_config, **several}.items():
+            # The section of a Model Garden task has no such field.
+            for place, processor in enumerate(getattr(section, "gradient_processors", ())):
+                if problem := problem_with_xla(processor.type, runtime.enable_xla, fused):
+                    yield f"trainer.{path}.gradient_processors.{place}.type", problem
+
         if runtime.run_eagerly and fused > 1:
             yield "trainer.fuse_steps", f"{fused} needs steps that run as a graph; set runtime.run_eagerly=false"
         if runtime.virtual_cpus < 2 or runtime.tpu or runtime.distribution_strategy not in ("auto", "mirrored"):
@@ -430,23 +439,6 @@ class ExperimentConfig(Config):
                 nearest = [str(size) for size in (below, below + replicas) if size]
                 problem = f"batch {batch} on {replicas} replicas (runtime.virtual_cpus) leaves {batch % replicas} over"
                 yield path, f"{problem}; the nearest that can be shared equally: {' or '.join(nearest)}"
-
-    def _accumulation_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that a batch has an example for each micro-batch."""
-        steps, data = self.trainer.accumulate_steps, getattr(self.task, "train_data", None)
-        batch = getattr(data, "global_batch_size", 0)
-        if batch and steps > batch:
-            problem = f"{steps} parts of a batch of task.train_data.global_batch_size={batch}"
-            yield "trainer.accumulate_steps", f"{problem} are too many; set at most {batch}"
-
-    def _processor_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that XLA can compile the gradient processors, where it compiles the training step."""
-        several = {f"optimizers.{name}": section for name, section in self.trainer.optimizers.items()}
-        for path, section in {"optimizer_config": self.trainer.optimizer_config, **several}.items():
-            # The section of a Model Garden task has no such field.
-            for place, processor in enumerate(getattr(section, "gradient_processors", ())):
-                if problem := problem_with_xla(processor.type, self.runtime.enable_xla, self.trainer.fuse_steps):
-                    yield f"trainer.{path}.gradient_processors.{place}.type", problem
 
     def _set_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that each validation set has a name a folder can have, and that settings name existing sets."""
@@ -474,11 +466,10 @@ class ExperimentConfig(Config):
 
         In an evaluation each example counts by itself, so one replica may get more examples than another.
         """
-        found = {path: (data, True) for path, data in training_sets(self.task).items()}
+        sections = training_sets(self.task)
         for name, data in validation_sets(self.task).items():
-            path = f"task.validation_data.{name}".rstrip(".")
-            found[path] = (data, bool(getattr(data, "is_training", False)))
-        for path, (data, equal) in found.items():
-            batch = getattr(data, "global_batch_size", 0)
-            if batch and equal:
+            if getattr(data, "is_training", False):
+                sections[f"task.validation_data.{name}".rstrip(".")] = data
+        for path, data in sections.items():
+            if batch := getattr(data, "global_batch_size", 0):
                 yield f"{path}.global_batch_size", batch

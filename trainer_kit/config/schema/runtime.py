@@ -101,11 +101,8 @@ class RuntimeConfig(Config):
             yield "per_gpu_thread_count", "needs gpu_thread_mode=gpu_private or gpu_shared; set it, or remove the count"
         if self.random_seed >= 2**32:
             yield "random_seed", f"{self.random_seed} is too large; use a number below 2**32, the limit of NumPy"
-        yield from self._strategy_rules()
-        yield from self._all_reduce_rules()
 
-    def _strategy_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks the settings of distribution_strategy; what depends on the machine is checked by runtime/."""
+        # The strategy uses the devices. What depends on the machine is checked by runtime/.
         strategy = self.distribution_strategy
         if strategy in ("off", "one_device") and self.num_gpus > 1:
             yield "num_gpus", f"distribution_strategy={strategy} uses one device, not {self.num_gpus}; use mirrored"
@@ -125,12 +122,11 @@ class RuntimeConfig(Config):
         if hosts and self.task_index >= len(hosts):
             yield "task_index", f"{self.task_index} is not among the {len(hosts)} worker_hosts; they count from 0"
 
-    def _all_reduce_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that the strategy has the all-reduce algorithm; a strategy that sums nothing accepts any."""
+        # The strategy has the all-reduce algorithm; one that sums nothing accepts any.
         every = tuple(dict.fromkeys(name for names in ALL_REDUCE_ALGORITHMS.values() for name in names))
-        known = ("auto", *ALL_REDUCE_ALGORITHMS.get(self.distribution_strategy, every))
+        known = ("auto", *ALL_REDUCE_ALGORITHMS.get(strategy, every))
         if self.all_reduce_alg is not None and self.all_reduce_alg not in known:
-            problem = f"{self.all_reduce_alg!r} is not one of distribution_strategy={self.distribution_strategy}"
+            problem = f"{self.all_reduce_alg!r} is not one of distribution_strategy={strategy}"
             yield "all_reduce_alg", f"{problem}; it has: {', '.join(known)}"
         if self.num_packs != 1 and self.all_reduce_alg not in ALL_REDUCE_ALGORITHMS["mirrored"]:
             yield "num_packs", "needs all_reduce_alg=nccl or hierarchical_copy; set one of these, or num_packs=1"

@@ -71,7 +71,13 @@ def read_text(name: str) -> str:
         with open(name, encoding="utf-8") as stream:
             text = stream.read(yaml_loader.MOST_CHARACTERS + 1)  # of a file that has no end, no more
     except FileNotFoundError:
-        raise ConfigError([Mistake("", "there is no such file", _near_files(Path(name)), name)]) from None
+        near = [
+            file.name
+            for file in Path(name).parent.glob("[!.]*")
+            if file.suffix in (Path(name).suffix, *_SUFFIXES, ".gin")
+        ]
+        advice = path_suggestion(Path(name), near, "config files")
+        raise ConfigError([Mistake("", "there is no such file", advice, name)]) from None
     except IsADirectoryError:
         raise ConfigError([Mistake("", "is a folder", "name a file in it", name)]) from None
     except OSError as error:
@@ -81,11 +87,6 @@ def read_text(name: str) -> str:
         raise ConfigError([Mistake("", problem, "save it as UTF-8", name)]) from None
     yaml_loader.check_length(text, name)
     return text
-
-
-def _near_files(path: Path) -> str:
-    names = [entry.name for entry in path.parent.glob("*") if entry.suffix in (path.suffix, *_SUFFIXES, ".gin")]
-    return path_suggestion(path, [name for name in names if not name.startswith(".")], "config files")
 
 
 def _mapping(values: Any, origin: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any
 
 from trainer_kit.config.allowed_values import show
 from trainer_kit.config.discovery import exits
-from trainer_kit.config.experiments import experiments, get_experiment, make_config
+from trainer_kit.config.experiments import experiments, get_experiment
 from trainer_kit.config.fields import fields_of, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_internals import matching_names, registered_names
@@ -175,7 +175,7 @@ class _Reading:
                 given = ", ".join(f"{argument}={show(value)}" for argument, value in values.items())
                 places = ", ".join(dict.fromkeys(origins.values()))
                 self.mistakes.append(Mistake(name, f"the factory fails with {given}", _reason(error), places))
-        return make_config(name)
+        return get_experiment(name)
 
     def read_sections(self, config: ExperimentConfig) -> Layer:
         """Returns the values that are bound for the sections of `config`."""

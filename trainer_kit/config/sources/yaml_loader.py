@@ -199,7 +199,11 @@ class _Reader:
             if key_node.tag == _MERGE:
                 sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 for source in reversed(sources):
-                    merged.update(self._merged(source, path))
+                    if isinstance(source, yaml.MappingNode):
+                        merged.update(self.read(source, path) or {})
+                    else:
+                        problem = "<< needs a mapping, or a list of mappings"
+                        self._note(source, path, problem, "merge an anchor of a mapping")
                 continue
             key = self._scalar(key_node, path)
             where = join(path, key)
@@ -210,12 +214,6 @@ class _Reader:
             values[key] = self.read(value_node, where)
             self.lines[where] = first_line[key]
         return {**merged, **values}
-
-    def _merged(self, node: yaml.Node, path: str) -> dict[Any, Any]:
-        if not isinstance(node, yaml.MappingNode):
-            self._note(node, path, "<< needs a mapping, or a list of mappings", "merge an anchor of a mapping")
-            return {}
-        return self.read(node, path) or {}
 
     def _note(self, node: yaml.Node, path: str, problem: str, advice: str) -> None:
         self.mistakes.append(Mistake(path, problem, advice, self._place(node)))
