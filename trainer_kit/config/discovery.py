@@ -147,21 +147,17 @@ def _explained(flag: str, module: str) -> Iterator[None]:
         reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
         raise UsageError(f"{flag}: {module} cannot be imported: {reason}") from error
     except ImportError as error:
-        reason = f"{place(error)}: {error}; correct or install it"
+        reason = f"{_place(error)}: {error}; correct or install it"
         raise UsageError(f"{flag}: {module} cannot be imported: {reason}") from error
     except (SystemExit, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             raise
-        raise UsageError(f"{flag}: {exits(module, error)}") from error
+        how = f"{_place(error, '<module>')}: {type(error).__name__}: {error}".removesuffix(": ")
+        advice = 'guard that call by `if __name__ == "__main__":`'
+        raise UsageError(f"{flag}: {module} ends the program when it is imported: {how}; {advice}") from error
 
 
-def exits(module: str, error: BaseException) -> str:
-    """Returns the message for a user's module that ends the program when it is imported."""
-    how = f"{place(error, '<module>')}: {type(error).__name__}: {error}".removesuffix(": ")
-    return f'{module} ends the program when it is imported: {how}; guard that call by `if __name__ == "__main__":`'
-
-
-def place(error: BaseException, function: str = "") -> str:
+def _place(error: BaseException, function: str = "") -> str:
     """Returns "file:line" of the deepest frame of an error, preferably of the deepest frame in `function`."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
     frame = next((frame for frame in reversed(frames) if frame.name == function), frames[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from trainer_kit.config.schema.number_types import uneven_batch_message
 from trainer_kit.errors import ConfigError, Mistake
 
 
@@ -24,9 +25,7 @@ def check_global_batch(global_batch_size: int, num_replicas: int, path: str) -> 
         advice = f"use {num_replicas} or a multiple of it" if num_replicas > 1 else "use 1 or more"
         raise ConfigError([Mistake(path, f"a batch of {global_batch_size} examples is empty", advice)])
     if rest:
-        nearest = [str(count * num_replicas) for count in (per_replica, per_replica + 1) if count]
-        problem = f"batch {global_batch_size} on {num_replicas} replicas leaves {rest} over"
-        raise ConfigError([Mistake(path, problem, f"the nearest that can be shared equally: {' or '.join(nearest)}")])
+        raise ConfigError([Mistake(path, uneven_batch_message(global_batch_size, num_replicas))])
     return per_replica
 
 

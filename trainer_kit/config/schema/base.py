@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, Discriminator, Field, Strict, Tag, ValidationError
-from pydantic_core import PydanticCustomError
 from typing_extensions import Self, dataclass_transform
 
 from trainer_kit.config.allowed_values import show
@@ -70,10 +69,12 @@ class Config(Section):
         yield from ()
 
     def __post_init__(self) -> None:
-        broken = list(self.rules())
-        if broken:
-            text = "; ".join(f"{name}: {message}" for name, message in broken)
-            raise PydanticCustomError("rules", "{text}", {"text": text, "broken": broken})
+        mistakes = []
+        for name, message in self.rules():
+            problem, _, advice = message.partition("; ")
+            mistakes.append(Mistake(name, problem, advice))
+        if mistakes:
+            raise FieldError(type(self), mistakes)
 
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with the given fields changed; a dict for a nested section changes only what it names.
@@ -154,13 +155,8 @@ def _mistakes(
 
     for details in error.errors(include_url=False):
         path = join(*(part for part in details["loc"] if part not in (ONE, SEVERAL)))
-        context = details.get("ctx", {})
-        cause = context.get("error")
-        if details["type"] == "rules":
-            for name, message in context["broken"]:
-                problem, _, advice = message.partition("; ")
-                mistakes.append(Mistake(join(path, name), problem, advice))
-        elif isinstance(cause, FieldError):  # of a section that a rule builds
+        cause = details.get("ctx", {}).get("error")
+        if isinstance(cause, FieldError):  # of broken rules
             mistakes += (dataclasses.replace(inner, path=join(path, inner.path)) for inner in cause.inner)
         elif details["type"] == "missing":
             mistakes.append(Mistake(path, "is needed", "give it a value"))

@@ -28,7 +28,7 @@ from trainer_kit.config.schema.evaluation import (
 from trainer_kit.config.schema.gradient_processors import problem_with_xla
 from trainer_kit.config.schema.initial_weights import InitCheckpoint
 from trainer_kit.config.schema.metrics import MetricConfig, SummaryConfig
-from trainer_kit.config.schema.number_types import SomeSteps, Steps, StepsOrAll, broken_patterns
+from trainer_kit.config.schema.number_types import SomeSteps, Steps, StepsOrAll, broken_patterns, uneven_batch_message
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
@@ -435,10 +435,7 @@ class ExperimentConfig(Config):
             yield "trainer.fuse_steps", f"{fused} needs one replica; {ONE_REPLICA}: set fuse_steps=1, or use one device"
         for path, batch in self.equal_batches():
             if batch % replicas:
-                below = batch - batch % replicas
-                nearest = [str(size) for size in (below, below + replicas) if size]
-                problem = f"batch {batch} on {replicas} replicas (runtime.virtual_cpus) leaves {batch % replicas} over"
-                yield path, f"{problem}; the nearest that can be shared equally: {' or '.join(nearest)}"
+                yield path, uneven_batch_message(batch, replicas, " (runtime.virtual_cpus)")
 
     def _set_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that each validation set has a name a folder can have, and that settings name existing sets."""

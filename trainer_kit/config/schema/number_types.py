@@ -1,4 +1,4 @@
-"""The kinds of numbers in config classes, and the check of regular expressions."""
+"""The kinds of numbers in config classes, and the messages about regular expressions and batch sizes."""
 
 from __future__ import annotations
 
@@ -26,3 +26,11 @@ def broken_patterns(field: str, patterns: Sequence[str]) -> Iterator[tuple[str, 
         except re.error as error:
             advice = f"to match it as it is, use {re.escape(pattern)!r}"
             yield field, f"{pattern!r} is not a regular expression ({error}); {advice}"
+
+
+def uneven_batch_message(batch: int, replicas: int, reason: str = "") -> str:
+    """Returns what is wrong with a batch that replicas cannot share equally, and the nearest sizes that they can."""
+    rest = batch % replicas
+    nearest = [str(size) for size in (batch - rest, batch - rest + replicas) if size]
+    problem = f"batch {batch} on {replicas} replicas{reason} leaves {rest} over"
+    return f"{problem}; the nearest that can be shared equally: {' or '.join(nearest)}"

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import SerializeAsAny, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ArgsKwargs, PydanticCustomError
+from pydantic_core import ArgsKwargs
 
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
-from trainer_kit.config.schema.section import is_configclass
-from trainer_kit.errors import UsageError
+from trainer_kit.config.schema.section import FieldError, is_configclass
+from trainer_kit.errors import Mistake, UsageError
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
@@ -54,12 +54,11 @@ class OpenOneOfConfig(OneOfConfig):
     def __post_init__(self) -> None:
         known = self.branches()
         if self.type is not None and self.type not in known:
-            problem = f"{self.type!r} is not one of {', '.join(known)}"
+            mistake = Mistake("type", f"{self.type!r} is not one of {', '.join(known)}")
             if not known:
-                kind = self.registry.kind
-                problem = f"no {kind} is registered, so none is called {self.type!r}"
-                problem = f"{problem}; name the module of it with --import_module"
-            raise PydanticCustomError("rules", "{text}", {"text": problem, "broken": [("type", problem)]})
+                problem = f"no {self.registry.kind} is registered, so none is called {self.type!r}"
+                mistake = Mistake("type", problem, "name the module of it with --import_module")
+            raise FieldError(type(self), [mistake])
         registered = self.type in self.registry
         if registered:
             object.__setattr__(self, str(self.type), self.own)

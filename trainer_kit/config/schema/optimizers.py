@@ -109,15 +109,10 @@ class AdamConfig(BaseOptimizerConfig):
 
 
 @configclass
-class AdamWeightDecayConfig(BaseOptimizerConfig):
+class AdamWeightDecayConfig(AdamConfig):
     """Adam with decoupled weight decay.
 
     Attributes:
-      name: The name of the Keras optimizer.
-      beta_1: The decay of the moving average of gradients.
-      beta_2: The decay of the moving average of squared gradients.
-      epsilon: A small number that is added to a denominator, so that it is never 0.
-      amsgrad: Whether the AMSGrad variant is used, which keeps the largest moving average of squared gradients.
       weight_decay_rate: The share of a weight that each step subtracts from it, times the learning rate.
       include_in_weight_decay: Regular expressions of variables that are decayed even if they are excluded.
       exclude_from_weight_decay: Regular expressions of variables that are not decayed.
@@ -125,10 +120,6 @@ class AdamWeightDecayConfig(BaseOptimizerConfig):
     """
 
     name: str = "AdamWeightDecay"
-    beta_1: Decay = 0.9
-    beta_2: Decay = 0.999
-    epsilon: Rate = 1e-7
-    amsgrad: bool = False
     weight_decay_rate: Rate = 0.0
     include_in_weight_decay: tuple[str, ...] | None = None
     exclude_from_weight_decay: tuple[str, ...] | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import SomeSteps, Steps, StepsOrAll
+from trainer_kit.config.schema.number_types import Above0, SomeSteps, Steps, StepsOrAll
 
 ALL_REDUCE_ALGORITHMS = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("ring", "nccl")}
 
@@ -70,7 +72,7 @@ class RuntimeConfig(Config):
     all_reduce_alg: str | None = None
     num_packs: Steps = 1
     mixed_precision_dtype: Literal["float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16"] | None = None
-    loss_scale: Literal["dynamic"] | float | None = None
+    loss_scale: Literal["dynamic"] | Above0 | None = None
     run_eagerly: bool = False
     batchnorm_spatial_persistent: bool = False
     tpu_enable_xla_dynamic_padder: bool | None = None
@@ -79,7 +81,7 @@ class RuntimeConfig(Config):
     use_tpu_mp_strategy: bool = False
     virtual_cpus: Steps = 0
     executor: Literal["default", "single_threaded"] = "default"
-    random_seed: Steps = 1
+    random_seed: Annotated[int, Field(ge=0, lt=2**32)] = 1  # the limit of NumPy
     deterministic_ops: bool = False
     inter_op_threads: Steps = 0
     intra_op_threads: Steps = 0
@@ -92,15 +94,11 @@ class RuntimeConfig(Config):
         """Checks settings that need another setting, or exclude one."""
         if self.loss_scale is not None and self.mixed_precision_dtype not in ("float16", "mixed_float16"):
             yield "loss_scale", "is for mixed_precision_dtype=float16 only; remove loss_scale, or set that dtype"
-        if isinstance(self.loss_scale, float) and self.loss_scale <= 0:
-            yield "loss_scale", f"{self.loss_scale} is not a scale; use 'dynamic' or a number above 0"
         if self.num_cores_per_replica != 1 or self.default_shard_dim != -1 or self.use_tpu_mp_strategy:
             defaults = "num_cores_per_replica=1, default_shard_dim=-1 and use_tpu_mp_strategy=false"
             yield "num_cores_per_replica", f"model parallelism is not supported; leave {defaults}"
         if self.per_gpu_thread_count and self.gpu_thread_mode not in ("gpu_private", "gpu_shared"):
             yield "per_gpu_thread_count", "needs gpu_thread_mode=gpu_private or gpu_shared; set it, or remove the count"
-        if self.random_seed >= 2**32:
-            yield "random_seed", f"{self.random_seed} is too large; use a number below 2**32, the limit of NumPy"
 
         # The strategy uses the devices. What depends on the machine is checked by runtime/.
         strategy = self.distribution_strategy

@@ -45,9 +45,17 @@ class _PiecewiseConfig(Config):
     values: tuple[Rate, ...] | None = None
     offset: int = 0
 
+    values_more_than_boundaries: ClassVar[int] = 0
+
     def rules(self) -> Iterator[tuple[str, str]]:
-        if self.boundaries is not None and list(self.boundaries) != sorted(set(self.boundaries)):
+        """Checks that the boundaries increase, and that there are as many values as they need."""
+        if self.boundaries is None:
+            return
+        if list(self.boundaries) != sorted(set(self.boundaries)):
             yield "boundaries", f"{list(self.boundaries)} does not increase from one to the next"
+        needed = len(self.boundaries) + self.values_more_than_boundaries
+        if self.values is not None and len(self.values) != needed:
+            yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need {needed}"
 
 
 @configclass
@@ -59,14 +67,8 @@ class StepwiseLrConfig(_PiecewiseConfig):
       values: The learning rates, one more than boundaries: values[i] is used up to step boundaries[i].
     """
 
+    values_more_than_boundaries: ClassVar[int] = 1
     name: str = "PiecewiseConstantDecay"
-
-    def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that there is one more value than boundaries."""
-        yield from super().rules()
-        if self.boundaries is not None and self.values is not None and len(self.values) != len(self.boundaries) + 1:
-            needed = len(self.boundaries) + 1
-            yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need {needed}"
 
 
 @configclass
@@ -81,75 +83,67 @@ class StepCosineLrConfig(_PiecewiseConfig):
 
     name: str = "StepCosineDecayWithOffset"
 
-    def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that there are as many values as boundaries."""
-        yield from super().rules()
-        if self.boundaries is not None and self.values is not None and len(self.values) != len(self.boundaries):
-            yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need as many"
-
 
 @configclass
-class ExponentialLrConfig(Config):
-    """initial_learning_rate * decay_rate ** ((step - offset) / decay_steps).
+class _DecayConfig(Config):
+    """A learning rate that falls.
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
       initial_learning_rate: The learning rate at which the schedule starts.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    name: str = ""
+    initial_learning_rate: Rate | None = None
+    decay_steps: PartOfRun | None = None
+    offset: int = 0
+
+
+@configclass
+class ExponentialLrConfig(_DecayConfig):
+    """initial_learning_rate * decay_rate ** ((step - offset) / decay_steps).
+
+    Attributes:
       decay_steps: The number of steps in which the learning rate is multiplied by decay_rate once.
       decay_rate: The factor of the learning rate for each decay_steps steps.
       staircase: Whether the learning rate changes only every decay_steps steps; unset means false, which changes it at
         each step.
-      offset: The number of steps by which the schedule starts later.
     """
 
     name: str = "ExponentialDecay"
-    initial_learning_rate: Rate | None = None
-    decay_steps: PartOfRun | None = None
     decay_rate: Rate | None = None
     staircase: bool | None = None
-    offset: int = 0
 
 
 @configclass
-class PolynomialLrConfig(Config):
+class PolynomialLrConfig(_DecayConfig):
     """From initial_learning_rate to end_learning_rate in decay_steps, by a power.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
-      initial_learning_rate: The learning rate at which the schedule starts.
       decay_steps: The number of steps until the learning rate is end_learning_rate.
       end_learning_rate: The learning rate at the end of the schedule.
       power: The exponent of the polynomial; 1 is a straight line.
       cycle: Whether the schedule starts over with more steps when it has ended.
-      offset: The number of steps by which the schedule starts later.
     """
 
     name: str = "PolynomialDecay"
-    initial_learning_rate: Rate | None = None
-    decay_steps: PartOfRun | None = None
     end_learning_rate: Rate = 0.0001
     power: Rate = 1.0
     cycle: bool = False
-    offset: int = 0
 
 
 @configclass
-class CosineLrConfig(Config):
+class CosineLrConfig(_DecayConfig):
     """Half a cosine from initial_learning_rate to alpha times it in decay_steps.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
-      initial_learning_rate: The learning rate at which the schedule starts.
       decay_steps: The number of steps until the learning rate is at its lowest.
       alpha: The lowest learning rate, as a share of initial_learning_rate.
-      offset: The number of steps by which the schedule starts later.
     """
 
     name: str = "CosineDecay"
-    initial_learning_rate: Rate | None = None
-    decay_steps: PartOfRun | None = None
     alpha: Rate = 0.0
-    offset: int = 0
 
 
 @configclass
@@ -205,12 +199,10 @@ class OneCycleLrConfig(Config):
 
 
 @configclass
-class InverseTimeLrConfig(Config):
+class InverseTimeLrConfig(_DecayConfig):
     """initial_learning_rate / (1 + decay_rate * (step - offset) / decay_steps).
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
-      initial_learning_rate: The learning rate at which the schedule starts.
       decay_steps: The number of steps in which the divisor grows by decay_rate.
       decay_rate: The growth of the divisor in decay_steps steps.
       staircase: Whether the learning rate changes only every decay_steps steps; false changes it at each step.
@@ -218,11 +210,8 @@ class InverseTimeLrConfig(Config):
     """
 
     name: str = "InverseTimeDecay"
-    initial_learning_rate: Rate | None = None
-    decay_steps: PartOfRun | None = None
     decay_rate: Rate | None = None
     staircase: bool = False
-    offset: int = 0
 
 
 @configclass

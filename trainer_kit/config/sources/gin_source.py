@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_kit.config.allowed_values import show
-from trainer_kit.config.discovery import exits
+from trainer_kit.config.discovery import import_user_module
 from trainer_kit.config.experiments import experiments, get_experiment
 from trainer_kit.config.fields import fields_of, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_internals import matching_names, registered_names
 from trainer_kit.config.sources.gin_scan import Binding, Scan, scan
 from trainer_kit.config.sources.layer import Layer, join, put
-from trainer_kit.errors import ConfigError, Mistake, near_names, suggestion
+from trainer_kit.errors import ConfigError, Mistake, UsageError, near_names, suggestion
 
 _SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # the module parts of our selectors
 
@@ -107,11 +107,9 @@ def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
     with gin.unlock_config():
         for module, origin in scan(gin, files, bindings).imports:
             try:
-                importlib.import_module(module)
-            except ImportError as error:
-                mistakes.append(Mistake("", f"{module} cannot be imported: {error}", "correct or install it", origin))
-            except SystemExit as error:
-                mistakes.append(Mistake("", exits(module, error), origin=origin))
+                import_user_module(module, origin)
+            except UsageError as error:
+                mistakes.append(Mistake("", str(error)))
         statements = scan(gin, files, bindings)
         mistakes += [*statements.mistakes, *_bind_others(gin, statements, strict=True)]
         if not mistakes:

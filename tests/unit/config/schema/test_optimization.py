@@ -39,7 +39,7 @@ def test_an_average_that_cannot_be_is_refused(values: dict[str, Any]) -> None:
         ({"evaluate": ("weights", "weights")}, "names weights 2 times"),
         ({"more_decays": {"average": 0.9}}, "'average' is a name of trainer_kit"),
         ({"more_decays": {"a|b": 0.9}}, "'a.b' cannot be a name"),
-        ({"more_decays": {"fast": 1.5}}, "fast: 1.5 is not a number from 0 to 1"),
+        ({"more_decays": {"fast": 1.5}}, "each value a number of at least 0 and of at most 1"),
     ],
 )
 def test_names_of_averages_are_checked(values: dict[str, Any], message: str) -> None:
