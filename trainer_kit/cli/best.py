@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainer_kit.cli.evals import evaluation_json
 from trainer_kit.cli.view import recorded_evaluations as ledgers
@@ -113,7 +112,18 @@ def _show(
     verdict = ledgers.info_verdict([of[0] for of in best], choice, kept) if kept else (None, "")
     weights = [_weights(one, folder, [place for place in places if place]) for one in shown]
     if arguments.json:
-        print(json.dumps(_as_json(name, choice, shown, weights, verdict), indent=2, allow_nan=False))
+        rows = [
+            {"value": one.metrics[choice.metric], **evaluation_json(one), "weights": place}
+            for one, place in zip(shown, weights, strict=True)
+        ]
+        record = {
+            "name": name,
+            "metric": choice.metric,
+            "comparison": choice.comparison,
+            "best": rows,
+            "info": {"agrees": verdict[0], "told": verdict[1]},
+        }
+        print(json.dumps(record, indent=2, allow_nan=False))
     else:
         show([_table(name, choice, shown, weights)], sys.stdout)
         print(*filter(None, [verdict[1]]))
@@ -133,18 +143,3 @@ def _table(name: str, choice: Choice, best: Sequence[Evaluation], weights: Seque
     found = f"best by {metric} ({choice.comparison})" if rows else f"no evaluation has a finite {metric}"
     headers = ["step", metric, "dataset", "checkpoint", "weights"]
     return Table(f"{name}: {found}", headers, rows, left=frozenset(headers[2:]))
-
-
-def _as_json(
-    name: str,
-    choice: Choice,
-    best: Sequence[Evaluation],
-    weights: Sequence[str | None],
-    verdict: tuple[bool | None, str],
-) -> dict[str, Any]:
-    rows = [
-        {"value": one.metrics[choice.metric], **evaluation_json(one), "weights": place}
-        for one, place in zip(best, weights, strict=True)
-    ]
-    info = {"agrees": verdict[0], "told": verdict[1]}
-    return {"name": name, "metric": choice.metric, "comparison": choice.comparison, "best": rows, "info": info}

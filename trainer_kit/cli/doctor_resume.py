@@ -215,7 +215,22 @@ def _verdict(
     differences = compare_runs(whole, killed)
     if differences:
         print(f"the runs differ after {kills} kills; below, the uninterrupted run comes first, the killed run second")
-        print(_first_difference(first_different_step(whole, killed), starts))
+        step = first_different_step(whole, killed)
+        # The likely cause is the experiment itself, or an incomplete checkpoint.
+        if step is None:
+            print("the reported metrics of all steps are the same")
+        elif not starts or step <= starts[0]:
+            print(
+                f"first different at step {step}, before any resume: the experiment computes other numbers each time "
+                "it runs; set runtime.random_seed, draw random numbers only from seeded generators, and on a GPU set "
+                "runtime.deterministic_ops=true"
+            )
+        else:
+            resumed = max(start for start in starts if start < step)
+            print(
+                f"first different at step {step}, after the resume from step {resumed}: the checkpoint does not hold "
+                "the position in the data, or some state of the task"
+            )
         for difference in differences[:_SHOWN]:
             print(f"different: {difference}")
         return ExitCode.BUG
@@ -227,23 +242,6 @@ def _verdict(
     doubt = "; but the next runs may differ: read the run's warning above" if warned else ""
     print(f"the same, bit by bit: {kills} kills, {kills} restarts{doubt}")
     return ExitCode.DONE
-
-
-def _first_difference(step: int | None, starts: list[int]) -> str:
-    """Returns the first difference and its likely cause: the experiment itself, or an incomplete checkpoint."""
-    if step is None:
-        return "the reported metrics of all steps are the same"
-    if not starts or step <= starts[0]:
-        return (
-            f"first different at step {step}, before any resume: the experiment computes other numbers each time it "
-            "runs; set runtime.random_seed, draw random numbers only from seeded generators, and on a GPU set "
-            "runtime.deterministic_ops=true"
-        )
-    resumed = max(start for start in starts if start < step)
-    return (
-        f"first different at step {step}, after the resume from step {resumed}: the checkpoint does not hold the "
-        "position in the data, or some state of the task"
-    )
 
 
 def _last_step(folder: Path) -> int:

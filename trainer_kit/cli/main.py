@@ -112,7 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    arguments = _parsed(argv)
+    # argparse itself takes the paths of `show` only before the flags.
+    arguments, rest = parser().parse_known_args(argv)
+    if rest and (not hasattr(arguments, "paths") or any(text.startswith("-") for text in rest)):
+        arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.paths += rest
+
     with Stops() as stops:
         try:
             code = int(arguments.run(arguments))
@@ -127,17 +133,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not isinstance(error, (Exception, SystemExit)):
                 raise
             return print_error(error, debug=arguments.debug)
-
-
-def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the parsed arguments. argparse itself takes the paths of `show` only before the flags."""
-    whole = parser()
-    arguments, rest = whole.parse_known_args(argv)
-    if rest and (not hasattr(arguments, "paths") or any(one.startswith("-") for one in rest)):
-        arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        arguments.paths += rest
-    return arguments
 
 
 def _unread(arguments: argparse.Namespace) -> int:

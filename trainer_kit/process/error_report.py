@@ -18,7 +18,7 @@ from typing import Any
 from trainer_kit import files
 from trainer_kit.errors import ConfigError, ExitCode, StorageError, explained
 from trainer_kit.errors.user_exits import exit_error
-from trainer_kit.errors.user_frames import Frame, our_frames, text_of, user_frames, values_in
+from trainer_kit.errors.user_frames import our_frames, text_of, user_frames, values_in
 
 LINES = 15
 _WIDTH = 300  # characters of a line
@@ -62,18 +62,15 @@ def print_error(error: Exception | SystemExit, *, debug: bool = False, model_dir
     if debug:
         traceback.print_exception(error)
     if mistake is not None:
-        print_line("\n  ".join([f"error: {mistake}", *_places(mistake)]))
+        # The notes of a config error name the code that set the wrong values.
+        causes = [cause for cause in (mistake, mistake.__cause__) if isinstance(cause, ConfigError)]
+        notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
+        print_line("\n  ".join([f"error: {mistake}", *notes]))
         return mistake.exit_code
     place = "above" if debug else _keep(error, model_dir)
     lines = [*list(_describe(error))[: LINES - 1], f"  the whole traceback: {place}"]
     print_line("error: " + "\n".join(lines))
     return ExitCode.BUG
-
-
-def _places(mistake: BaseException) -> list[str]:
-    """Returns the notes that name the code which set wrong config values, of the error or of its cause."""
-    found = [error for error in (mistake, mistake.__cause__) if isinstance(error, ConfigError)]
-    return [note for error in found for note in getattr(error, "__notes__", ())]
 
 
 def print_line(text: str) -> None:
@@ -95,29 +92,27 @@ def reason(error: BaseException) -> list[str]:
 
 def _describe(error: BaseException) -> Iterator[str]:
     frames = user_frames(error)
+    ours = our_frames(error)
+    last = traceback.extract_tb(error.__traceback__)[-1:]
     if frames:
         yield str(frames[-1])
         yield f"    {frames[-1].code}"
+    elif ours and last and ours[-1].file == last[0].filename:
+        yield "no line of your code is in this traceback, so it may be a bug in trainer_kit"
     else:
-        yield _without_user(error)
+        yield "no line of your code is in this traceback; trainer_kit called the code that failed"
     yield from (f"  {line}"[:_WIDTH] for line in reason(error))
     yield from (f"  {advice}" for words, advice in _ADVICE.items() if words in text_of(error))
     if frames:
         if values := described_values(values_in(error, frames[-1])):
             yield f"  where {values}"[:_WIDTH]
-        yield from _callers(frames)
+        # The user's functions that called the deepest one.
+        callers = [frame for frame in dict.fromkeys(frames[:-1]) if frame.function != frames[-1].function]
+        yield from (f"  called from {frame}: {frame.code}"[:_WIDTH] for frame in reversed(callers[-2:]))
     else:
-        yield from (f"  {frame}: {frame.code}"[:_WIDTH] for frame in our_frames(error)[-3:])
+        yield from (f"  {frame}: {frame.code}"[:_WIDTH] for frame in ours[-3:])
     for note in getattr(error, "__notes__", ()):
         yield from (f"  {line}"[:_WIDTH] for line in note.splitlines())
-
-
-def _without_user(error: BaseException) -> str:
-    """Returns a line about the origin of an error whose traceback has no line of the user's code."""
-    ours, last = our_frames(error), traceback.extract_tb(error.__traceback__)[-1:]
-    if ours and last and ours[-1].file == last[0].filename:
-        return "no line of your code is in this traceback, so it may be a bug in trainer_kit"
-    return "no line of your code is in this traceback; trainer_kit called the code that failed"
 
 
 def described_values(values: Mapping[str, Any]) -> str:
@@ -140,12 +135,6 @@ def described(value: Any, depth: int = 0) -> str:
     name = getattr(dtype, "name", None) or str(dtype)
     rank = getattr(shape, "rank", 0)
     return f"{name} [?]" if rank is None else f"{name} [{', '.join(str(size) for size in shape)}]"
-
-
-def _callers(frames: list[Frame]) -> Iterator[str]:
-    """Yields lines for the user's functions that called the deepest one, at most two."""
-    own = [frame for frame in dict.fromkeys(frames[:-1]) if frame.function != frames[-1].function]
-    yield from (f"  called from {frame}: {frame.code}"[:_WIDTH] for frame in reversed(own[-2:]))
 
 
 def _without_stacks(lines: list[str]) -> Iterator[str]:

@@ -91,10 +91,16 @@ class RunDirectory:
             os.remove(self.final)
         before = files.read_json(self.manifest) or {}
         write_params(self.params, config)
+        run_id = read_run_id(self.path)
+        if not run_id:
+            # A run that resumes from copied checkpoints in another folder owns these checkpoints.
+            newest = next(reversed(complete_checkpoints(self.path).values()), "")
+            adopted = (files.read_json(newest + RECORD) or {}).get("run_id") if newest else None
+            run_id = adopted if adopted and isinstance(adopted, str) else uuid.uuid4().hex
         starts = before.get("starts")
         now = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "mode": mode}
         record = {
-            "run_id": read_run_id(self.path) or _adopted_run_id(self.path) or uuid.uuid4().hex,
+            "run_id": run_id,
             "experiment": experiment,
             "mode": mode,
             "command": sys.argv,
@@ -108,7 +114,7 @@ class RunDirectory:
         for difference in differences(before, record):
             _LOG.warning("%s; results may differ", difference)
         files.write_json(self.manifest, record, point="manifest")
-        self._run_id = record["run_id"]
+        self._run_id = run_id
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
 
@@ -279,16 +285,6 @@ def read_run_id(model_dir: str) -> str:
     return run_id if isinstance(run_id, str) and re.fullmatch(r"\w+", run_id) else ""
 
 
-def _adopted_run_id(model_dir: str) -> str:
-    """Returns the identity in the newest checkpoint's record, for a run that resumes from it without a manifest.
-
-    So a run that resumes from copied checkpoints in another folder owns these checkpoints.
-    """
-    newest = next(reversed(complete_checkpoints(model_dir).values()), "")
-    run_id = (files.read_json(newest + RECORD) or {}).get("run_id") if newest else None
-    return run_id if isinstance(run_id, str) else ""
-
-
 def read_layer_names(prefix: str) -> dict[str, str] | None:
     """Returns, for the variables in a checkpoint, their names with the user's numbers of layers, from the manifest.
 
@@ -367,7 +363,8 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     evaluated = _evaluated_task(config.task, validation_set)
     if overfit:
         evaluated["train_data"] = config.task.as_dict()["train_data"]
-    task, steps = _without_later_fields(evaluated), config.trainer.validation_steps
+    task = _without_later_fields(evaluated)
+    steps = config.trainer.validation_steps
     if validation_set:
         own = config.trainer.validation_sets.get(validation_set)
         steps = steps if own is None or own.steps is None else own.steps

@@ -187,8 +187,10 @@ class RunLock:
             self._ended = ended
             self._left.set()
             self._thread.join(_LAST_BEAT)
-            if withdraw and not self._thread.is_alive() and self._has_lock_file():
-                self._remove()
+            if withdraw and not self._thread.is_alive() and self._locked:
+                # Another trainer may have replaced the lock file.
+                if _is_at(self._folder / self._lock_name, self._descriptor):
+                    self._remove()
             self._close()
 
     def beat(self) -> None:
@@ -228,7 +230,9 @@ class RunLock:
         try:
             while not self._try_lock():
                 holder = self._heartbeat()
-                known = holder is not None and not holder["ended"] and self._may_live(holder)
+                known = (
+                    holder is not None and not holder["ended"] and (holder["host"] != self._host or runs(holder["pid"]))
+                )
                 if known or time.monotonic() > give_up:
                     raise self._in_use(holder if known else None)
                 time.sleep(0.05)
@@ -247,10 +251,6 @@ class RunLock:
             return False
         return True
 
-    def _has_lock_file(self) -> bool:
-        """Whether the lock file at the path is the one that this process has locked."""
-        return self._locked and _is_at(self._folder / self._lock_name, self._descriptor)
-
     def _try_lock(self) -> bool:
         """Locks the file that has the name now, even if it was replaced; returns False if another process holds it."""
         for _ in range(_TIMES):
@@ -264,9 +264,6 @@ class RunLock:
             removed, self._descriptor = self._descriptor, _open(path)
             os.close(removed)
         return False
-
-    def _may_live(self, heartbeat: dict[str, Any]) -> bool:
-        return heartbeat["host"] != self._host or runs(heartbeat["pid"])
 
     def _falls_silent(self, there: dict[str, Any], who: str) -> bool:
         """Watches a heartbeat: returns True if it has stopped, False if its run ends meanwhile; raises if it beats."""

@@ -109,7 +109,19 @@ class Leases:
             reads |= {step for step in steps if step == lease.get("reads")}
             waiting |= {step: path.name for step in steps if isinstance(after, int) and step > after}
         kept = sorted(waiting)[-self._max_wait :] if self._max_wait else []
-        self._warn_of({step: name for step, name in waiting.items() if step not in kept and step not in reads})
+        for step, name in waiting.items():
+            if step in kept or step in reads or name in self._reported:
+                continue
+            self._reported.add(name)
+            sidecar = name.removesuffix(LEASE)
+            _LOG.warning(
+                "ckpt-%d is removed before %s has evaluated it: %s is more than %d checkpoints behind "
+                "(trainer.continuous_eval.max_wait_checkpoints); later removals are not reported",
+                step,
+                sidecar,
+                sidecar,
+                self._max_wait,
+            )
         return reads | set(kept)
 
     def _after(self, lease: Mapping[str, Any]) -> Any:
@@ -128,17 +140,6 @@ class Leases:
             since = now if known else now - max(0.0, _age(path))
             self._seen[path.name] = (lease["beat"], since)
         return now - since < LEASE_SECONDS
-
-    def _warn_of(self, lost: Mapping[int, str]) -> None:
-        for step, name in lost.items():
-            if name not in self._reported:
-                self._reported.add(name)
-                sidecar = name.removesuffix(LEASE)
-                _LOG.warning(
-                    "ckpt-%d is removed before %s has evaluated it: %s is more than %d checkpoints behind "
-                    "(trainer.continuous_eval.max_wait_checkpoints); later removals are not reported",
-                    *(step, sidecar, sidecar, self._max_wait),
-                )
 
 
 def lineages_in_evaluation(evals: str | os.PathLike[str]) -> list[int]:

@@ -183,17 +183,15 @@ class Watchdog:
                 return
             elif not warned and idle >= self._warn_after:
                 warned = True
-                self._say(f"no progress for {self._warn_after:g} s in {self._where()}; {self._prospect()}")
+                prospect = "the process is never ended for it (trainer.hang_timeout_seconds is null)"
+                if self._timeout is not None:
+                    code = f"exit code {ExitCode.STALLED:d}"
+                    prospect = f"the process ends with {code} after {self._timeout:g} s (trainer.hang_timeout_seconds)"
+                self._say(f"no progress for {self._warn_after:g} s in {self._where()}; {prospect}")
 
     def _where(self) -> str:
         phase, token = self._reader.latest
         return f"phase {phase!r} (step {token})"
-
-    def _prospect(self) -> str:
-        if self._timeout is None:
-            return "the process is never ended for it (trainer.hang_timeout_seconds is null)"
-        code = f"exit code {ExitCode.STALLED:d}"
-        return f"the process ends with {code} after {self._timeout:g} s (trainer.hang_timeout_seconds)"
 
     def _say(self, text: str) -> None:
         # The stalled thread may hold the lock of the log.

@@ -73,17 +73,14 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
         known = suggestion(f"--{error.flagname}", [f"--{name}" for name in values])
         raise UsageError(f"--{error.flagname}: no such flag; {known}") from error
     except flags.Error as error:
-        raise UsageError(_reworded(str(error))) from error
+        text = str(error).replace("invalid literal for int() with base 10", "not a whole number")
+        if "Non-boolean argument" in text:
+            advice = "it is neither true nor false; give the flag without a value for true"
+            text = f"{text.partition(': ')[0]}: {advice}"
+        raise UsageError(text) from error
     if rest:
         raise UsageError(f"{rest[0]!r} is not a flag; flags begin with --, as in --experiment=digits; see --help")
     return values
-
-
-def _reworded(text: str) -> str:
-    """Returns absl's message about a flag's value, with Python's wording replaced."""
-    if "Non-boolean argument" in text:
-        return f"{text.partition(': ')[0]}: it is neither true nor false; give the flag without a value for true"
-    return text.replace("invalid literal for int() with base 10", "not a whole number")
 
 
 def attempt_flags(values: flags.FlagValues) -> list[str]:

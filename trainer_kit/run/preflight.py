@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from trainer_kit import files
@@ -22,6 +22,8 @@ from trainer_kit.process.run_directory import RunDirectory, check_model_dir, rem
 from trainer_kit.process.run_lock import check_not_held
 from trainer_kit.runtime.tf_config import parameter_server_mistakes, worker_number
 from trainer_kit.telemetry.profile_window import profile_steps
+
+_SERVICE_FLAG = "--tf_data_service"  # whose address the readers of a DataConfig do not use
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,14 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
         if request.experiment:
             discovery.find_experiment(request.experiment, request.import_modules)
             resolved = resolve(request.experiment, request.sources)
-            mistakes += _path_mistakes(request, resolved)
-            mistakes += _service_mistakes(resolved)
+            directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
+            record = _text(directory.params) if request.model_dir else ""
+            mistakes += unknown_paths(request.allow_config_change, resolved.config, record)
+            data = getattr(resolved.config.task, "train_data", None)
+            if _SERVICE_FLAG in resolved.origins.values() and isinstance(data, DataConfig):
+                advice = "leave it out, or set task.train_data.tf_data_service_address if your task reads it"
+                problem = "no reader of this release uses the tf.data service yet"
+                mistakes.append(Mistake(_SERVICE_FLAG, problem, advice))
             mistakes += parameter_server_mistakes(resolved.config.runtime)
             mistakes += early_stopping_mistakes(resolved.config.trainer, request.mode or "")
             if request.mode in MODES and MODES[request.mode].trains:
@@ -76,7 +84,13 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
             if request.mode == CONTINUOUS_FINETUNE:
                 mistakes += pretraining_mistakes(resolved.config, request.model_dir or "")
     except ConfigError as error:
-        mistakes += _with_choices(error.mistakes, request.model_dir)
+        # Where auto has been removed, the advice names what the run in model_dir has chosen.
+        choices = removed_auto_choices(request.model_dir) if request.model_dir else {}
+        for mistake in error.mistakes:
+            if mistake.path in choices and "'auto'" in mistake.problem:
+                choice = f"set {mistake.path}={choices[mistake.path]}"
+                mistake = replace(mistake, advice=f"{choice}, the value that this run was started with")
+            mistakes.append(mistake)
         cause = error
     except UsageError as error:
         mistakes.append(Mistake("", str(error)))
@@ -85,17 +99,6 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
         raise ConfigError(mistakes) from cause
     _check_directory(request, resolved)
     return resolved
-
-
-def _with_choices(mistakes: Sequence[Mistake], model_dir: str | None) -> list[Mistake]:
-    """Returns the mistakes; where auto has been removed, the advice names what the run in model_dir has chosen."""
-    choices = removed_auto_choices(model_dir) if model_dir else {}
-    return [
-        replace(mistake, advice=f"set {mistake.path}={choices[mistake.path]}, the value that this run was started with")
-        if mistake.path in choices and "'auto'" in mistake.problem
-        else mistake
-        for mistake in mistakes
-    ]
 
 
 def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
@@ -131,35 +134,18 @@ def _flag_mistakes(request: Request) -> Iterator[Mistake]:
         except UsageError as error:
             yield Mistake("--mode", str(error))
         else:
-            if request.from_step is not None and not (mode.trains and mode.single):
-                yield _from_step_mistake(request.mode, request.from_step)
+            step = request.from_step
+            if step is not None and not mode.single:
+                problem = f"it belongs to a single run, but {request.mode} starts one for each checkpoint"
+                advice = "to repeat a fine-tuning, remove its metrics-<step>.json and finetune-<step>/"
+                yield Mistake("--from_step", problem, advice)
+            elif step is not None and not mode.trains:
+                problem = f"training resumes from this step, but the mode {request.mode} does not train"
+                instead = f"--checkpoint={step} evaluates that step" if request.mode == "eval" else "leave it out"
+                yield Mistake("--from_step", problem, instead)
     yield from profile_mistakes(request.profile, request.mode or "")
     if problem := folder_name_problem(request.eval_name, OWN_EVALUATIONS):
         yield Mistake("--eval_name", problem)
-
-
-def _from_step_mistake(mode: str, step: int) -> Mistake:
-    if mode == CONTINUOUS_FINETUNE:
-        advice = "to repeat a fine-tuning, remove its metrics-<step>.json and finetune-<step>/"
-        return Mistake("--from_step", f"it belongs to a single run, but {mode} starts one for each checkpoint", advice)
-    instead = f"--checkpoint={step} evaluates that step" if mode == "eval" else "leave it out"
-    return Mistake("--from_step", f"training resumes from this step, but the mode {mode} does not train", instead)
-
-
-def _path_mistakes(request: Request, resolved: Resolved[ExperimentConfig]) -> list[Mistake]:
-    """Returns a mistake for each path of --allow_config_change that neither this config nor the recorded one has."""
-    directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
-    old = _text(directory.params) if request.model_dir else ""
-    return unknown_paths(request.allow_config_change, resolved.config, old)
-
-
-def _service_mistakes(resolved: Resolved[ExperimentConfig]) -> list[Mistake]:
-    """Returns a mistake when --tf_data_service is used with a DataConfig, whose readers do not use the service."""
-    flag, data = "--tf_data_service", getattr(resolved.config.task, "train_data", None)
-    if flag not in resolved.origins.values() or not isinstance(data, DataConfig):
-        return []
-    advice = "leave it out, or set task.train_data.tf_data_service_address if your task reads it"
-    return [Mistake(flag, "no reader of this release uses the tf.data service yet", advice)]
 
 
 def _text(path: str) -> str:
