@@ -32,8 +32,8 @@ from trainer_kit.training.loops.iterators import StopFlag, batch_counter
 from trainer_kit.training.loops.tracing import check_of, writes_after
 from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
 from trainer_kit.training.named_tensors import StepTensors
+from trainer_kit.training.task import kept_states
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
-from trainer_kit.training.tracked_state import TrackedState, kept_states
 
 _LOG = logging.getLogger(__name__)
 
@@ -253,7 +253,6 @@ class AveragingTrainer(BaseTrainer):
 
     state: TrainState
     _weights: EvaluatedWeights
-    _tracked: TrackedState
 
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
@@ -289,13 +288,20 @@ class AveragingTrainer(BaseTrainer):
           prefix: The path of the checkpoint, without suffixes.
           name: Which weights; see `averaged_weights`.
         """
-        self._tracked.before_save()
+        self._keep_attributes()
         with self.averaged_weights(name):
             self.state.weights.write(prefix)
 
     def end_averaging(self) -> None:
         """Restores the weights and the states of random generators after an evaluation; any thread may call it."""
         self._weights.put_back()
+
+    def _keep_attributes(self) -> None:
+        """Adds the variables that attributes have since the restore to checkpoints; called before each save."""
+
+    def _without_state(self) -> list[Any]:
+        """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
+        return []
 
 
 class Evaluator(AveragingTrainer):
@@ -310,7 +316,6 @@ class Evaluator(AveragingTrainer):
       average: The moving average of the weights, which is evaluated instead of them; None: there is none.
       sets: The validation sets.
       metrics: The metrics of evaluations, with the loss; each evaluation resets them first.
-      tracked: The TrackedState, which adds the variables that training steps change to checkpoints.
       checkpoint_exporter: Keeps the best checkpoint; None: no best checkpoint is kept.
 
     Attributes:
@@ -336,13 +341,12 @@ class Evaluator(AveragingTrainer):
         average: Any,
         sets: ValidationSets,
         metrics: MetricSet,
-        tracked: TrackedState,
         checkpoint_exporter: Any,
     ) -> None:
         self._strategy = tf.distribute.get_strategy()
         self._config, self._task, self._model, self._global_step = config, task, model, global_step
         self.state, self._weights = state, EvaluatedWeights(state, average)
-        self._tracked, self._checkpoint_exporter = tracked, checkpoint_exporter
+        self._checkpoint_exporter = checkpoint_exporter
         self.stop_flag, self._workers = StopFlag(self._strategy), AsyncWorkers(self._strategy)
         self.evaluated_batches = batch_counter()
         self._validation_set, self.eval_tensors = metrics, StepTensors("evaluation", config, metrics)
@@ -609,7 +613,7 @@ class Evaluator(AveragingTrainer):
 
         def ended(done: int, num_steps: Any, graph: tf.Graph | None) -> None:
             eval_loop.check_evaluated(done, int(num_steps), self.stop_requested)
-            self._tracked.check_evaluation(graph, metrics.returned_variables)
+            self.state.check_evaluation(graph, [*self._without_state(), *metrics.returned_variables])
 
         def keep(results: Any) -> None:
             self.validation.results[one.name] = results
@@ -700,7 +704,7 @@ class Evaluator(AveragingTrainer):
         """
         if not self._checkpoint_exporter:
             return
-        self._tracked.before_save()
+        self._keep_attributes()
         step, left_out = self._read_step(), {name for name in self._set_names if name not in logs}
         options = {"not_evaluated": left_out} if left_out else {}
         for exporter in exporters(self._checkpoint_exporter):

@@ -7,7 +7,9 @@ build_losses and build_metrics; the other methods have defaults. Names and meani
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -366,3 +368,22 @@ def is_compiled(model: Any) -> bool:
     if hasattr(model, "compiled"):  # Keras 3
         return bool(model.compiled)
     return getattr(model, "compiled_loss", None) is not None  # tf_keras
+
+
+def has_own_state(task: Any) -> bool:
+    """Whether a task has methods `state()` and `restore(state)`, which save its plain values in checkpoints."""
+    return all(callable(getattr(task, name, None)) for name in ("state", "restore"))
+
+
+@contextlib.contextmanager
+def kept_states(tasks: Iterable[Any]) -> Iterator[None]:
+    """Restores the own state of tasks at the end of this context; tasks without methods for it stay as they are."""
+    before = [
+        (task, copy.deepcopy(task.state()))
+        for task in {id(task): task for task in tasks}.values()
+        if has_own_state(task)
+    ]
+    yield
+    for task, state in before:
+        if state is not None:
+            task.restore(state)

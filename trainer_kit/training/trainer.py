@@ -25,7 +25,7 @@ from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.sources.base import identity_of
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.gradient_processors import refused_gradient
-from trainer_kit.optimizers.learning_rate import current_learning_rate
+from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.runtime.collectives import worker_count
 from trainer_kit.runtime.executor import executor
 from trainer_kit.runtime.replica_values import local_tensors, run_options
@@ -35,6 +35,8 @@ from trainer_kit.training.accumulation import Accumulation, less_memory_advice
 from trainer_kit.training.checks.batch_spec import batch_described, build_metrics, build_model, new_model
 from trainer_kit.training.checks.failed_step import reporting_gradients
 from trainer_kit.training.checks.model_and_config import (
+    check_deterministic_kernels,
+    check_exact_resume,
     check_methods,
     check_model,
     check_sections,
@@ -57,10 +59,10 @@ from trainer_kit.training.loops.train_loop import (
     TrainLoop,
     pop_finite,
 )
-from trainer_kit.training.metrics import to_numpy, training_metrics
+from trainer_kit.training.metrics import InterruptedMetrics, to_numpy, training_metrics
 from trainer_kit.training.named_tensors import StepTensors
+from trainer_kit.training.task import has_own_state
 from trainer_kit.training.task_inputs import TaskInputs, shared_sets
-from trainer_kit.training.tracked_state import TrackedState, keep_python_state
 from trainer_kit.training.trained_variables import built_optimizers, create_optimizers, freeze, moving_average
 
 _LOG = logging.getLogger(__name__)
@@ -235,19 +237,26 @@ class Trainer(Evaluator):
         self._global_step = global_step = self._new_global_step()
         optimizer = self._optimizer = self._built_optimizers(config, task, model, optimizer)
         self._average = self._moving_average(config, task, model)
-        seed, exact = getattr(config.runtime, "random_seed", 0), getattr(config.trainer, "require_exact_resume", False)
-        state = TrainState(global_step, model, optimizer, self._average, task, seed, trainable=self._trainable)
+        self._requires_exact_resume: bool = getattr(config.trainer, "require_exact_resume", False)
+        state = TrainState(
+            global_step,
+            model,
+            optimizer,
+            self._average,
+            task,
+            getattr(config.runtime, "random_seed", 0),
+            trainable=self._trainable,
+            require_exact=self._requires_exact_resume,
+        )
         state.step_state.roots["trainer"] = self
         self._train_set = self._training_metrics(config, task, model)
         self._gradient_reports = GradientReports(config.trainer, optimizer, global_step, self._train_set)
         self.train_tensors = StepTensors("training", config, self._train_set)
         self.inputs = self.inputs_class(config, task, self.distribute_dataset)
-        own = {"own_loop": self.has_own_loop, "own_train": type(self).train is not Trainer.train}
         super().__init__(
             config, task, model, global_step=global_step, state=state, average=self._average,
             sets=shared_sets(self.inputs.validation_feeds(validation_dataset), config.trainer),
             metrics=self._evaluation_metrics(config, task, model, evaluate),
-            tracked=TrackedState(state, self._without_state, required=exact, trains=train, **own),
             checkpoint_exporter=checkpoint_exporter,
         )  # fmt: skip
         self.evaluates = evaluate
@@ -259,7 +268,7 @@ class Trainer(Evaluator):
         """Creates the data and the parts of the training loop; called last, since both need the rest of the trainer."""
         config = self.config
         self.data = self._open_data(train_dataset)
-        keep_python_state(self, self._train_set)
+        self._keep_python_state()
         self.hyper_parameters = HyperParameters(self)
         self._run_options = run_options(config.runtime)
         self._guarded = self.trains and getattr(config.trainer, "recovery_max_trials", 0) >= 0
@@ -345,6 +354,11 @@ class Trainer(Evaluator):
         """Whether a subclass overrides create_train_loop_fn."""
         return type(self).create_train_loop_fn is not Trainer.create_train_loop_fn
 
+    @property
+    def has_own_train(self) -> bool:
+        """Whether a subclass overrides train."""
+        return type(self).train is not Trainer.train
+
     def check_data(self) -> None:
         """Raises DataError when a dataset is known to be empty, or endless where it must end; after the restore."""
         if self.trains:
@@ -371,7 +385,7 @@ class Trainer(Evaluator):
     def before_save(self, prefix: str) -> None:
         """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; runs eagerly."""
         self.trace_training()
-        self._tracked.before_save()
+        self._keep_attributes()
         self.state.python_state.store()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
@@ -385,7 +399,12 @@ class Trainer(Evaluator):
         """
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
-        self._tracked.after_restore()
+        if self.trains:
+            self.state.keep_attributes(self._without_state())
+            if self.has_own_loop:
+                self._keep_written(None)
+        if self.state.step_is_known:
+            self.state.end_restore()
         self.weights_finite, self.data_ended = None, False
 
     # ---- training
@@ -405,10 +424,8 @@ class Trainer(Evaluator):
         self.loop_steps = self.input_seconds = self.reached = None
         with self._ended_with_data():
             if isinstance(loop, (TrainLoop, FusedLoop)):
-                if not self._tracked.is_done:
-                    with self._in_loop(iterator):
-                        graph = loop.graph(iterator)
-                    self._keep_written(graph)
+                if not self.state.step_is_known:
+                    self._trace_loop(loop, iterator)
                 self._run_segments(loop, iterator, num_steps)
             else:
                 if self.has_own_loop:
@@ -424,17 +441,15 @@ class Trainer(Evaluator):
         trainer's own, or if `train_loop_begin` is overridden, which may change the data. Runs eagerly, on the host.
         """
         kind = type(self)
-        has_own_train = kind.train is not Trainer.train and kind.trace_training is Trainer.trace_training
-        if not self.trains or self._tracked.is_done or has_own_train:
+        has_own_train = self.has_own_train and kind.trace_training is Trainer.trace_training
+        if not self.trains or self.state.step_is_known or has_own_train:
             return
         if kind.train_loop_begin is not Trainer.train_loop_begin:
             return
         iterator = self.data.iterator()
         loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
         if isinstance(loop, (TrainLoop, FusedLoop)):
-            with self._in_loop(iterator):
-                graph = loop.graph(iterator)
-            self._keep_written(graph)
+            self._trace_loop(loop, iterator)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs; see Evaluator. Runs eagerly, on the host."""
@@ -442,10 +457,29 @@ class Trainer(Evaluator):
             self.trace_training()
         return super().evaluate(num_steps, sets)
 
-    def _keep_written(self, graph: tf.Graph | None) -> None:
-        """Restores the variables that only the graph of the training loop leads to, and checks the graph."""
-        self._tracked.keep_written(graph)
+    def _trace_loop(self, loop: TrainLoop | FusedLoop, iterator: Any) -> None:
+        """Traces the training loop, restores the variables that only its graph leads to, and checks the graph."""
+        with self._in_loop(iterator):
+            graph = loop.graph(iterator)
+        self._keep_written(graph)
         self.loop_factory.check(graph, self.loop_parts.window)
+
+    def _keep_written(self, graph: tf.Graph | None) -> None:
+        """Adds all state of the training step to checkpoints, once, before the first step; see TrainState."""
+        if self.state.step_is_known:
+            return
+        check_deterministic_kernels(self._strategy, self._requires_exact_resume)
+        if graph is not None:
+            check_exact_resume(graph, self._requires_exact_resume)
+        self.state.keep_written(graph, self._without_state())
+
+    def _keep_attributes(self) -> None:
+        """Adds the variables that attributes have since the restore to checkpoints; see Evaluator."""
+        if not self.trains:
+            return
+        if self.has_own_train and not self.state.step_is_known:
+            self.state.end_restore()  # an overriding `train` may not run our loop, which would end it
+        self.state.keep_attributes(self._without_state())
 
     def _run_segments(self, loop: Any, iterator: Any, num_steps: Any) -> None:
         self._train_loop, self.between_steps, context = loop, True, lambda: self._in_loop(iterator)
@@ -519,7 +553,7 @@ class Trainer(Evaluator):
         self.weights_finite, reached = pop_finite(results), int(results.pop(_REACHED))
         self._gradient_reports.read(results)
         self.train_tensors.read()
-        overridden = type(self).train is not Trainer.train or type(self).train_loop_end is not Trainer.train_loop_end
+        overridden = self.has_own_train or type(self).train_loop_end is not Trainer.train_loop_end
         self.reached = None if overridden else reached  # a subclass may take more steps
         return dict(self._train_set.reported(results))
 
@@ -593,6 +627,19 @@ class Trainer(Evaluator):
 
     # ---- how it is done
 
+    def _keep_python_state(self) -> None:
+        """Adds the state that is not in variables to every checkpoint."""
+        rates = ConfiguredRates(self.optimizer)
+        metrics = InterruptedMetrics(self, self._train_set, self._strategy)
+        parts = self.state.python_state
+        parts.add("data", self.data.state, self.data.put_state)
+        parts.add("metrics", metrics.state, metrics.restore)
+        parts.add("learning rates", rates.state, rates.restore)
+        self.state.keep_replicas()
+        if has_own_state(self.task):
+            restore = self.task.restore
+            parts.add("task", self.task.state, lambda state: None if state is None else restore(state))
+
     def _without_state(self) -> list[Any]:
         """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
         of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
@@ -604,7 +651,7 @@ class Trainer(Evaluator):
     def _first_step_done(self) -> None:
         self.accumulation.check_used()
         self._gradient_reports.check_used(self.task)
-        self._tracked.first_step_done()
+        self.state.check_made_in_first_step()
 
     @tf.autograph.experimental.do_not_convert
     def _train_results(self) -> dict[str, Any]:

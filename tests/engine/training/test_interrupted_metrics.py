@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.tracked_state import InterruptedMetrics
+from trainer_kit.training.metrics import InterruptedMetrics
 
 
 def _metrics(metrics_continue: bool, *values: float) -> tuple[Any, list[tf.Variable], InterruptedMetrics]:

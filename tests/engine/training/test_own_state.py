@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_kit.training.tracked_state import has_own_state
+from trainer_kit.training.task import has_own_state
 
 
 class _Half:

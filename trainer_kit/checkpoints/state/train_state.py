@@ -52,6 +52,7 @@ class TrainState:
       items: Further parts of every checkpoint, the best included, by name; they are restored as far as both sides have
         them.
       trainable: The variables that were trainable before some were frozen; empty: none were.
+      require_exact: Whether state that cannot be saved is an error.
 
     Attributes:
       checkpoint: The checkpoint of the complete state.
@@ -62,6 +63,7 @@ class TrainState:
         checkpoints hold. None for evaluation.
       model_replicas: The model's values on each replica; an evaluation shares those that a checkpoint holds.
       in_use: A lock, held while variables have other values for an evaluation; a late save comes from another thread.
+      step_is_known: Whether `keep_written` has added what the training step writes.
 
     Raises:
       UsageError: when the name of a further part is already taken.
@@ -77,8 +79,11 @@ class TrainState:
         seed: int,
         items: Mapping[str, Any] | None = None,
         trainable: Sequence[Any] = (),
+        require_exact: bool = False,
     ) -> None:
         self._global_step, self._model, self._average = global_step, model, average
+        self._strategy = tf.distribute.get_strategy()
+        self._require_exact = require_exact
         self.in_use = threading.RLock()
         self.python_state = PythonState()
         optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
@@ -104,7 +109,10 @@ class TrainState:
         self.checkpoint = training_checkpoint(global_step=global_step, model=model, trainable=trainable, **others)
         self._saved_with_weights = evaluated
         self._optimizer = optimizer
-        self.model_replicas = ReplicasState(lambda: self._model.variables, tf.distribute.get_strategy())
+        self.model_replicas = ReplicasState(lambda: self._model.variables, self._strategy)
+        self.step_is_known = False
+        self._step_is_traced = False
+        self._evaluations: set[Any] = set()  # the graphs that are checked
         self._incomplete: str | None = None  # the checkpoint that was restored but for what the first step makes
         self._weights_finite = tf.function(self.finite, autograph=False)
         self._others_finite: tuple[int, Any] = (0, None)  # of so many variables
@@ -125,13 +133,13 @@ class TrainState:
             global_step=self._global_step, model=self._model, **self._items, **self._saved_with_weights
         )
 
-    def keep_replicas(self, strategy: tf.distribute.Strategy) -> None:
+    def keep_replicas(self) -> None:
         """Adds each replica's local values, such as the averages of batch normalization, to checkpoints."""
         self.python_state.add("replicas", self.model_replicas.state, self.model_replicas.restore)
-        others = ReplicasState(lambda: self.other_variables, strategy)
+        others = ReplicasState(lambda: self.other_variables, self._strategy)
         self.python_state.add("replicas of other variables", others.state, others.restore)
         if generator := self.random_generator:  # replicas draw unequally often where they take different branches
-            draws = ReplicasState(lambda: [generator.state], strategy)
+            draws = ReplicasState(lambda: [generator.state], self._strategy)
             self.python_state.add("replicas of the random generator", draws.state, draws.restore)
 
     def restored(self, path: str | None) -> None:
@@ -194,37 +202,43 @@ class TrainState:
         return self._average is None or holds(path, self._average.section)
 
     def keep_attributes(self, exclude: Iterable[Any]) -> None:
-        """Adds the variables in attributes of the task and the model to checkpoints; runs eagerly, in strategy scope.
+        """Adds the variables in attributes of the task and the model to checkpoints, and restores them.
+
+        Called after each restore, also of nothing, and before each save. Runs eagerly, from any thread.
 
         Args:
           exclude: Variables that need no saving, such as those of metrics that are reset.
         """
-        self._note_growth(self.step_state.add_attributes(self._held(exclude)))
+        with self.in_use, self._strategy.scope():
+            self._note_growth(self.step_state.add_attributes(self._held(exclude)))
 
-    def keep_written(self, graph: Any, exclude: Iterable[Any], required: bool) -> None:
-        """Adds all variables that the training step writes to checkpoints.
-
-        Runs eagerly, in strategy scope, before the first step.
+    def keep_written(self, graph: Any, exclude: Sequence[Any]) -> None:
+        """Adds and restores all state of the training step, before the first step; runs eagerly.
 
         Args:
-          graph: The graph of the traced loop or step.
+          graph: The graph of the traced loop or step; None when neither is compiled, so that its writes are not known.
           exclude: See `keep_attributes`.
-          required: Whether state that cannot be saved is an error.
 
         Raises:
-          UsageError: if `required`, when state cannot be saved; or when optimizers inside the model lack variables of
-            the restored checkpoint.
+          UsageError: when the run lacks variables of the restored checkpoint, or state that an exact resume requires
+            cannot be saved.
         """
-        self._note_growth(self.step_state.add_written(graph, self._held(exclude), required))
-        self.check_made_in_first_step()
+        self.step_is_known = True
+        self._step_is_traced = graph is not None
+        self.keep_attributes(exclude)
+        if graph is not None:
+            with self._strategy.scope():
+                self._note_growth(self.step_state.add_written(graph, self._held(exclude), self._require_exact))
+            self.check_made_in_first_step()
+        self.end_restore()
 
-    def end_restore(self, strict: bool) -> None:
+    def end_restore(self) -> None:
         """Ends the restore before the first step; see StepState. Runs eagerly, in strategy scope.
 
         Raises:
-          UsageError: if `strict`, when the run lacks variables of the checkpoint.
+          UsageError: when the training step is traced and the run lacks variables of the checkpoint.
         """
-        self._note_growth(self.step_state.end_restore(strict))
+        self._note_growth(self.step_state.end_restore(strict=self._step_is_traced))
 
     def check_made_in_first_step(self) -> None:
         """Checks, once after a restore, that optimizers inside the model have created all variables of the checkpoint.
@@ -236,19 +250,23 @@ class TrainState:
             path, self._incomplete = self._incomplete, None
             check_made(self.checkpoint, path, self.loose)
 
-    def report_evaluation(self, graph: Any, exclude: Iterable[Any], required: bool) -> None:
+    def check_evaluation(self, graph: Any, exclude: Iterable[Any]) -> None:
         """Warns of variables that an evaluation changes and training uses, except for generators, which are put back.
 
+        Called after each evaluation. It checks each graph once, when the training step is known.
+
         Args:
-          graph: The graph of the traced evaluation.
+          graph: The graph of the evaluation; None when it is not compiled.
           exclude: See `keep_attributes`.
-          required: Whether such a variable is an error.
 
         Raises:
-          UsageError: if `required`, when there is such a variable.
+          UsageError: when there is such a variable and an exact resume is required.
         """
+        if graph is None or not self.step_is_known or graph in self._evaluations:
+            return
+        self._evaluations.add(graph)
         generators = self._generators or ()
-        self.step_state.report_evaluation(graph, handles([*_native(exclude), *generators]), required)
+        self.step_state.report_evaluation(graph, handles([*_native(exclude), *generators]), self._require_exact)
 
     @contextlib.contextmanager
     def undisturbed(self, *, everything: bool = False) -> Iterator[None]:

@@ -73,7 +73,7 @@ class KerasTrainer(Trainer):
 
     def trace_training(self) -> None:
         """Traces the training loop before the first step; see Trainer."""
-        if self.trains and not self._tracked.is_done:
+        if self.trains and not self.state.step_is_known:
             self._begin_pass()
             super().trace_training()
 

@@ -233,7 +233,7 @@ class AdoptedTrainer(BaseTrainer):
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
         self._keep_attributes()
-        self.state.end_restore(strict=False)
+        self.state.end_restore()
         self.weights_finite, self.data_ended = None, False
 
     def _keep_attributes(self) -> None:
@@ -242,8 +242,7 @@ class AdoptedTrainer(BaseTrainer):
         Runs eagerly.
         """
         if self.trains:
-            with self._strategy.scope():
-                self.state.keep_attributes(self._metric_variables())
+            self.state.keep_attributes(self._metric_variables())
 
     def _metric_variables(self) -> list[Any]:
         """Returns the variables of the trainer's metrics, which are not saved, because each loop resets them."""

@@ -18,8 +18,7 @@ from trainer_kit.inputs.sources.base import made_inputs
 from trainer_kit.inputs.sources.several_tasks import tasks_data
 from trainer_kit.inputs.task_sampler import TaskSampler
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
-from trainer_kit.training.task import Task, full_precision, split_batch
-from trainer_kit.training.tracked_state import has_own_state
+from trainer_kit.training.task import Task, full_precision, has_own_state, split_batch
 
 _ATTRIBUTE = "sub_task_"  # the beginning of the attribute that has the model of a task
 

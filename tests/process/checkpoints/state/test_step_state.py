@@ -231,6 +231,15 @@ def test_with_a_train_of_its_own_what_changes_is_saved(tmp_path: Path, caplog: p
     assert "task/made was created after the restore, and has the value of the checkpoint from now on" in created
 
 
+@pytest.mark.parametrize("kind", [_OwnLoop, _OwnTrain])
+def test_a_trainer_that_only_evaluates_keeps_no_attributes(tmp_path: Path, kind: type[Trainer]) -> None:
+    config = linear_experiment()
+    trainer = kind.create(config, TwoModels(config.task), False, True)
+    trainer.initialize()
+    trainer.write_weights(str(tmp_path / "weights"))
+    assert not trainer.state.step_is_known and not trainer.state.step_state.variables
+
+
 @pytest.mark.parametrize("aggregation", ["NONE", "SUM"])
 def test_each_replica_gets_its_own_value_back(tmp_path: Path, aggregation: str) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())

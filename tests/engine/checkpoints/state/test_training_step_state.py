@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.errors import UsageError
-from trainer_kit.training.tracked_state import TrackedState
 
 
 class _Layers(keras.layers.Layer):  # type: ignore[misc]
@@ -43,14 +42,14 @@ class _Task:
 
 
 class _Run:
-    """A task, the state of its run, and what keeps it in checkpoints."""
+    """A task, the state of its run, and what checkpoints do not need."""
 
-    def __init__(self, *, required: bool = False, exclude: str = "", **options: bool) -> None:
-        self.task, step = _Task(), tf.Variable(0, dtype=tf.int64)
-        self.state = TrainState(step, tf.Module(), keras.optimizers.SGD(), None, self.task, seed=0)
-        trainer: dict[str, Any] = {"trains": True, "own_loop": False, "own_train": False, **options}
-        without = [getattr(self.task.layers, exclude)] if exclude else []
-        self.tracked = TrackedState(self.state, lambda: without, required=required, **trainer)
+    def __init__(self, *, required: bool = False, exclude: str = "") -> None:
+        self.task = _Task()
+        step = tf.Variable(0, dtype=tf.int64)
+        optimizer = keras.optimizers.SGD()
+        self.state = TrainState(step, tf.Module(), optimizer, None, self.task, seed=0, require_exact=required)
+        self.without = [getattr(self.task.layers, exclude)] if exclude else []
 
     @property
     def names(self) -> set[str]:
@@ -68,67 +67,38 @@ def _graph(function: Any) -> tf.Graph:
 
 def test_attributes_and_what_a_compiled_step_changes_are_kept() -> None:
     run = _Run()
-    run.tracked.keep_written(_graph(run.task.step))
-    assert run.tracked.is_done and run.names == {*ATTRIBUTES, HIDDEN}
+    run.state.keep_written(_graph(run.task.step), [])
+    assert run.state.step_is_known and run.names == {*ATTRIBUTES, HIDDEN}
 
 
 def test_of_a_step_that_is_not_compiled_attributes_are_kept() -> None:
     run = _Run()
-    run.tracked.keep_written(None)
-    assert run.names == ATTRIBUTES
+    run.state.keep_written(None, [])
+    assert run.state.step_is_known and run.names == ATTRIBUTES
 
 
 def test_what_needs_no_saving_is_not_kept() -> None:
     run = _Run(exclude="count")
-    run.tracked.keep_written(_graph(run.task.step))
+    run.state.keep_written(_graph(run.task.step), run.without)
     assert run.names == {"layers/level", HIDDEN}
-
-
-def test_the_step_is_looked_into_once() -> None:
-    run = _Run()
-    run.tracked.keep_written(None)
-    run.tracked.keep_written(_graph(run.task.step))
-    assert run.names == ATTRIBUTES
 
 
 def test_what_the_first_step_makes_is_kept_at_the_save() -> None:
     run = _Run()
-    run.tracked.keep_written(_graph(run.task.step))
+    run.state.keep_written(_graph(run.task.step), [])
     run.task.make()
-    run.tracked.before_save()
+    run.state.keep_attributes([])
     assert run.names == {*ATTRIBUTES, HIDDEN, "made"}
-
-
-@pytest.mark.parametrize("own_loop", [True, False])
-def test_a_restore_keeps_attributes_and_ends_for_an_own_loop(own_loop: bool) -> None:
-    run = _Run(own_loop=own_loop)
-    run.tracked.after_restore()
-    assert (run.tracked.is_done, run.names) == (own_loop, ATTRIBUTES)
-
-
-def test_a_run_that_does_not_train_keeps_nothing() -> None:
-    run = _Run(trains=False, own_loop=True, own_train=True)
-    run.tracked.after_restore()
-    run.tracked.before_save()
-    assert not run.tracked.is_done and run.names == set()
-
-
-def test_a_train_of_its_own_has_what_it_makes_kept_at_a_save() -> None:
-    run = _Run(own_train=True)
-    run.tracked.after_restore()
-    run.task.make()
-    run.tracked.before_save()
-    assert run.names == {*ATTRIBUTES, "made"}
 
 
 def test_an_evaluation_is_reported_when_training_is_known(caplog: pytest.LogCaptureFixture) -> None:
     run = _Run()
     evaluation = _graph(run.task.evaluate)
-    run.tracked.check_evaluation(evaluation)
-    run.tracked.keep_written(_graph(run.task.step))
-    run.tracked.check_evaluation(None)  # of an evaluation that is not compiled
+    run.state.check_evaluation(evaluation, [])
+    run.state.keep_written(_graph(run.task.step), [])
+    run.state.check_evaluation(None, [])  # of an evaluation that is not compiled
     assert not caplog.records
-    run.tracked.check_evaluation(evaluation)
+    run.state.check_evaluation(evaluation, [])
     (record,) = caplog.records
     assert "/level" in record.getMessage() and "which training uses" in record.getMessage()
 
@@ -140,14 +110,14 @@ def test_state_that_cannot_be_saved_is_an_error_if_required() -> None:
         queue.enqueue(1.0)
 
     step = _graph(enqueue)
-    _Run().tracked.keep_written(step)
+    _Run().state.keep_written(step, [])
     with pytest.raises(UsageError, match="require_exact_resume: the training step changes a queue"):
-        _Run(required=True).tracked.keep_written(step)
+        _Run(required=True).state.keep_written(step, [])
 
 
 def test_a_save_from_another_thread_waits_for_an_evaluation() -> None:
     run = _Run()
-    save = threading.Thread(target=run.tracked.before_save)
+    save = threading.Thread(target=run.state.keep_attributes, args=([],))
     with run.state.in_use:
         save.start()
         save.join(0.2)
