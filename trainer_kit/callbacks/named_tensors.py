@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.config.schema.durations import is_due
 from trainer_kit.config.schema.metrics import SummaryConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.training.loops.intervals import is_due
 from trainer_kit.training.loops.train_loop import SummaryTimer
 
 _FIELD = "trainer.summaries"

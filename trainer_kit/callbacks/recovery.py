@@ -149,15 +149,10 @@ class Recovery(Callback):
 
     def _restore_last_sound(self) -> int:
         """Restores the newest checkpoint whose values are all finite, and returns its step."""
-        path = self._manager.newest()
-        while path is not None:
-            step = self.restore_checkpoint(path)
-            if self._trainer.state.is_sound():
-                return step
-            _LOG.warning("%s holds weights that are not finite; it was moved to diverged/", path)
-            path = self._manager.discard(path)
-        source = self._manager.source
-        raise DivergedError(f"no checkpoint in {source} holds only finite values, so the run cannot go back to one")
+        if self._manager.restore_finite(self._manager.newest()) is None:
+            source = self._manager.source
+            raise DivergedError(f"no checkpoint in {source} holds only finite values, so the run cannot go back to one")
+        return self._manager.saved_step
 
     def _give_up(self, error: DivergedError, begin: int, end: int, advice: str) -> None:
         tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""

@@ -39,7 +39,7 @@ from trainer_kit.checkpoints.startup_scan import (
     set_aside,
 )
 from trainer_kit.checkpoints.state.strict_restore import restore
-from trainer_kit.config.schema.durations import RoundedSteps, exact_steps, seconds_of
+from trainer_kit.config.schema.durations import is_due, seconds_of
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import DivergedError, StorageError
 from trainer_kit.process.run_directory import RunDirectory
@@ -80,7 +80,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     It implements everything with `tf.train.Checkpoint.write`. It derives from tf.train.CheckpointManager only because
     Orbit's Controller asserts that type: it overrides every public name, and the state of TensorFlow's class does not
-    exist.
+    exist. To create a manager changes no file: `prepare_folder` does.
 
     A save blocks only while the variables are copied; at most one save is in flight, and the next one waits for it.
     Rotation counts and removes only checkpoints with a record of this run; a file `ckpt-<step>.pin` protects one.
@@ -97,22 +97,20 @@ class CheckpointManager(tf.train.CheckpointManager):
       retention: Protects older checkpoints from rotation; None: only pins do.
       asynchronous: Whether saves run in the background.
       partial: Whether to restore what fits and list what does not.
-      from_step: The step of the checkpoint to resume from instead of the newest; 0 starts again. Later checkpoints stay
-        in place until `archive_later`, since the named checkpoint may not fit.
-
-    Raises:
-      UsageError: when there is no checkpoint of the step to go back to.
-      StorageError: when no checkpoint is whole, or another run saved the newest.
 
     Attributes:
       saved_step: The step of the last saved or restored checkpoint; -1 before the first.
       saved_path: The prefix of that checkpoint.
-      goes_back_to: `from_step`, or the step of a rewind that a dead process did not finish; None without a rewind.
+      checkpoint_interval: The steps between saves; None: a time decides.
+      goes_back_to: The step that the run goes back to by request, which a dead process may not have finished; None
+        without a rewind.
     """
 
     saved_step: int = -1
     saved_path: str | None = None
+    checkpoint_interval: int | None = None
     goes_back_to: int | None = None
+    _start: str | None
 
     def __init__(
         self,
@@ -124,11 +122,11 @@ class CheckpointManager(tf.train.CheckpointManager):
         retention: Retention | None = None,
         asynchronous: bool = True,
         partial: bool = False,
-        from_step: int | None = None,
     ) -> None:
         self.source = run.path
         self._trainer = trainer
-        self._interval = _steps_between(options, trainer.trains)
+        if isinstance(options.checkpoint_interval, int):
+            self.checkpoint_interval = options.checkpoint_interval
         self._seconds = seconds_of(options.checkpoint_interval)
         self._checks_values = options.recovery_max_trials >= 0
         self._run = run
@@ -144,12 +142,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
         self._saved_at = time.monotonic()
         self._in_flight = ""  # the prefix of the save that has begun and not ended
-        self._has_restored = False
-        self._restored_step = -1
-        self._start = self._first(from_step) if trainer.trains else None
-        self._remove_own_folder()
-        if self._start and self._is_chief and self.goes_back_to is None:
-            self._rotate()  # a process that died may have left one too many
+        self._restored_step: int | None = None
 
     @property
     def directory(self) -> str:
@@ -160,11 +153,6 @@ class CheckpointManager(tf.train.CheckpointManager):
     def checkpoint(self) -> tf.train.Checkpoint:
         """The checkpoint object that is saved and restored."""
         return self._trainer.checkpoint
-
-    @property
-    def checkpoint_interval(self) -> int | None:
-        """Steps between saves; None: a time decides."""
-        return self._interval
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -181,19 +169,69 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Whether there was no checkpoint to resume from."""
         return self._start is None
 
-    def time_is_over(self) -> bool:
-        """Whether the time between saves is over since the last save or restore, by the chief's clock."""
-        return bool(self._broadcast(int(time.monotonic() - self._saved_at >= self._seconds)))
+    def prepare_folder(self, from_step: int | None = None) -> None:
+        """Repairs what dead processes have left in the run's folder, and finds the checkpoint to resume from.
+
+        The run calls it once, when it holds the lock of the folder, on every worker; for evaluation it changes nothing.
+
+        Args:
+          from_step: The step of the checkpoint to resume from instead of the newest; 0 starts again. Later checkpoints
+            stay in place until `archive_later`, since the named checkpoint may not fit.
+
+        Raises:
+          UsageError: when there is no checkpoint of the step to go back to.
+          StorageError: when no checkpoint is whole, or another run saved the newest.
+        """
+        self._start = None
+        if not self._trainer.trains:
+            return
+        if self._is_chief:
+            remove_debris(self.source)
+            from_step = going_back(self.source) if from_step is None else from_step
+            if from_step is not None:
+                check_from_step(self.source, from_step, self._run.run_id)
+        else:
+            self._remove_own_folder()
+
+        step = self._broadcast(-1 if from_step is None else from_step)
+        if step >= 0:
+            self.goes_back_to = step
+            self._start = os.path.join(self.source, f"ckpt-{step}") if step else None
+            return
+        self._start = self.newest()
+        if self._start and self._is_chief:
+            self._rotate()  # a process that died may have left one too many
 
     # ---- saving
+
+    def is_due(self, since: int, step: int) -> bool:
+        """Whether a checkpoint is due at `step`, on every worker.
+
+        It is if the steps after `since` hold a multiple of the interval, or if the time between saves is over since the
+        last save or restore, by the chief's clock.
+        """
+        if self.checkpoint_interval is None:
+            return bool(self._broadcast(int(time.monotonic() - self._saved_at >= self._seconds)))
+        return is_due(since, step, self.checkpoint_interval)
+
+    def is_saved(self, step: int) -> bool:
+        """Whether the checkpoint that was saved or restored last is that of `step`."""
+        return step == self.saved_step
 
     def save(
         self,
         checkpoint_number: Any = None,
         check_interval: bool = True,
         options: tf.train.CheckpointOptions | None = None,
+        again: bool = False,
     ) -> str | None:
         """Starts a save unless it is too early or this step is already saved; returns the prefix of its files.
+
+        Args:
+          checkpoint_number: The number in the names of the files; None: the global step.
+          check_interval: Whether it can be too early since the last save.
+          options: TensorFlow's options of the write.
+          again: Whether to write the checkpoint of a saved step once more.
 
         Raises:
           StorageError: when this save, or the previous background save, cannot be written, or the
@@ -201,7 +239,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         """
         step = self._step
         last = self.saved_step
-        if last >= 0 and (step == last or (check_interval and self._is_early(step))):
+        is_early = check_interval and last >= 0 and not self.is_due(last, step)
+        if not again and (self.is_saved(step) or is_early):
             return None
         self.sync()  # waits for the previous save, so that its failure is reported under its own name
         self._run.check_run_id()
@@ -229,10 +268,6 @@ class CheckpointManager(tf.train.CheckpointManager):
             raise
         return prefix
 
-    def forget_saved_step(self) -> None:
-        """Makes the next `save` write the checkpoint of this step again, though there is one already."""
-        self.saved_step = -1
-
     def sync(self) -> None:
         """Waits for the save in flight.
 
@@ -243,11 +278,6 @@ class CheckpointManager(tf.train.CheckpointManager):
         if self._in_flight:
             error = end_saver(self.checkpoint)
             raise self._failed(self._in_flight, error) from error
-
-    def _is_early(self, step: int) -> bool:
-        if self._interval is None:
-            return not self.time_is_over()
-        return step < self.saved_step + exact_steps(self._interval)
 
     def _make_room(self, prefix: str) -> None:
         """Refuses to replace a checkpoint of another run; one without a record, of another program, is moved away."""
@@ -279,14 +309,13 @@ class CheckpointManager(tf.train.CheckpointManager):
 
         A checkpoint leaves the pointer file before any of its files is removed.
         """
-        prefixes = list(complete_checkpoints(self._folder).values())
         run_id = self._run.run_id
-        own = [prefix for prefix in prefixes if is_own(prefix, run_id)]
+        own = [prefix for prefix in complete_checkpoints(self._folder).values() if is_own(prefix, run_id)]
         old = [prefix for prefix in own[: -self._newest_to_keep] if not os.path.exists(f"{prefix}.pin")]
         if self._retention is not None:
             protected = self._retention.protected_steps([step_of(prefix) for prefix in old])
             old = [prefix for prefix in old if step_of(prefix) not in protected]
-        write_pointer(self._folder, [prefix for prefix in prefixes if prefix not in old])
+        write_pointer(self._folder, without=old)
         for prefix in old:
             remove_checkpoint(prefix)
 
@@ -324,7 +353,7 @@ class CheckpointManager(tf.train.CheckpointManager):
     # ---- restoring
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the newest checkpoint with finite values and returns its prefix, or calls init_fn.
+        """Restores the newest checkpoint with finite values and returns its prefix, or initializes the trainer.
 
         It does nothing for evaluation. A second call before the run has taken a step returns the same prefix. After a
         step it restores the newest checkpoint, as TensorFlow's manager does.
@@ -334,32 +363,39 @@ class CheckpointManager(tf.train.CheckpointManager):
           StorageError: when no checkpoint is whole.
           DivergedError: when no checkpoint has finite values.
         """
-        if self._has_restored and (not self._trainer.trains or self._step == self._restored_step):
-            return self._start
-        path = self.newest() if self._has_restored else self._start
-        self._start = None
-        self._has_restored = True
-        try:
-            self._start = self._restore_finite(path)
-        finally:
-            self._restored_step = self._step
-        return self._start
+        if self._restored_step is not None:
+            if not self._trainer.trains or self._step == self._restored_step:
+                return self._start
+            self._start = self.newest()
 
-    def _restore_finite(self, path: str | None) -> str | None:
-        """Restores the checkpoint at `path`, or the newest one before it whose values are finite, or calls init_fn."""
-        while path is not None:
-            self.restore(path)
-            if not self._checks_values or self._trainer.state.is_sound():
-                return path
-            _LOG.warning("%s holds weights that are not finite; it is moved to %s/ and not used", path, DIVERGED)
-            path = self.discard(path)
-            if path is None:
+        if self._start is None:
+            if self._trainer.trains:
+                self._trainer.initialize()
+        elif not self._checks_values:
+            self.restore(self._start)
+        else:
+            self._start = self.restore_finite(self._start)
+            if self._start is None:
                 raise DivergedError(
                     f"every checkpoint in {self.source} holds weights that are not finite; they were moved to "
                     f"{DIVERGED}/: start again with --from_step=0, and a lower learning rate or gradient clipping"
                 )
-        if self._trainer.trains:
-            self._trainer.initialize()
+        self._restored_step = self._step
+        return self._start
+
+    def restore_finite(self, path: str | None) -> str | None:
+        """Restores the checkpoint at `path`, or else the newest one whose values are all finite, and returns its path.
+
+        Others are moved to `diverged/`. Returns None if none is left.
+        """
+        while path is not None:
+            self.restore(path)
+            if self._trainer.state.is_sound():
+                return path
+            _LOG.warning("%s holds weights that are not finite; it is moved to %s/ and not used", path, DIVERGED)
+            if self._is_chief:
+                set_aside(path, DIVERGED)
+            path = self.newest()
         return None
 
     def restore(self, path: str) -> None:
@@ -371,16 +407,12 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._saved_at = time.monotonic()
         self._trainer.after_restore(path)
 
-    def discard(self, path: str) -> str | None:
-        """Moves the checkpoint at `path` to `diverged/`; returns the newest remaining one on every worker."""
-        if self._is_chief:
-            set_aside(path, DIVERGED)
-        return self._newest()
-
     def newest(self) -> str | None:
         """Waits for the save in flight and returns the prefix of the newest whole checkpoint, on every worker."""
         self.sync()
-        return self._newest()
+        newest = newest_whole(self.source, self._run.run_id) if self._is_chief else None
+        step = self._broadcast(step_of(newest) if newest else -1)
+        return os.path.join(self.source, f"ckpt-{step}") if step >= 0 else None
 
     def archive_later(self) -> None:
         """Moves checkpoints after the step that the run goes back to, if it goes back, to `archived/`.
@@ -388,11 +420,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         Raises:
           StorageError: when they cannot be moved.
         """
-        if self.goes_back_to is None or not self._is_chief:
-            return
-        moved = archive_later(self.source, self.goes_back_to)
-        if moved:
-            _LOG.warning("the run goes back to step %d; later ones were moved: %s", self.goes_back_to, ", ".join(moved))
+        if self.goes_back_to is not None and self._is_chief:
+            archive_later(self.source, self.goes_back_to)
 
     def done_going_back(self) -> None:
         """Records that the rewind is complete."""
@@ -406,37 +435,3 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def _broadcast(self, number: int) -> int:
         return broadcast_from_chief(self._trainer.strategy, number)
-
-    def _first(self, from_step: int | None) -> str | None:
-        """Returns the prefix of the checkpoint that the run resumes from, on every worker."""
-        if self._is_chief:
-            remove_debris(self.source)
-            from_step = going_back(self.source) if from_step is None else from_step
-            if from_step is not None:
-                check_from_step(self.source, from_step, self._run.run_id)
-        step = self._broadcast(-1 if from_step is None else from_step)
-        if step < 0:
-            return self._newest()
-        self.goes_back_to = step
-        return os.path.join(self.source, f"ckpt-{step}") if step else None
-
-    def _newest(self) -> str | None:
-        newest = newest_whole(self.source, self._run.run_id) if self._is_chief else None
-        step = self._broadcast(step_of(newest) if newest else -1)
-        return os.path.join(self.source, f"ckpt-{step}") if step >= 0 else None
-
-
-def _steps_between(options: TrainerConfig, trains: bool) -> int | None:
-    """Returns the config's interval, None if it is a time; warns when loops are longer."""
-    interval = options.checkpoint_interval
-    if not isinstance(interval, int):
-        return None
-    # Loops are cut where an interval of rounded steps is due.
-    if trains and not isinstance(interval, RoundedSteps) and interval < options.steps_per_loop:
-        _LOG.warning(
-            "trainer.checkpoint_interval=%d is less than trainer.steps_per_loop=%d, but checkpoints are saved only at "
-            "the ends of loops; lower trainer.steps_per_loop or raise trainer.checkpoint_interval",
-            interval,
-            options.steps_per_loop,
-        )
-    return interval

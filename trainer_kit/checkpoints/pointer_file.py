@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import POINTER, pointer_text
+from trainer_kit.checkpoint_names import POINTER, complete_checkpoints, pointer_text
 
 _LISTED = re.compile(r'^(?:all_)?model_checkpoint_paths?: "(?:.*/)?(ckpt-\d+)"$', re.MULTILINE)
 
@@ -22,13 +22,20 @@ def listed_names(directory: str) -> list[str]:
     return _LISTED.findall(_read(directory))
 
 
-def write_pointer(directory: str, prefixes: Sequence[str]) -> None:
-    """Makes the pointer file list checkpoints, the newest last; writes only if needed, removes the file for none.
+def write_pointer(directory: str, without: Collection[str] = ()) -> None:
+    """Makes the pointer file list the complete checkpoints, the newest last.
+
+    It writes only if needed, and removes the file when there is no checkpoint.
+
+    Args:
+      directory: The folder of the checkpoints.
+      without: The prefixes of checkpoints to leave out, such as those that are about to be removed.
 
     Raises:
       StorageError: when the file cannot be written.
     """
     path = os.path.join(directory, POINTER)
+    prefixes = [prefix for prefix in complete_checkpoints(directory).values() if prefix not in without]
     names = [os.path.basename(prefix) for prefix in prefixes]
     text = _read(directory)
     if not names:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from trainer_kit.checkpoints.commit import read_record
-from trainer_kit.config.schema.durations import exact_steps, seconds_of
+from trainer_kit.config.schema.durations import is_due, seconds_of
 from trainer_kit.process.sidecar_lease import Leases
 
 
@@ -46,9 +46,8 @@ def first_of_each_interval(interval: int, steps: Sequence[int]) -> set[int]:
     """
     chosen = set[int]()
     last = 0
-    exact = exact_steps(interval)
     for step in sorted(steps):
-        if step // exact > last // exact:
+        if is_due(last, step, interval):
             chosen.add(step)
             last = step
     return chosen

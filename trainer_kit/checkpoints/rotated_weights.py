@@ -66,7 +66,8 @@ class RotatedWeights:
         """Lets TensorFlow's pointer file name the checkpoints to keep, then removes the others that have a record."""
         checkpoints = complete_checkpoints(self._folder)
         newest = [number for number in checkpoints if number <= step][-self._max_to_keep :]
-        write_pointer(self._folder, [checkpoints[number] for number in newest])
-        for number, prefix in checkpoints.items():
-            if number not in newest and os.path.exists(prefix + RECORD):
+        others = [prefix for number, prefix in checkpoints.items() if number not in newest]
+        write_pointer(self._folder, without=others)
+        for prefix in others:
+            if os.path.exists(prefix + RECORD):
                 remove_checkpoint(prefix)

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Collection
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import POINTER, RECORD, complete_checkpoints, own_files, owner, require_step, step_of
@@ -80,7 +81,7 @@ def newest_whole(directory: str, run_id: str = "") -> str | None:
             _LOG.info("%s has no record of its checksums; it was read completely instead and is whole", prefix)
         elif read_record(prefix) is None:  # rotation would never remove it
             commit(prefix, **({"run_id": run_id} if run_id else {}))
-        _write_pointer(directory)
+        _repair_pointer(directory)
         return prefix
 
     if damaged:
@@ -111,8 +112,8 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> None:
         )
 
 
-def archive_later(directory: str, step: int) -> list[str]:
-    """Moves the checkpoints after `step` (all of them for 0) to `archived/` and returns their new prefixes.
+def archive_later(directory: str, step: int) -> None:
+    """Moves the checkpoints after `step` (all of them for 0) to `archived/`.
 
     It first writes a note, which `going_back` reports to later processes until `done_going_back` removes it.
 
@@ -121,7 +122,9 @@ def archive_later(directory: str, step: int) -> list[str]:
     """
     files.write_json(os.path.join(directory, ARCHIVED, _NOTE), {"step": step})
     later = [prefix for prefix in _ever_saved(directory) if step_of(prefix) > step or step == 0]
-    return [os.path.join(set_aside(prefix, ARCHIVED), os.path.basename(prefix)) for prefix in later]
+    moved = [os.path.join(set_aside(prefix, ARCHIVED), os.path.basename(prefix)) for prefix in later]
+    if moved:
+        _LOG.warning("the run goes back to step %d; later ones were moved: %s", step, ", ".join(moved))
 
 
 def going_back(directory: str) -> int | None:
@@ -165,7 +168,7 @@ def set_aside(prefix: str, folder: str) -> str:
         number += 1
         target = os.path.join(top, str(number))
 
-    _write_pointer(directory, without=checkpoint)
+    _repair_pointer(directory, without=[prefix])
     try:
         os.makedirs(target, exist_ok=True)
         for path in sorted(own_files(prefix), key=lambda path: not path.endswith(RECORD)):
@@ -180,7 +183,7 @@ def remove_saved(directory: str, keep: int, run_id: str = "") -> None:
     own = [prefix for prefix in complete_checkpoints(directory).values() if is_own(prefix, run_id)]
     for prefix in own[: len(own) - keep]:
         if not os.path.exists(f"{prefix}.pin"):
-            _write_pointer(directory, without=os.path.basename(prefix))
+            _repair_pointer(directory, without=[prefix])
             remove_checkpoint(prefix)
 
 
@@ -216,10 +219,9 @@ def _ever_saved(directory: str) -> list[str]:
     return [os.path.join(directory, name) for name in sorted(saved, key=step_of)]
 
 
-def _write_pointer(directory: str, without: str = "") -> None:
-    """Makes the pointer file list the complete checkpoints of a folder, except one."""
-    prefixes = [prefix for prefix in complete_checkpoints(directory).values() if os.path.basename(prefix) != without]
+def _repair_pointer(directory: str, without: Collection[str] = ()) -> None:
+    """Writes the pointer file; a failure is only logged."""
     try:
-        write_pointer(directory, prefixes)
+        write_pointer(directory, without)
     except (OSError, StorageError) as error:  # the file is for other programs
         _LOG.warning("%s", error)

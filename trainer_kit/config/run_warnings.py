@@ -1,9 +1,10 @@
-"""Warnings about a run: a learning rate that reaches 0 long before the last step, intervals that are never reached."""
+"""Warnings about a run: a learning rate that reaches 0 long before the last step, intervals of a wrong length."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from trainer_kit.config.schema.durations import RoundedSteps
 from trainer_kit.config.schema.experiment import TrainerConfig
 
 _SMALL_SHARE = 0.01  # of the run; some steps at rate 0 come from rounding
@@ -62,3 +63,16 @@ def interval_warnings(options: TrainerConfig) -> list[str]:
         values["early_stopping.patience"] = early.patience * options.validation_interval
     late = " and ".join(f"trainer.{name}" for name, steps in values.items() if isinstance(steps, int) and steps > total)
     return [f"{late}: longer than the run of {total} steps, so it is never reached"] if total > 0 and late else []
+
+
+def save_interval_warnings(options: TrainerConfig) -> list[str]:
+    """Returns a warning if loops are longer than the steps between checkpoints; `options` has steps."""
+    interval = options.checkpoint_interval
+    is_cut = isinstance(interval, RoundedSteps)  # loops are cut where an interval of rounded steps is due
+    if not isinstance(interval, int) or is_cut or interval >= options.steps_per_loop:
+        return []
+    return [
+        f"trainer.checkpoint_interval={interval} is less than trainer.steps_per_loop={options.steps_per_loop}, but "
+        "checkpoints are saved only at the ends of loops; lower trainer.steps_per_loop or raise "
+        "trainer.checkpoint_interval"
+    ]

@@ -138,7 +138,6 @@ def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> Checkpoin
         retention=Retention(plan.directory.path, leases, options.keep_interval),
         asynchronous=plan.options.enable_async_checkpointing,
         partial=plan.options.allow_partial_restore,
-        from_step=plan.options.from_step,
     )
 
 

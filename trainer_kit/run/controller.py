@@ -8,6 +8,8 @@ takes effect between loops, and between the steps of a loop.
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,16 +20,18 @@ import tensorflow as tf
 from trainer_kit.callbacks.base import Evaluation, Loop, Requests
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import Divergence
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.errors import DataError, DivergedError, StorageError
+from trainer_kit.config.schema.durations import is_due
+from trainer_kit.errors import DataError, DivergedError, StorageError, UsageError
 from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun, WatchedRun
-from trainer_kit.run.checkpointing import RunCheckpoints
 from trainer_kit.run.progress import BETWEEN, Phases
+from trainer_kit.runtime.collectives import broadcast_from_chief
 from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.checks.failed_step import CountedLoops
-from trainer_kit.training.loops.intervals import InterruptedLoop, StepsPerLoop, is_due, next_stop
+from trainer_kit.training.loops.intervals import InterruptedLoop, StepsPerLoop, next_stop
 from trainer_kit.training.loops.iterators import is_stopping
 from trainer_kit.training.loops.train_loop import SummaryTimer, summary_condition
 from trainer_kit.training.metrics import to_numpy
@@ -137,7 +141,8 @@ class Controller:
         self._interrupted_loop = InterruptedLoop()
         self._num_steps = (0, tf.constant(0))
         self.running, self._cuts, self._phases = (0, 0), cuts, Phases(times or TimeLedger())
-        self._checkpoints = RunCheckpoints(checkpoint_manager, self.strategy, callbacks, self._phases)
+        self._saving = threading.RLock()  # a late save comes from another thread
+        self._announced_step = checkpoint_manager.saved_step  # of the last checkpoint that callbacks know
         if evaluator is not None:
             evaluator.exports_in_evaluate = False  # see _evaluate
         self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
@@ -315,7 +320,8 @@ class Controller:
         step = self.run.step
         data_ended = self.trainer.data_ended
         saves_last = goal.saves_last or data_ended or bool(self.run.stop_reason)
-        if requests.save or (saves_last and self._is_last()) or self._checkpoints.is_due(self.running[0], step):
+        is_wanted = requests.save or (saves_last and self._is_last())
+        if is_wanted or self.checkpoint_manager.is_due(self.running[0], step):
             self.save_checkpoint(requests.save_again)
 
         if data_ended and self.run.total is not None and not self.run.stop_reason:
@@ -521,9 +527,15 @@ class Controller:
 
     def restore_checkpoint(self, path: str | None = None) -> str | None:
         """Restores a checkpoint, or the newest one, or initialises; returns the path of the restored checkpoint."""
-        restored = self._checkpoints.restore(path)
+        manager = self.checkpoint_manager
+        with self.strategy.scope():
+            if path is None:
+                path = manager.restore_or_initialize()
+            else:
+                manager.restore(path)
+        self._announced_step = manager.saved_step
         self.run.read_step()
-        return restored
+        return path
 
     def save_checkpoint(self, again: bool = False) -> None:
         """Saves a checkpoint of the current step, unless there is one already.
@@ -534,8 +546,15 @@ class Controller:
         Raises:
           DivergedError: when a weight is not finite; nothing is saved.
         """
-        # The step is read, since another thread may save before the loop's steps are counted.
-        self._checkpoints.save(self.run.read_step(), again)
+        manager = self.checkpoint_manager
+        step = self.run.read_step()  # another thread may save before the loop's steps are counted
+        with self._saving:
+            if manager.is_saved(step) and not again:
+                return
+            self.sync()
+            self.callbacks.call("checkpoint_begin")
+            with self._phases.during("save"):
+                manager.save(checkpoint_number=step, check_interval=False, again=again)
 
     def sync(self) -> None:
         """Waits for the save in flight, and calls checkpoint_saved for it.
@@ -543,7 +562,13 @@ class Controller:
         Raises:
           StorageError: when that save failed.
         """
-        self._checkpoints.sync()
+        manager = self.checkpoint_manager
+        with self._saving:
+            with self._phases.during("save"):
+                manager.sync()
+            if self._announced_step != manager.saved_step:
+                self._announced_step = manager.saved_step
+                self.callbacks.call("checkpoint_saved", manager.saved_path, manager.saved_step)
 
     def interrupt_loop(self) -> None:
         """Notes the current loop as interrupted, after an error inside it; the next checkpoint stores its end."""
@@ -565,12 +590,23 @@ class Controller:
         self._rewind(requests.rewind, requests.rewind_reason)
 
     def _rewind(self, step: int, reason: str) -> None:
-        """Restores the checkpoint of an earlier step in the middle of a run, which then resumes from there."""
-        path = self._checkpoints.find_checkpoint(step, reason)
+        """Restores the checkpoint of an earlier step in the middle of a run, which then resumes from there.
+
+        Raises:
+          UsageError: when that step has no checkpoint.
+        """
+        self.sync()
+        folder = self.checkpoint_manager.source
+        exists = int(step in complete_checkpoints(folder))  # the chief decides
+        if not broadcast_from_chief(self.strategy, exists):
+            raise UsageError(
+                f"the run cannot go back to step {step} ({reason}): {folder} holds no checkpoint of that step; request "
+                "a step that has a checkpoint"
+            )
         _LOG.warning("the run goes back to step %d: %s", step, reason)
         self._phases.now = BETWEEN  # after an error it is still that of the error
         with self.times.during("recovery"):
-            self.restore_checkpoint(path)
+            self.restore_checkpoint(os.path.join(folder, f"ckpt-{step}"))
             self._interrupted_loop.steps = None
             self.run.stop_reason = ""
             self._evaluated_at.clear()  # evaluations of the dropped steps no longer count

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.reports import epoch_place
-from trainer_kit.config.run_warnings import interval_warnings, rate_end_warnings
+from trainer_kit.config.run_warnings import interval_warnings, rate_end_warnings, save_interval_warnings
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError
 from trainer_kit.evals.continuous_eval import Sidecar
@@ -172,6 +172,7 @@ def run_experiment(
         progress.doing = "restoring the checkpoint"
         history = assembly.build_history(plan, writers, trainer)
         manager = run.enter_context(assembly.build_manager(plan, trainer, history))
+        manager.prepare_folder(plan.options.from_step)
         early_stopping = assembly.build_early_stopping(plan, history)
         sidecar = assembly.build_sidecar(plan, lock, trainer, writers, history)
         controller = assembly.build_controller(
@@ -198,8 +199,9 @@ def run_experiment(
         controller.run.was_stopped = was_ended_by_callback(plan.directory, start)
         check_evaluation_tensors(trainer)
         if plan.trains:
-            for warning in (*rate_end_warnings(config.trainer), *interval_warnings(config.trainer)):
-                _LOG.warning("%s", warning)
+            for find_warnings in (save_interval_warnings, rate_end_warnings, interval_warnings):
+                for warning in find_warnings(config.trainer):
+                    _LOG.warning("%s", warning)
         manager.archive_later()
 
         # The work, recorded before its first step and saved after an error.

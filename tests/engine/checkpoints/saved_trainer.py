@@ -55,8 +55,17 @@ class NamedRun(RunDirectory):
 
 
 def manager_of(
-    trainer: Any, folder: Path | str, *, max_to_keep: int = 3, interval: int = 1, run_id: str = "", **arguments: Any
+    trainer: Any,
+    folder: Path | str,
+    *,
+    max_to_keep: int = 3,
+    interval: int = 1,
+    run_id: str = "",
+    from_step: int | None = None,
+    **arguments: Any,
 ) -> CheckpointManager:
-    """Returns a manager of a trainer's checkpoints in a folder."""
+    """Returns a manager of a trainer's checkpoints in a folder, which is prepared."""
     options = TrainerConfig(max_to_keep=max_to_keep, checkpoint_interval=interval, steps_per_loop=1)
-    return CheckpointManager(trainer, NamedRun(folder, run_id), options, **arguments)
+    manager = CheckpointManager(trainer, NamedRun(folder, run_id), options, **arguments)
+    manager.prepare_folder(from_step)
+    return manager

@@ -23,6 +23,7 @@ class SmallRun:
       **arguments: of `manager_of`; `trains` is of the trainer.
 
     Attributes:
+      trainer: what the manager saves.
       start: the step that it goes on from.
     """
 
@@ -35,19 +36,19 @@ class SmallRun:
         self._data = iter(tf.data.Dataset.range(10**6).shuffle(50, seed=1).with_options(options))
         checkpoint = training_checkpoint(global_step=self.step, model=self.model)
         trains = arguments.pop("trains", True)
-        trainer = SavedTrainer(checkpoint, self.step, trains=trains, before_save=self._save_data)
-        self.manager = manager_of(trainer, folder, **arguments)
+        self.trainer = SavedTrainer(checkpoint, self.step, trains=trains, before_save=self._save_data)
+        self.manager = manager_of(self.trainer, folder, **arguments)
         self.manager.restore_or_initialize()
         self.start = int(self.step)
         assert float(tf.reduce_min(self.model.weight)) == float(tf.reduce_max(self.model.weight)) == self.start
 
-    def train_to(self, *steps: int, sync: bool = True) -> None:
-        """Saves a checkpoint of each of `steps`; waits for them if `sync`."""
+    def train_to(self, *steps: int, sync: bool = True, again: bool = False) -> None:
+        """Saves a checkpoint of each of `steps`, saved ones too if `again`; waits for them if `sync`."""
         for step in steps:
             self.step.assign(step)
             self.model.weight.assign(tf.fill(self.model.weight.shape, float(step)))
             next(self._data)
-            self.manager.save(step)
+            self.manager.save(step, again=again)
         if sync:
             self.manager.sync()
 

@@ -83,6 +83,12 @@ def exact_steps(interval: Interval) -> Interval:
     return interval.exact if isinstance(interval, RoundedSteps) else interval
 
 
+def is_due(before: int, after: int, interval: Interval) -> bool:
+    """Whether the steps from `before` (excluded) to `after` (included) hold a multiple of `interval`."""
+    steps = exact_steps(interval)
+    return after // steps > before // steps
+
+
 def seconds_of(value: Any) -> float:
     """Returns the seconds of a field's value if it is a time; 0 for any other value."""
     return float(value.amount) if isinstance(value, Duration) and value.unit == SECONDS else 0.0

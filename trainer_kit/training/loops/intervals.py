@@ -7,15 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from trainer_kit.config.schema.durations import Interval, exact_steps
+from trainer_kit.config.schema.durations import Interval, exact_steps, is_due
 
 StepsPerLoop = int | Callable[[int], int]
-
-
-def is_due(before: int, after: int, interval: Interval) -> bool:
-    """Whether the steps from `before` (excluded) to `after` (included) hold a multiple of `interval`."""
-    steps = exact_steps(interval)
-    return after // steps > before // steps
 
 
 def next_multiple(step: int, interval: Interval) -> int:

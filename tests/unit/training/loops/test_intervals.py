@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from trainer_kit.config.schema.durations import RoundedSteps
-from trainer_kit.training.loops.intervals import is_due, loop_length, next_multiple, next_stop
+from trainer_kit.config.schema.durations import RoundedSteps, is_due
+from trainer_kit.training.loops.intervals import loop_length, next_multiple, next_stop
 
 
 def test_an_interval_is_due_when_a_loop_crosses_a_multiple_of_it() -> None:
