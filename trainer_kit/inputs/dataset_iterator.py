@@ -10,6 +10,7 @@ cycles as it ends, and gc.freeze() would keep the files of users, too, from bein
 
 from __future__ import annotations
 
+import abc
 import atexit
 import contextlib
 import ctypes
@@ -17,8 +18,8 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -39,45 +40,43 @@ _NO_MATCH = re.compile(r"No files matched pattern: [^'\"\n]*")
 _ALIVE: weakref.WeakSet[DatasetIterator] = weakref.WeakSet()
 
 
-class DatasetIterator:
-    """Hands out the iterator of one dataset.
+class Inputs(Protocol):
+    """Opens the data of a task; a trainer has one."""
+
+    def distribute(self, pipeline: Any) -> Any:
+        """Returns the dataset of a WorkerPipeline over the replicas; runs eagerly."""
+
+
+class DatasetIterator(abc.ABC):
+    """Hands out the iterator of one dataset, which is opened when it is first needed.
 
     Args:
-      name: The name of the config's section, for messages.
-      make: A function that returns the dataset; it is called when the dataset is first needed, and after `forget`.
-      given: A ready-made dataset to use instead; `forget` keeps it.
-      begin: A function that takes the ready-made dataset and returns it from the right batch on.
-      replaced: A function that is called after another ready-made dataset was set.
+      name: The dotted path of the config's section below `task`, for messages.
+      given: A ready-made dataset to use instead of the task's; `forget` keeps it.
 
     Attributes:
       given: The ready-made dataset; None if there is none.
     """
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], Any],
-        given: Any = None,
-        *,
-        begin: Callable[[Any], Any] = lambda given: given,
-        replaced: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.name, self.given = name, given
-        self._make, self._begin, self._replaced = make, begin, replaced
-        self._made: Any = None
+    def __init__(self, name: str, given: Any = None) -> None:
+        self.name = name
+        self.given = given
+        self._dataset: Any = None
         self._iterator: Any = None
-        self._one_pass = False
         _ALIVE.add(self)
+
+    @abc.abstractmethod
+    def open(self) -> Any:
+        """Returns the dataset that iterators are made of; opens it if it is not open.
+
+        Raises:
+          DataError: when a file that it needs is missing.
+        """
 
     @property
     def dataset(self) -> Any:
         """The dataset; a ready-made one is unchanged. Raises DataError when a file that it needs is missing."""
-        if self.given is not None:
-            return self.given
-        if self._made is None:
-            with missing_files_told(self.name):
-                self._made = self._make()
-        return self._made
+        return self.open() if self.given is None else self.given
 
     @property
     def started(self) -> bool:
@@ -88,6 +87,51 @@ class DatasetIterator:
         """Raises DataError when the dataset is known to hold no batch; many show it only when they are read."""
         if _cardinality(self.dataset) == 0:
             raise DataError(no_batch(self.name))
+
+    def replace(self, dataset: Any) -> None:
+        """Uses `dataset` for the next iterator, which is made at the next call of `iterator`."""
+        self.given = dataset
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the iterator and the dataset that was opened, because their position is no longer valid."""
+        self._dataset = None
+        self._release_iterator()
+
+    def _release_iterator(self) -> None:
+        if self._iterator is not None:
+            last_reference, self._iterator = [self._iterator], None
+            threading.Thread(target=last_reference.clear).start()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._release_iterator()
+
+
+class ValidationData(DatasetIterator):
+    """The dataset and the iterator of a validation set.
+
+    Args:
+      name: The dotted path of the config's section below `task`.
+      inputs: The inputs of the trainer.
+      pipeline: The pipeline of the section, a OnePassPipeline.
+      given: A ready-made dataset to use instead; None: there is none.
+    """
+
+    def __init__(self, name: str, inputs: Inputs, pipeline: Any, given: Any = None) -> None:
+        super().__init__(name, given)
+        self._inputs = inputs
+        self._pipeline = pipeline
+        self._one_pass = False
+
+    def open(self) -> Any:
+        """Returns the dataset over the replicas; see DatasetIterator."""
+        if self.given is not None:
+            return self.given
+        if self._dataset is None:
+            with missing_files_told(self.name):
+                self._dataset = self._inputs.distribute(self._pipeline)
+        return self._dataset
 
     def check_ends(self, steps_field: str) -> None:
         """Raises DataError when the dataset is known to have no end; `steps_field` asks for all of it."""
@@ -100,42 +144,24 @@ class DatasetIterator:
         Under several replicas an element is the batch of one replica. None before the dataset is made, when its length
         is unknown, and for a ready-made dataset, which may be distributed in any way.
         """
-        known = None if self.given is not None or self._made is None else _cardinality(self._made)
-        return None if known is None or known < 0 else known
-
-    def replace(self, dataset: Any) -> None:
-        """Uses `dataset` for the next iterator, which is made at the next call of `iterator`."""
-        self.given = dataset
-        self.forget()
-        self._replaced()
-
-    def forget(self) -> None:
-        """Drops the iterator and the dataset that was made, because their position is no longer valid."""
-        self._made = None
-        self._let_go()
+        if self.given is not None or self._dataset is None:
+            return None
+        cardinality = _cardinality(self._dataset)
+        return None if cardinality is None or cardinality < 0 else cardinality
 
     def iterator(self, *, fresh: bool = False) -> Any:
         """Returns the iterator; if `fresh`, a new one at the first example, which `end_pass` drops."""
         self._one_pass = fresh
         if fresh:
-            self._let_go()
+            self._release_iterator()
         if self._iterator is None:
-            self._iterator = iter(self.dataset if self.given is None else self._begin(self.given))
+            self._iterator = iter(self.open())
         return self._iterator
 
     def end_pass(self) -> None:
         """Drops the iterator if it is one for a single evaluation (`fresh`); called after each evaluation."""
         if self._one_pass:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if self._iterator is not None:
-            last_reference, self._iterator = [self._iterator], None
-            threading.Thread(target=last_reference.clear).start()
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self._let_go()
+            self._release_iterator()
 
 
 def _cardinality(dataset: Any) -> int | None:

@@ -35,7 +35,7 @@ def stacked_at(
     begin, length = next(position.stretches())
     whole = at_once(begin, size) if at_once is not None and length is None else None
     if whole is None:
-        return stacked(positioned(lambda _: made, None, position, input_context), size)
+        return stacked(positioned(made, position, input_context), size)
     spec = whole.element_spec
     if problem := problem_of_stacking(spec):
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ def distribute_dataset(
     """Returns a dataset whose elements are what `strategy.run` takes; runs eagerly, on the host.
 
     One device, by the default strategy or as the one CPU, gets the plain tf.data.Dataset: it costs nothing, and its
-    iterator can be saved.
+    iterator can be saved. With parameter servers, each worker makes its dataset in a graph.
 
     Args:
       strategy: The strategy; None means the current one.
@@ -36,6 +37,13 @@ def distribute_dataset(
       TypeError: when `dataset_or_fn` is neither, or the function returns something else.
     """
     strategy = strategy or tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy) and tf.executing_eagerly():
+        coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)  # the same at each call
+        make_on_worker = functools.partial(
+            distribute_dataset, strategy, dataset_or_fn, *args, input_options=input_options, **kwargs
+        )
+        return coordinator.create_per_worker_dataset(tf.function(make_on_worker))
+
     if isinstance(dataset_or_fn, tf.data.Dataset):
         if _is_one_cpu(strategy):
             return dataset_or_fn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -87,13 +86,6 @@ class AsyncWorkers:
         return lambda iterator, num_steps: self.coordinator.schedule(
             loop.function, args=(iterator, num_steps, tf.constant(True))
         )
-
-    def per_worker(self, make_dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Returns the dataset of `make_dataset(strategy, *args, **kwargs)`; with parameter servers, one per worker."""
-        make = functools.partial(make_dataset, self._strategy, *args, **kwargs)
-        if self._coordinator is None:
-            return make()
-        return self._coordinator.create_per_worker_dataset(tf.function(make))
 
 
 class EvaluatedWeights:
@@ -449,7 +441,7 @@ class Evaluator(AveragingTrainer):
           *args: Arguments of the function.
           **kwargs: Keyword arguments of the function.
         """
-        return self._workers.per_worker(distribute_dataset, dataset_or_fn, *args, **kwargs)
+        return distribute_dataset(self._strategy, dataset_or_fn, *args, **kwargs)
 
     def init_async(self) -> None:
         """Does nothing, as Model Garden's method without parameter servers; raises UsageError with them."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,11 @@ import tensorflow as tf
 from trainer_kit.config.schema.durations import Duration, RoundedSteps
 from trainer_kit.config.schema.evaluation import ValidationSetConfig, validation_sets
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.dataset_iterator import DatasetIterator
-from trainer_kit.inputs.registered_datasets import inputs_of
-from trainer_kit.inputs.sources.first_batches import only_first_batches
-from trainer_kit.inputs.train_data import TrainData, open_whole
-from trainer_kit.runtime.datasets import has_plain_iterator, with_threads
+from trainer_kit.inputs.dataset_iterator import ValidationData
+from trainer_kit.inputs.train_data import TrainData
+from trainer_kit.inputs.worker_pipeline import DataSection, OnePassPipeline, PositionedPipeline, WorkerPipeline
+from trainer_kit.runtime.datasets import distribute_dataset, has_plain_iterator
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
-from trainer_kit.runtime.global_batch import tell_uneven_batch
 from trainer_kit.training.metrics import MetricSet
 
 
@@ -28,7 +25,7 @@ class ValidationSet:
 
     Attributes:
       name: The name of the set; "" for a single set.
-      feed: The DatasetIterator over the data.
+      feed: The data of the set, with its iterator.
       options: The steps and the interval of this set from the config; None: those of all sets.
       task: The task whose validation_step evaluates a batch; None: the trainer's task.
       model: The model for the step: the task's part of a model that several tasks share; None: the trainer's model.
@@ -36,7 +33,7 @@ class ValidationSet:
     """
 
     name: str
-    feed: DatasetIterator
+    feed: ValidationData
     options: ValidationSetConfig | None = None
     task: Any = None
     model: Any = None
@@ -148,26 +145,15 @@ class ValidationSets:
         return [variable for one in self if one.metrics is not None for variable in one.metrics.variables()]
 
 
-def shared_sets(feeds: Mapping[str, DatasetIterator], options: Any) -> ValidationSets:
+def shared_sets(feeds: Mapping[str, ValidationData], options: Any) -> ValidationSets:
     """Returns validation sets that differ only in their data; the trainer's task evaluates all of them.
 
     Args:
-      feeds: The DatasetIterator of each set, by name.
+      feeds: The data of each set, by name.
       options: The section `trainer` of the config; its `validation_sets` may set steps and interval for each set.
     """
     own = getattr(options, "validation_sets", {})
     return ValidationSets(ValidationSet(name, feed, own.get(name)) for name, feed in feeds.items())
-
-
-class _WatchedContext(tf.distribute.InputContext):
-    """An InputContext that knows whether its `input_pipeline_id` was read."""
-
-    was_read = False
-
-    @property
-    def input_pipeline_id(self) -> int:
-        self.was_read = True
-        return int(super().input_pipeline_id)
 
 
 class TaskInputs:
@@ -176,48 +162,49 @@ class TaskInputs:
     Args:
       config: The experiment's config.
       task: The trainer's task.
-      distribute: The function distribute_dataset of the trainer.
 
     Attributes:
-      validation_data: What build_inputs has returned for each validation set that was opened, by its section.
+      pass_pipeline: The class that makes the validation data of a worker.
     """
 
-    def __init__(self, config: Any, task: Any, distribute: Callable[[Any], Any]) -> None:
-        self._config, self._task, self._distribute = config, task, distribute
+    pass_pipeline: type[OnePassPipeline] = OnePassPipeline
+
+    def __init__(self, config: Any, task: Any) -> None:
+        self._config = config
+        self._task = task
         self._strategy = tf.distribute.get_strategy()
-        self.validation_data: dict[str, Any] = {}
         self._overfit: int | None = getattr(config.trainer, "overfit_batches", None)
+        self._validation_pipelines: list[OnePassPipeline] = []
 
-    def train_data(self, steps: tf.Variable, given: Any) -> TrainData:
-        """Returns the training data of the trainer's task; see `train_data_of`."""
-        return self.train_data_of(self._task, lambda: self._config.task.train_data, steps, given)
+    @property
+    def validation_data(self) -> dict[str, Any]:
+        """What build_inputs has returned for each validation set that was opened, by its section."""
+        opened = [pipeline for pipeline in self._validation_pipelines if pipeline.built is not None]
+        return {pipeline.section.path: pipeline.built for pipeline in opened}
 
-    def train_data_of(self, task: Any, params: Callable[[], Any], steps: tf.Variable, given: Any) -> TrainData:
-        """Returns the training data of `task`; it is not opened yet.
+    def train_data(self, global_step: tf.Variable, given: Any) -> TrainData:
+        """Returns the training data of the trainer's task; it is not opened yet.
 
         Args:
-          task: The task whose build_inputs opens the data.
-          params: A function that returns the data's section of the config.
-          steps: The number of steps that have taken a batch, an int64 scalar.
+          global_step: The number of steps that have taken a batch, an int64 scalar.
           given: A ready-made dataset that replaces the task's; None: there is none.
 
         Raises:
           UsageError: when the config asks to overfit batches of a ready-made dataset.
         """
-        _refuse_cut(given, self._overfit, "task.train_data")
-        return TrainData(
-            lambda open_at: self.opened(data := params(), open_at, _cut(inputs_of(task, data), self._overfit, True)),
-            lambda: int(steps.numpy()),
-            given,
+        config = self._config
+        params = getattr(config.task, "train_data", None)
+        pipeline = PositionedPipeline(
+            self._section("train_data", params, self._task, given),
+            require_exact=getattr(config.trainer, "require_exact_resume", False),
             one_iterator=has_plain_iterator(self._strategy),
-            deterministic_ops=getattr(self._config.runtime, "deterministic_ops", False) or is_op_determinism_enabled(),
-            require_exact=getattr(self._config.trainer, "require_exact_resume", False),
-            batch_size=getattr(getattr(self._config.task, "train_data", None), "global_batch_size", 0),
-            restarts=isinstance(self._config.trainer.train_steps, (Duration, RoundedSteps)),
+            deterministic_ops=getattr(config.runtime, "deterministic_ops", False) or is_op_determinism_enabled(),
+            restarts=isinstance(config.trainer.train_steps, (Duration, RoundedSteps)),
         )
+        return TrainData(self, pipeline, global_step, given, batch_size=getattr(params, "global_batch_size", 0))
 
-    def validation_feeds(self, given: Any) -> dict[str, DatasetIterator]:
-        """Returns the DatasetIterator of each validation set, by name; no data is opened yet.
+    def validation_feeds(self, given: Any) -> dict[str, ValidationData]:
+        """Returns the data of each validation set, by name; none is opened yet.
 
         Args:
           given: A ready-made dataset that replaces the task's, or a dict of datasets by name; None: there is none.
@@ -228,8 +215,8 @@ class TaskInputs:
         given = given if isinstance(given, Mapping) else {"": given}
         return {name: self.validation_feed(name, data, self._task, given.get(name)) for name, data in sets.items()}
 
-    def validation_feed(self, name: str, params: Any, task: Any, given: Any = None) -> DatasetIterator:
-        """Returns the DatasetIterator of one validation set; see `validation_feeds`.
+    def validation_feed(self, name: str, params: Any, task: Any, given: Any = None) -> ValidationData:
+        """Returns the data of one validation set; see `validation_feeds`.
 
         Args:
           name: The name of the set; "" for a single set.
@@ -240,84 +227,24 @@ class TaskInputs:
         Raises:
           UsageError: when the config asks to overfit batches, but the dataset is ready-made.
         """
-        section, replicas = self.validation_section(name), self._strategy.num_replicas_in_sync
-        _refuse_cut(given, self._overfit, f"task.{section}")
+        path = self.validation_section(name)
         params = self._config.task.train_data if self._overfit else params
-        build_inputs = inputs_of(task, params)
-
-        @functools.wraps(build_inputs)
-        def build(*args: Any, **kwargs: Any) -> Any:
-            self.validation_data[section] = build_inputs(*args, **kwargs)
-            return self.validation_data[section]
-
-        def make() -> Any:
-            path = f"task.{section}.global_batch_size"
-            with tell_uneven_batch(getattr(params, "global_batch_size", 0), replicas, path):
-                return self.opened(params, self.open_validation, _cut(build, self._overfit, False))
-
-        return DatasetIterator(section, make, given)
+        pipeline = self.pass_pipeline(self._section(path, params, task, given))
+        self._validation_pipelines.append(pipeline)
+        return ValidationData(path, self, pipeline, given)
 
     def validation_section(self, name: str) -> str:
         """Returns the dotted path of a validation set's data below the section `task`."""
         return f"validation_data.{name}".rstrip(".")
 
-    def open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> tf.data.Dataset:
-        """Returns one pass over the validation data of one worker; some strategies call it in graph."""
-        return open_whole(build_inputs, params, input_context)
+    def distribute(self, pipeline: WorkerPipeline) -> Any:
+        """Returns the dataset of a pipeline over the replicas; runs eagerly."""
+        return distribute_dataset(self._strategy, pipeline)
 
-    def opened(self, params: Any, open_data: Callable[..., tf.data.Dataset], build_inputs: Any) -> Any:
-        """Returns data distributed over the replicas; runs eagerly.
-
-        Args:
-          params: The data's section of the config.
-          open_data: A function of (build_inputs, params, input_context) that returns the dataset of one worker.
-          build_inputs: The task's build_inputs.
-
-        Raises:
-          UsageError: when each of several workers would read all of the data.
-        """
-
-        def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-            workers = input_context.num_input_pipelines if input_context is not None else 1
-            if input_context is None or workers == 1 or _is_sharded(params):
-                return with_threads(open_data(build_inputs, params, input_context), self._config.runtime)
-            context = _WatchedContext(workers, input_context.input_pipeline_id, input_context.num_replicas_in_sync)
-            dataset = with_threads(open_data(build_inputs, params, context), self._config.runtime)
-            if not context.was_read:
-                name = getattr(build_inputs, "__qualname__", "build_inputs")
-                option = "data_is_sharded: true" if hasattr(params, "data_is_sharded") else "sharding: false"
-                raise UsageError(
-                    f"{name} gives each of {workers} workers all of the data; before shuffle and batch, add dataset = "
-                    "dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id), or set "
-                    f"{option} in the section of the data if each worker has other data"
-                )
-            return dataset
-
-        return self.distributed(dataset_fn)
-
-    def distributed(self, dataset_or_fn: Any) -> Any:
-        """Returns a dataset over the replicas; see Trainer.distribute_dataset. Runs eagerly.
-
-        Args:
-          dataset_or_fn: A dataset in global batches, or a function with the argument `input_context`.
-        """
-        return self._distribute(dataset_or_fn)
-
-
-def _is_sharded(params: Any) -> bool:
-    """Whether the section says that no worker reads all data; Model Garden's sections say so by `sharding: false`."""
-    says_so = getattr(params, "data_is_sharded", not getattr(params, "sharding", True))
-    return bool(says_so or getattr(params, "enable_tf_data_service", False))
-
-
-def _cut(build_inputs: Callable[..., Any], batches: int | None, repeats: bool) -> Callable[..., Any]:
-    """Returns `build_inputs`, or a function that cuts its data to the first `batches`; see only_first_batches."""
-    return only_first_batches(build_inputs, batches, repeats) if batches else build_inputs
-
-
-def _refuse_cut(given: Any, batches: int | None, section: str) -> None:
-    if given is not None and batches:
-        raise UsageError(
-            f"{section}: trainer.overfit_batches cuts the data that build_inputs makes, but this dataset is "
-            f"ready-made; cut it with take({batches}), and remove trainer.overfit_batches"
-        )
+    def _section(self, path: str, params: Any, task: Any, given: Any) -> DataSection:
+        if given is not None and self._overfit:
+            raise UsageError(
+                f"task.{path}: trainer.overfit_batches cuts the data that build_inputs makes, but this dataset is "
+                f"ready-made; cut it with take({self._overfit}), and remove trainer.overfit_batches"
+            )
+        return DataSection(path, params, task, self._config.runtime, self._overfit)

@@ -252,7 +252,7 @@ class Trainer(Evaluator):
         self._train_set = self._training_metrics(config, task, model)
         self._gradient_reports = GradientReports(config.trainer, optimizer, global_step, self._train_set)
         self.train_tensors = StepTensors("training", config, self._train_set)
-        self.inputs = self.inputs_class(config, task, self.distribute_dataset)
+        self.inputs = self.inputs_class(config, task)
         super().__init__(
             config, task, model, global_step=global_step, state=state, average=self._average,
             sets=shared_sets(self.inputs.validation_feeds(validation_dataset), config.trainer),
@@ -312,11 +312,11 @@ class Trainer(Evaluator):
         With fused steps, an element is (number of batches, stacked batches); see inputs.fused_batches. A dataset that
         is set holds single batches.
         """
-        return self.data.feed.dataset
+        return self.data.dataset
 
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
-        self.data.feed.replace(dataset)
+        self.data.replace(dataset)
         check_fusing(self.fuse_steps, self.problem_of_fusing())
 
     @property
@@ -362,7 +362,7 @@ class Trainer(Evaluator):
     def check_data(self) -> None:
         """Raises DataError when a dataset is known to be empty, or endless where it must end; after the restore."""
         if self.trains:
-            self.data.feed.check_not_empty()
+            self.data.check_not_empty()
         if self.evaluates:
             self.check_aggregation()
             self.validation.check(self.config.trainer.validation_steps)
@@ -504,7 +504,7 @@ class Trainer(Evaluator):
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
             self.loop_steps, self.data_ended, self.between_steps = None, True, True
-            self.data.feed.forget()
+            self.data.forget()
             if self._read_step() == 0:
                 raise DataError(no_batch("train_data")) from None
 
@@ -606,7 +606,7 @@ class Trainer(Evaluator):
     def problem_of_fusing(self) -> str:
         """Returns why training steps cannot be fused in one XLA program, as far as known before a try; "" if none."""
         own = type(self).__name__ if self.has_own_loop else ""
-        return problem_of_fusing(self.config, self._strategy, self.data.feed.given, own)
+        return problem_of_fusing(self.config, self._strategy, self.data.given, own)
 
     # ---- what it is made from; a subclass may have other parts
 

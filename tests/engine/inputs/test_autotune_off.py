@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.inputs.one_replica import OneReplica, pipeline_of
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.inputs.autotune_off import without_idle_tuner
-from trainer_kit.inputs.train_data import TrainData, open_whole
+from trainer_kit.inputs.train_data import TrainData
+from trainer_kit.inputs.worker_pipeline import one_pass
 
 
 def _plain() -> tf.data.Dataset:
@@ -58,7 +60,8 @@ def test_what_is_no_plain_dataset_comes_back_as_it_is() -> None:
 @pytest.mark.parametrize("stack", [1, 3])
 def test_only_batches_of_separate_steps_keep_an_idle_tuner(stack: int) -> None:
     build = lambda params: _plain().repeat().prefetch(1) if params.is_training else _plain()  # noqa: E731
-    data = TrainData(lambda open_at: open_at(build, DataConfig(is_training=True), None), lambda: 2, one_iterator=True)
+    pipeline = pipeline_of(build, DataConfig(is_training=True), one_iterator=True)
+    data = TrainData(OneReplica(), pipeline, tf.Variable(2, dtype=tf.int64))
     data.put_in_stacks(stack)
-    assert data.feed.dataset.options().autotune.enabled is (None if stack == 1 else False)
-    assert open_whole(build, DataConfig(), None).options().autotune.enabled is False
+    assert data.dataset.options().autotune.enabled is (None if stack == 1 else False)
+    assert one_pass(build(DataConfig()), None).options().autotune.enabled is False

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import DataError
-from trainer_kit.inputs.dataset_iterator import DatasetIterator
+from trainer_kit.inputs.dataset_iterator import ValidationData
 
 
 class _Made:
@@ -27,13 +27,27 @@ class _Made:
         return tf.data.Dataset.range(100 * self.count, 100 * self.count + 3)
 
 
-def _next(feed: DatasetIterator, **arguments: Any) -> int:
+class _Inputs:
+    """Inputs whose dataset is what a function makes."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def distribute(self, pipeline: Any) -> Any:
+        return self._make()
+
+
+def _data(section: str, make: Callable[[], Any], given: Any = None) -> ValidationData:
+    return ValidationData(section, _Inputs(make), None, given)
+
+
+def _next(feed: ValidationData, **arguments: Any) -> int:
     return int(next(feed.iterator(**arguments)).numpy())
 
 
 def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
     made = _Made()
-    feed = DatasetIterator("train_data", made)
+    feed = _data("train_data", made)
     assert made.count == 0
     assert feed.dataset is feed.dataset
     assert feed.iterator() is feed.iterator()
@@ -42,7 +56,7 @@ def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
 
 def test_an_iterator_continues_and_a_fresh_one_starts_over() -> None:
     made = _Made()
-    feed = DatasetIterator("train_data", made)
+    feed = _data("train_data", made)
     assert [_next(feed), _next(feed), _next(feed, fresh=True), _next(feed)] == [100, 101, 100, 101]
     assert made.count == 1
 
@@ -64,7 +78,7 @@ def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
         def __iter__(self) -> Iterator:
             return Iterator()
 
-    feed = DatasetIterator("validation_data", Dataset)
+    feed = _data("validation_data", Dataset)
     feed.iterator(fresh=how == "end of a pass")
     if how == "end of a pass":
         feed.end_pass()
@@ -81,7 +95,7 @@ def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
 
 
 def test_the_end_of_a_pass_keeps_an_iterator_that_goes_on() -> None:
-    feed = DatasetIterator("validation_data", _Made())
+    feed = _data("validation_data", _Made())
     assert _next(feed) == 100
     feed.end_pass()
     assert _next(feed) == 101
@@ -94,7 +108,7 @@ import sys
 from unittest import mock
 
 sys.modules["tensorflow"] = mock.MagicMock()
-from trainer_kit.inputs.dataset_iterator import DatasetIterator
+from trainer_kit.inputs.dataset_iterator import ValidationData
 
 class Iterator:
     def __next__(self): return 0
@@ -103,7 +117,7 @@ class Iterator:
 class Dataset:
     def __iter__(self): return Iterator()
 
-feed = DatasetIterator("train_data", Dataset)
+feed = ValidationData("validation_data", None, None, Dataset())
 feed.iterator()
 print("end")
 """
@@ -112,7 +126,7 @@ print("end")
 
 
 def test_forget_makes_the_dataset_anew() -> None:
-    feed = DatasetIterator("train_data", _Made())
+    feed = _data("train_data", _Made())
     assert _next(feed) == 100
     feed.forget()
     assert [_next(feed), _next(feed)] == [200, 201]
@@ -121,7 +135,7 @@ def test_forget_makes_the_dataset_anew() -> None:
 def test_forget_keeps_a_given_dataset_and_restarts_it() -> None:
     made = _Made()
     given = tf.data.Dataset.range(5, 8)
-    feed = DatasetIterator("train_data", made, given)
+    feed = _data("train_data", made, given)
     assert [_next(feed), _next(feed)] == [5, 6]
     feed.forget()
     assert feed.dataset is given
@@ -129,7 +143,7 @@ def test_forget_keeps_a_given_dataset_and_restarts_it() -> None:
 
 
 def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
-    feed = DatasetIterator("train_data", _Made())
+    feed = _data("train_data", _Made())
     old = feed.iterator()
     next(old)
     feed.replace(tf.data.Dataset.range(5, 8))
@@ -139,27 +153,10 @@ def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
     assert _next(feed) == 5
 
 
-def test_a_given_dataset_uses_begin_and_reports_a_replacement() -> None:
-    told: list[tuple[Any, bool]] = []
-    feed = DatasetIterator(
-        "train_data",
-        _Made(),
-        tf.data.Dataset.range(5, 9),
-        begin=lambda given: given.skip(2),
-        replaced=lambda: told.append((feed.given, feed.started)),
-    )
-    assert [_next(feed), _next(feed)] == [7, 8]
-    other = tf.data.Dataset.range(20, 29)
-    feed.replace(other)
-    assert told == [(other, False)]
-    assert _next(feed) == 22
-    assert feed.dataset is other
-
-
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(section: str) -> None:
     with pytest.raises(DataError, match=rf"^task\.{section} has no batch: .* fewer examples than a batch"):
-        DatasetIterator(section, lambda: tf.data.Dataset.range(0)).check_not_empty()
+        _data(section, lambda: tf.data.Dataset.range(0)).check_not_empty()
 
 
 @pytest.mark.parametrize(
@@ -172,13 +169,13 @@ def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(section: str) -> No
     ],
 )
 def test_what_is_not_known_to_be_empty_passes(make: Callable[[], Any]) -> None:
-    DatasetIterator("train_data", make).check_not_empty()
+    _data("train_data", make).check_not_empty()
 
 
 def test_a_distributed_dataset_can_be_asked_too() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     for examples in (0, 1):
-        feed = DatasetIterator(
+        feed = _data(
             "train_data",
             lambda n=examples: strategy.distribute_datasets_from_function(lambda context: tf.data.Dataset.range(n)),
         )
@@ -204,29 +201,29 @@ def test_a_distributed_dataset_can_be_asked_too() -> None:
 )
 def test_unknown_length_with_only_endless_inputs_is_endless(make: Any, endless: bool) -> None:
     numbers = tf.data.Dataset.range(3).repeat()
-    feed = DatasetIterator("validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0)))
+    feed = _data("validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0)))
     with pytest.raises(DataError, match="validation_data never ends") if endless else contextlib.nullcontext():
         feed.check_ends("trainer.validation_steps")
 
 
 def test_a_pattern_without_a_file_is_a_data_error() -> None:
-    feed = DatasetIterator("train_data", lambda: tf.data.Dataset.list_files("/no/*.records"))
+    feed = _data("train_data", lambda: tf.data.Dataset.list_files("/no/*.records"))
     told = r"^task\.train_data cannot be opened: No files matched pattern: /no/\*\.records\n  "
     with pytest.raises(DataError, match=told + r".*test_dataset_iterator.py:\d+, in "):
         _ = feed.dataset
-    wrong = DatasetIterator("train_data", lambda: tf.data.Dataset.range(3, name=str(tf.reshape(tf.zeros([3]), [2]))))
+    wrong = _data("train_data", lambda: tf.data.Dataset.range(3, name=str(tf.reshape(tf.zeros([3]), [2]))))
     with pytest.raises(tf.errors.InvalidArgumentError):
         _ = wrong.dataset
 
 
 def test_cardinality_is_known_only_of_a_dataset_that_was_made() -> None:
-    feed = DatasetIterator("validation_data", lambda: tf.data.Dataset.range(3))
+    feed = _data("validation_data", lambda: tf.data.Dataset.range(3))
     assert feed.cardinality() is None
     feed.iterator()
     assert feed.cardinality() == 3
-    endless = DatasetIterator("validation_data", lambda: tf.data.Dataset.range(3).repeat())
+    endless = _data("validation_data", lambda: tf.data.Dataset.range(3).repeat())
     endless.iterator()
     assert endless.cardinality() is None
-    given = DatasetIterator("validation_data", lambda: None, tf.data.Dataset.range(3))
+    given = _data("validation_data", lambda: None, tf.data.Dataset.range(3))
     given.iterator()
     assert given.cardinality() is None

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.inputs.one_replica import OneReplica, pipeline_of
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.sources.arrays import ArraySource
-from trainer_kit.inputs.train_data import TrainData, open_whole
+from trainer_kit.inputs.train_data import TrainData
+from trainer_kit.inputs.worker_pipeline import one_pass
 
 PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=3)
 
@@ -25,10 +27,20 @@ PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=3)
 class _Run:
     """A run that counts its steps and notes what it is fed: by `build`, or by a ready-made dataset."""
 
-    def __init__(self, build: Any, step: int = 0, given: Any = None, **options: Any) -> None:
-        self.step = step
-        make = lambda open_at: open_at(build, PARAMS, None)  # noqa: E731
-        self.data = TrainData(make, lambda: self.step, given, one_iterator=True, **options)
+    def __init__(
+        self, build: Any, step: int = 0, given: Any = None, *, batch_size: int = 0, require_exact: bool = False
+    ) -> None:
+        self._step = tf.Variable(step, dtype=tf.int64)
+        pipeline = pipeline_of(build, PARAMS, one_iterator=True, require_exact=require_exact)
+        self.data = TrainData(OneReplica(), pipeline, self._step, given, batch_size=batch_size)
+
+    @property
+    def step(self) -> int:
+        return int(self._step.numpy())
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step.assign(step)
 
     def take(self, count: int) -> list[list[int]]:
         batches = []
@@ -102,7 +114,7 @@ def _made(build: Any, how: str, **options: Any) -> _Run:
     """A run over the ready-made dataset of `build`, given when it is made or set before its first batch."""
     run = _Run(_no_build, given=build(PARAMS) if how == "given" else None, **options)
     if how == "set":
-        run.data.feed.replace(build(PARAMS))
+        run.data.replace(build(PARAMS))
     return run
 
 
@@ -129,7 +141,7 @@ def test_a_dataset_that_is_set_after_the_restore_goes_on_too() -> None:
     whole = _whole(_cached)
     run = _Run(_source, step=5)
     run.data.put_state(None)
-    run.data.feed.replace(_cached(PARAMS))
+    run.data.replace(_cached(PARAMS))
     assert run.take(4) == whole[5:9]
 
 
@@ -138,7 +150,7 @@ def test_a_second_dataset_begins_at_its_start_and_resumes() -> None:
     first = _Run(_source)
     first.take(3)
     first.data.leave_out(7)
-    first.data.feed.replace(_cached(PARAMS))
+    first.data.replace(_cached(PARAMS))
     assert first.data.state() == {"batch": 0, "left_out": []}
     assert first.take(5) == whole[:5]
     second = _made(_cached, "set", step=8)
@@ -150,7 +162,7 @@ def test_a_rollback_to_before_a_dataset_was_set_restarts_it(caplog: pytest.LogCa
     run, strict = _Run(_source), _Run(_source, require_exact=True)
     for one in (run, strict):
         one.take(3)
-        one.data.feed.replace(_in_order(PARAMS))
+        one.data.replace(_in_order(PARAMS))
         one.take(2)
         one.step = 1
     with caplog.at_level(logging.WARNING, "trainer_kit"):
@@ -165,9 +177,9 @@ def test_build_inputs_after_a_ready_made_dataset_starts_over() -> None:
     run = _Run(_source, step=5)
     run.data.put_state(None)
     run.take(2)
-    run.data.feed.replace(_cached(PARAMS))
+    run.data.replace(_cached(PARAMS))
     run.take(3)
-    run.data.feed.replace(None)
+    run.data.replace(None)
     assert run.take(2) == _whole(_source)[:2]
 
 
@@ -387,4 +399,4 @@ def test_where_exactness_is_required_exact_data_is_not_refused(build: Any) -> No
 
 def test_validation_data_begins_at_its_start() -> None:
     params = DataConfig(is_training=False, global_batch_size=4, drop_remainder=False)
-    assert next(batch.tolist() for batch in open_whole(_source, params, None).as_numpy_iterator()) == [0, 1, 2, 3]
+    assert next(batch.tolist() for batch in one_pass(_source(params), None).as_numpy_iterator()) == [0, 1, 2, 3]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import tensorflow as tf
 
@@ -19,12 +17,3 @@ def test_synchronous_training_has_no_coordinator(strategy: str) -> None:
     message = f"needs a parameter-server strategy.*{type(one).__name__}.*a tf.distribute.ParameterServerStrategy"
     with pytest.raises(UsageError, match=message):
         _ = workers.coordinator
-
-
-def test_dataset_function_gets_strategy_and_arguments() -> None:
-    workers = AsyncWorkers(tf.distribute.get_strategy())
-
-    def make(strategy: Any, count: int, *, start: int) -> tuple[Any, list[int]]:
-        return strategy, list(range(start, start + count))
-
-    assert workers.per_worker(make, 2, start=5) == (tf.distribute.get_strategy(), [5, 6])

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.errors import ConfigError, UsageError
-from trainer_kit.runtime.datasets import distribute_dataset
+from trainer_kit.inputs.worker_pipeline import WorkerPipeline
 from trainer_kit.training.task_inputs import TaskInputs
 
 
@@ -43,8 +43,8 @@ def _inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInp
         data = config.task.validation_data
         sets = {name: data.replace(global_batch_size=size) for name, size in batch_sizes.items()}
         config = config.replace(task={"validation_data": sets})
-    one, strategy = task(config.task), tf.distribute.get_strategy()
-    return TaskInputs(config, one, lambda make: distribute_dataset(strategy, make)), one
+    one = task(config.task)
+    return TaskInputs(config, one), one
 
 
 def _two_replicas() -> tf.distribute.Strategy:
@@ -60,7 +60,7 @@ def test_data_is_opened_when_it_is_first_needed() -> None:
     (feed,) = inputs.validation_feeds(None).values()
     data = inputs.train_data(tf.Variable(0, dtype=tf.int64), None)
     assert task.opened == []
-    for needed in (feed, data.feed, feed):
+    for needed in (feed, data, feed):
         assert needed.dataset is not None
     assert task.opened == [8, 6]
 
@@ -77,7 +77,7 @@ def test_ready_made_data_takes_the_place_of_the_tasks() -> None:
     inputs, task = _inputs()
     given = tf.data.Dataset.range(3)
     assert inputs.validation_feeds(given)[""].dataset is given
-    assert inputs.train_data(tf.Variable(0, dtype=tf.int64), given).feed.dataset is given
+    assert inputs.train_data(tf.Variable(0, dtype=tf.int64), given).dataset is given
     assert task.opened == []
 
 
@@ -105,15 +105,6 @@ def test_training_data_begins_at_the_batch_of_its_step() -> None:
     np.testing.assert_array_equal(batches(0, 4)[3], batches(3, 1)[0])
 
 
-def test_another_task_is_trained_on_data_of_its_own() -> None:
-    inputs, task = _inputs()
-    other = _Task(task.task_config)
-    params = task.task_config.train_data.replace(global_batch_size=9)
-    data = inputs.train_data_of(other, lambda: params, tf.Variable(0, dtype=tf.int64), None)
-    assert _size(next(data.iterator())) == 9
-    assert (task.opened, other.opened) == ([], [9])
-
-
 def test_replicas_share_each_batch() -> None:
     with _two_replicas().scope():
         inputs, _ = _inputs(dev=8)
@@ -133,8 +124,7 @@ def test_a_batch_that_replicas_cannot_share_names_its_set() -> None:
 
 def test_overfit_batches_are_trained_on_and_evaluated() -> None:
     config: ExperimentConfig = linear_experiment(overfit_batches=2)
-    task, strategy = LinearTask(config.task), tf.distribute.get_strategy()
-    inputs = TaskInputs(config, task, lambda make: distribute_dataset(strategy, make))
+    inputs = TaskInputs(config, LinearTask(config.task))
     (feed,) = inputs.validation_feeds(None).values()
     evaluated = [batch[0].numpy() for batch in feed.dataset.take(9)]
     iterator = inputs.train_data(tf.Variable(3, dtype=tf.int64), None).iterator()
@@ -144,7 +134,7 @@ def test_overfit_batches_are_trained_on_and_evaluated() -> None:
 
 def test_ready_made_data_cannot_be_cut() -> None:
     config: ExperimentConfig = linear_experiment(overfit_batches=2)
-    inputs, given = TaskInputs(config, LinearTask(config.task), lambda make: make()), tf.data.Dataset.range(3)
+    inputs, given = TaskInputs(config, LinearTask(config.task)), tf.data.Dataset.range(3)
     with pytest.raises(UsageError, match=r"task\.train_data: .*this dataset is ready-made; cut it with take\(2\)"):
         inputs.train_data(tf.Variable(0, dtype=tf.int64), given)
     with pytest.raises(UsageError, match=r"task\.validation_data: "):
@@ -167,13 +157,24 @@ class _ShardedTask(_PlainTask):
         return dataset
 
 
+class _InputsOfWorker(TaskInputs):
+    """Opens the data of one of several workers."""
+
+    def __init__(self, config: ExperimentConfig, task: LinearTask, context: tf.distribute.InputContext) -> None:
+        super().__init__(config, task)
+        self._context = context
+
+    def distribute(self, pipeline: WorkerPipeline) -> Any:
+        return pipeline(self._context)
+
+
 def _read(task_type: type[LinearTask], section: str, worker: int, **changes: Any) -> list[Any]:
     """Returns the first elements that one of two workers reads of a section."""
     config: ExperimentConfig = linear_experiment().replace(task={section: changes})
     context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=worker, num_replicas_in_sync=2)
-    inputs = TaskInputs(config, task_type(config.task), lambda make: make(context))
+    inputs = _InputsOfWorker(config, task_type(config.task), context)
     data = inputs.train_data(tf.Variable(0, dtype=tf.int64), None)
-    feed = data.feed if section == "train_data" else inputs.validation_feeds(None)[""]
+    feed = data if section == "train_data" else inputs.validation_feeds(None)[""]
     return list(feed.dataset.take(5).as_numpy_iterator())
 
 

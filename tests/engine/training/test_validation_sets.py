@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.errors import DataError
-from trainer_kit.inputs.dataset_iterator import DatasetIterator
+from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets, shared_sets
 
 
@@ -20,8 +21,19 @@ def _sets(own: dict[str, ValidationSetConfig] | None = None, **elements: int) ->
     return shared_sets(feeds, SimpleNamespace(validation_sets=own or {}))
 
 
-def _feed(name: str, count: int) -> DatasetIterator:
-    feed = DatasetIterator(f"validation_data.{name}".rstrip("."), lambda: tf.data.Dataset.range(count))
+class _Inputs:
+    """Inputs whose dataset is the given one."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def distribute(self, pipeline: Any) -> Any:
+        return self._dataset
+
+
+def _feed(name: str, count: int) -> ValidationData:
+    inputs = _Inputs(tf.data.Dataset.range(count))
+    feed = ValidationData(f"validation_data.{name}".rstrip("."), inputs, None)
     assert feed.dataset is not None
     return feed
 
@@ -38,7 +50,7 @@ def test_an_evaluation_ends_with_its_steps_or_its_data(steps: int, replicas: int
 
 
 def test_without_a_known_length_only_a_number_of_steps_tells() -> None:
-    sets = ValidationSets([ValidationSet("", DatasetIterator("validation_data", list))])
+    sets = ValidationSets([ValidationSet("", ValidationData("validation_data", _Inputs([]), None))])
     assert (sets.batches(-1, 1), sets.batches(4, 1)) == (None, 4)
 
 

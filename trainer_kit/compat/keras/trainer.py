@@ -13,6 +13,8 @@ from trainer_kit.compat.keras.preparation import flattened, with_autograph
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_resume import examine
+from trainer_kit.inputs.worker_pipeline import WorkerPipeline
+from trainer_kit.runtime.datasets import distribute_dataset
 from trainer_kit.runtime.replica_values import put_replica_values, replica_values
 from trainer_kit.training.metrics import MetricSet
 from trainer_kit.training.task_inputs import TaskInputs
@@ -28,9 +30,9 @@ _NEW_ORDERS = (
 class GlobalBatches(TaskInputs):
     """Opens data in global batches, which the strategy splits among the replicas, as `Model.fit` has them."""
 
-    def opened(self, params: Any, open_data: Callable[..., tf.data.Dataset], build_inputs: Any) -> Any:
-        """Returns data distributed over the replicas; the arguments are those of TaskInputs.opened."""
-        return self.distributed(open_data(build_inputs, params, None))
+    def distribute(self, pipeline: WorkerPipeline) -> Any:
+        """Returns the dataset of a pipeline over the replicas; runs eagerly."""
+        return distribute_dataset(self._strategy, pipeline(None))
 
 
 class KerasTrainer(Trainer):
@@ -67,7 +69,7 @@ class KerasTrainer(Trainer):
 
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs training steps, with a new iterator where a pass over data that needs it begins; see Trainer."""
-        self.data.feed.check_not_empty()
+        self.data.check_not_empty()
         self._begin_pass()
         return super().train(num_steps)
 
@@ -82,8 +84,8 @@ class KerasTrainer(Trainer):
         if isinstance(source, (DatasetPasses, PyDatasetEpochs)) and source.by_pass:
             position = self.data.position
             source.by_pass = not position.left_out  # a loop without such a batch ends in the next pass
-            if not source.by_pass or source.begin(position.batch, reads=self.data.feed.started):
-                self.data.feed.forget()
+            if not source.by_pass or source.begin(position.batch, reads=self.data.started):
+                self.data.forget()
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Runs an evaluation; see Trainer. Metrics of an epoch that goes on are those of before the evaluation."""

@@ -21,6 +21,7 @@ from trainer_kit.compat.model_garden.optimizers import OptimizersAverage, averag
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import endless, is_endless
 from trainer_kit.inputs.train_data import TrainData
+from trainer_kit.inputs.worker_pipeline import DataSection, PositionedPipeline
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.runtime.datasets import has_plain_iterator
 from trainer_kit.training.base_trainer import BaseTrainer
@@ -78,11 +79,12 @@ class AdoptedTrainer(BaseTrainer):
         self._average = _exact_average(optimizer, inner.model)
         trained = optimizer if self.trains else None
         self.state = TrainState(step, inner.model, trained, self._average, task, seed, self._own_items())
+        ready_made = DataSection("train_data", params=None, task=task, runtime=None)
         self.data = TrainData(
-            lambda _: self._dataset,
-            lambda: int(step.numpy()),
+            None,
+            PositionedPipeline(ready_made, one_iterator=has_plain_iterator(inner.strategy)),
+            step,
             self._dataset,
-            one_iterator=has_plain_iterator(inner.strategy),
             instead=f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer",
         )
         rates = ConfiguredRates(trained)
@@ -166,7 +168,7 @@ class AdoptedTrainer(BaseTrainer):
             )
         if self._inner._train_dataset is not self._dataset:  # it was replaced since the last loop
             self._dataset = self._inner._train_dataset
-            self.data.feed.replace(self._dataset)
+            self.data.replace(self._dataset)
         self._inner._train_iter, self.weights_finite = self.data.iterator(), None
         logs = self._inner.train(num_steps)
         self.stop_flag.agree_between_loops()

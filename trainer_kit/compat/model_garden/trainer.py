@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from trainer_kit.compat.model_garden.optimizers import (
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.files import is_remote
+from trainer_kit.inputs.worker_pipeline import OnePassPipeline, WorkerPipeline
 from trainer_kit.runtime.datasets import whole_steps
 from trainer_kit.training import trainer as engine
 from trainer_kit.training.task_inputs import TaskInputs
@@ -45,18 +46,28 @@ _MODEL_GARDENS = getattr(base_trainer, "Trainer", None)
 _AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)  # the base of trainers with loops of their own
 
 
+class EqualPassPipeline(OnePassPipeline):
+    """One pass over the data of a section, with equally many steps for all replicas."""
+
+    def begin(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+        """Returns one pass over the data of one worker."""
+        return whole_steps(super().begin(data, input_context), input_context)
+
+
 class ModelGardenInputs(TaskInputs):
     """Opens training and validation data by a task's build_inputs, and names the config section in error messages.
 
     Args:
-      config, task, distribute: See TaskInputs.
+      config, task: See TaskInputs.
 
     Attributes:
       sections: The config sections of Model Garden's tasks, by their paths.
     """
 
-    def __init__(self, config: Any, task: Any, distribute: Callable[[Any], Any]) -> None:
-        super().__init__(config, task, distribute)
+    pass_pipeline = EqualPassPipeline
+
+    def __init__(self, config: Any, task: Any) -> None:
+        super().__init__(config, task)
         of_task = task.task_config
         self.sections = of_task if isinstance(of_task, TaskSections) else TaskSections({"task": of_task})
 
@@ -67,14 +78,10 @@ class ModelGardenInputs(TaskInputs):
         more = {path: section for path, section in others.items() if id(section) not in known}
         self.sections = TaskSections({**self.sections, **more})
 
-    def open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> tf.data.Dataset:
-        """Returns one pass over a worker's validation data, with equally many steps on all workers; see TaskInputs."""
-        return whole_steps(super().open_validation(build_inputs, params, input_context), input_context)
-
-    def opened(self, params: Any, open_data: Callable[..., tf.data.Dataset], build_inputs: Any) -> Any:
-        """Returns the data distributed over the replicas; runs eagerly."""
-        with explain_config_errors(part_of(self.sections, params)):
-            return super().opened(params, open_data, build_inputs)
+    def distribute(self, pipeline: WorkerPipeline) -> Any:
+        """Returns the dataset of a pipeline over the replicas; runs eagerly."""
+        with explain_config_errors(part_of(self.sections, pipeline.section.params)):
+            return super().distribute(pipeline)
 
 
 class Trainer(engine.Trainer):

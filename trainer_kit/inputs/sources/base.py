@@ -76,21 +76,22 @@ def made_inputs(
 
 
 def positioned(
-    build_inputs: Callable[..., Any],
-    params: Any,
-    position: Position,
-    input_context: tf.distribute.InputContext | None = None,
+    data: Any, position: Position, input_context: tf.distribute.InputContext | None = None
 ) -> tf.data.Dataset:
     """Returns a task's data, in batches for one replica, from `position` on and without what it leaves out.
 
     A Source is asked to begin there. A plain dataset is read from its start, and what comes before is dropped.
+
+    Args:
+      data: The Source or tf.data.Dataset that a task's `build_inputs` returned.
+      position: The position of the first batch.
+      input_context: The worker's place among the others; None for a single replica.
     """
-    made = made_inputs(build_inputs, params, input_context)
     here = replicas_here(input_context)
-    if not isinstance(made, Source):
-        return _without(skipped(made, position.batch, here), position, here)
+    if not isinstance(data, Source):
+        return _without(skipped(data, position.batch, here), position, here)
     stretches = [
-        made.at(begin, input_context) if length is None else made.at(begin, input_context).take(length * here)
+        data.at(begin, input_context) if length is None else data.at(begin, input_context).take(length * here)
         for begin, length in position.stretches()
     ]
     return functools.reduce(lambda joined, stretch: joined.concatenate(stretch), stretches)

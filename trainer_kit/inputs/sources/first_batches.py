@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.errors import DataError
-from trainer_kit.inputs.sources.base import Source, made_inputs
+from trainer_kit.inputs.sources.base import Source
 from trainer_kit.inputs.sources.example_order import replicas_here
 
 
@@ -48,19 +47,3 @@ class FirstBatches:
             first = first.cache()
             rest = first.skip(begin * here)
         return rest.concatenate(first.repeat()) if repeats else rest
-
-
-def only_first_batches(build_inputs: Callable[..., Any], batches: int, repeats: bool) -> Callable[..., Any]:
-    """Returns a function like `build_inputs`, whose data is the first global batches of what that one makes.
-
-    Args:
-      build_inputs: A task's method, or a function like it.
-      batches: The number of global batches.
-      repeats: See FirstBatches.
-    """
-
-    def build(params: Any, input_context: tf.distribute.InputContext | None = None) -> FirstBatches:
-        return FirstBatches(made_inputs(build_inputs, params, input_context), batches, repeats)
-
-    build.__qualname__ = getattr(build_inputs, "__qualname__", "build_inputs")
-    return build

@@ -14,7 +14,8 @@ from trainer_kit.errors import UsageError, add_note, explained
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import missing_files_told
 from trainer_kit.inputs.registered_datasets import inputs_of
-from trainer_kit.inputs.train_data import open_whole
+from trainer_kit.inputs.sources.base import made_inputs
+from trainer_kit.inputs.worker_pipeline import one_pass
 from trainer_kit.process.error_report import described
 from trainer_kit.runtime.keras_internals import LayerNumbers
 from trainer_kit.runtime.tracing import traced
@@ -129,7 +130,8 @@ def _first_batch(sections: Any, task: Any, model: Any, train: bool, given: Any) 
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         why = f"the model {type(model).__name__} has no variables yet, so the shape of a batch is read from the data"
         with missing_files_told(name, f"{why}; with a keras.Input in build_model the model is built without data"):
-            dataset = open_whole(inputs_of(task, data), data, tf.distribute.InputContext(1, 0, replicas))
+            context = tf.distribute.InputContext(1, 0, replicas)
+            dataset = one_pass(made_inputs(inputs_of(task, data), data, context), context)
     return f"task.{name}", one_replica(dataset.element_spec)
 
 

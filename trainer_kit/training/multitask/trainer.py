@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.dataset_iterator import DatasetIterator
+from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.runtime.replica_values import local_tensors
 from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.training.checks.batch_spec import build_metrics, build_model
@@ -114,8 +114,8 @@ class MultiTaskMetrics(MetricSet):
 class MultiTaskInputs(TaskInputs):
     """Opens the data of several tasks; each validation set is that of one task."""
 
-    def validation_feed(self, name: str, params: Any, task: Any, given: Any = None) -> DatasetIterator:
-        """Returns the DatasetIterator of the validation data of one task; see TaskInputs."""
+    def validation_feed(self, name: str, params: Any, task: Any, given: Any = None) -> ValidationData:
+        """Returns the ValidationData of the validation data of one task; see TaskInputs."""
         return super().validation_feed(name, params, task.tasks[name], given)
 
     def validation_section(self, name: str) -> str:

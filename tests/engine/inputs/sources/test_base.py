@@ -133,7 +133,7 @@ PARAMS, TWO = DataConfig(is_training=True, global_batch_size=4, seed=7), tf.dist
 @functools.cache
 def _whole(build_inputs: Any) -> np.ndarray:
     """The first 30 global batches, from the start and with none left out."""
-    dataset = positioned(build_inputs, PARAMS, Position(), TWO)
+    dataset = positioned(made_inputs(build_inputs, PARAMS, TWO), Position(), TWO)
     return np.asarray(_shares(dataset, 30 * 2)).reshape([30, 2, 2])
 
 
@@ -142,7 +142,7 @@ def _whole(build_inputs: Any) -> np.ndarray:
 @pytest.mark.parametrize("position", [Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))])
 def test_data_begins_at_the_position_without_left_out_batches(position: Position, build_inputs: Any) -> None:
     rows = _whole(build_inputs)[[position.nth(k) for k in range(8)]].reshape([-1, 2]).tolist()
-    dataset = positioned(build_inputs, PARAMS, position, TWO)
+    dataset = positioned(made_inputs(build_inputs, PARAMS, TWO), position, TWO)
     assert _shares(dataset, 8 * 2) == rows
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
 
@@ -164,7 +164,7 @@ def test_one_pass_knows_its_length_without_what_is_left_out(begin: int, left_out
         return tf.data.Dataset.range(9)  # 9 batches of one example; with two replicas the last global one is half
 
     for build_inputs, elements in ((lambda params: ArraySource(np.arange(17), params), 10), (plain, 9)):
-        dataset = positioned(build_inputs, params, Position(begin, left_out), context)
+        dataset = positioned(build_inputs(params), Position(begin, left_out), context)
         expected = [k for k in range(begin * 2, elements) if k // 2 not in left_out]
         assert int(dataset.cardinality()) == len(expected) == len(_shares(dataset, -1))
 
@@ -174,7 +174,7 @@ def test_any_dataset_can_leave_batches_out() -> None:
         numbers = tf.data.Dataset.range(9).filter(lambda value: value != 4)
         return numbers.map(lambda value: {"a": value, "b": (value, [value])})
 
-    read = list(positioned(build_inputs, None, Position(1, (2, 3))))
+    read = list(positioned(build_inputs(None), Position(1, (2, 3))))
     assert [int(element["a"]) for element in read] == [1, 5, 6, 7, 8]
     assert set(read[0]) == {"a", "b"} and isinstance(read[0]["b"], tuple)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.inputs.one_replica import OneReplica, pipeline_of
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
@@ -216,9 +217,9 @@ def test_the_example_of_the_guide_flips_each_image_by_its_seed() -> None:
 
 def _reasons(source: Any, **options: Any) -> list[str]:
     """What is reported when a run begins to read the source."""
-    data = TrainData(lambda open_at: open_at(lambda params: source, PARAMS, None), lambda: 0, **options)
-    next(data.iterator())
-    return sorted(data._reported)
+    pipeline = pipeline_of(lambda params: source, PARAMS, **options)
+    next(TrainData(OneReplica(), pipeline, tf.Variable(0, dtype=tf.int64)).iterator())
+    return sorted(pipeline.reports.reasons)
 
 
 def cropped(batch: Any) -> Any:

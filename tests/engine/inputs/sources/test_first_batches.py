@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.sources.arrays import ArraySource
-from trainer_kit.inputs.sources.first_batches import FirstBatches, only_first_batches
+from trainer_kit.inputs.sources.first_batches import FirstBatches
 
 BATCHES = 3
 
@@ -46,11 +46,8 @@ def test_a_single_pass_is_the_same_when_it_is_read_again() -> None:
 
 
 def test_replicas_share_the_batches() -> None:
-    def build(params: Any, input_context: Any) -> ArraySource:
-        return _source(global_batch_size=4)
-
     context = tf.distribute.InputContext(1, 0, 2)
-    cut = only_first_batches(build, BATCHES, True)(None, input_context=context)
+    cut = FirstBatches(_source(global_batch_size=4), BATCHES, True)
     read = [batch for share in _read(cut.at(1, context), 4 * BATCHES) for batch in share]
     whole = [batch for share in _read(cut.at(1), 2 * BATCHES) for batch in share]
     assert read == whole
