@@ -654,9 +654,10 @@ class Evaluator(AveragingTrainer):
         task, model, metrics = self._task_of(one), self._model_of(one), self._metrics_of(one)
         # A subclass may have metrics of its own in place of those that it was made with.
         updated = self.validation_metrics if metrics is self._validation_set else metrics.metrics
-        step = metrics.capture_metrics(task, converted(task.validation_step), model)
-        step = self.eval_tensors.capture_tensors(step, model)
-        logs = self.eval_tensors.store_tensors(step(inputs, model=model, metrics=updated))
+        with self.eval_tensors.captured(model) as tensors:
+            logs = converted(task.validation_step)(inputs, model=model, metrics=updated)
+        logs = metrics.take_metrics(task, logs, model)
+        self.eval_tensors.store_tensors(tensors)
         if not isinstance(logs, Mapping):
             raise TrainerKitError(
                 f"{type(task).__name__}.validation_step has to return a dict of logs; it returned {logs!r}"

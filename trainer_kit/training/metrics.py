@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -120,36 +120,22 @@ class MetricSet:
         self._reserved.update(names)
 
     @tf.autograph.experimental.do_not_convert
-    def capture_metrics(self, task: Any, step: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
-        """Returns a step that records the metrics that `step` returns, and returns the rest; runs on a replica.
-
-        Args:
-          task: The task of the step. What tasks of Model Garden return stays as it is.
-          step: The function that runs the step.
-          model: The model of the step.
-        """
-
-        def capturing_step(*arguments: Any, **named: Any) -> Any:
-            logs = step(*arguments, **named)
-            return self.take_metrics(task, logs, model) if isinstance(logs, Mapping) else logs
-
-        return capturing_step if isinstance(task, Task) else step
-
-    @tf.autograph.experimental.do_not_convert
-    def take_metrics(self, task: Any, logs: Mapping[Any, Any], model: Any = None) -> dict[Any, Any]:
+    def take_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
         """Records the metrics that a step returned, and returns what else it returned; runs in graph, on a replica.
 
         Warns of a scalar that has the name of a metric in an attribute of the task, or of a metric of the model that
         the step uses: it may be the metric's result.
 
         Args:
-          task: The task of the step.
-          logs: What the step returned.
+          task: The task of the step. What tasks of Model Garden return stays as it is.
+          logs: What the step returned; anything but a mapping stays as it is.
           model: The model of the step.
 
         Raises:
           UsageError: when a step returns another metric of the same name than before.
         """
+        if not isinstance(task, Task) or not isinstance(logs, Mapping):
+            return logs
         scalars = {name: value for name, value in logs.items() if not _is_metric(value)}
         for name, metric in logs.items():
             if name in scalars or str(name) in self._names:

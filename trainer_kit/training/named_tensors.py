@@ -297,52 +297,52 @@ class StepTensors:
         else:
             self.values = values
 
-    @tf.autograph.experimental.do_not_convert
-    def capture_tensors(self, step: Callable[..., Any], model: Any) -> Callable[..., Any]:
-        """Returns a step that returns its logs and the tensors that are asked for, by name, for `store_tensors`.
+    @contextlib.contextmanager
+    def captured(self, model: Any) -> Iterator[dict[str, tf.Tensor]]:
+        """A context of a step on a replica, which yields a dict for `store_tensors`.
 
-        If none is asked for, that is the given step.
+        After the context the dict has the tensors that are asked for, by name.
 
         Args:
-          step: A function that runs a step on a replica.
           model: The model of the step, whose layers are known by name.
+
+        Raises:
+          UsageError: at the end of the context, when a tensor that is asked for cannot be had.
         """
         self._is_traced = True
+        tensors: dict[str, tf.Tensor] = {}
         wanted = self._wanted
         if not wanted:
-            return step
+            yield tensors
+            return
+
         if self._layers is None or self._layers[0] is not model:
             self._layers = model, LayerOutputs(model)
         layers = self._layers[1]
-
-        def capturing_step(*args: Any, **kwargs: Any) -> tuple[Any, dict[str, tf.Tensor]]:
-            with collecting(wanted, layers) as collector:
-                logs = step(*args, **kwargs)
-            for name, field in wanted.items():
-                if name not in collector.tensors:
-                    advice = "; a tensor of train_step has to be exposed in validation_step, too, for evaluations"
-                    advice = advice if self._what == "evaluation" else ""
-                    known = {*collector.known, *layers.names}
-                    raise unknown_tensor(name, known, f"{field}: the {self._what} step", advice)
-            return logs, collector.tensors
-
-        return capturing_step
+        with collecting(wanted, layers) as collector:
+            yield tensors
+        for name, field in wanted.items():
+            if name not in collector.tensors:
+                advice = "; a tensor of train_step has to be exposed in validation_step, too, for evaluations"
+                advice = advice if self._what == "evaluation" else ""
+                known = {*collector.known, *layers.names}
+                raise unknown_tensor(name, known, f"{field}: the {self._what} step", advice)
+        tensors.update(collector.tensors)
 
     @tf.autograph.experimental.do_not_convert
-    def store_tensors(self, outputs: Any) -> Any:
-        """Updates the metrics, stores the values, and returns the logs of a step of `capture_tensors`.
+    def store_tensors(self, tensors: Mapping[str, tf.Tensor]) -> None:
+        """Updates the metrics and stores the values of the tensors of a step; runs in graph, on a replica.
 
-        Runs in graph, on a replica.
+        Args:
+          tensors: The tensors of `captured`.
         """
-        if not self._wanted:
-            return outputs
-        logs, tensors = outputs
+        if not tensors:
+            return
         for metric, name, _ in self._metrics:
             metric.update_state(tensors[name])
         if self._fields:
             values = {name: tensors[name] for name in self._fields}
             tf.distribute.get_replica_context().merge_call(self._store, args=(values,))
-        return logs
 
     @property
     def _wanted(self) -> dict[str, str]:

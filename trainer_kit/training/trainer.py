@@ -579,13 +579,18 @@ class Trainer(Evaluator):
     @tf.autograph.experimental.do_not_convert
     def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: Any = None) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
-        given = {"model": self.model, "optimizer": optimizer or self.optimizer, "metrics": self.train_metrics}
-        step = lambda batch: converted(self.task.train_step)(batch, **given)  # noqa: E731  a tf.function copies mappings
-        step = self._train_set.capture_metrics(self.task, step, self.model)
-        step = self.train_tensors.capture_tensors(step, self.model)
+
+        def step(batch: Any) -> tuple[Any, dict[str, tf.Tensor]]:  # a tf.function would copy mappings in its arguments
+            with self.train_tensors.captured(self.model) as tensors:
+                logs = converted(self.task.train_step)(
+                    batch, model=self.model, optimizer=optimizer or self.optimizer, metrics=self.train_metrics
+                )
+            return self._train_set.take_metrics(self.task, logs, self.model), tensors
+
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
-        logs = self.train_tensors.store_tensors(step(inputs))
+        logs, tensors = step(inputs)
+        self.train_tensors.store_tensors(tensors)
         self._train_set.update_with_step(self.task, logs, inputs, share)
 
     def next_batch(self) -> Any:

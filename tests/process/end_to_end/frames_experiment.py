@@ -17,13 +17,14 @@ class FramesConfig(TinyConfig):
 
 @trainer_kit.register_task(FramesConfig)
 class FramesTask(TinyTask):
-    """Prints the frames of trainer_kit above each trace of the training step."""
+    """Prints the frames of trainer_kit, and those that AutoGraph has made, above each trace of the training step."""
 
     def train_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step."""
         for frame in traceback.extract_stack():
-            if "/trainer_kit/" in frame.filename and frame.name != "<module>":
-                print("frame", frame.filename.rpartition("/trainer_kit/")[2], frame.name, file=sys.stderr)
+            is_ours = "/trainer_kit/" in frame.filename or "__autograph_generated" in frame.filename
+            if is_ours and frame.name != "<module>":
+                print("frame", frame.filename.rpartition("/")[2], frame.name, file=sys.stderr)
         return super().train_step(*arguments, **named)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -140,9 +140,9 @@ class KerasMetrics(MetricSet):
         self.update_step_values(task, logs, inputs)
 
     @tf.autograph.experimental.do_not_convert
-    def capture_metrics(self, task: Any, step: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
-        """Returns `step` unchanged: a step of Keras returns results of metrics, which are reported as Keras does."""
-        return step
+    def take_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
+        """Returns `logs` unchanged: a step of Keras returns results of metrics, which are reported as Keras does."""
+        return logs
 
     @tf.autograph.experimental.do_not_convert
     def update_loss(self, loss: tf.Tensor, inputs: Any = None, share: Any = None) -> None:

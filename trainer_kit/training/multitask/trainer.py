@@ -193,10 +193,10 @@ class MultiTaskTrainer(Trainer):
         task = self.task.tasks[name]
         options = {"optimizer": self.optimizer, "metrics": self.train_metrics[name]}
 
-        def train(batch: Any) -> Any:  # a tf.function would copy the mappings, so they are no arguments
-            return converted(task.train_step)(batch, model=model_of_task(self.model, name), **options)
+        def step(batch: Any) -> Any:  # a tf.function would copy the mappings, so they are no arguments
+            logs = converted(task.train_step)(batch, model=model_of_task(self.model, name), **options)
+            return self._train_set.sets[name].take_metrics(task, logs)
 
-        step = self._train_set.sets[name].capture_metrics(task, train)
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
         self._train_set.update_with_task(name, task, step(batch), batch)
