@@ -21,7 +21,6 @@ from trainer_kit.errors import ConfigError, Mistake
 _DOOR = "trainer_kit.compat.model_garden"
 _TASK, _TRAINER = f"{_DOOR}.trainer:create_task", f"{_DOOR}.trainer:Trainer"
 _TASKS, _TRAINERS = f"{_DOOR}.multitask.train_lib:create_task", f"{_DOOR}.multitask.train_lib:MultiTaskTrainers"
-_SEPARATE = f"{_DOOR}.multitask.train_lib:SeparateTrainers"
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Sections:
 
 
 @configclass
-class _Separate(Config):
+class _SeparateTask(Config):
     """The task's section in an experiment with separate evaluation tasks.
 
     Equal sections share a class, and the trainer is registered for the class; this base gives them another class.
@@ -79,16 +78,17 @@ def convert(theirs: Any) -> ExperimentConfig:
     """
     if isinstance(theirs, ExperimentConfig):
         return theirs
-    several = isinstance(theirs.task, MultiTaskConfig)
-    evaluated = _SEPARATE if hasattr(theirs, "eval_tasks") else None
-    makers: dict[str, Callable[[], Config]] = {"task": lambda: mirror(theirs.task, _Separate if evaluated else Config)}
+    trains_several = isinstance(theirs.task, MultiTaskConfig)
+    has_eval_tasks = hasattr(theirs, "eval_tasks")
+    base = _SeparateTask if has_eval_tasks else Config
+    makers: dict[str, Callable[[], Config]] = {"task": lambda: mirror(theirs.task, base)}
     if hasattr(theirs, "trainer"):
         makers["trainer"] = lambda: _mirrored_trainer(theirs.trainer)
     if hasattr(theirs, "runtime"):
         makers["runtime"] = lambda: mirror(theirs.runtime, RuntimeConfig, **_chosen_runtime(theirs.runtime))
     parts = _together(**makers)
-    trains = evaluated or (_TRAINERS if several else _TRAINER)
-    register_task(type(parts["task"]), _TASKS if several else _TASK, trainer=trains)
+    trainer = _TRAINERS if trains_several or has_eval_tasks else _TRAINER
+    register_task(type(parts["task"]), _TASKS if trains_several else _TASK, trainer=trainer)
     converted: ExperimentConfig = mirror(theirs, ExperimentConfig, **parts)
     return converted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orbit
@@ -15,7 +15,6 @@ from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.evaluation import evaluation_name
-from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.checkpoint_selection import INITIAL, newest_checkpoint
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
@@ -78,28 +77,35 @@ class OrbitExperimentRunner:
         enable_async_checkpointing: bool = False,
         **options: Any,
     ) -> None:
-        self._refuse_own_parts()
+        for name in ("_maybe_build_checkpoint_manager", "_build_controller"):
+            if hasattr(self, name):
+                raise UsageError(
+                    f"{type(self).__name__}.{name}: the engine creates the checkpoint manager and the controller; "
+                    "remove this method, and pass controller_cls, train_actions or eval_actions, or set "
+                    "trainer.max_to_keep"
+                )
         self.strategy = distribution_strategy or tf.distribute.get_strategy()
         self._params, self._model_dir, self._mode, self._task = params, model_dir, mode, task
+        kind = lookup_mode(mode)
+        self._trains = kind.trains
+        self._evaluates = kind.evaluates or run_post_eval
+        self._config = convert(params)
+        self._directory = RunDirectory(model_dir, self._config.trainer)
+        self._trainer = trainer
         self._controller: Any = None
-        self._arguments: dict[str, Any] = {
+        self._controller_cls = Controller if controller_cls is orbit.Controller else controller_cls
+        self._options: dict[str, Any] = {
             "run_post_eval": run_post_eval,
             "save_summary": save_summary,
             "train_actions": train_actions,
             "eval_actions": eval_actions,
-            "controller_cls": noticed(
-                Controller if controller_cls is orbit.Controller else controller_cls, self._controller_made
-            ),
             "summary_manager": summary_manager,
             "eval_summary_manager": eval_summary_manager,
             "enable_async_checkpointing": enable_async_checkpointing,
             **options,
         }
-        self._kind = lookup_mode(mode)
-        self._config = convert(params)
-        self._trainer = trainer
         if any(getattr(type(self), name) is not getattr(OrbitExperimentRunner, name) for name in self._own_hooks):
-            self._make_trainer()
+            self._create_trainer()
 
     @property
     def params(self) -> Any:
@@ -115,7 +121,7 @@ class OrbitExperimentRunner:
     def trainer(self) -> Any:
         """The trainer that was passed in or created; created now if it is used before `run`."""
         if self._trainer is None:
-            self._make_trainer()
+            self._create_trainer()
         return self._trainer
 
     @property
@@ -146,16 +152,54 @@ class OrbitExperimentRunner:
         """
         with self.strategy.scope():
             trainer = adopted(self._trainer, self._config.runtime.random_seed)  # None: the engine makes it
-        arguments = with_options_of_eval(self._mode, self._config, self._model_dir, self.strategy, self._arguments)
-        model, logs = runner.run_experiment(
-            self.strategy, self._task, self._mode, self._config, self._model_dir, trainer=trainer, **arguments
-        )
-        return model, logs if self._arguments["run_post_eval"] or self._mode == "train_and_post_eval" else {}
 
-    def _make_trainer(self) -> None:
-        checked_config(self._mode, self._config, self._model_dir, self._arguments)
-        evaluates = self._kind.evaluates or self._arguments["run_post_eval"]
-        self._trainer = self._trainer or self._build_trainer(self._task, self._kind.trains, evaluates)
+        options = dict(self._options)
+        if self._mode == "eval":
+            # As in Model Garden: task.init_checkpoint needs no training, and summaries are beside those of training.
+            if "checkpoint" not in options and newest_checkpoint(self._model_dir) is None:
+                _LOG.warning(
+                    "%s holds no checkpoint: evaluating the weights as the task initializes them", self._model_dir
+                )
+                options["checkpoint"] = INITIAL
+            if options["save_summary"] and options["eval_summary_manager"] is None and is_chief(self.strategy):
+                options["eval_summary_manager"] = SummaryManager(self._directory.eval_summaries)
+
+        model, logs = runner.run_experiment(
+            self.strategy,
+            self._task,
+            self._mode,
+            self._config,
+            self._model_dir,
+            trainer=trainer,
+            controller_cls=self._observed_controller_class(),
+            **options,
+        )
+        return model, logs if options["run_post_eval"] or self._mode == "train_and_post_eval" else {}
+
+    def _observed_controller_class(self) -> type[Any]:
+        """Returns a subclass of the controller's class, whose object becomes `controller` when it is created."""
+        run = self
+
+        class ObservedController(self._controller_cls):  # type: ignore[name-defined]
+            def __init__(self, *arguments: Any, **named: Any) -> None:
+                super().__init__(*arguments, **named)
+                run._controller = self
+                run._trainer = self.trainer or self.evaluator
+
+        # The class has the name that messages should have.
+        ObservedController.__name__ = self._controller_cls.__name__
+        ObservedController.__qualname__ = self._controller_cls.__qualname__
+        return ObservedController
+
+    def _create_trainer(self) -> None:
+        self._check_run_directory()
+        self._trainer = self._trainer or self._build_trainer(self._task, self._trains, self._evaluates)
+
+    def _check_run_directory(self) -> None:
+        """Raises an error when the config does not fit the run in `model_dir`; before an exporter changes its files."""
+        if self._trains:
+            allowed_changes = self._options.get("allow_config_change", ())
+            check_model_dir(self._directory, self._config, self._options.get("experiment", ""), allowed_changes)
 
     def _build_trainer(self, task: Any, train: bool, evaluate: bool) -> Any:
         """Returns the trainer; override it to create another one."""
@@ -165,104 +209,10 @@ class OrbitExperimentRunner:
 
     def _build_best_checkpoint_exporter(self) -> Any:
         """Returns the exporter of the best checkpoint; override it to create another one."""
-        return exporter_of_run(self._mode, self._config, self._model_dir, self.strategy, self._arguments)
-
-    def _refuse_own_parts(self) -> None:
-        for name in ("_maybe_build_checkpoint_manager", "_build_controller"):
-            if hasattr(self, name):
-                raise UsageError(
-                    f"{type(self).__name__}.{name}: the engine creates the checkpoint manager and the controller; "
-                    "remove this method, and pass controller_cls, train_actions or eval_actions, or set "
-                    "trainer.max_to_keep"
-                )
-
-    def _controller_made(self, controller: Any) -> None:
-        self._controller, self._trainer = controller, controller.trainer or controller.evaluator
-
-
-def noticed(controller_cls: type[Any], made: Callable[[Any], None]) -> type[Any]:
-    """Returns a subclass of a controller class that calls `made` with each new controller.
-
-    Args:
-      controller_cls: A controller class of trainer_kit or of Orbit.
-      made: Called with the controller at the end of its constructor.
-    """
-
-    class Noticed(controller_cls):
-        def __init__(self, *arguments: Any, **named: Any) -> None:
-            super().__init__(*arguments, **named)
-            made(self)
-
-    Noticed.__name__, Noticed.__qualname__ = controller_cls.__name__, controller_cls.__qualname__  # for messages
-    return Noticed
-
-
-def checked_config(mode: str, params: Any, model_dir: str, options: Mapping[str, Any]) -> ExperimentConfig:
-    """Returns `params` as a trainer_kit config; if the mode trains, checks that it fits the run in `model_dir`.
-
-    The check comes before an exporter changes the best folder.
-
-    Args:
-      mode: The run's mode.
-      params: The experiment's config, Model Garden's or trainer_kit's.
-      model_dir: The run's folder.
-      options: Keyword arguments of trainer_kit.run_experiment.
-
-    Raises:
-      UsageError, StorageError: as in trainer_kit.run_experiment.
-    """
-    config = convert(params)
-    if lookup_mode(mode).trains:
-        directory, allowed = RunDirectory(model_dir, config.trainer), options.get("allow_config_change", ())
-        check_model_dir(directory, config, options.get("experiment", ""), allowed)
-    return config
-
-
-def exporter_of_run(
-    mode: str, config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy, options: Mapping[str, Any]
-) -> Any:
-    """Returns trainer_kit's exporter of the best checkpoint, for a trainer that is created before the run.
-
-    A sidecar has its own best folder. Returns None in mode eval, or when the config names no metric.
-
-    Args:
-      mode: The run's mode.
-      config: The experiment's config.
-      model_dir: The run's folder.
-      strategy: The run's strategy.
-      options: Keyword arguments of trainer_kit.run_experiment.
-    """
-    if mode == "eval":
-        return None
-    name = evaluation_name(mode, options.get("eval_name", "continuous_eval"))
-    return create_exporter(config, RunDirectory(model_dir, config.trainer, sidecar=name), is_chief(strategy))
-
-
-def with_options_of_eval(
-    mode: str, config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the options of a run, adapted in mode eval to what Model Garden's runner does.
-
-    Without a checkpoint, Model Garden evaluates the initial weights, because `task.init_checkpoint` needs no training.
-    Its summaries go to the same folder as those of a training run.
-
-    Args:
-      mode: The run's mode.
-      config: The experiment's config.
-      model_dir: The run's folder.
-      strategy: The run's strategy.
-      options: Keyword arguments of trainer_kit.run_experiment; their values are not changed.
-    """
-    if mode != "eval":
-        return options
-    directory, chosen = RunDirectory(model_dir, config.trainer), dict(options)
-    if "checkpoint" not in options and newest_checkpoint(model_dir) is None:
-        _LOG.warning("%s holds no checkpoint: evaluating the weights as the task initializes them", model_dir)
-        chosen["checkpoint"] = INITIAL
-    writes = options.get("save_summary", True) and is_chief(strategy)
-    if writes and options.get("eval_summary_manager") is None:
-        chosen["eval_summary_manager"] = SummaryManager(directory.eval_summaries)
-    return chosen
+        # A sidecar has a best folder of its own.
+        name = evaluation_name(self._mode, self._options.get("eval_name", "continuous_eval"))
+        directory = RunDirectory(self._model_dir, self._config.trainer, sidecar=name)
+        return create_exporter(self._config, directory, is_chief(self.strategy))
 
 
 # The 15 parameters are not repeated here, so that the two lists cannot drift apart. inspect.signature and help() show

@@ -39,20 +39,24 @@ class EngineTask:
     Args:
       multi_task: A MultiTask of Model Garden.
       model: The model of all tasks; None: `multi_task.build_multitask_model` builds it.
+      task_sampler: A task sampler of Model Garden, which draws the task of each step; None: each step trains all tasks.
 
     Attributes:
-      sampler: Draws the task of each step; None: each step trains all tasks.
+      sampler: Draws the task of each step as Model Garden does; None: each step trains all tasks.
       step_counters: The int64 scalar variables that count the steps of each task; empty if each step trains all tasks.
         The run finds the variables here and saves them.
     """
 
     loss = "loss"
 
-    def __init__(self, multi_task: Any, model: Any = None) -> None:
+    def __init__(self, multi_task: Any, model: Any = None, task_sampler: Any = None) -> None:
         self.multi_task = multi_task
+        self._model = model
         self.sampler: DrawnTasks | None = None
         self.step_counters: dict[str, Any] = {}
-        self._model = model
+        if task_sampler is not None:
+            self.sampler = DrawnTasks(task_sampler, len(self.tasks))
+            self.step_counters = {name: orbit.utils.create_global_step() for name in self.tasks}
 
     @property
     def task_config(self) -> TaskSections:
@@ -200,6 +204,8 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
       config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
     """
 
+    _task_sampler: Any = None  # each step trains all tasks
+
     def __init__(
         self,
         multi_task: Any,
@@ -209,7 +215,7 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
         *,
         config: Any = None,
     ) -> None:
-        task = self._engine_task(multi_task)
+        task = EngineTask(multi_task, task_sampler=self._task_sampler)
         _build_models(task.tasks, multi_task_model, train=True)
         sections = _trainer_sections(config, task.tasks, trainer_options)
         super().__init__(sections, task, multi_task_model, optimizer, evaluate=False)
@@ -233,9 +239,6 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
     def training_metrics(self) -> dict[str, list[Any]]:
         """The training metrics by task, without the losses."""
         return dict(self.train_metrics)
-
-    def _engine_task(self, multi_task: Any) -> EngineTask:
-        return EngineTask(multi_task)
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> TaskMetrics:
         return TaskMetrics(task)
@@ -271,12 +274,6 @@ class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
     def task_step_counter(self, name: str) -> Any:
         """Returns the int64 scalar variable that counts a task's steps; it is saved in checkpoints."""
         return self.task.step_counters[name]
-
-    def _engine_task(self, multi_task: Any) -> EngineTask:
-        task = EngineTask(multi_task)
-        task.sampler = DrawnTasks(self._task_sampler, len(task.tasks))
-        task.step_counters = {name: orbit.utils.create_global_step() for name in task.tasks}
-        return task
 
 
 class MultiTaskEvaluator(Trainer):
@@ -350,8 +347,19 @@ def evaluate_tasks(
     if len(set(names)) < len(names):
         raise UsageError(f"two tasks to evaluate have the same name: {', '.join(names)}; give each a name of its own")
     trainer.inputs.add_evaluated(tasks)
+    sets = []
     with trainer.strategy.scope():
-        sets = [_validation_set(trainer, task, (steps or {}).get(task.name)) for task in tasks]
+        for task in tasks:
+            feed = trainer.inputs.validation_feed(task.name, task.task_config.validation_data, task)
+            metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
+            model = model_of_task(trainer.model, task.name)
+
+            # A number of steps in the config, an option of trainer_kit, comes before Model Garden's.
+            options = getattr(trainer.config.trainer, "validation_sets", {}).get(task.name)
+            task_steps = (steps or {}).get(task.name)
+            if task_steps and (options is None or options.steps is None):
+                options = (options or ValidationSetConfig()).replace(steps=task_steps)
+            sets.append(ValidationSet(task.name, feed, options, task, model, metrics))
         trainer.set_validation_sets(ValidationSets(sets))
     trainer.checkpoint_exporter = checkpoint_exporter
 
@@ -364,15 +372,6 @@ def check_trainer(trainer: Any) -> None:
             f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run; pass a trainer of "
             "trainer_kit.compat.model_garden (its arguments are the same), or no trainer"
         )
-
-
-def _validation_set(trainer: Trainer, task: Any, steps: int | None) -> ValidationSet:
-    feed = trainer.inputs.validation_feed(task.name, task.task_config.validation_data, task)
-    metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
-    options = getattr(trainer.config.trainer, "validation_sets", {}).get(task.name)
-    if steps and (options is None or options.steps is None):
-        options = (options or ValidationSetConfig()).replace(steps=steps)
-    return ValidationSet(task.name, feed, options, task, model_of_task(trainer.model, task.name), metrics)
 
 
 def _build_models(tasks: Mapping[str, Any], model: Any, train: bool) -> None:
