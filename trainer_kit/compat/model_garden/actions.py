@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.gin_names import configurable
 from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.errors import DivergedError, UsageError
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.metrics import to_numpy
 from trainer_kit.training.trainer import Trainer
 
@@ -44,9 +43,7 @@ def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
         return list(model_garden_eval_actions(params, trainer, model_dir))
     if trainer._average is None:
         return []
-    # The trainer has to know when averages are in place: a save may come meanwhile.
-    averaged = functools.partial(trainer.averaged_weights, AVERAGE)
-    return [AveragesSaver(model_dir, trainer.checkpoint, averaged, params.trainer.max_to_keep)]
+    return [AveragesSaver(trainer, model_dir, params.trainer.max_to_keep)]
 
 
 @configurable("official.core.actions.get_train_actions")
@@ -86,6 +83,18 @@ def get_train_actions(
             )
         )
     return actions
+
+
+class ActingTrainer(BaseTrainer):
+    """A trainer whose own actions are those of Model Garden's factories, which gin can bind."""
+
+    def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
+        """Returns the actions that run after each training loop."""
+        return get_train_actions(params, self, model_dir, checkpoint_manager=manager)
+
+    def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
+        """Returns the actions that run after each evaluation."""
+        return get_eval_actions(params, self, model_dir)
 
 
 class RecoveryCondition(model_garden_actions.RecoveryCondition):
@@ -151,21 +160,13 @@ class AveragesSaver:
     back, bit by bit, even when the save fails. Of several workers only the chief leaves files.
 
     Args:
+      trainer: The trainer; it knows when averages are in place, because a save may come meanwhile.
       export_dir: The folder that holds `ema_checkpoints`.
-      checkpoint: The model's checkpoint, with the step as `global_step`.
-      averaged: Returns a context manager with the averages in place.
       max_to_keep: The number of newest checkpoints to keep.
     """
 
-    def __init__(
-        self,
-        export_dir: str,
-        checkpoint: tf.train.Checkpoint,
-        averaged: Callable[[], AbstractContextManager[Any]],
-        max_to_keep: int = 1,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._averaged = averaged
+    def __init__(self, trainer: Any, export_dir: str, max_to_keep: int = 1) -> None:
+        self._trainer = trainer
         self._max_to_keep = max_to_keep
         self._folder = os.path.join(os.fspath(export_dir), FOLDER)
         tf.io.gfile.makedirs(self._folder)
@@ -178,10 +179,10 @@ class AveragesSaver:
             if not tf.distribute.get_strategy().extended.should_checkpoint:
                 self._own_folder = tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
             self._manager = tf.train.CheckpointManager(
-                self._checkpoint,
+                self._trainer.checkpoint,
                 directory=self._own_folder.name if self._own_folder else self._folder,
                 max_to_keep=self._max_to_keep,
                 checkpoint_name=NAME,
             )
-        with self._averaged():
-            self._manager.save(checkpoint_number=int(to_numpy(self._checkpoint.global_step)))
+        with self._trainer.averaged_weights(AVERAGE):
+            self._manager.save(checkpoint_number=int(to_numpy(self._trainer.global_step)))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoint_names import ITERATOR
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
+from trainer_kit.compat.model_garden.actions import ActingTrainer
 from trainer_kit.compat.model_garden.optimizers import OptimizersAverage, averaging, make_whole
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import endless, is_endless
@@ -24,7 +24,6 @@ from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.inputs.worker_pipeline import DataSection, PositionedPipeline
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.runtime.datasets import has_plain_iterator
-from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.trainer import Trainer
 
@@ -59,7 +58,7 @@ def adopted(trainer: Any, seed: int = 0) -> Any:
     return AdoptedTrainer(trainer, seed)
 
 
-class AdoptedTrainer(BaseTrainer):
+class AdoptedTrainer(ActingTrainer):
     """Wraps a Model Garden trainer in the interface that trainer_kit's runner needs. Created in strategy scope.
 
     Other attributes are those of the wrapped trainer.
@@ -70,20 +69,31 @@ class AdoptedTrainer(BaseTrainer):
     """
 
     def __init__(self, inner: Any, seed: int) -> None:
-        self._inner, self._strategy = inner, inner.strategy
-        optimizer, self._dataset = inner.optimizer, getattr(inner, "_train_dataset", None)
+        self._inner = inner
+        self._dataset = getattr(inner, "_train_dataset", None)
         self.trains = self._dataset is not None
+        optimizer = inner.optimizer
         if self.trains and optimizer is not None:
             make_whole(optimizer, inner.model.trainable_variables)
-        task, step = getattr(inner, "task", None), inner.global_step
-        self._average = _exact_average(optimizer, inner.model)
+        self._average: OptimizersAverage | None = None
+        if (averaging_optimizer := averaging(optimizer)) is not None:
+            # Model Garden's own exchange, which the trainer's evaluations call, changes last bits of the weights.
+            self._average = OptimizersAverage(optimizer, inner.model)
+            averaging_optimizer.swap_weights = self._average.swap
+
+        # Checkpoints also hold what the trainer's own checkpoint holds beyond the parts that every run has.
+        saved_elsewhere = {*_KNOWN, *(getattr(inner.model, "checkpoint_items", None) or ())}
+        own_items = {
+            name: item for name, item in inner.checkpoint._trackable_children().items() if name not in saved_elsewhere
+        }
         trained = optimizer if self.trains else None
-        self.state = TrainState(step, inner.model, trained, self._average, task, seed, self._own_items())
+        task = getattr(inner, "task", None)
+        self.state = TrainState(inner.global_step, inner.model, trained, self._average, task, seed, own_items)
         ready_made = DataSection("train_data", params=None, task=task, runtime=None)
         self.data = TrainData(
             None,
             PositionedPipeline(ready_made, one_iterator=has_plain_iterator(inner.strategy)),
-            step,
+            inner.global_step,
             self._dataset,
             instead=f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer",
         )
@@ -92,13 +102,7 @@ class AdoptedTrainer(BaseTrainer):
         self.state.python_state.add("learning rates", rates.state, rates.restore)
         self.state.python_state.add("data", self.data.state, self.data.put_state)
         self.weights_finite: bool | None = True
-        self.stop_flag: StopFlag = StopFlag(self._strategy)
-
-    def _own_items(self) -> dict[str, Any]:
-        """Returns the items of the trainer's own checkpoint that trainer_kit's checkpoint does not already hold."""
-        found = dict(self._inner.checkpoint._trackable_children())
-        known = {*_KNOWN, *(getattr(self._inner.model, "checkpoint_items", None) or ())}
-        return {name: item for name, item in found.items() if name not in known}
+        self.stop_flag: StopFlag = StopFlag(inner.strategy)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_inner":
@@ -109,11 +113,6 @@ class AdoptedTrainer(BaseTrainer):
     def class_name(self) -> str:
         """The name of the wrapped trainer's class, for messages."""
         return type(self._inner).__name__
-
-    @property
-    def strategy(self) -> tf.distribute.Strategy:
-        """The strategy in whose scope the trainer was created."""
-        return self._strategy
 
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
@@ -187,14 +186,6 @@ class AdoptedTrainer(BaseTrainer):
         if self._average is not None and self._average.swapped:
             self._average.swap()
 
-    def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
-        """Returns the actions that run after each training loop; gin can bind their factory."""
-        return get_train_actions(params, self, model_dir, checkpoint_manager=manager)
-
-    def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
-        """Returns the actions that run after each evaluation; gin can bind their factory."""
-        return get_eval_actions(params, self, model_dir)
-
     def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
         """Saves the JSON-able result of `get` in each checkpoint, and passes it to `put` after a restore."""
         self.state.python_state.add(name, get, put)
@@ -207,9 +198,6 @@ class AdoptedTrainer(BaseTrainer):
         dataset, options = getattr(self._inner, "_validation_dataset", None), getattr(self.config, "trainer", None)
         if dataset is not None and getattr(options, "validation_steps", 0) == -1 and is_endless(dataset):
             raise DataError(endless("validation_data", "trainer.validation_steps"))
-
-    def validation_metric_names(self) -> None:
-        """Returns None: the names are known only after an evaluation."""
 
     def initialize(self) -> None:
         """Initializes the trainer when there is no checkpoint to restore; runs eagerly, in strategy scope."""
@@ -243,22 +231,10 @@ class AdoptedTrainer(BaseTrainer):
 
         Runs eagerly.
         """
-        if self.trains:
-            self.state.keep_attributes(self._metric_variables())
-
-    def _metric_variables(self) -> list[Any]:
-        """Returns the variables of the trainer's metrics, which are not saved, because each loop resets them."""
-        values = [one for value in vars(self._inner).values() for one in tf.nest.flatten(value)]
-        metrics = [one for one in values if hasattr(one, "update_state") and hasattr(one, "variables")]
-        own = getattr(self._inner.model, "metrics", None) or []
-        return [variable for metric in (*metrics, *own) for variable in metric.variables]
-
-
-def _exact_average(optimizer: Any, model: Any) -> OptimizersAverage | None:
-    """Returns the average of Model Garden's optimizer, with an exact swap; None if the optimizer has none."""
-    inner = averaging(optimizer)
-    if inner is None:
-        return None
-    average = OptimizersAverage(optimizer, model)
-    inner.swap_weights = average.swap
-    return average
+        if not self.trains:
+            return
+        # Those of metrics are not saved, because each loop resets them.
+        values = [item for value in vars(self._inner).values() for item in tf.nest.flatten(value)]
+        metrics = [value for value in values if hasattr(value, "update_state") and hasattr(value, "variables")]
+        metrics += getattr(self._inner.model, "metrics", None) or []
+        self.state.keep_attributes([variable for metric in metrics for variable in metric.variables])

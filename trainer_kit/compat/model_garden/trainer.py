@@ -17,7 +17,7 @@ import official.core.train_lib  # noqa: F401
 import tensorflow as tf
 from official.core import base_task, base_trainer, task_factory
 
-from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
+from trainer_kit.compat.model_garden.actions import ActingTrainer
 from trainer_kit.compat.model_garden.adopted_trainer import adopted
 from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.build_errors import TaskSections, explain_config_errors, part_of
@@ -84,7 +84,7 @@ class ModelGardenInputs(TaskInputs):
             return super().distribute(pipeline)
 
 
-class Trainer(engine.Trainer):
+class Trainer(ActingTrainer, engine.Trainer):
     """Trains and evaluates a Model Garden task, with the arguments and methods of trainer_kit's Trainer.
 
     The argument `config` is a config of either framework. The property `config` has Model Garden's section of the task,
@@ -115,7 +115,6 @@ class Trainer(engine.Trainer):
         validation_dataset: Any = None,
         checkpoint_exporter: Any = None,
     ) -> None:
-        _check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
         self._given_optimizer = optimizer
         build_model(task, model, train, train_dataset if train else validation_dataset)
         with explain_config_errors("task"):
@@ -135,7 +134,9 @@ class Trainer(engine.Trainer):
     @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # it has the same signature
     def __new__(cls, *arguments: Any, **named: Any) -> Any:
         """Returns a trainer of the class that the current strategy needs."""
-        if cls is Trainer and _MODEL_GARDENS is not None and _is_asynchronous():
+        strategy = tf.distribute.get_strategy()
+        is_asynchronous = isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+        if cls is Trainer and is_asynchronous and _MODEL_GARDENS is not None:
             return _MODEL_GARDENS(*arguments, **named)
         return super().__new__(cls)
 
@@ -150,14 +151,6 @@ class Trainer(engine.Trainer):
         chosen = {} if cls is Trainer else {"trainer_cls": cls}  # an argument overrides gin's binding
         made = create_trainer(config, task, train, evaluate, checkpoint_exporter, **chosen)
         return adopted(made, config.runtime.random_seed)
-
-    def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
-        """Returns the actions that run after each training loop; gin can bind their factory."""
-        return get_train_actions(params, self, model_dir, checkpoint_manager=manager)
-
-    def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
-        """Returns the actions that run after each evaluation; gin can bind their factory."""
-        return get_eval_actions(params, self, model_dir)
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the loop's logs: metrics, training_loss, learning_rate. Runs eagerly, on the host."""
@@ -187,22 +180,6 @@ class Trainer(engine.Trainer):
     def _aggregates(self, task: Any) -> bool:
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
         return own_reduce or type(task).aggregate_logs is not base_task.Task.aggregate_logs
-
-
-def _check_sections(config: Any, train_data: bool, validation_data: bool) -> None:
-    """Raises AttributeError, in Model Garden's words, when `config` lacks a section that is needed."""
-    wanted = {"train_data": train_data, "validation_data": validation_data}
-    data = [f"task.{name}" for name, needed in wanted.items() if needed]
-    for path in ("trainer", "task", *data):
-        try:
-            attrgetter(path)(config)
-        except AttributeError:
-            message = f"The trainer requires the configuration contains an attribute `{path}`."
-            raise AttributeError(message) from None
-
-
-def _is_asynchronous() -> bool:
-    return isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy)
 
 
 @configurable("official.core.train_utils.create_trainer")
@@ -272,14 +249,12 @@ def logging_folder(logging_dir: str | None) -> Iterator[None]:
                 folder.rmdir()
 
 
-def with_numpy(logs: Mapping[str, Any]) -> dict[str, Any]:
+def with_numpy(logs: Any) -> Any:
     """Returns logs whose NumPy numbers have a method `numpy()`, like the tensors that Model Garden returns."""
-    return {name: with_numpy(one) if isinstance(one, Mapping) else _with_numpy(one) for name, one in logs.items()}
-
-
-def _with_numpy(value: Any) -> Any:
-    kind = _KINDS.get(type(value))
-    return value if kind is None else kind(value)
+    if isinstance(logs, Mapping):
+        return {name: with_numpy(value) for name, value in logs.items()}
+    kind = _KINDS.get(type(logs))
+    return logs if kind is None else kind(logs)
 
 
 def _kind(number: Any) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,10 @@ def _saver(folder: Path, model: Any, optimizer: Any, max_to_keep: int = 1) -> Av
             average.swap()
 
     checkpoint = tf.train.Checkpoint(model=model, global_step=optimizer.iterations)
-    return AveragesSaver(str(folder), checkpoint, averaged, max_to_keep)
+    trainer = SimpleNamespace(
+        checkpoint=checkpoint, global_step=optimizer.iterations, averaged_weights=lambda name: averaged()
+    )
+    return AveragesSaver(trainer, str(folder), max_to_keep)
 
 
 @STRATEGIES
