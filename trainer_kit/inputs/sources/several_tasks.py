@@ -29,27 +29,33 @@ def tasks_data(
     Raises:
       UsageError: when a task is drawn, and the batches of a task have no form without examples.
     """
+    source = TasksSource(parts, sampler)
     if all(isinstance(part, Source) for part in parts.values()):
-        return JointSource(parts) if sampler is None else InterleavedSource(parts, sampler)
-    datasets = {name: part.at(0, input_context) if isinstance(part, Source) else part for name, part in parts.items()}
-    if sampler is None:
-        return tf.data.Dataset.zip(datasets)
-    return _interleaved(datasets, sampler.tasks(0), replicas_here(input_context))
+        return source
+    return source.at(0, input_context)
 
 
-class JointSource:
-    """A Source whose elements have a batch of each task: {task: batch}.
+class TasksSource:
+    """A Source whose elements have a batch of each task, {task: batch}, or of one task that a sampler draws.
+
+    An element with a batch of one task is (number of the task, {task: batch}). The number counts the tasks in the order
+    of `parts`, int64. The batches of the other tasks have no examples.
 
     Args:
-      parts: The Source of each task.
+      parts: The data of each task: a Source, or a tf.data.Dataset, which can only be read from its beginning.
+      sampler: Draws the task of each element; None: each element has a batch of every task.
     """
 
-    def __init__(self, parts: Mapping[str, Source]) -> None:
+    def __init__(self, parts: Mapping[str, Any], sampler: TaskSampler | None) -> None:
         self._parts = dict(parts)
+        self._sampler = sampler
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the dataset from global batch `position` of every task on; see Source."""
-        return tf.data.Dataset.zip({name: part.at(position, input_context) for name, part in self._parts.items()})
+        """Returns the dataset from element `position` on, each task from its own batch on; see Source."""
+        datasets = self._datasets_at(position, input_context)
+        if self._sampler is None:
+            return tf.data.Dataset.zip(datasets)
+        return _interleaved(datasets, self._sampler.tasks(position), replicas_here(input_context))
 
     def identity(self) -> dict[str, Any]:
         """Returns what describes the data of each task; see Source."""
@@ -57,45 +63,20 @@ class JointSource:
         return {f"{task}, {name}": value for task, part in identities.items() for name, value in part.items()}
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
-        """Returns the dataset of `at` with `size` successive batches of each task in an element; see ArraySource.
+        """Returns the dataset of `at` for one replica, with `size` successive elements in each; see ArraySource.
+
+        XLA compiles a program for each shape, so the batches of tasks that are not drawn are full ones of zeros here.
 
         Returns:
-          None if a task cannot stack its batches at once.
+          None if a task cannot stack its batches at once, or the batches of an interleaved task differ in shape.
         """
-        stacks = {}
-        for name, part in self._parts.items():
-            stacked_at = getattr(part, "stacked_at", None)
-            stacks[name] = stacked_at and stacked_at(position, size)
-        return None if None in stacks.values() else tf.data.Dataset.zip(stacks)
+        if self._sampler is None:
+            stacks = {}
+            for name, part in self._parts.items():
+                stacked_at = getattr(part, "stacked_at", None)
+                stacks[name] = stacked_at and stacked_at(position, size)
+            return None if None in stacks.values() else tf.data.Dataset.zip(stacks)
 
-
-class InterleavedSource(JointSource):
-    """A Source whose elements have a batch of one task: (number of the task, {task: batch}).
-
-    The number counts the tasks in the order of `parts`, int64. The batches of the other tasks have no examples.
-
-    Args:
-      parts: The Source of each task.
-      sampler: Draws the task of each element.
-    """
-
-    def __init__(self, parts: Mapping[str, Source], sampler: TaskSampler) -> None:
-        super().__init__(parts)
-        self._sampler = sampler
-
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the dataset from element `position` on, each task from its own batch on; see Source."""
-        datasets = self._datasets_at(position, input_context)
-        return _interleaved(datasets, self._sampler.tasks(position), replicas_here(input_context))
-
-    def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
-        """Returns the dataset of `at` for one replica, with `size` successive elements in each.
-
-        XLA compiles a program for each shape, so here the batches of the other tasks are full ones of zeros.
-
-        Returns:
-          None if the batches of a task differ in shape.
-        """
         datasets = self._datasets_at(position, None)
         specs = tf.nest.flatten([dataset.element_spec for dataset in datasets.values()])
         if not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
@@ -106,8 +87,11 @@ class InterleavedSource(JointSource):
     def _datasets_at(
         self, position: int, input_context: tf.distribute.InputContext | None
     ) -> dict[str, tf.data.Dataset]:
-        counts = dict(zip(self._parts, self._sampler.counts(position), strict=True))
-        return {name: part.at(counts[name], input_context) for name, part in self._parts.items()}
+        counts = self._sampler.counts(position) if self._sampler else [position] * len(self._parts)
+        datasets = {}
+        for (name, part), count in zip(self._parts.items(), counts, strict=True):
+            datasets[name] = part.at(count, input_context) if isinstance(part, Source) else part
+        return datasets
 
 
 def _interleaved(
