@@ -179,7 +179,20 @@ class MultiTaskTrainer(Trainer):
 
     def _task_step(self, name: str, batch: Any) -> tf.Tensor:
         """Trains one task on its batch, on every replica; returns a tensor that is ready afterwards."""
-        self.strategy.run(functools.partial(self._replica_task_step, name), args=(batch,), options=self._run_options)
+        task = self.task.tasks[name]
+        options = {"optimizer": self.optimizer, "metrics": self.train_metrics[name]}
+
+        @tf.autograph.experimental.do_not_convert
+        def train_on_replica(batch: Any) -> None:
+            def step(batch: Any) -> Any:  # a tf.function would copy the mappings, so they are no arguments
+                logs = converted(task.train_step)(batch, model=model_of_task(self.model, name), **options)
+                return self._train_set.sets[name].take_metrics(task, logs)
+
+            if self.config.runtime.enable_xla:
+                step = tf.function(step, jit_compile=True, autograph=False)
+            self._train_set.update_with_task(name, task, step(batch), batch)
+
+        self.strategy.run(train_on_replica, args=(batch,), options=self._run_options)
         self._train_set.count_step(name)
         return tf.constant(True)
 
@@ -187,19 +200,6 @@ class MultiTaskTrainer(Trainer):
     def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: Any = None) -> None:
         super()._replica_train_step(inputs, optimizer, share)
         self.batch_spec = None  # that of a batch of each task, on which the whole model cannot be called
-
-    @tf.autograph.experimental.do_not_convert
-    def _replica_task_step(self, name: str, batch: Any) -> None:
-        task = self.task.tasks[name]
-        options = {"optimizer": self.optimizer, "metrics": self.train_metrics[name]}
-
-        def step(batch: Any) -> Any:  # a tf.function would copy the mappings, so they are no arguments
-            logs = converted(task.train_step)(batch, model=model_of_task(self.model, name), **options)
-            return self._train_set.sets[name].take_metrics(task, logs)
-
-        if self.config.runtime.enable_xla:
-            step = tf.function(step, jit_compile=True, autograph=False)
-        self._train_set.update_with_task(name, task, step(batch), batch)
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> MultiTaskMetrics:
         sets = {}
