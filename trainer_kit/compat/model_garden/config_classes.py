@@ -79,7 +79,7 @@ def original(mirrored: Config) -> Any:
     assert isinstance(mirrored, Mirrored), f"{type(mirrored).__qualname__} was not made by mirror"
     theirs = copy.deepcopy(mirrored.made_of)
     _unlock(theirs)
-    changed = _with_tuples(_changed(mirrored.before, mirrored.as_dict()), theirs)
+    changed = _changes(mirrored.before, mirrored.as_dict(), theirs)
     try:
         theirs.override(changed, is_strict=False)  # the mirror was strict, and has options that only our engine knows
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -224,29 +224,19 @@ def _default(value: Any) -> Any:
     return Field(default=value, validate_default=True)
 
 
-def _changed(before: Any, after: Any) -> Any:
-    """Returns the new values that differ between two nested dicts, as a nested dict."""
-    changed = {}
+def _changes(before: dict[str, Any], after: dict[str, Any], theirs: Any) -> dict[str, Any]:
+    """Returns the values of a section that differ, as a nested dict, with tuples where the original has tuples."""
+    changes: dict[str, Any] = {}
     for name, value in after.items():
         old = before.get(name)
-        if isinstance(value, dict) and isinstance(old, dict):
-            if inner := _changed(old, value):
-                changed[name] = inner
+        original_value = getattr(theirs, name, None)
+        if isinstance(value, dict) and (isinstance(old, dict) or isinstance(original_value, TheirConfig)):
+            if inner := _changes(old or {}, value, original_value):
+                changes[name] = inner
         elif name not in before or value != old or isinstance(value, bool) != isinstance(old, bool):
-            changed[name] = value
-    return changed
-
-
-def _with_tuples(changed: dict[str, Any], theirs: Any) -> dict[str, Any]:
-    """Returns the new values with lists turned into tuples where the original has tuples."""
-    typed: dict[str, Any] = {}
-    for name, value in changed.items():
-        now = getattr(theirs, name, None)
-        if isinstance(value, dict) and isinstance(now, TheirConfig):
-            typed[name] = _with_tuples(value, now)
-        else:
-            typed[name] = tuple(value) if isinstance(value, list) and isinstance(now, tuple) else value
-    return typed
+            is_tuple = isinstance(value, list) and isinstance(original_value, tuple)
+            changes[name] = tuple(value) if is_tuple else value
+    return changes
 
 
 def _mistakes(theirs: TheirConfig, error: FieldError) -> list[Mistake]:

@@ -35,12 +35,18 @@ def build_model(task: Any, model: Any, train: bool, dataset: Any = None, section
     """
     if model is None:
         raise UsageError(f"{type(task).__name__}.build_model returned None; return the model")
-    if _has_variables(model):
-        if _has_unbuilt_layers(model):
-            with contextlib.suppress(TrainerKitError):
-                _call(task, model, train, dataset, sections)
+    try:
+        has_variables = bool(getattr(model, "variables", None))
+    except ValueError:  # raised by a Keras 2 Sequential that has no variables yet
+        has_variables = False
+    if not has_variables:
+        _call(task, model, train, dataset, sections)
         return
-    _call(task, model, train, dataset, sections)
+
+    layers = [layer for layer in getattr(model, "submodules", ()) if isinstance(layer, tf_keras.layers.Layer)]
+    if not all(layer.built for layer in layers):
+        with contextlib.suppress(TrainerKitError):
+            _call(task, model, train, dataset, sections)
 
 
 def _call(task: Any, model: Any, train: bool, dataset: Any, sections: Any) -> None:
@@ -63,15 +69,3 @@ def _call(task: Any, model: Any, train: bool, dataset: Any, sections: Any) -> No
             f"the model {type(model).__name__} has no variables yet, and {type(task).__name__}.inference_step, which "
             f"would create them, fails on a batch of task.{part}: {reason(error)[0]}; build the model in build_model"
         ) from error
-
-
-def _has_unbuilt_layers(model: Any) -> bool:
-    layers = [one for one in getattr(model, "submodules", ()) if isinstance(one, tf_keras.layers.Layer)]
-    return not all(layer.built for layer in layers)
-
-
-def _has_variables(model: Any) -> bool:
-    try:
-        return bool(getattr(model, "variables", None))
-    except ValueError:  # raised by a Keras 2 Sequential that has no variables yet
-        return False
