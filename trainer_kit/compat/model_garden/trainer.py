@@ -24,7 +24,6 @@ from trainer_kit.compat.model_garden.build_errors import TaskSections, explain_c
 from trainer_kit.compat.model_garden.config_classes import original
 from trainer_kit.compat.model_garden.conversion import sections
 from trainer_kit.compat.model_garden.gin_names import bindings_of, configurable
-from trainer_kit.compat.model_garden.model_building import build_model
 from trainer_kit.compat.model_garden.optimizers import (
     OptimizersAverage,
     averaging,
@@ -116,7 +115,6 @@ class Trainer(ActingTrainer, engine.Trainer):
         checkpoint_exporter: Any = None,
     ) -> None:
         self._given_optimizer = optimizer
-        build_model(task, model, train, train_dataset if train else validation_dataset)
         with explain_config_errors("task"):
             super().__init__(
                 sections(config, task),

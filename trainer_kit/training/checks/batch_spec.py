@@ -62,7 +62,12 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
     _name_for_graphs(task, model)
     if is_built(model) and not has_unbuilt_metrics(model):
         return
-    section, batch = _first_batch(sections, task, model, train, given)
+    try:
+        section, batch = _first_batch(sections, task, model, train, given)
+    except Exception:
+        if has_variables(model):  # the first step creates the rest
+            return
+        raise
     errors: list[Exception] = []
     for step in _steps_with_model(task, model):
         try:
@@ -162,9 +167,12 @@ def has_variables(model: Any) -> bool:
 
 def is_built(model: Any) -> bool:
     """Whether a model has all of its variables, as far as the model knows."""
-    if not isinstance(model, keras.Model) or model.built:
-        return has_variables(model)
-    return has_variables(model) and all(layer.built for layer in model.layers)
+    if not has_variables(model):
+        return False
+    if isinstance(model, keras.Model):
+        return model.built or all(layer.built for layer in model.layers)
+    # A model of tf_keras may share layers with another that is built.
+    return all(getattr(part, "built", True) for part in getattr(model, "submodules", ()))
 
 
 def has_unbuilt_metrics(model: Any) -> bool:

@@ -9,9 +9,9 @@ import tensorflow as tf
 import tf_keras
 
 from tests.engine.compat.model_garden.garden_task import BATCH, FEATURES, SmallConfig, SmallTask, small_config
-from trainer_kit.compat.model_garden.model_building import build_model
 from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
 from trainer_kit.errors import UsageError
+from trainer_kit.training.checks.batch_spec import build_model
 
 
 class _Late(tf_keras.Model):  # type: ignore[misc]
@@ -70,7 +70,7 @@ class Strange(LateTask):
 def test_a_model_without_variables_gets_them_and_nothing_is_read(kind: type[LateTask], train: bool) -> None:
     task, model = kind(SmallConfig()), _Late()
     assert not model.variables
-    build_model(task, model, train)
+    build_model(task.task_config, task, model, train)
     assert [tuple(variable.shape) for variable in model.variables] == [(FEATURES, 3), (3,)]
     if kind is LateTask:
         assert task.read == 0
@@ -82,7 +82,7 @@ def test_a_model_without_variables_gets_them_and_nothing_is_read(kind: type[Late
 def test_a_model_with_variables_is_left_alone() -> None:
     task, model = LateTask(SmallConfig()), _Late()
     model(tf.zeros([1, 7]))
-    build_model(task, model, train=True)
+    build_model(task.task_config, task, model, train=True)
     assert model.calls == 1 and model.variables[0].shape == (7, 3)
 
 
@@ -90,16 +90,15 @@ def test_the_variables_are_there_on_every_replica() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     with strategy.scope():
         task, model = LateTask(SmallConfig()), _Late()
-        build_model(task, model, train=True)
+        build_model(task.task_config, task, model, train=True)
     assert [len(variable.values) for variable in model.variables] == [2, 2]
 
 
 @pytest.mark.parametrize(("train", "part"), [(True, "train_data"), (False, "validation_data")])
 def test_a_model_that_cannot_be_called_on_the_data_is_told(train: bool, part: str) -> None:
-    with pytest.raises(
-        UsageError, match=rf"_Late has no variables yet.*Strange\.inference_step.*task\.{part}.*in build_model"
-    ):
-        build_model(Strange(SmallConfig()), _Late(), train)
+    with pytest.raises(TypeError) as error:
+        build_model(SmallConfig(), Strange(SmallConfig()), _Late(), train)
+    assert f"_Late has no variables yet, so it was called on a batch of task.{part}" in error.value.__notes__[0]
 
 
 def test_a_trainer_builds_its_model_first() -> None:
@@ -142,6 +141,6 @@ def test_a_model_that_has_a_part_of_its_variables_gets_the_rest() -> None:
 
     task, model = LateTask(SmallConfig()), Half()
     assert len(model.variables) == 2
-    build_model(task, model, train=True)
+    build_model(task.task_config, task, model, train=True)
     assert len(model.variables) == 4
-    build_model(Strange(SmallConfig()), Half(), train=True)  # the first step will have to do it
+    build_model(SmallConfig(), Strange(SmallConfig()), Half(), train=True)  # the first step will have to do it

@@ -15,7 +15,6 @@ from official.modeling.multitask.multitask import MultiTask
 
 from trainer_kit.compat.model_garden.build_errors import TaskSections, explain_config_errors, part_of, sections_of
 from trainer_kit.compat.model_garden.conversion import Sections, convert
-from trainer_kit.compat.model_garden.model_building import build_model
 from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -25,6 +24,7 @@ from trainer_kit.inputs.sources.base import made_inputs
 from trainer_kit.inputs.sources.several_tasks import tasks_data
 from trainer_kit.inputs.task_sampler import BLOCK, TaskSampler
 from trainer_kit.telemetry.scalars import LOSS
+from trainer_kit.training.checks.batch_spec import build_model
 from trainer_kit.training.metrics import MetricSet, task_metrics
 from trainer_kit.training.multitask.task import model_of_task
 from trainer_kit.training.multitask.trainer import MultiTaskMetrics, MultiTaskTrainer
@@ -216,7 +216,6 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
         config: Any = None,
     ) -> None:
         task = EngineTask(multi_task, task_sampler=self._task_sampler)
-        _build_models(task.tasks, multi_task_model, train=True)
         sections = _trainer_sections(config, task.tasks, trainer_options)
         super().__init__(sections, task, multi_task_model, optimizer, evaluate=False)
 
@@ -303,7 +302,9 @@ class MultiTaskEvaluator(Trainer):
         self._given_step = global_step
         self._eval_tasks = list(eval_tasks)
         tasks = {task.name: task for task in self._eval_tasks}
-        _build_models(tasks, model, train=False)
+        for name, path in zip(tasks, sections_of(tasks.values()), strict=True):
+            with explain_config_errors(path):
+                build_model(tasks[name].task_config, tasks[name], model_of_task(model, name), train=False)
         task = EngineTask(SimpleNamespace(tasks=tasks))
         super().__init__(_trainer_sections(config, tasks), task, model, optimizer, train=False, evaluate=False)
         evaluate_tasks(self, self._eval_tasks, eval_steps, checkpoint_exporter)
@@ -372,13 +373,6 @@ def check_trainer(trainer: Any) -> None:
             f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run; pass a trainer of "
             "trainer_kit.compat.model_garden (its arguments are the same), or no trainer"
         )
-
-
-def _build_models(tasks: Mapping[str, Any], model: Any, train: bool) -> None:
-    """Creates the variables of the parts of `model` that have none yet; runs eagerly, in strategy scope."""
-    for name, task in tasks.items():
-        if name in getattr(model, "sub_tasks", tasks):
-            build_model(task, model_of_task(model, name), train, sections=sections_of(tasks.values()))
 
 
 def _trainer_sections(config: Any, tasks: Mapping[str, Any], trainer_options: Any = None) -> Sections:
