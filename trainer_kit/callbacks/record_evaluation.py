@@ -1,18 +1,44 @@
-"""RecordEvaluation: records evaluations in the run's ledger, and rewinds the records when the run rewinds."""
+"""What the engine does with an evaluation: it exports the best weights, then records the evaluation in the ledger."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.training.metrics import to_numpy
+
+
+class ExportBest(Callback):
+    """Exports the weights of an evaluation if they are among the best, and adds the best value so far to its logs.
+
+    It is the first of the callbacks: weights are exported before their evaluation is recorded.
+
+    Args:
+      best: The owner of the best checkpoints.
+    """
+
+    chief_only = False
+    name = "evaluation"
+
+    def __init__(self, best: BestCheckpoints) -> None:
+        self._best = best
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Exports the evaluation, unless an earlier process has recorded it; on every worker."""
+        done = run.evaluation
+        assert done is not None
+        if not done.replayed:
+            before = set(run.trainer.validation_sets) - set(done.sets)  # which may be in the logs of this step
+            own = {name: value for name, value in logs.items() if name not in before}
+            self._best.export(run.trainer, own, done.sets)
+        self._best.add_best(run.trainer, logs)
 
 
 class RecordEvaluation(Callback):
@@ -35,7 +61,7 @@ class RecordEvaluation(Callback):
         if done.replayed or not run.chief:
             return
         found = logs if "" in done.sets else {name: logs[name] for name in done.sets if name in logs}
-        metrics = tf.nest.map_structure(to_numpy, without_best(found))
+        metrics = tf.nest.map_structure(to_numpy, found)
         path = os.path.relpath(done.checkpoint, run.directory) if done.checkpoint else None
         self._history.ledger.append(done.step, metrics, done.seconds_of_sets or done.seconds, path)
 
@@ -43,12 +69,6 @@ class RecordEvaluation(Callback):
         """Rewinds history, ledger and best checkpoint to `step`; on every worker."""
         del run
         self._history.rewind(step)
-
-
-def without_best(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the logs of an evaluation without the best value so far, which is not a result of that evaluation."""
-    own = {name: value for name, value in logs.items() if name.removeprefix("best_") not in logs.keys() - {name}}
-    return {name: without_best(value) if isinstance(value, Mapping) else value for name, value in own.items()}
 
 
 class SidecarLedger(Callback):
@@ -70,7 +90,7 @@ class SidecarLedger(Callback):
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Remembers the logs until `boundary_end`."""
         del run
-        self._logs = tf.nest.map_structure(to_numpy, without_best(logs))
+        self._logs = tf.nest.map_structure(to_numpy, dict(logs))
 
     def boundary_end(self, run: Run) -> None:
         """Appends the evaluation to the ledger."""

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Evaluation, Loop, Run
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.telemetry.report import CHANGE, EpochPlace, Report, Writer
 from trainer_kit.training.loops.intervals import Epochs
 from trainer_kit.training.metrics import to_numpy
@@ -21,13 +22,16 @@ class Reports(Callback):
     Args:
       writer: The writer of the reports.
       batch_size: The examples in a training step, over all replicas; 0: not known, so no example rate is reported.
+      best: The owner of the best checkpoints, whose best value is reported; None if the run keeps none.
     """
 
     chief_only = False
     name = "report"
 
-    def __init__(self, writer: Writer, batch_size: int = 0) -> None:
-        self._writer, self._batch_size = writer, batch_size
+    def __init__(self, writer: Writer, batch_size: int = 0, best: BestCheckpoints | None = None) -> None:
+        self._writer = writer
+        self._batch_size = batch_size
+        self._best = best
         self._written: Loop | None = None
         self._logs: Mapping[str, Any] = {}
         self._evaluations: list[Evaluation] = []
@@ -85,7 +89,7 @@ class Reports(Callback):
         self._evaluations, run.reported = [], {}
 
     def _write(self, run: Run, **figures: Any) -> None:
-        best = getattr(run.trainer.checkpoint_exporter, "best", None)
+        best = self._best.best if self._best is not None else None
         figures["metrics"] = tf.nest.map_structure(to_numpy, figures["metrics"])
         epoch = epoch_place(run.epochs, figures["step"], run.total) if run.epochs else None
         self._writer.write(Report(total_steps=run.total, best=best, epoch=epoch, **figures))

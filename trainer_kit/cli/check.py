@@ -111,17 +111,19 @@ def shortened(config: ExperimentConfig) -> ExperimentConfig:
 def _built_trainer(config: ExperimentConfig, short: ExperimentConfig, task: Any, folder: str, checks: Checklist) -> Any:
     """Returns the trainer of the short run, after the checks of the names and the data that `config` asks for."""
     from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
+    from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
     from trainer_kit.process.run_directory import RunDirectory
     from trainer_kit.training.task_inputs import shared_sets
-    from trainer_kit.training.trainer_creation import create_exporter, create_trainer
+    from trainer_kit.training.trainer_creation import check_best_metric, create_exporter, create_trainer
 
     checks.begin("model, optimizer and metrics can be built")
     exporter = create_exporter(short, RunDirectory(folder, short.trainer))
     trainer = create_trainer(short, task, checkpoint_exporter=exporter)
     names, early = trainer.validation_metric_names(), config.trainer.early_stopping
     if exporter is not None and names is not None:
-        checks.begin(f"best metric: {', '.join(exporter.metric_names)} is one of {', '.join(names)}")
-        exporter.check_metric(names)
+        metrics = [best.metric_name for best in BestCheckpoints.of(exporter)]
+        checks.begin(f"best metric: {', '.join(dict.fromkeys(metrics))} is one of {', '.join(names)}")
+        check_best_metric(trainer, wanted=True)
     if early is not None and not early.eval_name and names is not None:
         checks.begin(f"early stopping: {early.metric} is one of {', '.join(names)}")
         check_early_stopping_metric(early, trainer)

@@ -17,8 +17,7 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
-from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.named_bests import EXPORTERS, BestCheckpoints
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.run_lock import read_heartbeat, runs
@@ -66,7 +65,7 @@ class Sidecar:
     Args:
       directory: The run's folder.
       ledger: The sidecar's ledger.
-      best: The sidecar's exporter of the best checkpoint, if it keeps one.
+      best: The owner of the sidecar's best checkpoints; None if it keeps none.
       summaries: The manager of the sidecar's TensorBoard folder.
       lease: The sidecar's lease.
       train_steps: The last step of the run, used if the run's folder does not name it.
@@ -77,7 +76,7 @@ class Sidecar:
         self,
         directory: RunDirectory,
         ledger: Ledger,
-        best: BestCheckpoint | BestCheckpoints | None,
+        best: BestCheckpoints | None,
         summaries: Any,
         lease: Lease,
         train_steps: int | str,
@@ -155,11 +154,11 @@ class Sidecar:
         self._lease.need(after, reads, self._ledger.lineage)
 
     def _rewind_best(self, step: int) -> None:
-        if isinstance(self._best, EXPORTERS):
-            self._best.rewind(step)
+        if self._best is not None:
+            self._best.rewind(step, self._ledger.counting())
 
     def _follow_records(self, step: int) -> None:
         if hasattr(self._summaries, "resume"):
             self._summaries.resume(step)
-        if isinstance(self._best, EXPORTERS):
+        if self._best is not None:
             self._best.resume(None, self._ledger.counting())

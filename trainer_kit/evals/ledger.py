@@ -12,7 +12,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -86,7 +86,7 @@ class Ledger:
     def _append(
         self, dataset: str, step: int, metrics: Mapping[str, Any], seconds: float, checkpoint: str | None
     ) -> bool:
-        values = _encoded(plain(metrics))
+        values = _encoded(without_best(plain(metrics)))
         key = (self.lineage, int(step), dataset, self._hashes[dataset])
         if self._known is None:
             self._known = _first_metrics(self.records())
@@ -206,7 +206,7 @@ class Ledger:
         # Compared as text, since NaN has to equal NaN.
         old, new = ({name: str(value) for name, value in _flat(side)} for side in (before, now))
         both = {**old, **new}
-        others = [name for name in both if old.get(name) != new.get(name) and not _is_best_so_far(name, both)]
+        others = [name for name in both if old.get(name) != new.get(name)]
         if self._warned or not others:
             return
         self._warned, name = True, others[0]
@@ -278,6 +278,12 @@ def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def without_best(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the logs of an evaluation without the best value so far, which is not a result of that evaluation."""
+    own = {name: value for name, value in logs.items() if name.removeprefix("best_") not in logs.keys() - {name}}
+    return {name: without_best(value) if isinstance(value, Mapping) else value for name, value in own.items()}
+
+
 def _listed(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps)) if len(steps) <= 5 else f"{steps[0]} to {steps[-1]}"
 
@@ -311,7 +317,9 @@ def _is_record(record: Mapping[str, Any]) -> bool:
 
 def _decoded(record: Mapping[str, Any]) -> dict[str, Any]:
     decoded = {**record, "lineage": record.get("lineage", 0)}
-    return decoded if record.get("kind") == REWIND else {**decoded, "metrics": _numbers(record["metrics"])}
+    if record.get("kind") == REWIND:
+        return decoded
+    return {**decoded, "metrics": without_best(_numbers(record["metrics"]))}  # earlier releases recorded the best
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,12 +327,6 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
         name: _numbers(value) if isinstance(value, Mapping) else from_json_number(value)
         for name, value in metrics.items()
     }
-
-
-def _is_best_so_far(name: str, names: Container[str]) -> bool:
-    """Whether a metric, `best_<metric>`, is the best of the run so far, which depends on other evaluations."""
-    place, bar, last = name.rpartition("|")
-    return last.startswith("best_") and f"{place}{bar}{last.removeprefix('best_')}" in names
 
 
 def _flat(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer_kit.errors import StorageError
-from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.named_bests import EXPORTERS, BestCheckpoints
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import Ledger, active_records, other_ledgers
 from trainer_kit.process.sidecar_lease import lineages_in_evaluation
 from trainer_kit.telemetry.background_writer import BackgroundWriter
@@ -30,7 +29,7 @@ class RunHistory:
       history: The writer of metrics.jsonl; None on workers that are not the chief.
       summaries: The managers of TensorBoard's folders for training and validation; those without a method `resume` are
         left alone.
-      best: The exporter of the best checkpoint, if any.
+      best: The owner of the best checkpoints; None if the run keeps none.
       writer: The writer of all reports; None: there are none to wait for.
       recorded: Returns the `extent` in the record of a step's checkpoint; {} if it has none.
     """
@@ -40,12 +39,16 @@ class RunHistory:
         ledger: Ledger,
         history: JsonLinesWriter | None,
         summaries: Sequence[Any],
-        best: BestCheckpoint | BestCheckpoints | None,
+        best: BestCheckpoints | None,
         writer: BackgroundWriter | None = None,
         recorded: Callable[[int], Any] = lambda _: {},
     ) -> None:
-        self.ledger, self._recorded = ledger, recorded
-        self._history, self._best, self._summaries, self._writer = history, best, summaries, writer
+        self.ledger = ledger
+        self.best = best
+        self._recorded = recorded
+        self._history = history
+        self._summaries = summaries
+        self._writer = writer
 
     def settle(self, step: int) -> dict[str, Any]:
         """Writes all reports to the disk, before a checkpoint; returns `extent`."""
@@ -140,6 +143,12 @@ class RunHistory:
 
     def resume(self, step: int) -> None:
         """Sets all to `step`; reports of later steps are superseded and come again."""
+        self._resume_reports(step)
+        if self.best is not None:
+            self.best.resume(step, self.ledger.counting())
+
+    def _resume_reports(self, step: int) -> None:
+        """Sets history and curves to `step`."""
         if self._history is not None:
             if self._writer is not None:
                 self._writer.flush()
@@ -148,16 +157,14 @@ class RunHistory:
             for manager, last in zip(self._summaries, (step, evaluated), strict=True):
                 if hasattr(manager, "resume"):
                     manager.resume(last)
-        if isinstance(self._best, EXPORTERS):
-            self._best.resume(step, self.ledger.counting())
 
     def rewind(self, step: int) -> None:
         """Goes back to `step` permanently: later results, the best checkpoint included, no longer count."""
-        if isinstance(self._best, EXPORTERS):
-            self._best.rewind(step)  # before the ledger, so that no later weights remain without a record
+        if self.best is not None:  # before the ledger, so that no later weights remain without a record
+            self.best.rewind(step, self.ledger.counting())
         if self._history is not None:
             self.ledger.rewind(step)
-        self.resume(step)
+        self._resume_reports(step)
 
     def recorded_logs(self, step: int) -> dict[str, Any]:
         """Returns the metrics of the recorded evaluations of `step` by validation set; a single set is called ""."""

@@ -174,26 +174,26 @@ class RunDirectory:
         step: int,
         mode: str,
         metrics: Mapping[str, Any],
-        exporter: Any,
+        best: Any,
         stopped: str = "",
         time: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Writes final.json and returns it: the final metrics of a run, and the best value of `exporter`, if any.
+        """Writes final.json and returns it: the final metrics of a run, and the best value, if any.
 
         Args:
           step: The last step.
           mode: The mode of the run.
           metrics: The metrics of the last evaluation.
-          exporter: The best checkpoint's exporter, or None.
+          best: The owner of the best checkpoints; None if the run keeps none.
           stopped: Why the run ended before the last step of its config; "" if it did not.
           time: The time account of the process that ended the run; None: not known.
         """
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
         if stopped:
             record["stopped"] = stopped
-        best = getattr(exporter, "best", None)
-        if best is not None:
-            record["best"] = {"metric": best[0], "value": best[1], "step": best[2]}
+        if best is not None and best.best is not None:
+            metric, value, best_step = best.best
+            record["best"] = {"metric": metric, "value": value, "step": best_step}
         if time:
             record["time"] = time
         files.write_json(self.final, record, point="final")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import orbit
@@ -23,6 +25,7 @@ from trainer_kit.checkpoints.state.variable_names import layer_names
 from trainer_kit.config.resume_check import data_mistakes
 from trainer_kit.config.schema.durations import RoundedSteps, seconds_of
 from trainer_kit.errors import ConfigError, Mistake, UsageError
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger, other_ledgers
 from trainer_kit.evals.run_history import RunHistory
@@ -36,6 +39,7 @@ from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.preflight import early_stopping_mistakes
 from trainer_kit.runtime.collectives import barrier, chiefs_text, worker_count
 from trainer_kit.telemetry.report_writers import ReportWriters
+from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.train_loop import SummaryTimer
 from trainer_kit.training.trainer_creation import (
     check_accumulation,
@@ -101,7 +105,29 @@ def _check_controller(plan: RunPlan) -> None:
         )
 
 
-def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any) -> RunHistory:
+@contextlib.contextmanager
+def take_best(plan: RunPlan, trainer: Any) -> Iterator[BestCheckpoints | None]:
+    """Gives the owner of the run's best checkpoints, which has the trainer's exporter until the run ends.
+
+    A Trainer that has no exporter exports nothing in `evaluate`: the run exports the evaluations that
+    it records, and not those that a callback runs. Trainers of other frameworks, and those that a
+    controller of Orbit drives, keep theirs.
+    """
+    exporter = trainer.checkpoint_exporter
+    if exporter is None:
+        yield None
+        return
+    is_taken = isinstance(trainer, Evaluator) and issubclass(plan.options.controller_cls, Controller)
+    if is_taken:
+        trainer.checkpoint_exporter = None
+    try:
+        yield BestCheckpoints.of(exporter)
+    finally:
+        if is_taken:
+            trainer.checkpoint_exporter = exporter
+
+
+def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any, best: BestCheckpoints | None) -> RunHistory:
     """Returns the run's history, which keeps reports, curves, ledger and best checkpoint at the same step."""
     directory, config = plan.directory, plan.config
     sets = {name: config_hash(config, name) for name in trainer.validation_sets if name}
@@ -121,7 +147,6 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any) -> RunHis
         return {} if copied else (read_record(os.path.join(directory.path, f"ckpt-{step}")) or {}).get("recorded")
 
     summaries = (writers.train_summaries, writers.eval_summaries)
-    best = trainer.checkpoint_exporter
     return RunHistory(ledger, writers.history, summaries, best, writers.writer, recorded)
 
 
@@ -156,7 +181,7 @@ def build_sidecar(
     return Sidecar(
         plan.directory,
         history.ledger,
-        trainer.checkpoint_exporter,
+        history.best,
         writers.eval_summaries,
         lock,
         plan.config.trainer.train_steps,

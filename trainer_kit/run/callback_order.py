@@ -9,7 +9,7 @@ from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.finite_check import FiniteCheck
 from trainer_kit.callbacks.profile import Profile
-from trainer_kit.callbacks.record_evaluation import RecordEvaluation, SidecarLedger
+from trainer_kit.callbacks.record_evaluation import ExportBest, RecordEvaluation, SidecarLedger
 from trainer_kit.callbacks.recovery import Recovery
 from trainer_kit.callbacks.reports import Reports
 from trainer_kit.checkpoints.manager import CheckpointManager
@@ -37,16 +37,19 @@ def callbacks_of_run(
 ) -> list[Callback]:
     """Returns the engine's callbacks and the users' in the order in which each event calls them.
 
-    The trainer has exported the best weights when an evaluation ends. The evaluation is then recorded before users'
-    callbacks see it. Values that users report join the line of the loop, and the loss is checked after that line is
-    written. A sidecar records last: if it dies before it has reported an evaluation, the next start evaluates again.
+    The best weights of an evaluation are exported, unless the trainer has done so itself. The
+    evaluation is then recorded before users' callbacks see it. Values that users report join the line
+    of the loop, and the loss is checked after that line is written. A sidecar records last: if it dies
+    before it has reported an evaluation, the next start evaluates again.
     """
     batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
-    shown = [*users, actions, *([early] if early else []), Reports(writer, batch_size)]
+    best = history.best
+    exports = [ExportBest(best)] if best is not None and trainer.checkpoint_exporter is None else []
+    shown = [*users, actions, *([early] if early else []), Reports(writer, batch_size, best)]
     if sidecar is not None:
-        return [*shown, SidecarLedger(sidecar, writer)]
+        return [*exports, *shown, SidecarLedger(sidecar, writer)]
     checks = _divergence_checks(config, trainer, manager) if trains else []
-    return [RecordEvaluation(history), *([profile] if profile else []), *shown, *checks]
+    return [*exports, RecordEvaluation(history), *([profile] if profile else []), *shown, *checks]
 
 
 def _divergence_checks(config: ExperimentConfig, trainer: Any, manager: CheckpointManager) -> list[Callback]:

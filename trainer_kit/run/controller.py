@@ -143,8 +143,6 @@ class Controller:
         self.running, self._cuts, self._phases = (0, 0), cuts, Phases(times or TimeLedger())
         self._saving = threading.RLock()  # a late save comes from another thread
         self._announced_step = checkpoint_manager.saved_step  # of the last checkpoint that callbacks know
-        if evaluator is not None:
-            evaluator.exports_in_evaluate = False  # see _evaluate
         self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
         if trainer is not None:
             trainer.keep_state("loop", self._interrupted_loop.state, self._interrupted_loop.put_back)
@@ -395,9 +393,7 @@ class Controller:
         unseen = {name: logs for name, logs in recorded.items() if self._shown_at.get(name) != step}
         if unseen:
             self.run.evaluation = Evaluation(step, tuple(unseen), replayed=True)
-            logs = dict(unseen.get("", unseen))
-            self.evaluator.add_best(logs)
-            self.callbacks.call("evaluation_end", logs)
+            self.callbacks.call("evaluation_end", dict(unseen.get("", unseen)))
             self._shown_at.update(dict.fromkeys(unseen, step))
             if self.run.was_stopped:  # a recorded evaluation ended the earlier start; this start continues
                 self.run.requests.stop = ""
@@ -438,7 +434,7 @@ class Controller:
         return {} if self.stopping else logs
 
     def _evaluate(self, steps: int, sets: Collection[str], before: Mapping[str, Any]) -> dict[str, Any]:
-        """Evaluates, has the evaluation recorded, and shows it to the callbacks.
+        """Evaluates, and shows the evaluation to the callbacks: the engine's own export the best and record it.
 
         Args:
           steps: The number of batches; -1: all.
@@ -457,11 +453,8 @@ class Controller:
         with self._phases.during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
             options = {} if "" in sets else {"sets": list(sets)}
             logs = dict(self.evaluator.evaluate(tf.constant(steps, tf.int32), **options) or {})
-            seconds = time.perf_counter() - start
-            is_cut_short = self.stopping
-            if not is_cut_short:
-                self.evaluator.export_best(logs)
-        if is_cut_short:
+        seconds = time.perf_counter() - start
+        if self.stopping:  # the evaluation may have been cut short
             raise Stopped
 
         self._requested_sets -= set(sets)

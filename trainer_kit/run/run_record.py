@@ -12,6 +12,7 @@ from trainer_kit.config.schema.durations import Duration
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import PreemptedError, explained
 from trainer_kit.errors.user_exits import exits_as_errors
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import plain
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import StopSignals
@@ -120,6 +121,7 @@ def finish_run(
     controller: Any,
     signals: StopSignals,
     writers: ReportWriters,
+    best: BestCheckpoints | None,
     logs: Mapping[str, Any],
 ) -> None:
     """Writes final.json once all checkpoints and reports of a training run are in its files.
@@ -131,6 +133,7 @@ def finish_run(
       controller: Its controller.
       signals: Its stop signals.
       writers: Its report writers.
+      best: The owner of its best checkpoints; None if it keeps none.
       logs: The logs of its last evaluation.
 
     Raises:
@@ -162,8 +165,7 @@ def finish_run(
 
     time, lines = _account_for_time(plan, trainer, writers.times)
     reason = "" if step >= plan.config.trainer.train_steps >= 0 else controller.run.stop_reason
-    exporter = trainer.checkpoint_exporter
-    record = plan.directory.write_final(step, plan.mode, plain(logs), exporter, reason, time)
+    record = plan.directory.write_final(step, plan.mode, plain(logs), best, reason, time)
     ending = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
     for line in (f"{ending}; {cost}", *lines):
         _LOG.info("%s", line)

@@ -170,7 +170,8 @@ def run_experiment(
         # What it is reported to, saved by and driven by.
         writers = run.enter_context(open_writers(plan, progress, console, display))
         progress.doing = "restoring the checkpoint"
-        history = assembly.build_history(plan, writers, trainer)
+        best = run.enter_context(assembly.take_best(plan, trainer))
+        history = assembly.build_history(plan, writers, trainer, best)
         manager = run.enter_context(assembly.build_manager(plan, trainer, history))
         manager.prepare_folder(plan.options.from_step)
         early_stopping = assembly.build_early_stopping(plan, history)
@@ -217,7 +218,7 @@ def run_experiment(
                 if evaluates_again and not was_stopped(signals, trainer):
                     logs = controller.evaluate(steps=config.trainer.validation_steps)
 
-        finish_run(plan, controller, signals, writers, logs)
+        finish_run(plan, controller, signals, writers, best, logs)
         barrier(plan.strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
@@ -275,8 +276,8 @@ def run_mode(plan: RunPlan, controller: Any, history: RunHistory, sidecar: Sidec
             sets = history.ledger.sets
             if logs or sets:
                 recorded = {name: metrics for name, metrics in recorded.items() if name in sets}
-            if recorded:
-                controller.evaluator.add_best(recorded)
+            if recorded and history.best is not None:
+                history.best.add_best(controller.evaluator, recorded)
             return {**recorded, **logs}
 
         case "eval":

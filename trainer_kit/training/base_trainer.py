@@ -35,8 +35,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
       train_tensors, eval_tensors: The StepTensors of training and evaluation steps; None: the steps expose no tensors.
       batch_spec: The spec of a replica's training batch; None before it is known.
-      exports_in_evaluate: Whether `evaluate` exports the best weights. A Controller sets it to False and exports them
-        after its own evaluations.
     """
 
     stop_flag: StopFlag | None = None
@@ -57,7 +55,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     train_tensors: Any = None
     eval_tensors: Any = None
     batch_spec: Any = None
-    exports_in_evaluate: bool = True
 
     @property
     def class_name(self) -> str:
@@ -111,7 +108,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     @property
     def checkpoint_exporter(self) -> Any:
-        """The exporter that keeps the best checkpoint; None: no best checkpoint is kept."""
+        """The exporter with which `evaluate` exports the best weights; None: it exports nothing."""
         return None
 
     def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
@@ -125,11 +122,9 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """Returns which weights a metric of an evaluation is of: the name of an average, or ""."""
         return ""
 
-    def export_best(self, logs: dict[str, Any]) -> None:
-        """Exports the evaluated weights if they are among the best, and adds the best metric so far to the logs."""
-
-    def add_best(self, logs: dict[str, Any]) -> None:
-        """Adds the best metric so far to the logs of an evaluation."""
+    def place_of_metric(self, metric: str) -> tuple[list[str], str]:
+        """Returns where the logs of an evaluation have a metric: the names of nested logs, and its name in them."""
+        return [], metric
 
     def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
         """Returns the trainer's actions after training loops, in addition to the run's.

@@ -14,8 +14,8 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.optimization import WEIGHTS
 from trainer_kit.errors import TrainerKitError, UsageError, suggestion
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.named_bests import BestCheckpoints
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.tfrecords import reporting_damage
 from trainer_kit.runtime.collectives import strategy_of_run, worker_count
@@ -27,7 +27,7 @@ from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.batch_spec import batch_described
 from trainer_kit.training.loops import eval_loop
 from trainer_kit.training.loops.eval_loop import EvaluationHooks
-from trainer_kit.training.loops.iterators import StopFlag, batch_counter
+from trainer_kit.training.loops.iterators import StopFlag, batch_counter, is_stopping
 from trainer_kit.training.loops.tracing import check_of, writes_after
 from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
 from trainer_kit.training.named_tensors import StepTensors
@@ -210,32 +210,6 @@ def with_other_weights(logs: Mapping[str, Any], others: Mapping[str, Any]) -> di
     return {**logs, **others}
 
 
-def exporters(given: Any) -> Iterable[Any]:
-    """Returns the exporters of the best checkpoints, each of which has one metric."""
-    return given if isinstance(given, BestCheckpoints) else [given]
-
-
-def add_best(
-    logs: dict[str, Any], best: Mapping[str, Any] | None, metric: str, sets: Collection[str], weights: EvaluatedWeights
-) -> None:
-    """Adds the best value so far of a metric to the logs that hold the metric, as `best_<metric>`.
-
-    Args:
-      logs: The logs of an evaluation, which may lack those of some validation sets.
-      best: The metrics of the best evaluation, flat; None before the first.
-      metric: The metric that decides, with the names of its validation set and weights.
-      sets: The names of the validation sets; empty for a single one.
-      weights: The evaluated weights.
-    """
-    of_weights, name = weights.of_metric(metric, sets)
-    own, _, name = name.partition("|") if sets else ("", "", name)
-    place: Any = logs.get(own) if own else logs
-    if of_weights != weights.main and place is not None:
-        place = place.get(of_weights)
-    if best is not None and place is not None:
-        place[f"best_{name}"] = best[metric]
-
-
 class AveragingTrainer(BaseTrainer):
     """A trainer whose weights can be replaced by their moving averages.
 
@@ -284,6 +258,16 @@ class AveragingTrainer(BaseTrainer):
         with self.averaged_weights(name):
             self.state.weights.write(prefix)
 
+    @contextlib.contextmanager
+    def evaluated_weights(self, metric: str) -> Iterator[tf.train.Checkpoint]:
+        """Gives the checkpoint of the weights that a metric of an evaluation is of, for an exporter of the best ones.
+
+        Runs eagerly, on the host, on every worker. A late save, in another thread, waits meanwhile.
+        """
+        self._keep_attributes()
+        with self.averaged_weights(self.weights_of_metric(metric)):
+            yield self.state.weights
+
     def end_averaging(self) -> None:
         """Restores the weights and the states of random generators after an evaluation; any thread may call it."""
         self._weights.put_back()
@@ -308,7 +292,7 @@ class Evaluator(AveragingTrainer):
       average: The moving average of the weights, which is evaluated instead of them; None: there is none.
       sets: The validation sets.
       metrics: The metrics of evaluations, with the loss; each evaluation resets them first.
-      checkpoint_exporter: Keeps the best checkpoint; None: no best checkpoint is kept.
+      checkpoint_exporter: Exports the best of all evaluations; None: `evaluate` exports nothing.
 
     Attributes:
       best_checkpoint: The class that keeps the best checkpoint of a run.
@@ -404,7 +388,7 @@ class Evaluator(AveragingTrainer):
 
     @property
     def checkpoint_exporter(self) -> Any:
-        """The exporter that keeps the best checkpoint; None: no best checkpoint is kept."""
+        """Exports the best of all evaluations; None: `evaluate` exports nothing. A run takes it over until it ends."""
         return self._checkpoint_exporter
 
     @checkpoint_exporter.setter
@@ -486,8 +470,7 @@ class Evaluator(AveragingTrainer):
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs of `eval_end`. Runs eagerly, on the host.
 
-        It exports the best weights unless a Controller drives the trainer, which does so after its own evaluations:
-        those that a callback runs are not in the ledger, and may be of a few batches.
+        With a `checkpoint_exporter` it exports the best weights, unless a stop was asked for.
 
         Several validation sets are evaluated one after the other; `trainer.validation_sets` may give each its number
         of batches. If `ema.evaluate` names several weights, each set is evaluated with all of them, with the first one
@@ -506,10 +489,11 @@ class Evaluator(AveragingTrainer):
             self._other_logs = self._logs_of_others(num_steps) if self._weights.others else {}
             states = self._evaluate_sets(num_steps)
             logs = dict(self.eval_end(states if self.validation.have_names else states[""]) or {})
-            if self.exports_in_evaluate and self.stop_requested:  # it may have been cut short
-                self.add_best(logs)
-            elif self.exports_in_evaluate:
-                self.export_best(logs)
+            if self._checkpoint_exporter is not None:
+                best = BestCheckpoints.of(self._checkpoint_exporter)
+                if not is_stopping(self, lambda: False):  # else it may have been cut short
+                    best.export(self, logs, self.validation.evaluated)
+                best.add_best(self, logs)
             return logs
         finally:
             self.end_averaging()
@@ -674,7 +658,7 @@ class Evaluator(AveragingTrainer):
         return converted(self._task_of(self.validation.current).aggregate_logs)(state, step_outputs)
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
-        """Returns the logs of the evaluation, before the best weights are exported. Runs eagerly, on the host.
+        """Returns the logs of the evaluation. Runs eagerly, on the host.
 
         Args:
           aggregated_logs: The state that `eval_reduce` returned, if any; with several validation sets, a dict by name.
@@ -687,35 +671,17 @@ class Evaluator(AveragingTrainer):
         self.end_averaging()
         return logs
 
-    def export_best(self, logs: dict[str, Any]) -> None:
-        """Exports the evaluated weights if they are among the best, and adds the best metric so far to the logs.
-
-        Runs eagerly, on the host, on every worker. A late save, in another thread, waits meanwhile.
-
-        Args:
-          logs: The logs of this step's evaluation; with several validation sets, those of the evaluated sets by name.
-        """
-        if not self._checkpoint_exporter:
-            return
-        self._keep_attributes()
-        step, left_out = self._read_step(), {name for name in self._set_names if name not in logs}
-        options = {"not_evaluated": left_out} if left_out else {}
-        for exporter in exporters(self._checkpoint_exporter):
-            with self.averaged_weights(self.weights_of_metric(getattr(exporter, "metric_name", ""))):
-                exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
-        self.add_best(logs)
-
-    @property
-    def _set_names(self) -> tuple[str, ...]:
-        return self.validation.names if self.validation.have_names else ()
-
-    def add_best(self, logs: dict[str, Any]) -> None:
-        """Adds the best value so far of the metric that chooses the best checkpoint to `logs`, if it was evaluated."""
-        if not self._checkpoint_exporter:
-            return
-        exporter, metric = self._checkpoint_exporter, self.config.trainer.best_checkpoint_eval_metric
-        metric = getattr(exporter, "metric_name", metric)
-        add_best(logs, exporter.best_ckpt_logs, metric, self._set_names, self._weights)
+    def place_of_metric(self, metric: str) -> tuple[list[str], str]:
+        """Returns where the logs of an evaluation have a metric: the names of validation set and weights; its own."""
+        sets = self.validation.names if self.validation.have_names else ()
+        weights, name = self._weights.of_metric(metric, sets)
+        groups = []
+        if sets:
+            own, _, name = name.partition("|")
+            groups.append(own)
+        if weights != self._weights.main:
+            groups.append(weights)
+        return groups, name
 
     def _with_others(self, name: str, state: Any) -> dict[str, Any]:
         return with_other_weights(self._logs_of(name, state), self._other_logs.get(name, {}))

@@ -12,9 +12,9 @@ from trainer_kit.config.imported_names import imported
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.errors import UsageError
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.best.criterion import comparison_by_name
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.named_bests import EXPORTERS, BestCheckpoints
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.multitask.trainer import MultiTaskTrainer
@@ -144,5 +144,7 @@ def check_best_metric(trainer: Any, wanted: bool) -> None:
             _LOG.warning("no best checkpoint will be kept: the ready-made trainer has no checkpoint_exporter")
         return
     names = trainer.validation_metric_names()
-    if names is not None and isinstance(exporter, EXPORTERS):  # a caller's own exporter checks its logs itself
-        exporter.check_metric(names)
+    if names is None:
+        return
+    for one in BestCheckpoints.of(exporter):  # an exporter of the caller checks its logs itself
+        one.check_metric(names)

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Evaluation, Run
-from trainer_kit.callbacks.record_evaluation import RecordEvaluation, SidecarLedger, without_best
+from trainer_kit.callbacks.record_evaluation import RecordEvaluation, SidecarLedger
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.evals.continuous_eval import Sidecar
-from trainer_kit.evals.ledger import Ledger
+from trainer_kit.evals.ledger import Ledger, without_best
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.sidecar_lease import Lease

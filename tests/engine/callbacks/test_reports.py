@@ -20,16 +20,16 @@ class _Kept(Writer):
         self.reports.append(report)
 
 
-def _run(seconds: float = 2.0, best: Any = None) -> Run:
-    run = Run(SimpleNamespace(checkpoint_exporter=SimpleNamespace(best=best)))
+def _run(seconds: float = 2.0) -> Run:
+    run = Run(SimpleNamespace())
     run.total, run.loop = 100, Loop(40, 50, seconds, {"loss": 0.5})
     return run
 
 
-def _report(run: Run, batch_size: int = 0) -> Report:
+def _report(run: Run, batch_size: int = 0, best: Any = None) -> Report:
     kept = _Kept()
     assert run.loop is not None
-    Reports(kept, batch_size).loop_end(run, run.loop.logs)
+    Reports(kept, batch_size, best).loop_end(run, run.loop.logs)
     return kept.reports[-1]
 
 
@@ -46,7 +46,8 @@ def test_a_loop_too_short_to_time_has_no_rate() -> None:
 
 def test_the_best_is_that_which_is_kept_now() -> None:
     assert _report(_run()).best is None
-    assert _report(_run(best=("accuracy", 0.9, 40))).best == ("accuracy", 0.9, 40)
+    best = SimpleNamespace(best=("accuracy", 0.9, 40))
+    assert _report(_run(), best=best).best == ("accuracy", 0.9, 40)
 
 
 def test_what_callbacks_report_joins_the_line_of_the_loop_once() -> None:

@@ -15,6 +15,7 @@ from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.config.modes import MODES
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.evals.run_history import RunHistory
@@ -51,9 +52,8 @@ class _Counter(BaseTrainer):
         score = {"score": float(self.global_step)}
         return score if "" in sets else dict.fromkeys(sets, score)
 
-    def add_best(self, logs: dict[str, Any]) -> None:
-        for one in [logs] if "" in self._sets else logs.values():
-            one["best_score"] = 99.0
+    def place_of_metric(self, metric: str) -> tuple[list[str], str]:
+        return [] if "" in self._sets else ["dev"], "score"
 
 
 class _Stopping(Callback):
@@ -70,7 +70,9 @@ class _Made:
         self.folder, self.counter = folder, _Counter(sets or ("",))
         self.config = tiny_experiment(train_steps=8, validation_interval=4, validation_steps=3)
         ledger = Ledger(folder / "ledger.jsonl", dataset="d", config_hash="a", sets=dict.fromkeys(sets, "a"))
-        self.history = RunHistory(ledger, None, (), None)
+        metric = "dev|score" if sets else "score"
+        exporter = SimpleNamespace(metric_name=metric, best_ckpt_logs={metric: 99.0})
+        self.history = RunHistory(ledger, None, (), BestCheckpoints(exporter, {}))
         step = self.counter.global_step
         trainer = SavedTrainer(tf.train.Checkpoint(global_step=step), step)
         manager = manager_of(trainer, folder, max_to_keep=99, interval=4, asynchronous=False)

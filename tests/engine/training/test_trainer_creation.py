@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.best.criterion import Criterion
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.named_bests import BestCheckpoints
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.telemetry.flops import model_cost
 from trainer_kit.testing import TinyTask, tiny_experiment

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -67,17 +67,13 @@ class BestCheckpointExporter(BestCheckpoint):
         folder.adopt(metric_name)
         super().__init__(export_dir, metric_name, metric_comp, keeps=keeps, folder=folder)
         self._last: _Logs | None = None
-        if (best := self.criterion.best(self._so_far)) is not None:
-            folder.name(best.record)  # a process may have died between weights and record
 
-    def maybe_export_checkpoint(  # type: ignore[override]
+    def maybe_export_checkpoint(
         self,
         checkpoint: tf.train.Checkpoint,
         eval_logs: Mapping[str, Any],
         global_step: Any,
         write_logs: bool = True,
-        *,
-        not_evaluated: Collection[str] = (),
     ) -> bool:
         """Exports `checkpoint` if its evaluation is the best so far; runs eagerly, on every worker.
 
@@ -86,7 +82,6 @@ class BestCheckpointExporter(BestCheckpoint):
           eval_logs: The evaluation's metrics, which may be nested. Values that are not single numbers are left out.
           global_step: The step of the weights.
           write_logs: Whether to call a subclass's own `export_best_eval_metric`; info.json is written in any case.
-          not_evaluated: The validation sets that this evaluation left out.
 
         Returns:
           Whether the checkpoint was exported.
@@ -96,7 +91,7 @@ class BestCheckpointExporter(BestCheckpoint):
           StorageError: when the weights or the record cannot be written.
         """
         logs, step = numbers(eval_logs), int(to_numpy(global_step))
-        exported = super().maybe_export_checkpoint(checkpoint, logs, step, not_evaluated)
+        exported = super().maybe_export_checkpoint(checkpoint, logs, step)
         overridden = type(self).export_best_eval_metric is not BestCheckpointExporter.export_best_eval_metric
         if exported and write_logs and overridden:  # else info.json is written already
             self.export_best_eval_metric(logs, step)
@@ -112,7 +107,7 @@ class BestCheckpointExporter(BestCheckpoint):
         Raises:
           StorageError: when info.json cannot be written.
         """
-        if self._keeps:
+        if self._folder.writes:
             content = {**numbers(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
             files.write_json(self.best_ckpt_logs_path, content, point="best.info")
 
@@ -215,11 +210,10 @@ class GardenBestFolder(BestFolder):
         """Returns the noted info of the weights that info.json names."""
         return read_info(self.path, quiet=True)
 
-    def name(self, info: dict[str, Any]) -> bool:
+    def name(self, info: dict[str, Any]) -> None:
         """Makes info.json, the pointer file and the links name weights that exist; see BestFolder."""
-        changed = super().name(info)
+        super().name(info)
         self._link_to(self.prefix(info["step"]))
-        return changed
 
     def name_none(self) -> None:
         """Removes info.json, the pointer file and the links."""

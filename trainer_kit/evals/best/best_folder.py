@@ -32,7 +32,8 @@ class BestFolder:
     """
 
     def __init__(self, path: str, writes: bool = True) -> None:
-        self.path, self.writes = path, writes
+        self.path = path
+        self.writes = writes
         self.info_path = os.path.join(path, INFO)
 
     def prefix(self, step: int) -> str:
@@ -43,63 +44,57 @@ class BestFolder:
         """Returns the steps of the weights that have an index, in order."""
         return list(complete_checkpoints(self.path))
 
-    def whole(self, known: Container[int] = ()) -> set[int]:
-        """Returns the steps whose weights are whole; weights of `known` steps are not read again."""
-        return {step for step in self.steps() if step in known or not problem(self.prefix(step))}
-
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
         """Returns a dict from step to info of whole weights that were kept by `metric`, in the order of steps."""
         told = self.told()
-        found: dict[int, dict[str, Any]] = {}
+        infos: dict[int, dict[str, Any]] = {}
         for step in self.steps():
-            noted: Any = (read_record(self.prefix(step)) or {}).get("info")
-            info = noted if is_info(noted) and noted["step"] == step else told
-            if info is not None and info["step"] == step and info["metric"] == metric:
-                if not problem(self.prefix(step)):
-                    found[step] = info
-        return found
+            info: Any = (read_record(self.prefix(step)) or {}).get("info")
+            if not is_info(info) or info["step"] != step:
+                info = told
+            if info is None or info["step"] != step or info["metric"] != metric:
+                continue
+            if not problem(self.prefix(step)):
+                infos[step] = info
+        return infos
+
+    def whole_steps(self, known: Container[int]) -> set[int]:
+        """Returns the steps whose weights are whole; weights of `known` steps are not read again."""
+        return {step for step in self.steps() if step in known or not problem(self.prefix(step))}
 
     def told(self) -> dict[str, Any] | None:
-        """Returns the content of info.json; None if it is missing or not in the form that `name` writes."""
-        return read_info(self.path, quiet=True, either_form=False)
+        """Returns the content of info.json; None if it is missing or, with a warning, cannot be read."""
+        return read_info(self.path, either_form=False)
 
     def written_form(self, info: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of info.json for the info of the best weights."""
         return info
 
-    def has_info(self) -> bool:
-        """Whether there is an info.json."""
-        return os.path.exists(self.info_path)
-
-    def wrong_with_info(self, whole: Container[int]) -> str:
-        """Returns what is wrong with info.json; "" if nothing is. `whole` holds steps with whole weights."""
-        if not self.has_info():
-            return "is missing"
-        told = self.told()
-        if told is None:
-            return "is damaged"
-        sound = told["step"] in whole or not problem(self.prefix(told["step"]))
-        return "" if sound else "names weights that are not whole"
-
-    def name(self, info: dict[str, Any]) -> bool:
-        """Writes info.json, then the pointer file, to name existing weights; returns whether info.json has changed.
+    def name(self, info: dict[str, Any]) -> None:
+        """Writes info.json, then the pointer file, to name existing weights; unchanged files are not written.
 
         Raises:
           StorageError: when a file cannot be written. The pointer file then still names whole weights.
         """
         if not self.writes:
-            return False
+            return
         content = self.written_form(info)
         before = files.read_json(self.info_path)
-        changed = json.dumps(before) != json.dumps(content)  # as text, since NaN has to equal NaN
-        if changed:
+        if json.dumps(before) != json.dumps(content):  # as text, since NaN has to equal NaN
             files.write_json(self.info_path, content, point="best.info")
-        self._point_to(f"ckpt-{info['step']}")
-        return changed
+
+        path = os.path.join(self.path, POINTER)
+        text = pointer_text([f"ckpt-{info['step']}"])
+        with contextlib.suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as stream:
+            if stream.read() == text:
+                return
+        files.write_text(path, text, point="best.pointer")
 
     def name_none(self) -> None:
         """Removes info.json and the pointer file."""
-        for path in (self.info_path, os.path.join(self.path, POINTER)) if self.writes else ():
+        if not self.writes:
+            return
+        for path in (self.info_path, os.path.join(self.path, POINTER)):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
 
@@ -115,19 +110,16 @@ class BestFolder:
     def remove_others(self, steps: Collection[int]) -> None:
         """Removes weights that have a record, except those of `steps`; the record goes first. Others are not ours.
 
+        Does nothing if `steps` is empty: weights stay until there are others to keep.
+
         Raises:
           OSError: when a file cannot be removed.
         """
-        names = sorted(os.listdir(self.path)) if self.writes and os.path.isdir(self.path) else []
-        others = {str(owner(name)) for name in names if name.endswith(RECORD) and owner(name)}
-        for prefix in (os.path.join(self.path, other) for other in sorted(others) if step_of(other) not in steps):
-            files.reach("best.remove", prefix)
-            remove_checkpoint(prefix)
-
-    def _point_to(self, name: str) -> None:
-        """Makes TensorFlow's pointer file name only these weights; writes it only if needed."""
-        path, text = os.path.join(self.path, POINTER), pointer_text([name])
-        with contextlib.suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as stream:
-            if stream.read() == text:
-                return
-        files.write_text(path, text, point="best.pointer")
+        if not self.writes or not steps:
+            return
+        for name in sorted(os.listdir(self.path)):
+            checkpoint = owner(name)
+            if checkpoint is not None and name.endswith(RECORD) and step_of(checkpoint) not in steps:
+                prefix = os.path.join(self.path, checkpoint)
+                files.reach("best.remove", prefix)
+                remove_checkpoint(prefix)

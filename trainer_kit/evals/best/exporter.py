@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -70,28 +70,22 @@ class BestCheckpoint:
         self.metric_name = metric_name
         self.metric_comp = metric_comp
         self.criterion = Criterion(metric_name, metric_comp, keep, min_delta)
-        self._keeps = keeps
         self._option = option
         if keeps:
             remove_debris(export_dir)
         self._folder = folder or BestFolder(export_dir, keeps)
-        self._infos = self._folder.infos(metric_name)  # of whole weights, by step; the same on all workers
-        self._selected = self.criterion.fold(self._described_by_info_only(()))  # evaluations to keep, with weights
-        self._so_far = self._selected
-        self._warned_of: set[int] = set()
-        self._rewound_to: int | None = None
-        self._repair_info()
+        # By step, the info of the weights that were whole when they were last read or written. All workers have the
+        # same, and decide by it: during the run none of them looks at the folder, which the chief may be changing.
+        self._infos = self._folder.infos(metric_name)
+        self._so_far = self._kept()  # evaluations, which may have lost their weights
+        self._lost: set[int] = set()  # the steps of weights that a warning has named
+        self._name_best()
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
         """The metrics of the best evaluation so far, flat, nested names joined by `|`; None before the first."""
         best = self.criterion.best(self._so_far)
         return best.record["metrics"] if best else None
-
-    @property
-    def metric_names(self) -> list[str]:
-        """The metric that decides."""
-        return [self.metric_name]
 
     @property
     def best(self) -> tuple[str, float, int] | None:
@@ -112,48 +106,49 @@ class BestCheckpoint:
         Raises:
           StorageError: when a file cannot be written.
         """
-        limit, self._rewound_to = self._rewound_to, None
-        counting = merged_sets(record for record in evaluations if limit is None or record["step"] <= limit)
-        scored = [self.criterion.score(record["step"], record["metrics"], record) for record in counting]
-        recorded = [evaluation._replace(record=self._info(evaluation)) for evaluation in scored if evaluation]
-        evaluated = {item["step"] for item in counting if self.metric_name in flat_scalars(item["metrics"], "|")}
-        candidates = recorded + self._described_by_info_only(evaluated)
+        recorded = merged_sets(evaluations)
+        scored = [self.criterion.score(item["step"], item["metrics"], item["metrics"]) for item in recorded]
+        candidates = [
+            item._replace(record=info_of(item.step, item.record, self.metric_name)) for item in scored if item
+        ]
+        evaluated = {item["step"] for item in recorded if self.metric_name in flat_scalars(item["metrics"], "|")}
+        candidates += [item for item in self._with_weights() if item.step not in evaluated]
         self._so_far = self.criterion.fold(item for item in candidates if step is None or item.step <= step)
 
-        whole = self._folder.whole(self._infos)
-        self._selected = self.criterion.fold(item for item in candidates if item.step in whole)
-        for item in self._selected:
-            if item.step not in self._infos or self._infos[item.step]["value"] != item.value:
-                self._folder.note(item.record)
-                self._infos[item.step] = item.record
-        self._selected = [item._replace(record=self._infos[item.step]) for item in self._selected]
+        whole = self._folder.whole_steps(self._infos)
         wanted = {item.step for item in self.criterion.fold(candidates)}
-        self._warn_of_missing(wanted.intersection(item.step for item in self._so_far) - whole)
-        if self._name_best():
-            _LOG.info(
-                "%s was written again: the best weights are those of step %d",
-                self._folder.info_path,
-                self.criterion.ranked(self._selected)[0].step,
-            )
-        self._remove_others()
+        self._warn_of_lost(wanted.intersection(item.step for item in self._so_far) - whole)
 
-    def rewind(self, step: int) -> None:
-        """Moves weights of steps after `step`, which are superseded, to `archived/`.
+        before = self._infos
+        self._infos = {}
+        for item in self.criterion.fold(item for item in candidates if item.step in whole):
+            info = before.get(item.step)
+            if info is None or info["value"] != item.value:  # the ledger decides
+                self._folder.note(item.record)
+                info = item.record
+            self._infos[item.step] = info
+        self._name_best()
+        self._folder.remove_others(self._infos)
+
+    def rewind(self, step: int, evaluations: Iterable[Mapping[str, Any]]) -> None:
+        """Moves weights of steps after `step`, which are superseded, to `archived/`, and resumes from `step`.
+
+        Args:
+          step: The step that the run goes back to.
+          evaluations: The recorded evaluations; see `resume`. Later ones no longer count.
 
         Raises:
-          StorageError: when they cannot be moved.
+          StorageError: when a file cannot be moved or written.
         """
-        self._rewound_to = step
         self._infos = {number: info for number, info in self._infos.items() if number <= step}
-        self._so_far = [item for item in self._so_far if item.step <= step]
-        self._selected = [item for item in self._selected if item.step <= step]
         later = [number for number in self._folder.steps() if number > step]
-        if self._selected:
+        if self._infos:
             self._name_best()
         elif later:
             self._folder.name_none()
-        for number in later if self._keeps else ():
+        for number in later if self._folder.writes else ():
             set_aside(self._folder.prefix(number), ARCHIVED)
+        self.resume(step, [item for item in evaluations if item["step"] <= step])
 
     def check_metric(self, names: Iterable[str]) -> None:
         """Raises UsageError when no evaluation will report the metric as a single number.
@@ -169,13 +164,7 @@ class BestCheckpoint:
                 + (f" (all: {names})" if names not in advice else "")
             )
 
-    def maybe_export_checkpoint(
-        self,
-        checkpoint: tf.train.Checkpoint,
-        eval_logs: Mapping[str, Any],
-        step: int,
-        not_evaluated: Collection[str] = (),
-    ) -> bool:
+    def maybe_export_checkpoint(self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int) -> bool:
         """Exports `checkpoint` if its evaluation is kept; a value that is not finite is never kept.
 
         Runs eagerly, on every worker.
@@ -184,7 +173,6 @@ class BestCheckpoint:
           checkpoint: The checkpoint of the evaluated weights.
           eval_logs: The evaluation's metrics, possibly nested; values that are not single numbers are left out.
           step: The global step of the weights.
-          not_evaluated: The validation sets that this evaluation leaves out; by a metric of theirs nothing is exported.
 
         Returns:
           Whether it was exported.
@@ -193,106 +181,76 @@ class BestCheckpoint:
           UsageError: when the metric is not among the logs, or is not a single number.
           StorageError: when the weights or the record cannot be written.
         """
-        if any(self.metric_name.startswith(f"{name}|") for name in not_evaluated):
-            return False
         logs = flat_scalars(eval_logs, "|")
         self.check_metric(logs)
         value = logs[self.metric_name]
         if not math.isfinite(value):
             _LOG.warning("%s is %s at step %d: not a candidate for the best checkpoint", self.metric_name, value, step)
             return False
+
         new = Scored(int(step), value, info_of(int(step), logs, self.metric_name))
         was_evaluated = any(item.step == new.step for item in self._so_far)  # the first evaluation of a step counts
         self._so_far = self.criterion.add(self._so_far, new)
-        self._warn_of_missing({item.step for item in self._selected} - set(self._folder.steps()))
+        kept = self._kept()
+        self._warn_of_lost({item.step for item in kept} - set(self._folder.steps()))
 
-        earlier = next((item for item in self._selected if item.step == new.step), None)
+        earlier = next((item for item in kept if item.step == new.step), None)
         if earlier is not None and (was_evaluated or earlier.value == new.value):
             return False  # perhaps it was exported before the run was killed
-        selected = self.criterion.add([item for item in self._selected if item is not earlier], new)
-        if new not in selected:
+        kept = self.criterion.add([item for item in kept if item is not earlier], new)
+        if new not in kept:
             return False
-        self._export(checkpoint, new, selected)
-        self._remove_others()
+        self._export(checkpoint, new, {item.step: item.record for item in kept})
+        self._folder.remove_others(self._infos)
         return True
 
-    def _export(self, checkpoint: tf.train.Checkpoint, new: Scored, selected: list[Scored]) -> None:
-        """Writes the weights of `new`, then names the best of the selected ones in info.json."""
-        if not self._keeps:
+    def _export(self, checkpoint: tf.train.Checkpoint, new: Scored, infos: dict[int, dict[str, Any]]) -> None:
+        """Writes the weights of `new`, then names the best of `infos` in info.json."""
+        before = self._infos
+        self._infos = infos
+        if not self._folder.writes:
             with tempfile.TemporaryDirectory() as folder:
                 self._save(checkpoint, os.path.join(folder, f"ckpt-{new.step}"))
-            self._selected = selected
-            self._infos[new.step] = new.record
             return
 
         prefix = self._folder.prefix(new.step)
-        before = self._selected
         try:
             self._save(checkpoint, begin_save(prefix))
             files.reach("best.weights", prefix)
             finish_save(prefix, point="best", info=new.record)
-            self._selected = selected
             self._name_best()
         except (tf.errors.OpError, OSError, StorageError) as error:
-            self._selected = before
+            self._infos = before
             info = read_info(self.export_dir, quiet=True) or {}
             if not cancel_save(prefix) and read_record(prefix) and info.get("step") != new.step:
                 remove_checkpoint(prefix)
             raise not_written(f"the best checkpoint {prefix} was not written", self.export_dir, error) from error
-        self._infos[new.step] = new.record
 
     def _save(self, checkpoint: tf.train.Checkpoint, prefix: str) -> None:
         checkpoint.write(prefix)
 
-    def _remove_others(self) -> None:
-        """Removes weights that are not to be kept; does nothing while there are none to keep."""
-        if self._selected:
-            steps = {item.step for item in self._selected}
-            self._folder.remove_others(steps)
-            self._infos = {step: info for step, info in self._infos.items() if step in steps}
+    def _with_weights(self) -> list[Scored]:
+        """Returns the evaluations of the existing weights, in the order of steps."""
+        return [Scored(step, info["value"], info) for step, info in sorted(self._infos.items())]
 
-    def _name_best(self) -> bool:
-        """Makes info.json name the best selected weights; returns whether it has changed."""
+    def _kept(self) -> list[Scored]:
+        """Returns the evaluations to keep among those of the existing weights."""
+        return self.criterion.fold(self._with_weights())
+
+    def _name_best(self) -> None:
+        """Makes info.json and the pointer file name the best weights, if there are any."""
         existing = set(self._folder.steps())  # somebody may have removed weights during the run
-        best = self.criterion.best(item for item in self._selected if item.step in existing)
-        return best is not None and self._folder.name(best.record)
+        best = self.criterion.best(item for item in self._kept() if item.step in existing)
+        if best is not None:
+            self._folder.name(best.record)
 
-    def _warn_of_missing(self, steps: set[int]) -> None:
+    def _warn_of_lost(self, steps: set[int]) -> None:
         """Warns once of weights that should be kept, and that somebody has moved, damaged or removed."""
-        if self._keeps and steps - self._warned_of:
+        if self._folder.writes and steps - self._lost:
             _LOG.warning(
                 "%s has lost the weights of step %s: they are missing or damaged. The next evaluation that is better "
                 "than the existing weights is exported",
                 self.export_dir,
                 ", ".join(map(str, sorted(steps))),
             )
-        self._warned_of |= steps
-
-    def _repair_info(self) -> None:
-        """Writes info.json again from the records of the weights, if it is missing or wrong; then the pointer file."""
-        wrong = self._folder.wrong_with_info(self._infos)
-        path, told = self._folder.info_path, self._folder.told()
-        if not wrong and told is not None:
-            self._folder.name(told)  # a process may have died between info.json and the pointer file
-        if self._selected:
-            if wrong and self._name_best():
-                best = self.criterion.ranked(self._selected)[0].step
-                _LOG.warning("%s was missing or damaged; it was written again and names step %d", path, best)
-        elif wrong and self._folder.has_info():
-            reason = "is damaged, as are the weights' records" if wrong == "is damaged" else wrong
-            _LOG.warning(
-                "%s %s; the best is chosen from the evaluations in the ledger, if it has any, and from later ones",
-                path,
-                reason,
-            )
-
-    def _described_by_info_only(self, evaluated: Collection[int]) -> list[Scored]:
-        """Returns the weights whose evaluation only their own record describes."""
-        infos = [info for step, info in sorted(self._infos.items()) if step not in evaluated]
-        return [Scored(info["step"], info["value"], info) for info in infos]
-
-    def _info(self, evaluation: Scored) -> dict[str, Any]:
-        """Returns the info of a recorded evaluation, without the best so far, which is added after the export."""
-        flat = flat_scalars(evaluation.record["metrics"], "|")
-        own = {name: value for name, value in flat.items() if name.removeprefix("best_") not in flat.keys() - {name}}
-        return info_of(evaluation.step, own if self.metric_name in own else flat, self.metric_name)
+        self._lost |= steps

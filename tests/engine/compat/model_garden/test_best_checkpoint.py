@@ -23,7 +23,6 @@ from trainer_kit.compat.model_garden.best_checkpoint import (
 )
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.best.info_json import read_info
-from trainer_kit.evals.best.named_bests import BestCheckpoints
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 
@@ -310,13 +309,3 @@ def test_our_runner_keeps_resumes_and_takes_it_back_with_the_run(tmp_path: Path)
     assert (exporter.best_ckpt_logs or {})["best_ckpt_global_step"] == 10.0
     assert exporter.best_ckpt_path is None or _read_step(Path(exporter.best_ckpt_path)) == 10
     assert list((tmp_path / "best_ckpt" / "archived").glob("ckpt-*.index"))
-
-
-def test_several_bests_of_ours_may_hold_it(tmp_path: Path) -> None:
-    exporter = BestCheckpointExporter(str(tmp_path), "a|accuracy", "higher")
-    several = BestCheckpoints(exporter, {})
-    checkpoint = tf.train.Checkpoint(global_step=tf.Variable(1, dtype=tf.int64), value=tf.Variable(1.0))
-    assert not several.maybe_export_checkpoint(checkpoint, {"b": {"accuracy": 0.5}}, 1, ["a"])
-    assert several.maybe_export_checkpoint(checkpoint, {"a": {"accuracy": 0.5}}, 2, ["b"])
-    assert several.best == ("a|accuracy", 0.5, 2)
-    assert (tmp_path / "info.json").exists()

@@ -70,7 +70,8 @@ def test_the_best_weights_are_named_in_model_gardens_form(tmp_path: Path) -> Non
     written = json.loads((tmp_path / "info.json").read_text())
     assert written == {**METRICS, "best_ckpt_global_step": 20.0}
     assert read_info(str(tmp_path)) == info
-    assert folder.name(info) is False
+    folder.name(info)
+    assert json.loads((tmp_path / "info.json").read_text()) == written
     folder.name_none()
     assert [name for name in _files(tmp_path) if name.endswith(".index")] == ["ckpt-20.index"]
     assert not {"info.json", "checkpoint"} & set(_files(tmp_path))
@@ -158,7 +159,7 @@ def test_a_worker_foresees_the_takeover_and_writes_nothing(tmp_path: Path) -> No
     folder = GardenBestFolder(str(tmp_path), writes=False)
     folder.adopt("val|accuracy")
     assert folder.infos("val|accuracy") == {10: info_of(10, METRICS, "val|accuracy")}
-    assert folder.name(info_of(10, METRICS, "val|accuracy")) is False
+    folder.name(info_of(10, METRICS, "val|accuracy"))
     folder.name_none()
     assert _files(tmp_path) == before
 

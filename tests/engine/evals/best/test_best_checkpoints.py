@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.named_bests import BestCheckpoints
 
 
 def _named(folder: Path) -> int:
@@ -26,16 +26,14 @@ def _both(folder: Path) -> BestCheckpoints:
 
 def test_each_best_has_its_metric_and_the_primary_is_reported(tmp_path: Path) -> None:
     bests, checkpoint = _both(tmp_path), tf.train.Checkpoint(value=tf.Variable(0))
-    exported = [
+    for step, (accuracy, loss) in enumerate([(0.5, 2.0), (0.4, 1.0), (0.4, 3.0)], 1):
         bests.maybe_export_checkpoint(checkpoint, {"accuracy": accuracy, "far": {"loss": loss}}, step)
-        for step, (accuracy, loss) in enumerate([(0.5, 2.0), (0.4, 1.0), (0.4, 3.0)], 1)
-    ]
-    assert exported == [True, True, False]
     assert bests.best == ("accuracy", 0.5, 1) and bests.best_ckpt_logs == {"accuracy": 0.5, "far|loss": 2.0}
     assert [_named(tmp_path / folder) for folder in ("best_ckpt", "loss")] == [1, 2]
-    bests.rewind(1)
+    recorded = [{"step": step, "metrics": {"accuracy": 0.5, "far": {"loss": 2.0}}} for step in (1, 2)]
+    bests.rewind(1, iter(recorded))
     assert (tmp_path / "loss/archived/ckpt-2.index").exists() and (tmp_path / "best_ckpt/ckpt-1.index").exists()
-    bests.resume(1, iter([{"step": 1, "metrics": {"accuracy": 0.5, "far": {"loss": 2.0}}}]))
+    bests.resume(1, iter(recorded))
     assert [best.best for best in bests] == [("accuracy", 0.5, 1), ("far|loss", 2.0, 1)]
 
 
@@ -50,4 +48,4 @@ def test_an_unknown_metric_is_an_error_that_names_the_option(tmp_path: Path) -> 
     with pytest.raises(
         UsageError, match=r"trainer\.best_checkpoints\.loss\.metric: 'far\|loss' is not a validation metric"
     ):
-        _both(tmp_path).check_metric(["accuracy", "loss"])
+        [best.check_metric(["accuracy", "loss"]) for best in _both(tmp_path)]

@@ -1,0 +1,107 @@
+"""BestCheckpoints: the owner of the best checkpoints of a run, the primary one and the named ones of the config."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.telemetry.scalars import flat_scalars
+
+
+class BestCheckpoints:
+    """Exports the best of a trainer's evaluations, follows the ledger of the run, and reports the primary best.
+
+    Iterating yields the exporters that follow the ledger. Runs eagerly, on the host, on every worker.
+
+    Args:
+      primary: The exporter of best_checkpoint_eval_metric; None if there is none. It may be an object of the
+        caller that only has `maybe_export_checkpoint` and `best_ckpt_logs`, as Model Garden's has.
+      named: The exporters of best_checkpoints, by name.
+    """
+
+    def __init__(self, primary: Any, named: Mapping[str, BestCheckpoint]) -> None:
+        self.primary = primary
+        self.named = dict(named)
+
+    @classmethod
+    def of(cls, exporter: Any) -> BestCheckpoints:
+        """Returns the owner of a trainer's `checkpoint_exporter`, which may be one already."""
+        return exporter if isinstance(exporter, cls) else cls(exporter, {})
+
+    def __iter__(self) -> Iterator[BestCheckpoint]:
+        if isinstance(self.primary, BestCheckpoint):
+            yield self.primary
+        yield from self.named.values()
+
+    @property
+    def best_ckpt_logs(self) -> Mapping[str, Any] | None:
+        """The metrics of the primary best so far; None before the first, and if there is no primary one."""
+        return self.primary.best_ckpt_logs if self.primary is not None else None
+
+    @property
+    def best(self) -> tuple[str, float, int] | None:
+        """(metric, value, step) of the primary best so far."""
+        return getattr(self.primary, "best", None)
+
+    def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
+        """Selects the weights to keep by the recorded evaluations; see BestCheckpoint."""
+        recorded = list(evaluations)
+        for exporter in self:
+            exporter.resume(step, recorded)
+
+    def rewind(self, step: int, evaluations: Iterable[Mapping[str, Any]]) -> None:
+        """Goes back to `step` for good; see BestCheckpoint."""
+        recorded = list(evaluations)
+        for exporter in self:
+            exporter.rewind(step, recorded)
+
+    def export(self, trainer: Any, logs: Mapping[str, Any], sets: Collection[str]) -> None:
+        """Exports the weights that a trainer has evaluated, for each metric by which they are among the best.
+
+        Args:
+          trainer: An Evaluator.
+          logs: The logs of the evaluation; with several validation sets, those of the evaluated sets by name.
+          sets: The names of the evaluated sets; a single one is called "". By metrics of others nothing is exported.
+        """
+        step = int(trainer.global_step.numpy())
+        left_out = set(trainer.validation_sets) - set(sets)
+        for exporter in (self.primary, *self.named.values()):
+            if exporter is None:
+                continue
+            metric = _metric_of(exporter, trainer)
+            if metric.partition("|")[0] not in left_out:
+                with trainer.evaluated_weights(metric) as weights:
+                    exporter.maybe_export_checkpoint(weights, logs, step)
+
+    def maybe_export_checkpoint(self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int) -> None:
+        """Offers `checkpoint` to each exporter, for a trainer that calls this itself, such as Model Garden's."""
+        for exporter in self:
+            exporter.maybe_export_checkpoint(checkpoint, eval_logs, step)
+
+    def add_best(self, trainer: Any, logs: dict[str, Any]) -> None:
+        """Adds the primary best value so far to the logs of an evaluation of its metric, as `best_<metric>`.
+
+        Args:
+          trainer: The trainer that has evaluated.
+          logs: The logs, which may lack those of some validation sets.
+        """
+        if self.primary is None:
+            return
+        metric = _metric_of(self.primary, trainer)
+        value = flat_scalars(self.best_ckpt_logs or {}, "|").get(metric)
+        groups, name = trainer.place_of_metric(metric)
+        place: Any = logs
+        for group in groups:
+            place = place.get(group, {})
+        if value is not None and place:
+            place[f"best_{name}"] = value
+
+
+def _metric_of(exporter: Any, trainer: Any) -> str:
+    """Returns the metric that decides; that of an object that does not tell is the one of the config."""
+    if hasattr(exporter, "metric_name"):
+        return str(exporter.metric_name)
+    return str(trainer.config.trainer.best_checkpoint_eval_metric)
