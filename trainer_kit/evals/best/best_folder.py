@@ -17,8 +17,8 @@ from trainer_kit.checkpoint_names import (
     pointer_text,
     step_of,
 )
-from trainer_kit.checkpoints.commit import commit, problem, read_record, remove_checkpoint
-from trainer_kit.evals.best.info_json import INFO, is_info, read_info
+from trainer_kit.checkpoints.commit import commit, problem, remove_checkpoint
+from trainer_kit.evals.best.info_json import INFO, read_info, recorded_info
 
 
 class BestFolder:
@@ -46,15 +46,13 @@ class BestFolder:
 
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
         """Returns a dict from step to info of whole weights that were kept by `metric`, in the order of steps."""
-        told = self.told()
+        named = self.told()
         infos: dict[int, dict[str, Any]] = {}
         for step in self.steps():
-            info: Any = (read_record(self.prefix(step)) or {}).get("info")
-            if not is_info(info) or info["step"] != step:
-                info = told
-            if info is None or info["step"] != step or info["metric"] != metric:
-                continue
-            if not problem(self.prefix(step)):
+            info = recorded_info(self.path, step)
+            if info is None and named is not None and named["step"] == step:
+                info = named
+            if info is not None and info["metric"] == metric and not problem(self.prefix(step)):
                 infos[step] = info
         return infos
 
@@ -64,7 +62,7 @@ class BestFolder:
 
     def told(self) -> dict[str, Any] | None:
         """Returns the content of info.json; None if it is missing or, with a warning, cannot be read."""
-        return read_info(self.path, either_form=False)
+        return read_info(self.path)
 
     def written_form(self, info: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of info.json for the info of the best weights."""

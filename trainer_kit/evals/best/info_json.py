@@ -10,7 +10,6 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trainer_kit import files
@@ -21,29 +20,29 @@ INFO, GARDEN_STEP = "info.json", "best_ckpt_global_step"
 _LOG = logging.getLogger(__name__)
 
 
-def read_info(export_dir: str, quiet: bool = False, either_form: bool = True) -> dict[str, Any] | None:
+def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
     """Returns the content of info.json; None if it does not exist or, with a warning, if it cannot be read.
 
     Args:
       export_dir: The folder of the best weights.
       quiet: Whether to omit the warning.
-      either_form: Whether to read Model Garden's form as well.
     """
     path = os.path.join(export_dir, INFO)
-    if not os.path.exists(path):
-        return None
-    try:
-        info = files.parse_json(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        info, reason = None, str(error)
-    else:
-        reason = "it does not have the content that trainer_kit writes"
-    found: Any = _noted(export_dir, info) if either_form and not is_info(info) else info
-    if is_info(found):
-        return dict(found)
-    if not quiet:
-        _LOG.warning("%s cannot be read: %s", path, reason)
+    info = files.read_json(path) or {}
+    step = info.get(GARDEN_STEP)
+    if isinstance(step, (int, float)) and math.isfinite(step):
+        info = recorded_info(export_dir, int(step)) or {}
+    if is_info(info):
+        return info
+    if not quiet and os.path.exists(path):
+        _LOG.warning("%s cannot be read: it is damaged, or trainer_kit has not written it", path)
     return None
+
+
+def recorded_info(export_dir: str, step: int) -> dict[str, Any] | None:
+    """Returns the info in the commit record of the weights of `step`; None if there is none."""
+    info: Any = (read_record(os.path.join(export_dir, f"ckpt-{step}")) or {}).get("info")
+    return info if is_info(info) and info["step"] == step else None
 
 
 def info_of(step: int, metrics: Mapping[str, Any], metric: str) -> dict[str, Any]:
@@ -61,12 +60,3 @@ def is_info(value: Any) -> bool:
     if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
         return False
     return value.get("checkpoint") == f"ckpt-{value['step']}" and math.isfinite(from_json_number(value["value"]))
-
-
-def _noted(export_dir: str, info: Any) -> Any:
-    """Returns the info in the record of the weights that Model Garden's info.json names; None if there is none."""
-    step = info.get(GARDEN_STEP) if isinstance(info, dict) else None
-    if not isinstance(step, (int, float)) or not math.isfinite(step):
-        return None
-    noted = (read_record(os.path.join(export_dir, f"ckpt-{int(step)}")) or {}).get("info")
-    return noted if isinstance(noted, dict) and noted.get("step") == step else None
