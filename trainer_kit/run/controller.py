@@ -297,7 +297,9 @@ class Controller:
           Rewound: after it has carried out a rewind.
         """
         requests = self.callbacks.take_requests()
-        if requests.rewind is not None:
+        if requests.rewind is not None and self.trainer is None:
+            _LOG.warning("a callback asked to go back to step %d, in a mode that does not train", requests.rewind)
+        elif requests.rewind is not None:
             self._rewind(requests.rewind, requests.rewind_reason)
             raise Rewound
         self._requested_sets |= requests.evaluate
@@ -417,6 +419,7 @@ class Controller:
           sets: The names of the validation sets to evaluate, if there are several; None: all.
 
         Raises:
+          Rewound: when a callback has asked for a rewind; training has to go on from there.
           DataError: when there is no data, or too little.
           DivergedError: when a weight is not finite.
           StorageError: when the record of the evaluation, or the save before it, cannot be written.
@@ -425,9 +428,9 @@ class Controller:
             logs = self._evaluate(steps, sets or list(self.evaluator.validation_intervals(None)), {})
         except Stopped:
             return {}
-        saves = self.callbacks.take_requests().save
+        saves = self._take_requests().save
         self.callbacks.call("boundary_end")
-        saves = self.callbacks.take_requests().save or saves
+        saves = self._take_requests().save or saves
         if saves and self.trainer is not None:
             self.save_checkpoint()
             self.sync()

@@ -25,7 +25,7 @@ from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.run import assembly
 from trainer_kit.run.checkpointing import save_after_errors
-from trainer_kit.run.controller import Controller
+from trainer_kit.run.controller import Controller, Rewound
 from trainer_kit.run.lengths import resolve_lengths
 from trainer_kit.run.monitoring import TimeLimit, only_run_of_process, open_writers, show_activity
 from trainer_kit.run.plan import RunOptions, RunPlan, add_task_callbacks, check_agreement, plan_run
@@ -213,10 +213,13 @@ def run_experiment(
             if plan.trains:
                 history.begin_at(start, manager)
             with controller.callbacks.around("run"):
-                logs = run_mode(plan, controller, history, sidecar)
-                evaluates_again = run_post_eval and mode != "train_and_post_eval"
-                if evaluates_again and not was_stopped(signals, trainer):
-                    logs = controller.evaluate(steps=config.trainer.validation_steps)
+                logs = None
+                while logs is None:
+                    with contextlib.suppress(Rewound):  # after the last evaluation; then training goes on
+                        logs = run_mode(plan, controller, history, sidecar)
+                        evaluates_again = run_post_eval and mode != "train_and_post_eval"
+                        if evaluates_again and not was_stopped(signals, trainer):
+                            logs = controller.evaluate(steps=config.trainer.validation_steps)
 
         finish_run(plan, controller, signals, writers, best, logs)
         barrier(plan.strategy)  # no worker is done before the chief is: it could not be started again alone

@@ -565,6 +565,54 @@ def test_the_next_start_repeats_an_interrupted_evaluation(tmp_path: Path, caplog
     assert _steps(tmp_path, "validation") == [20]
 
 
+class _EvaluatesItself(Callback):
+    """Evaluates one batch after each loop, as a callback may; the run does not record that."""
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        self.trainer = run.trainer
+        self.trainer.evaluate(tf.constant(1))
+
+
+def test_only_evaluations_that_the_run_records_are_exported_as_best(tmp_path: Path) -> None:
+    config = linear_experiment(train_steps=10, steps_per_loop=5, validation_interval=10, **_BEST)
+    callback = _EvaluatesItself()
+    _run(tmp_path, "train_and_eval", config, callbacks=[callback])
+    assert list(complete_checkpoints(str(tmp_path / "best_ckpt"))) == [10]
+    assert callback.trainer.checkpoint_exporter.best[2] == 10  # which the trainer has again after the run
+
+
+class _BackAfterEvaluation(Callback):
+    """Takes the run back once, after its first evaluation."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def evaluation_end(self, run: Run, logs: Any) -> None:
+        if not self.steps:
+            run.rewind(10, "to try again")
+
+    def rewound(self, run: Run, step: int) -> None:
+        self.steps.append(step)
+
+
+def test_a_rewind_after_the_last_evaluation_continues_the_training(tmp_path: Path) -> None:
+    config = linear_experiment(train_steps=20, checkpoint_interval=10, **_BEST)
+    callback = _BackAfterEvaluation()
+    _, logs = _run(tmp_path, "train_and_post_eval", config, callbacks=[callback])
+    assert callback.steps == [10] and "accuracy" in logs
+    assert _steps(tmp_path, "train") == [5, 10, 15, 20] and _steps(tmp_path, "validation") == [20]
+    assert json.loads((tmp_path / "final.json").read_text())["step"] == 20
+    assert json.loads((tmp_path / "best_ckpt" / "info.json").read_text())["step"] == 20
+
+
+def test_a_rewind_is_refused_by_a_mode_that_does_not_train(
+    of_trained: ReadyTrainer, trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback = _BackAfterEvaluation()
+    assert "accuracy" in _run(trained, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])[1]
+    assert callback.steps == [] and "asked to go back to step 10, in a mode that does not train" in caplog.text
+
+
 def test_train_and_eval_evaluates_a_run_that_only_trained(of_trained: ReadyTrainer, trained: Path) -> None:
     assert "accuracy" in _run(trained, "train_and_eval", _TRAINED, trainer=of_trained.again())[1]
 
