@@ -78,34 +78,36 @@ class Ledger:
           StorageError: when the file cannot be written.
         """
         if isinstance(seconds, Mapping):
-            written = [self._append(name, step, {name: metrics[name]}, seconds[name], checkpoint) for name in seconds]
-            return any(written)
-        (dataset,) = self._hashes
-        return self._append(dataset, step, metrics, seconds, checkpoint)
+            evaluations = [(name, {name: metrics[name]}, spent) for name, spent in seconds.items()]
+        else:
+            (dataset,) = self._hashes
+            evaluations = [(dataset, dict(metrics), seconds)]
 
-    def _append(
-        self, dataset: str, step: int, metrics: Mapping[str, Any], seconds: float, checkpoint: str | None
-    ) -> bool:
-        values = _encoded(without_best(plain(metrics)))
-        key = (self.lineage, int(step), dataset, self._hashes[dataset])
         if self._known is None:
             self._known = _first_metrics(self.records())
-        if key in self._known:
-            self._compare(int(step), self._known[key], values)
-            return False
-        record = {
-            "step": int(step),
-            "checkpoint": checkpoint,
-            "dataset": dataset,
-            "metrics": values,
-            "seconds": round(seconds, 3),
-            "config_hash": self._hashes[dataset],
-            "lineage": self.lineage,
-        }
-        self._warn_of_loss()
-        self._write(record)
-        self._known[key], self._size = values, os.path.getsize(self.path)
-        return True
+        is_new = False
+        for dataset, own, spent in evaluations:
+            values = _encoded(without_best(plain(own)))
+            key = (self.lineage, int(step), dataset, self._hashes[dataset])
+            if key in self._known:
+                self._compare(int(step), self._known[key], values)
+                continue
+            is_new = True
+            self._warn_of_loss()
+            self._write(
+                {
+                    "step": int(step),
+                    "checkpoint": checkpoint,
+                    "dataset": dataset,
+                    "metrics": values,
+                    "seconds": round(spent, 3),
+                    "config_hash": self._hashes[dataset],
+                    "lineage": self.lineage,
+                }
+            )
+            self._known[key] = values
+            self._size = os.path.getsize(self.path)
+        return is_new
 
     def _warn_of_loss(self) -> None:
         """Warns when somebody has truncated or removed the file since this process appended its last record."""

@@ -196,20 +196,6 @@ def metric_names(of_sets: Iterable[tuple[str, Sequence[str]]], weights: Evaluate
     ]
 
 
-def with_other_weights(logs: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the logs of a validation set, with those of other weights than the main ones under their names.
-
-    Raises:
-      UsageError: when a metric has the name of weights.
-    """
-    if taken := ", ".join(sorted(logs.keys() & others.keys())):
-        raise UsageError(
-            f"the evaluation reports a metric called {taken}, and ema.evaluate has weights of this name; give the "
-            "metric, or the average in ema.more_decays, another name"
-        )
-    return {**logs, **others}
-
-
 class AveragingTrainer(BaseTrainer):
     """A trainer whose weights can be replaced by their moving averages.
 
@@ -684,7 +670,19 @@ class Evaluator(AveragingTrainer):
         return groups, name
 
     def _with_others(self, name: str, state: Any) -> dict[str, Any]:
-        return with_other_weights(self._logs_of(name, state), self._other_logs.get(name, {}))
+        """Returns the logs of a validation set, with those of other weights than the main ones under their names.
+
+        Raises:
+          UsageError: when a metric has the name of weights.
+        """
+        logs = self._logs_of(name, state)
+        others = self._other_logs.get(name, {})
+        if taken := ", ".join(sorted(logs.keys() & others.keys())):
+            raise UsageError(
+                f"the evaluation reports a metric called {taken}, and ema.evaluate has weights of this name; give the "
+                "metric, or the average in ema.more_decays, another name"
+            )
+        return {**logs, **others}
 
     def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
         """Returns the logs of a validation set: the results of its loop, and the task's metrics of its state."""
