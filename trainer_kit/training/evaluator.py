@@ -321,18 +321,13 @@ class Evaluator(AveragingTrainer):
         self._eval_loops: dict[tuple[str, bool], Any] = {}  # one per set, traced with the set's task and metrics
         self.eval_seconds: dict[str, float] = {}
 
-    def split_evaluations(
-        self, batches: int, begin: Callable[[int], None], end: Callable[[int, dict[str, Any]], bool]
-    ) -> None:
+    def split_evaluations(self, hooks: EvaluationHooks) -> None:
         """Has evaluations run in parts, with work on the host between two; called before the first evaluation.
 
         Args:
-          batches: The number of batches in a part.
-          begin: Called before a part with the number of its first batch; see EvaluationHooks.
-          end: Called after a part with the number of its last batch and the results so far, NumPy values. Returns
-            whether the evaluation goes on.
+          hooks: The object that knows the size of a part, and whose methods are called before and after each.
         """
-        self._evaluation_hooks = EvaluationHooks(batches, begin, end)
+        self._evaluation_hooks = hooks
 
     @property
     def strategy(self) -> tf.distribute.Strategy:

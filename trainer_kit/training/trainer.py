@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orbit
@@ -523,26 +523,18 @@ class Trainer(Evaluator):
     def train_loop_begin(self) -> None:
         """Called eagerly before each loop, before the iterator is created. Metrics are reset inside the loop."""
 
-    def split_training(
-        self,
-        next_end: Callable[[int], int],
-        begin: Callable[[int], None],
-        end: Callable[[int, dict[str, Any]], bool],
-    ) -> None:
+    def split_training(self, hooks: TrainingHooks) -> None:
         """Has training loops run in parts from now on, with work on the host between two steps.
 
         Args:
-          next_end: Returns the next global step after the given one at which a part ends.
-          begin: Called before a part with the global step.
-          end: Called after a part with the global step and the metrics of the loop so far, NumPy values. Returns
-            whether the loop goes on.
+          hooks: The object that chooses the parts, and whose methods are called before and after each.
         """
+        self.loop_parts.hooks = hooks
 
-        def end_part(step: int, results: dict[str, Any]) -> bool:
-            metrics = {key: value for key, value in results.items() if "trainer_kit/" not in key}
-            return end(step, dict(self._train_set.reported(metrics)))
-
-        self.loop_parts.hooks = TrainingHooks(next_end, begin, end_part)
+    def reported(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Returns the logs of a training loop by name, of the results that it returns or that hooks get."""
+        metrics = {key: value for key, value in results.items() if "trainer_kit/" not in key}
+        return dict(self._train_set.reported(metrics))
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Runs eagerly, on the host."""
@@ -555,7 +547,7 @@ class Trainer(Evaluator):
         self.train_tensors.read()
         overridden = self.has_own_train or type(self).train_loop_end is not Trainer.train_loop_end
         self.reached = None if overridden else reached  # a subclass may take more steps
-        return dict(self._train_set.reported(results))
+        return self.reported(results)
 
     @tf.autograph.experimental.do_not_convert
     def next_train_inputs(self, iterator: Any) -> Any:

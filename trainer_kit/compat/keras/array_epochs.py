@@ -34,7 +34,7 @@ class ArrayEpochs:
     Attributes:
       num_examples: The number of examples.
       batches_per_epoch: The number of batches in a pass.
-      element_spec: The spec of a batch.
+      element_spec: The spec of a batch; as in Keras it does not tell the number of examples.
     """
 
     def __init__(
@@ -54,12 +54,16 @@ class ArrayEpochs:
         self.batches_per_epoch = math.ceil(self.num_examples / batch_size)
         seeded = shuffle and seed is None and has_global_seed()
         self._draws = seeded and keras_2
-        self._keras_order = self._order_of_keras_3() if seeded and not keras_2 else None
-        self.element_spec = in_batches(arrays, batch_size).element_spec
-        tensors = tf.nest.flatten(arrays)
-        bytes_of_batch = batch_size * sum(one.dtype.size * math.prod(one.shape[1:]) for one in tensors)
+        self._keras_order: tf.Tensor | None = None  # of Keras 3, int64 [num_examples]
+        if seeded and not keras_2:
+            adapter = data_adapter(np.arange(self.num_examples), batch_size=self.num_examples, shuffle=True)
+            self._keras_order = tf.cast(tf.nest.flatten(next(iter(adapter.get_tf_dataset())))[0], tf.int64)
+        self.element_spec = tf.nest.map_structure(
+            lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays
+        )
+        row_bytes = sum(array.dtype.size * math.prod(array.shape[1:]) for array in tf.nest.flatten(arrays))
         # A call of a function costs as much as a gather of some kilobytes: small batches are gathered together.
-        self._batches_at_once = max(1, min(_MOST_BATCHES, _GATHERED_BYTES // max(1, bytes_of_batch)))
+        self._batches_at_once = max(1, min(_MOST_BATCHES, _GATHERED_BYTES // max(1, batch_size * row_bytes)))
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
         """Returns the dataset without end from batch `position` on, counted over all passes. Runs on the host."""
@@ -112,18 +116,3 @@ class ArrayEpochs:
         """Returns the order of a pass that is not Keras's; runs in graph."""
         seed = tf.stack([tf.constant(self._seed or 0, tf.int64), epoch])
         return tf.random.experimental.stateless_shuffle(tf.range(self.num_examples, dtype=tf.int64), seed)
-
-    def _order_of_keras_3(self) -> tf.Tensor:
-        """Returns the order that Keras 3 draws from the global seed, int64 [num_examples]."""
-        indices = np.arange(self.num_examples)
-        adapter = data_adapter(indices, batch_size=self.num_examples, shuffle=True)
-        return tf.cast(tf.nest.flatten(next(iter(adapter.get_tf_dataset())))[0], tf.int64)
-
-
-def in_batches(arrays: Any, batch_size: int) -> tf.data.Dataset:
-    """Returns one pass over nested tensors, in their order. Runs eagerly, on the host."""
-    if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
-        # A MirroredStrategy of one device leaves out a rebatch.
-        return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
-    # Without a function in it: an evaluation begins with a new iterator, which makes the functions of a dataset.
-    return tf.data.Dataset.from_tensors(arrays).rebatch(batch_size)

@@ -1,9 +1,11 @@
-"""What training has changed in the attributes and the CSV files of callbacks of Keras, for checkpoints."""
+"""What training has changed in callbacks of Keras, for checkpoints, and the files that they and the History write."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from trainer_kit.compat.keras.keras_batches import is_stock
+from trainer_kit import files
 from trainer_kit.runtime.keras_internals import choose_comparison
+from trainer_kit.telemetry.scalars import as_scalar
 
 _NOT_STATE = {"_model", "model", "params", "_params", "validation_data"}
 _PATHS = {"CSVLogger": "filename", "ModelCheckpoint": "filepath", "TensorBoard": "log_dir"}
+_HISTORY = "history.json"
 
 
 class AttributeState:
@@ -39,11 +43,9 @@ class AttributeState:
 
     def changed(self) -> dict[str, Any]:
         """Returns the changed and the new attributes by name, in types that a checkpoint can hold."""
-        return {
-            name: value
-            for name, value in _encoded_attributes(self.owner).items()
-            if not _is_in(self._at_creation, name, value) or not _is_in(self._after_train_begin, name, value)
-        }
+        now = _encoded_attributes(self.owner)
+        before = _texts(self._at_creation), _texts(self._after_train_begin)
+        return {name: now[name] for name, text in _texts(now).items() if any(text != one.get(name) for one in before)}
 
     def restore(self, changed: Mapping[str, Any]) -> None:
         """Sets the attributes to what they were when `changed` returned this; open files and the like stay."""
@@ -93,62 +95,48 @@ def _decoded(value: Any) -> Any:
     return tuple(parts) if kind == "tuple" else parts
 
 
-def _is_in(attributes: Mapping[str, Any], name: str, value: Any) -> bool:
-    return name in attributes and _is_same(attributes[name], value)
+def _texts(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """Returns texts by which encoded attributes are compared. A NaN is the same as another one."""
+
+    def describe(array: np.ndarray) -> list[Any]:
+        return [array.dtype.str, array.shape, hashlib.sha1(array.tobytes()).hexdigest()]
+
+    return {name: json.dumps(value, default=describe) for name, value in attributes.items()}
 
 
-def _is_same(before: Any, now: Any) -> bool:
-    if type(before) is not type(now):
-        return False
-    if isinstance(now, dict):
-        return before.keys() == now.keys() and all(_is_same(before[key], now[key]) for key in now)
-    if isinstance(now, list):
-        return len(before) == len(now) and all(map(_is_same, before, now))
-    if isinstance(now, np.ndarray):
-        return before.dtype == now.dtype and np.array_equal(before, now, equal_nan=now.dtype.kind == "f")
-    return bool(before == now)
+@contextlib.contextmanager
+def keeping_csv_files(callbacks: Sequence[Any], resumes: bool) -> Iterator[None]:
+    """Has CSVLoggers keep their files in `on_train_begin`, which is called inside, if the run resumes.
 
-
-class CsvFiles:
-    """The files of the CSVLoggers among callbacks of Keras. Used eagerly, on the host.
-
-    Keras begins a new file in each process, or with `append=True` adds to what is there. A run that
-    resumes has to add its rows to those before its checkpoint, and to drop those after it. So the
-    state is the length of each file.
-
-    Args:
-      callbacks: The callbacks of Keras.
+    Keras begins a new file in each process, or with `append=True` adds to what is there. A run that resumes has to add
+    its rows to those before its checkpoint, and to drop those after it. So the state is the length of each file.
     """
+    loggers = [callback for callback in callbacks if is_stock(callback, "CSVLogger")]
+    choices = [logger.append for logger in loggers]
+    for logger in loggers:
+        logger.append = logger.append or resumes
+    yield
+    for logger, append in zip(loggers, choices, strict=True):
+        logger.append = append
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
-        self._loggers = [one for one in callbacks if is_stock(one, "CSVLogger")]
 
-    @contextlib.contextmanager
-    def kept(self, resumes: bool) -> Iterator[None]:
-        """Has the loggers keep their files in `on_train_begin`, which is called inside, if the run resumes."""
-        choices = [logger.append for logger in self._loggers]
-        for logger in self._loggers:
-            logger.append = logger.append or resumes
-        yield
-        for logger, append in zip(self._loggers, choices, strict=True):
-            logger.append = append
+def csv_lengths(callbacks: Sequence[Any]) -> dict[str, int]:
+    """Returns the length of the file of each CSVLogger in bytes, by its name."""
+    names = [callback.filename for callback in callbacks if is_stock(callback, "CSVLogger")]
+    return {name: os.path.getsize(name) for name in names if os.path.exists(name)}
 
-    def state(self) -> dict[str, int]:
-        """Returns the length of each file in bytes, by its name."""
-        names = [logger.filename for logger in self._loggers if os.path.exists(logger.filename)]
-        return {name: os.path.getsize(name) for name in names}
 
-    def restore(self, lengths: Mapping[str, int]) -> None:
-        """Cuts the files to what `state` returned, after `on_train_begin`; a file without a length begins again."""
-        for logger in self._loggers:
-            if not os.path.exists(logger.filename):
-                continue
-            size = os.path.getsize(logger.filename)
-            length = min(size, lengths.get(logger.filename, size if logger.append else 0))
-            os.truncate(logger.filename, length)
-            if isinstance(logger.csv_file, io.IOBase) and not logger.csv_file.closed:
-                logger.csv_file.seek(0, os.SEEK_END)
-            logger.append_header = length == 0
+def cut_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
+    """Cuts files to what `csv_lengths` returned, after `on_train_begin`; a file without a length begins again."""
+    for logger in callbacks:
+        if not is_stock(logger, "CSVLogger") or not os.path.exists(logger.filename):
+            continue
+        size = os.path.getsize(logger.filename)
+        length = min(size, lengths.get(logger.filename, size if logger.append else 0))
+        os.truncate(logger.filename, length)
+        if isinstance(logger.csv_file, io.IOBase) and not logger.csv_file.closed:
+            logger.csv_file.seek(0, os.SEEK_END)
+        logger.append_header = length == 0
 
 
 def write_to_temporary_folders(callbacks: Sequence[Any]) -> None:
@@ -159,3 +147,42 @@ def write_to_temporary_folders(callbacks: Sequence[Any]) -> None:
                 callback.temporary_folder = tempfile.TemporaryDirectory()
                 name = os.path.basename(getattr(callback, attribute))
                 setattr(callback, attribute, os.path.join(callback.temporary_folder.name, name))
+
+
+def write_history(model_dir: str, history: Any) -> None:
+    """Writes a History's epochs, counted from 0, and its values by name.
+
+    An array is written as nested lists. Of what a callback has added, JSON may have no form: its text is written then.
+    """
+
+    def plain(value: Any) -> Any:
+        number = as_scalar(value)
+        if number is not None:
+            return number
+        array = np.asarray(value)
+        return array.tolist() if array.dtype.kind in "biuf" else str(value)
+
+    values = {name: [plain(value) for value in epochs] for name, epochs in history.history.items()}
+    files.write_json(os.path.join(model_dir, _HISTORY), {"epoch": list(history.epoch), "history": values})
+
+
+def read_history(model_dir: str, history: Any) -> None:
+    """Puts the epochs and values that a run has recorded into a History; does nothing if there are none."""
+    record = files.read_json(os.path.join(model_dir, _HISTORY))
+    if record is None:
+        return
+    history.epoch = list(record["epoch"])
+    history.history = {
+        name: [np.asarray(value) if isinstance(value, list) else value for value in values]
+        for name, values in record["history"].items()
+    }
+
+
+def is_stock(callback: Any, name: str) -> bool:
+    """Whether a callback is of the class of Keras with this name, or of a subclass."""
+    return any(kind.__name__ == name and is_of_keras(kind) for kind in type(callback).__mro__)
+
+
+def is_of_keras(kind: type) -> bool:
+    """Whether a class is defined in Keras 3 or tf_keras."""
+    return kind.__module__.partition(".")[0] in ("keras", "tf_keras")

@@ -1,7 +1,8 @@
-"""DatasetPasses: a tf.data.Dataset that each pass reads with a new iterator, as `Model.fit` reads it."""
+"""Data whose passes a trainer begins, each with a new iterator, and a tf.data.Dataset that is read so."""
 
 from __future__ import annotations
 
+import abc
 import logging
 import weakref
 from typing import Any
@@ -31,8 +32,53 @@ _BEGIN_AT_ONCE = {
 _BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 
 
-class DatasetPasses:
-    """A Source of the passes over one dataset, for a trainer that calls `begin` before it asks for an iterator.
+class PassSource(abc.ABC):
+    """A Source of which a KerasTrainer begins each pass, since it needs a new iterator.
+
+    Attributes:
+      by_pass: Whether an iterator ends with its pass, so that the trainer has to begin the next one.
+      steps_per_pass: The number of batches in a pass.
+      element_spec: The spec of a batch.
+    """
+
+    by_pass = True
+    steps_per_pass: int
+    element_spec: Any
+
+    @abc.abstractmethod
+    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+        """Returns batches from `position` on, counted over all passes, up to the end of the pass if `by_pass`.
+
+        Runs on the host.
+        """
+
+    @abc.abstractmethod
+    def begin(self, position: int, *, reads: bool) -> bool:
+        """Prepares the pass of batch `position`. Runs eagerly, in scope, on the host.
+
+        Args:
+          position: The position of the next batch, counted over all passes.
+          reads: Whether there is an iterator at that position, of the last pass that was begun.
+
+        Returns:
+          Whether a new iterator has to be made.
+        """
+
+    @abc.abstractmethod
+    def begin_passes(self, count: int) -> None:
+        """Begins the first `count` passes of the run and all before them, unless this process has begun them."""
+
+    @abc.abstractmethod
+    def state(self) -> Any:
+        """Returns what a checkpoint has to hold, so that a resumed run reads the same passes."""
+
+    @abc.abstractmethod
+    def restore(self, state: Any) -> None:
+        """Takes what `state` returned, after it went through JSON."""
+
+
+class DatasetPasses(PassSource):
+    """A Source of the passes over one dataset.
 
     A new iterator draws the next orders of the shuffles of its dataset, and begins random ops again. Within one
     iterator of a repeated dataset they would go on instead, and a shuffle would fill its buffer for orders that Keras
@@ -46,9 +92,7 @@ class DatasetPasses:
 
     Attributes:
       batches_per_epoch: See the arguments.
-      by_pass: Whether an iterator ends with its pass; True at first.
       earlier: The number of passes over `given` before the first one of this run; None until that is known.
-      element_spec: The spec of a batch.
     """
 
     def __init__(
@@ -62,33 +106,22 @@ class DatasetPasses:
         self._dataset = dataset
         self._given = given
         self._unused = unused
-        self.batches_per_epoch = batches_per_epoch
-        self.by_pass = True
+        self.batches_per_epoch = self.steps_per_pass = batches_per_epoch
         self.earlier: int | None = None
         self.element_spec = dataset.element_spec
         self._quick = without_idle_tuner(dataset)  # iterators that are dropped at once need no tuner
         self._number = -1  # of the pass that is read
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns batches from `position` on, counted over all passes, up to the end of the pass if `by_pass`.
-
-        Runs on the host.
-        """
+        """Returns batches from `position` on; see PassSource."""
         del input_context
         rest = self._dataset.skip(position % self.batches_per_epoch)
         return rest if self.by_pass else rest.concatenate(self._dataset.repeat())
 
     def begin(self, position: int, *, reads: bool) -> bool:
-        """Prepares the shuffles for the pass of batch `position`. Runs eagerly, in scope, on the host.
+        """Prepares the shuffles for the pass of batch `position`; see PassSource.
 
         After a restart this draws the orders of the passes before, and reads these passes only as far as that needs.
-
-        Args:
-          position: The position of the next batch, counted over all passes.
-          reads: Whether there is an iterator at that position, of the last pass that was begun.
-
-        Returns:
-          Whether a new iterator has to be made.
         """
         number = position // self.batches_per_epoch
         if number == self._number and reads:
@@ -110,11 +143,20 @@ class DatasetPasses:
         return identity_of(self._given)
 
     def begin_passes(self, count: int) -> None:
-        """Draws what the first `count` passes of the run and all before them draw, unless this process has drawn it."""
+        """Draws what the first `count` passes of the run and all before them draw; see PassSource."""
         for number in range(_BEGUN.get(self._given, 0), (self.earlier or 0) + count):
             self._draw_unused(number)
             self._draw_orders()
             _BEGUN[self._given] = number + 1
+
+    def state(self) -> int | None:
+        """Returns the number of passes before the run; None if that is not known."""
+        return self.earlier
+
+    def restore(self, state: int | None) -> None:
+        """Takes the number of passes before the run, unless it is known: the run may go back in this process."""
+        if self.earlier is None:
+            self.earlier = state
 
     def resumption(self, *, deterministic_ops: bool) -> Resumption:
         """Returns how a resumed run gets back to its position, for the engine's report."""

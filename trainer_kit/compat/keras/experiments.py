@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,10 +59,9 @@ def register_keras_experiment(
         """The section `task` of this experiment."""
 
     def make_task(params: Any, logging_dir: str | None = None) -> Any:
-        from trainer_kit.compat.keras.task import KerasTask, data_of_experiment
+        from trainer_kit.compat.keras.task import ExperimentTask
 
-        data = functools.partial(data_of_experiment, data_fn)
-        return KerasTask(params, logging_dir, build=build_fn, data=data, callbacks=callbacks)
+        return ExperimentTask(params, logging_dir, build_fn=build_fn, data_fn=data_fn, callbacks=callbacks)
 
     register_task(ExperimentTaskConfig, make_task, trainer=_TRAINER)
 

@@ -15,15 +15,15 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
 from trainer_kit.compat.keras.experiments import KerasTaskConfig
-from trainer_kit.compat.keras.fit_run import check_arguments, run_fit, task_config
-from trainer_kit.compat.keras.task import KerasTask
+from trainer_kit.compat.keras.model_fit import check_arguments, run_fit
+from trainer_kit.compat.keras.task import FitTask
 from trainer_kit.compat.keras.trainer import KerasTrainer
 from trainer_kit.compat.keras.training_data import TrainingData, training_data
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.sources.base import Source
+from trainer_kit.optimizers.per_variable import native_variable
 from trainer_kit.runtime.tracing import traced
 from trainer_kit.training.metrics import MetricSet
 
@@ -79,30 +79,23 @@ def train_loop(
       UsageError: when an argument cannot be used.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
     """
-    check_arguments(train_loop, train_ds, options)
+    check_arguments(train_loop, train_ds, epochs, options)
     if (test_step is None) != (val_dataset is None):
         missing = "val_dataset" if val_dataset is None else "test_step"
         raise UsageError(f"{missing} is missing: an evaluation needs test_step and val_dataset; give both or none")
-    steps = LoopSteps(train_step, test_step, optimizer, tuple(metrics or ()), tuple(val_metrics or ()))
-    names = None
     with _strategy_of_one_replica(model).scope():
-        data = _epochs(train_ds, steps_per_epoch)
-        steps.trace("train_step", data.batches)
-        if test_step is not None:
-            steps.trace("test_step", val_dataset)
-            names = [*steps.losses["test_step"], *(metric.name for metric in steps.val_metrics)]
-            if not names:
-                raise UsageError(
-                    "test_step returns no loss and there are no val_metrics, so an evaluation has no result; return "
-                    "the loss from test_step, or give val_metrics=[...], the metrics that test_step updates"
-                )
         task = LoopTask(
-            task_config(LoopTaskConfig, data.batch_size),
+            model,
+            _epochs(train_ds, steps_per_epoch),
+            val_dataset,
             model_dir,
-            steps=steps,
-            build=lambda: model,
-            data=lambda params: data.batches if params.is_training else val_dataset,
+            train_step=train_step,
+            test_step=test_step,
+            optimizer=optimizer,
+            metrics=tuple(metrics or ()),
+            val_metrics=tuple(val_metrics or ()),
         )
+        task.prepare(model, trains=True, evaluates=test_step is not None)
     options["runtime"] = {"enable_xla": False, **(options.get("runtime") or {})}
     # Weights would become averages at the end of the training, as in `fit` and not in a loop by hand.
     has_average = isinstance(optimizer, Mapping) or bool(getattr(optimizer, "use_ema", False))
@@ -110,11 +103,7 @@ def train_loop(
         model.optimizer = optimizer  # where callbacks look for the learning rate
     return run_fit(
         task,
-        model,
-        data,
         epochs,
-        model_dir,
-        evaluation_names=names,
         validation_steps=validation_steps,
         validation_freq=validation_freq,
         callbacks=callbacks,
@@ -163,43 +152,81 @@ def _epochs(train_ds: Any, steps_per_epoch: int | None) -> TrainingData:
     return dataclasses.replace(data, batches=epoch.repeat())
 
 
-@dataclasses.dataclass(frozen=True)
-class LoopSteps:
-    """What a loop by hand calls for each batch, and what its functions use beside the model.
+@configclass
+class LoopTaskConfig(KerasTaskConfig):
+    """The section `task` of a loop by hand."""
 
-    Attributes:
+
+class LoopTask(FitTask):
+    """Trains with the functions of a loop by hand.
+
+    Args:
+      model, data, validation, model_dir: See FitTask.
       train_step: Trains on a batch and returns its loss, a tuple that begins with the loss, or a dict with "loss".
       test_step: Evaluates a batch, and returns the same or None; None if there is no evaluation.
       optimizer: The optimizer, or a dict of optimizers by name.
       metrics: The metrics that train_step updates.
       val_metrics: The metrics that test_step updates.
-      losses: `["loss"]` for a function that returns one, by the name of the function; known after `trace`.
+
+    Attributes:
+      metrics, val_metrics: The arguments.
     """
 
-    train_step: Callable[..., Any]
-    test_step: Callable[..., Any] | None
-    optimizer: Any
-    metrics: Sequence[Any]
-    val_metrics: Sequence[Any]
-    losses: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    config_class = LoopTaskConfig
 
-    def trace(self, name: str, data: Any) -> None:
-        """Traces a function once, so that model, optimizer and metrics create their variables; runs nothing.
+    def __init__(
+        self,
+        model: Any,
+        data: TrainingData,
+        validation: Any,
+        model_dir: str,
+        *,
+        train_step: Callable[..., Any],
+        test_step: Callable[..., Any] | None,
+        optimizer: Any,
+        metrics: Sequence[Any],
+        val_metrics: Sequence[Any],
+    ) -> None:
+        super().__init__(model, data, validation, model_dir)
+        self._functions = {"train_step": train_step, "test_step": test_step}
+        self._optimizer = optimizer
+        self.metrics = metrics
+        self.val_metrics = val_metrics
+        self._evaluates_loss = False  # known when test_step is traced
 
-        Runs eagerly. Warns of a metric that the function updates and that is not in the argument for it.
+    def prepare(self, model: Any, *, trains: bool, evaluates: bool) -> Any:
+        """Traces the functions once, so that all variables are there; returns the optimizer. Called in strategy scope.
 
         Raises:
-          UsageError: when the function does not accept a batch, or returns something else than a loss.
+          UsageError: when a function does not accept a batch, or returns something else than a loss; when an
+            evaluation has no result.
         """
-        spec = (data.at(0) if isinstance(data, Source) else data).element_spec
-        graph = traced(lambda batch: self.logs(name, batch) and None, spec).graph
+        if trains and self._trained is not model:
+            self._trace("train_step", self.data.batches.element_spec, self.metrics, "metrics")
+            self._trained = model
+        if evaluates and self._evaluated is not model:
+            self._trace("test_step", self.validation.element_spec, self.val_metrics, "val_metrics")
+            self._evaluated = model
+            if not self.evaluation_names():
+                raise UsageError(
+                    "test_step returns no loss and there are no val_metrics, so an evaluation has no result; return "
+                    "the loss from test_step, or give val_metrics=[...], the metrics that test_step updates"
+                )
+        return self._optimizer
+
+    def evaluation_names(self) -> list[str]:
+        """Returns the names of the single numbers that an evaluation gives, after `prepare`."""
+        return [*(["loss"] if self._evaluates_loss else []), *(metric.name for metric in self.val_metrics)]
+
+    def _trace(self, name: str, spec: Any, metrics: Sequence[Any], argument: str) -> None:
+        """Traces a function, and warns of a metric that it updates and that is not in the argument for it."""
+        graph = traced(lambda batch: self._logs(name, batch) and None, spec).graph
         updated = {id(variable) for variable in graph.variables}
-        argument = "metrics" if name == "train_step" else "val_metrics"
-        listed = {id(variable) for metric in getattr(self, argument) for variable in metric.variables}
+        listed = {id(variable) for metric in metrics for variable in metric.variables}
         kinds = (keras.metrics.Metric, sys.modules.get("tf_keras", keras).metrics.Metric)
         for metric in [value for value in gc.get_objects() if issubclass(type(value), kinds)]:
-            others = [one for one in metric.variables if id(one) not in listed]
-            if updated & {id(one if isinstance(one, tf.Variable) else one.value) for one in others}:
+            others = [variable for variable in metric.variables if id(variable) not in listed]
+            if updated & {id(native_variable(variable)) for variable in others}:
                 _LOG.warning(
                     "%s updates the metric %r, which is not in %s; it is not reported, and nothing resets it: add it "
                     "there",
@@ -207,85 +234,57 @@ class LoopSteps:
                 )
 
     @tf.autograph.experimental.do_not_convert
-    def logs(self, name: str, batch: Any) -> dict[str, Any]:
+    def _logs(self, name: str, batch: Any) -> dict[str, Any]:
         """Runs a function on a batch and returns its results by name, in graph; "loss" is a float scalar.
 
         Raises:
-          UsageError: when train_step returns no loss.
+          UsageError: when the function does not accept the batch, or train_step returns no loss.
         """
-        step: Any = getattr(self, name)
-        returned = converted(step)(*_arguments(name, step, batch))
+        step: Any = self._functions[name]
+        # As a loop by hand calls it: with the parts of a tuple, or with the batch itself.
+        parts = batch if isinstance(batch, tuple) else (batch,)
+        signature = inspect.signature(step)
+        arguments = next((one for one in (parts, (batch,)) if _accepts(signature, one)), None)
+        if arguments is None:
+            raise UsageError(
+                f"{name}{signature} cannot be called with a batch, which has {len(parts)} parts; give it one "
+                "parameter for each part, or one for the whole batch"
+            )
+
+        returned = converted(step)(*arguments)
         if isinstance(returned, Sequence):
             returned = returned[0] if returned else None
             if returned is None or tf.convert_to_tensor(returned).shape.rank != 0:
                 raise UsageError(f'{name} returned a tuple that does not begin with the loss; return {{"loss": loss}}')
         by_name = returned if isinstance(returned, Mapping) else {"loss": returned}
         logs = {str(key): value for key, value in by_name.items() if value is not None}
-        self.losses[name] = ["loss"] if "loss" in logs else []
         if "loss" in logs:
             logs["loss"] = tf.reduce_mean(tf.convert_to_tensor(logs["loss"]))
         elif name == "train_step":
             raise UsageError('train_step returned no loss; add `return loss`, or return a dict with "loss"')
+        if name == "test_step":
+            self._evaluates_loss = "loss" in logs
         return logs
-
-
-def _arguments(name: str, step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
-    """Returns the arguments with which a loop by hand calls a function: the parts of a tuple, or the batch itself.
-
-    Raises:
-      UsageError: when the function accepts neither.
-    """
-    parts = batch if isinstance(batch, tuple) else (batch,)
-    signature = inspect.signature(step)
-    for arguments in (parts, (batch,)):
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            continue
-        return arguments
-    raise UsageError(
-        f"{name}{signature} cannot be called with a batch, which has {len(parts)} parts; give it one parameter for "
-        "each part, or one for the whole batch"
-    )
-
-
-@configclass
-class LoopTaskConfig(KerasTaskConfig):
-    """The section `task` of a loop by hand."""
-
-
-class LoopTask(KerasTask):
-    """Trains with the functions of a loop by hand.
-
-    Args:
-      params: The task's config.
-      logging_dir: The folder of the run's files.
-      steps: The functions; they are traced already.
-      **options: Further arguments of KerasTask.
-    """
-
-    def __init__(self, params: Any, logging_dir: str | None = None, *, steps: LoopSteps, **options: Any) -> None:
-        super().__init__(params, logging_dir, **options)
-        self.steps = steps
-
-    def prepare_training(self, model: Any) -> Any:
-        """Returns the optimizer, or the dict of optimizers. Called in strategy scope."""
-        return self.steps.optimizer
-
-    def prepare_evaluation(self, model: Any) -> None:
-        """Does nothing: the functions are traced already."""
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
         """Runs the caller's train_step, in graph."""
-        return self.steps.logs("train_step", inputs)
+        return self._logs("train_step", inputs)
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
         """Runs the caller's test_step, in graph."""
-        return self.steps.logs("test_step", inputs)
+        return self._logs("test_step", inputs)
+
+
+def _accepts(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 class LoopMetrics(MetricSet):
@@ -313,10 +312,10 @@ class LoopTrainer(KerasTrainer):
     """Trains a LoopTask; see KerasTrainer."""
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
-        return LoopMetrics("training_loss", task.steps.metrics)
+        return LoopMetrics("training_loss", task.metrics)
 
     def _evaluation_metrics(self, config: Any, task: Any, model: Any, wanted: bool) -> Any:
-        return LoopMetrics("validation_loss", task.steps.val_metrics)
+        return LoopMetrics("validation_loss", task.val_metrics)
 
 
 register_task(LoopTaskConfig, LoopTask, trainer="trainer_kit.compat.keras.hand_written_loop:LoopTrainer")

@@ -9,11 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.compat.keras.experiments import KerasTaskConfig
-from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, console_of, parameters, split_callbacks
-from trainer_kit.compat.keras.task import KerasTask
-from trainer_kit.compat.keras.training_data import validation_dataset
-from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
+from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
+from trainer_kit.compat.keras.task import FitTask
+from trainer_kit.compat.keras.training_data import TrainingData, validation_dataset
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
@@ -75,22 +74,21 @@ def evaluate(
         data = validation_dataset(keras.utils.pack_x_y_sample_weight(x, y, sample_weight), batch_size, steps)
         # A name by which records of evaluations tell arrays with other contents and datasets of other forms.
         name = f"data {zlib.crc32(repr(identity_of(data)).encode()):08x}"
-        of_data = DataConfig(input_path=name, drop_remainder=False, is_training=False)
-        params = KerasTaskConfig(validation_data=of_data)
-        task = KerasTask(params, model_dir, build=lambda: model, data=lambda _: data)
+        task = FitTask(model, TrainingData(None, 0), data, model_dir, validation_name=name)
     batches = steps
     if not steps:
         length = int(data.cardinality()) if isinstance(data, tf.data.Dataset) else data.batches_per_epoch
         batches = length if length and length > 0 else None
+    keras_callbacks = KerasCallbacks(of_keras, {"epochs": 1, "steps": batches, "verbose": verbose})
     _, logs = run_experiment(
         strategy,
         task,
         "eval",
-        ExperimentConfig(task=params, trainer=TrainerConfig(validation_steps=steps or -1)),
+        ExperimentConfig(task=task.task_config, trainer=TrainerConfig(validation_steps=steps or -1)),
         model_dir,
         checkpoint=_checkpoint(model_dir, which),
-        callbacks=[KerasCallbacks(of_keras, parameters(1, batches, verbose)), *native],
-        console=console_of(of_keras, verbose),
+        callbacks=[keras_callbacks, *native],
+        console=keras_callbacks.console,
     )
     by_name = {"loss" if name == "validation_loss" else name: float(value) for name, value in logs.items()}
     return by_name if return_dict else _in_order(model, by_name)

@@ -1,27 +1,55 @@
-"""KerasCallbacks: calls callbacks of Keras 3 or tf_keras at the epochs and batches of a run, and saves their state."""
+"""Calls callbacks of Keras 3 or tf_keras at the epochs and batches of a run, as `Model.fit` does."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
-from collections.abc import Mapping, Sequence, Set
+import sys
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.compat.keras.callback_state import AttributeState, CsvFiles, write_to_temporary_folders
-from trainer_kit.compat.keras.keras_batches import KerasBatches, is_stock
+from trainer_kit.compat.keras.callback_state import (
+    AttributeState,
+    csv_lengths,
+    cut_csv_files,
+    is_of_keras,
+    is_stock,
+    keeping_csv_files,
+    read_history,
+    write_history,
+    write_to_temporary_folders,
+)
+from trainer_kit.compat.keras.dataset_passes import PassSource
 from trainer_kit.errors import UsageError
-from trainer_kit.runtime.keras_internals import compilation
+from trainer_kit.runtime.keras_internals import (
+    compilation,
+    of_keras_2,
+    set_batch_counter,
+    steps_per_execution,
+    traces_batches,
+)
 from trainer_kit.runtime.tensorflow_internals import SummaryState
 from trainer_kit.telemetry.report import SilentWriter, Writer
 from trainer_kit.telemetry.scalars import as_scalar
+from trainer_kit.training.loops.intervals import next_multiple
 
 _LOG = logging.getLogger(__name__)
 _NAMES = {"training_loss": "loss", "validation_loss": "loss"}
+TRAIN_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
+
+# Classes of Keras that always have methods of batches, with the condition under which these act.
+_CONDITIONS: dict[str, Callable[[Any], bool]] = {
+    "ModelCheckpoint": lambda callback: callback.save_freq != "epoch",
+    "TensorBoard": lambda callback: callback.update_freq != "epoch" or traces_batches(callback),
+    "ProgbarLogger": lambda callback: callback.verbose == 1,
+}
 
 
 class KerasCallbacks(Callback):
@@ -29,8 +57,7 @@ class KerasCallbacks(Callback):
 
     All callbacks get the same dict of logs, and each may add keys to it. If a callback stops the
     run, the run is finished, and another start trains nothing. A callback with a method around
-    batches makes training loops or evaluations run in parts of one step, or of
-    `steps_per_execution` of the model.
+    batches makes training loops or evaluations run in parts; see TrainBatches and TestBatches.
 
     Args:
       callbacks: The callbacks, in the order in which they are called.
@@ -40,6 +67,8 @@ class KerasCallbacks(Callback):
 
     Attributes:
       callbacks, params: The arguments.
+      console: The writer of the lines on the console: none with verbose 0, and where Keras's own
+        bar is shown.
       has_begun: Whether `on_train_begin` was called.
     """
 
@@ -53,10 +82,14 @@ class KerasCallbacks(Callback):
     ) -> None:
         self.callbacks = list(callbacks)
         self.params = dict(params or {})
+        verbose = self.params.get("verbose", 1)
+        if verbose == "auto":
+            self.params["verbose"] = 1  # tf_keras knows no "auto"
+        has_bar = any(is_stock(callback, "ProgbarLogger") for callback in callbacks)
+        self.console: Writer | None = SilentWriter() if has_bar or not verbose else None
         self.has_begun = False
         self._validation_freq = validation_freq
         self._states: list[AttributeState] = []
-        self._files = CsvFiles(self.callbacks)
         self._summaries = SummaryState()
         self._loop_logs: dict[str, Any] = {}  # of the last training loop
         self._eval_logs: dict[str, Any] = {}  # of the evaluation at the same step
@@ -68,9 +101,10 @@ class KerasCallbacks(Callback):
         """Hands out the model, and has loops split if there are methods around batches."""
         self._run = run
         if not self.params and run.epochs is not None:
-            run.trainer.epoch_steps = steps = math.ceil(run.epochs.steps)
+            steps = math.ceil(run.epochs.steps)
+            run.trainer.continue_metrics(steps)
             epochs = math.ceil(run.trainer.config.trainer.train_steps / steps)
-            self.params = parameters(epochs, steps, verbose=1)
+            self.params = {"epochs": epochs, "steps": steps, "verbose": 1}
         self._compilation = compilation(run.model)
         if not run.chief:
             write_to_temporary_folders(self.callbacks)
@@ -78,7 +112,13 @@ class KerasCallbacks(Callback):
             callback.set_params(self.params)
             with self._summaries.in_use():
                 callback.set_model(run.model)
-        self._batches = KerasBatches(run, self.callbacks, self._summaries, self._training_logs, keras_logs)
+
+        self._train_batches = TrainBatches(self, run)
+        if self._train_batches.callbacks and run.epochs is not None:
+            run.trainer.split_training(self._train_batches)
+        test_batches = TestBatches(self, run)
+        if test_batches.callbacks:
+            run.trainer.split_evaluations(test_batches)
 
     def train_begin(self, run: Run) -> None:
         """Calls `on_train_begin`, unless the training had ended; a resumed run keeps the values of its checkpoint."""
@@ -89,15 +129,15 @@ class KerasCallbacks(Callback):
             # The copy needs as much memory as the state, and callbacks of Keras change none of it.
             changes_state = run.step > 0 and any(_runs_own_code(callback) for callback in self.callbacks)
             restored = run.trainer.state.undisturbed(everything=True) if changes_state else contextlib.nullcontext()
-            with self._files.kept(resumes=run.step > 0), restored:
-                self._call("on_train_begin", {})
+            with keeping_csv_files(self.callbacks, resumes=run.step > 0), restored:
+                self.call("on_train_begin", {})
         for state in self._states:
             state.begin()
         self.has_begun = True
 
     def epoch_begin(self, run: Run, epoch: int) -> None:
         """Calls `on_epoch_begin`, and checks that callbacks have left what the training step was traced with."""
-        self._call("on_epoch_begin", epoch - 1, {})
+        self.call("on_epoch_begin", epoch - 1, {})
         if compilation(run.model) is not self._compilation:
             raise UsageError(
                 "a callback called model.compile, which has no effect on a run that has begun; compile the model after "
@@ -110,10 +150,10 @@ class KerasCallbacks(Callback):
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Keeps the logs of the loop for the end of the epoch."""
-        self._loop_logs = self._training_logs(logs)
+        self._loop_logs = self.training_logs(logs)
         self._eval_logs = {}
 
-    def _training_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def training_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns logs of training under the names of Keras."""
         # The engine adds the rate to all logs, Keras to none; but a step may return a log of this name.
         returned = getattr(self._run.trainer.task, "train_logs", ())
@@ -122,7 +162,7 @@ class KerasCallbacks(Callback):
     def evaluation_begin(self, run: Run) -> None:
         """Calls `on_test_begin`."""
         run.model.stop_evaluating = False
-        self._call("on_test_begin", {})
+        self.call("on_test_begin", {})
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Keeps the logs of the evaluation for the end of the epoch, and calls `on_test_end`.
@@ -134,15 +174,17 @@ class KerasCallbacks(Callback):
         if run.evaluation is not None and run.evaluation.replayed:
             if run.epochs is None or run.epochs.ended(run.step) <= self._ended:
                 return
-            self._call("on_test_begin", {})
-        self._call("on_test_end", dict(self._eval_logs))
+            self.call("on_test_begin", {})
+        self.call("on_test_end", dict(self._eval_logs))
 
     def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
         """Calls `on_epoch_end`, and at the end of the run `on_train_end`."""
         if epoch <= self._ended:
             return
+        frequency = self._validation_freq
+        has_evaluation = epoch % frequency == 0 if isinstance(frequency, int) else epoch in frequency
         epoch_logs = dict(self._loop_logs)
-        if self._has_evaluation(epoch):
+        if has_evaluation:
             epoch_logs |= {f"val_{name}": value for name, value in self._eval_logs.items()}
         epoch_logs = dict(sorted(epoch_logs.items()))  # as Keras has them
         for callback in self.callbacks:
@@ -156,11 +198,6 @@ class KerasCallbacks(Callback):
             run.stop(f"a Keras callback has set model.stop_training in epoch {epoch}")
         if self._stopped or (run.total is not None and run.step >= run.total):
             self._end_training(run, epoch_logs)
-
-    def _has_evaluation(self, epoch: int) -> bool:
-        """Whether the logs of an epoch, counted from 1, have the evaluation at its end."""
-        frequency = self._validation_freq
-        return epoch % frequency == 0 if isinstance(frequency, int) else epoch in frequency
 
     def boundary_end(self, run: Run) -> None:
         """Ends an epoch that a callback has stopped in its middle, as Keras does: with all methods of its end."""
@@ -176,8 +213,9 @@ class KerasCallbacks(Callback):
         optimizer = getattr(run.model, "optimizer", None)
         if isinstance(optimizer, keras.Optimizer):
             optimizer.finalize_variable_values(run.model.trainable_variables)
-        self._call("on_train_end", logs)
-        if getattr(optimizer, "use_ema", False) or not all(is_stock(one, "History") for one in self.callbacks):
+        self.call("on_train_end", logs)
+        have_changed = not all(is_stock(callback, "History") for callback in self.callbacks)
+        if getattr(optimizer, "use_ema", False) or have_changed:
             run.save(again=True)
 
     def state(self) -> dict[str, Any]:
@@ -187,9 +225,9 @@ class KerasCallbacks(Callback):
             "ended": self._ended,
             "stopped": self._stopped,
             "stopping": self.has_begun and bool(self._run.model.stop_training),
-            "begun": self._batches.begun,
+            "begun": self._train_batches.begun,
             "callbacks": [[type(state.owner).__name__, state.changed()] for state in self._states],
-            "files": self._files.state(),
+            "files": csv_lengths(self.callbacks),
         }
 
     def restore(self, state: Any) -> None:
@@ -208,8 +246,8 @@ class KerasCallbacks(Callback):
         if not self.has_begun:  # the run is finished
             return
 
-        self._batches.begun = state.get("begun")
-        self._files.restore(state.get("files", {}))
+        self._train_batches.begun = state.get("begun")
+        cut_csv_files(self.callbacks, state.get("files", {}))
         epoch = self._run.epoch
         if epoch is not None and epoch > self._ended:
             # The bar begins in a process that resumes inside an epoch, or at its end, too.
@@ -220,30 +258,182 @@ class KerasCallbacks(Callback):
         if self._run.model.stop_training:
             self._run.stop("a Keras callback ended the run at an earlier start")
 
-    def _call(self, method: str, *arguments: Any) -> None:
+    def call(self, method: str, *arguments: Any, callbacks: Sequence[Any] | None = None) -> None:
+        """Calls a method of all callbacks, or of some, with summaries of their own; runs eagerly, on the host."""
         with self._summaries.in_use():
+            for callback in self.callbacks if callbacks is None else callbacks:
+                try:
+                    getattr(callback, method)(*arguments)
+                except (StopIteration, tf.errors.OutOfRangeError) as error:
+                    # A training loop would take them for the end of its data.
+                    raise RuntimeError(f"{type(callback).__name__}.{method} raised {error!r}") from error
+
+
+class TrainBatches:
+    """The TrainingHooks of callbacks with methods around training batches.
+
+    The methods are called once for each execution, of `compile(steps_per_execution=n)`. Batches count from 0 in each
+    epoch. An execution begins with the number of its first batch and ends with that of its last one. Runs eagerly, on
+    the host.
+
+    Args:
+      keras_callbacks: All callbacks of Keras, with their parameters.
+      run: The run, whose model is compiled.
+
+    Attributes:
+      callbacks: The callbacks with such methods.
+      begun: The step of an execution that has begun and done nothing yet; None if there is none. A run that SIGTERM
+        stops there resumes without beginning it twice.
+    """
+
+    def __init__(self, keras_callbacks: KerasCallbacks, run: Run) -> None:
+        self.callbacks = [one for one in keras_callbacks.callbacks if acts_on_batches(one, TRAIN_BATCHES)]
+        self.begun: int | None = None
+        self._keras_callbacks = keras_callbacks
+        self._run = run
+        self._epochs: Any = run.epochs  # there are some wherever loops are split
+        self._steps = steps_per_execution(run.model)
+
+    def next_end(self, step: int) -> int:
+        """Returns the step at which the execution or the epoch ends."""
+        epoch = self._epochs.ended(step)
+        begin = self._epochs.end(epoch)
+        return min(begin + next_multiple(step - begin, self._steps), self._epochs.end(epoch + 1))
+
+    def begin(self, step: int) -> None:
+        """Calls the methods before an execution."""
+        batch = step - self._epochs.end(self._epochs.ended(step))
+        if batch % self._steps == 0 and self.begun != step:
+            self._keras_callbacks.call("on_train_batch_begin", batch, {}, callbacks=self.callbacks)
+            self.begun = step
+
+    def end(self, step: int, results: dict[str, Any]) -> bool:
+        """Calls the methods after an execution; returns whether the loop goes on."""
+        model = self._run.model
+        _, done = self._epochs.place(step)
+        self.begun = None
+        if done % self._steps == 0 or self._epochs.is_end(step):
+            set_batch_counter(model, step, training=True)
+            logs = self._keras_callbacks.training_logs(self._run.trainer.reported(results))
+            batch = last_batch(model, done - 1)
+            self._keras_callbacks.call("on_train_batch_end", batch, logs, callbacks=self.callbacks)
+        if model.stop_training:
+            self._run.stop(f"a Keras callback has set model.stop_training at step {step}")
+        return not self._run.requests.stop
+
+
+class TestBatches:
+    """The EvaluationHooks of callbacks with methods around the batches of an evaluation; see TrainBatches.
+
+    Attributes:
+      callbacks: The callbacks with such methods.
+      steps: The number of batches in an execution.
+    """
+
+    __test__ = False  # of pytest
+
+    def __init__(self, keras_callbacks: KerasCallbacks, run: Run) -> None:
+        self.callbacks = [one for one in keras_callbacks.callbacks if acts_on_batches(one, TEST_BATCHES)]
+        self.steps = steps_per_execution(run.model)
+        self._keras_callbacks = keras_callbacks
+        self._model = run.model
+
+    def begin(self, batch: int) -> None:
+        """Calls the methods before an execution."""
+        self._keras_callbacks.call("on_test_batch_begin", batch, {}, callbacks=self.callbacks)
+
+    def end(self, batch: int, results: dict[str, Any]) -> bool:
+        """Calls the methods after an execution; returns whether the evaluation goes on."""
+        set_batch_counter(self._model, batch + 1, training=False)
+        number = last_batch(self._model, batch)
+        self._keras_callbacks.call("on_test_batch_end", number, keras_logs(results), callbacks=self.callbacks)
+        return not getattr(self._model, "stop_evaluating", False)
+
+
+class FitCallbacks(KerasCallbacks):
+    """The callbacks of a fit, with its History, which is written to the folder of the run.
+
+    Args:
+      callbacks: The callbacks of Keras. The last History among them is that of the fit; without
+        one the fit has a new one.
+      model: The model.
+      params: The `params` of callbacks.
+      validation_freq: The argument of fit.
+      data: The training data.
+
+    Attributes:
+      history: The History of the fit.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        model: Any,
+        params: Mapping[str, Any],
+        validation_freq: int | Sequence[int],
+        data: Any,
+    ) -> None:
+        histories = [callback for callback in callbacks if is_stock(callback, "History")]
+        if not histories:
+            library = sys.modules["tf_keras"] if of_keras_2(model) else keras
+            histories = [library.callbacks.History()]
+            histories[0].epoch = []
+            callbacks = [*callbacks, *histories]
+        super().__init__(callbacks, params, validation_freq)
+        self.history = histories[-1]
+        self._data = data
+        self._has_trained = False  # in this start
+
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Says from which epoch a resumed run goes on."""
+        if not self._has_trained and run.step and run.chief and self.params["verbose"]:
+            epoch = run.step // self.params["steps"] + 1
+            print(f"the run resumes in epoch {epoch} of {self.params['epochs']}, at step {run.step}")
+        self._has_trained = True
+
+    def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Ends the epoch for all callbacks and writes the History; see KerasCallbacks."""
+        super().epoch_end(run, epoch, logs)
+        if run.chief:
+            write_history(run.directory, self.history)
+
+    def state(self) -> dict[str, Any]:
+        """Returns also the step; see KerasCallbacks."""
+        return {**super().state(), "step": self._run.step}
+
+    def restore(self, state: Any) -> None:
+        """Also begins all passes of a run that has ended, since a later fit may read the same data on."""
+        super().restore(state)
+        passes = state.get("earlier_passes")  # of an earlier release; they are in the task's state now
+        if passes is not None and isinstance(self._data, PassSource):
+            self._data.restore(passes)
+        total = self.params["epochs"] * self.params["steps"]
+        steps = min(state.get("step", 0), total)
+        has_ended = not self.has_begun or self._stopped or steps >= total
+        if has_ended and isinstance(self._data, PassSource):
+            self._data.begin_passes(math.ceil(steps / self._data.steps_per_pass))
+
+    def finish(self, model: Any, model_dir: str) -> Any:
+        """Returns the History after the run, which may have been finished before; it is the model's, too."""
+        if not self.has_begun:
             for callback in self.callbacks:
-                getattr(callback, method)(*arguments)
-
-
-def keras_logs(logs: Mapping[str, Any], left_out: Set[str] = frozenset()) -> dict[str, Any]:
-    """Returns logs under the names that Keras gives them, sorted by name: numbers as floats, others as arrays."""
-    values: dict[str, Any] = {}
-    for name, value in logs.items():
-        if name in left_out:
-            continue
-        if isinstance(value, Mapping):
-            values |= {f"{name}/{inner}": part for inner, part in keras_logs(value).items()}
-        elif (number := as_scalar(value)) is not None:
-            values[_NAMES.get(name, name)] = number
-        elif np.asarray(value).dtype.kind in "biuf":
-            values[_NAMES.get(name, name)] = np.asarray(value)
-    return dict(sorted(values.items()))
-
-
-def _runs_own_code(callback: Any) -> bool:
-    """Whether methods of a callback are the user's and not those of Keras."""
-    return is_stock(callback, "LambdaCallback") or not type(callback).__module__.startswith(("keras.", "tf_keras."))
+                callback.set_params(self.params)
+                if not is_stock(callback, "TensorBoard"):  # which would begin new files
+                    callback.set_model(model)
+            self._states = [AttributeState(callback) for callback in self.callbacks]
+            if self.saved_state is not None:
+                self.restore(self.saved_state)
+            model.stop_training = self._stopped
+            read_history(model_dir, self.history)
+        if not self._has_trained:  # at any verbosity: a program may have taken the folder of another fit
+            how = "was ended by a callback" if self._stopped else "ended"
+            advice = "" if self._stopped else ", or more epochs to go on"
+            print(
+                f"nothing to do: the run in {model_dir} {how} after {len(self.history.epoch)} epochs; give another "
+                f"model_dir to start a new run{advice}"
+            )
+        model.history = self.history
+        return self.history
 
 
 def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
@@ -261,12 +451,52 @@ def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
     return native, of_keras
 
 
-def parameters(epochs: int, steps: int | None, verbose: str | int) -> dict[str, Any]:
-    """Returns the `params` of callbacks; tf_keras knows no "auto", which means 1."""
-    return {"epochs": epochs, "steps": steps, "verbose": 1 if verbose == "auto" else verbose}
+def keras_logs(logs: Mapping[str, Any], left_out: Set[str] = frozenset()) -> dict[str, Any]:
+    """Returns logs under the names that Keras gives them, sorted by name: numbers as floats, others as arrays."""
+    values: dict[str, Any] = {}
+    for name, value in logs.items():
+        if name in left_out:
+            continue
+        if isinstance(value, Mapping):
+            values |= {f"{name}/{inner}": part for inner, part in keras_logs(value).items()}
+        elif (number := as_scalar(value)) is not None:
+            values[_NAMES.get(name, name)] = number
+        elif np.asarray(value).dtype.kind in "biuf":
+            values[_NAMES.get(name, name)] = np.asarray(value)
+    return dict(sorted(values.items()))
 
 
-def console_of(callbacks: Sequence[Any], verbose: str | int) -> Writer | None:
-    """Returns the writer of the lines on the console: none with verbose 0, and where Keras's own bar is shown."""
-    has_bar = any(is_stock(callback, "ProgbarLogger") for callback in callbacks)
-    return SilentWriter() if has_bar or not verbose else None
+def acts_on_batches(callback: Any, methods: Sequence[str]) -> bool:
+    """Whether a callback has one of the methods, in its class or as an attribute, and it does something.
+
+    Args:
+      callback: The callback; its parameters are set.
+      methods: TRAIN_BATCHES or TEST_BATCHES.
+    """
+    if any(method in vars(callback) for method in methods):  # of a LambdaCallback
+        return True
+    for kind in type(callback).__mro__:
+        of_keras = is_of_keras(kind)
+        if of_keras and kind.__name__ == "Callback":
+            return False
+        if any(method in vars(kind) for method in methods):
+            condition = _CONDITIONS.get(kind.__name__) if of_keras else None
+            if condition is None or condition(callback):
+                return True
+    return False
+
+
+def last_batch(model: Any, batch: int) -> int:
+    """Returns the number with which an execution ends whose last batch has the number `batch`.
+
+    In Keras 3 the last execution of an epoch ends as if it were a full one.
+    """
+    if of_keras_2(model):
+        return batch
+    steps = steps_per_execution(model)
+    return batch - batch % steps + steps - 1
+
+
+def _runs_own_code(callback: Any) -> bool:
+    """Whether methods of a callback are the user's and not those of Keras."""
+    return is_stock(callback, "LambdaCallback") or not type(callback).__module__.startswith(("keras.", "tf_keras."))

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+import math
+import operator
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from trainer_kit.compat.keras.experiments import KerasTaskConfig
-from trainer_kit.compat.keras.fit_run import check_arguments, number_of_epochs, run_fit, task_config
+from trainer_kit.compat.keras.keras_callbacks import FitCallbacks, split_callbacks
 from trainer_kit.compat.keras.preparation import is_overridden
-from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
-from trainer_kit.compat.keras.task import KerasTask
+from trainer_kit.compat.keras.task import FitTask
 from trainer_kit.compat.keras.training_data import training_data, validation_dataset
-from trainer_kit.errors import UsageError
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.evals.best.criterion import comparison_by_name
+from trainer_kit.files import follow_links
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.runtime.determinism import is_op_determinism_enabled
 from trainer_kit.runtime.keras_internals import of_keras_2, train_validation_split
+
+_LOG = logging.getLogger(__name__)
+_OPTIONS = ("trainer", "runtime")
+_FIELDS = ("checkpoint_interval", "fuse_steps")  # of TrainerConfig
+_NOT_OF_A_FIT = {"trainer", "callbacks", "console", "checkpoint", "eval_name"}  # of run_experiment
+_COMPARISONS = {"min": "lower", "max": "higher"}
+_LENGTH = "trainer.steps_per_epoch"
 
 
 def fit(
@@ -85,8 +102,7 @@ def fit(
         )
     if keras.config.max_epochs() or keras.config.max_steps_per_epoch():
         raise UsageError("keras.config limits the epochs or their steps; give fit epochs and steps_per_epoch instead")
-    check_arguments(fit, x, options)
-    number_of_epochs(epochs)
+    check_arguments(fit, x, epochs, options)
     random_state = random.getstate()
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = train_validation_split((x, y, sample_weight), validation_split)
@@ -106,21 +122,9 @@ def fit(
         validation = None
         if validation_data is not None:
             validation = validation_dataset(validation_data, validation_batch_size or batch_size, validation_steps)
-        task = KerasTask(
-            task_config(KerasTaskConfig, data.batch_size),
-            model_dir,
-            build=lambda: model,
-            data=lambda params: data.batches if params.is_training else validation,
-            ordered=data.batches if isinstance(data.batches, PyDatasetEpochs) else None,
-        )
-        evaluation_names = None if validation is None else task.evaluation_names(model)
     return run_fit(
-        task,
-        model,
-        data,
+        FitTask(model, data, validation, model_dir),
         epochs,
-        model_dir,
-        evaluation_names=evaluation_names,
         validation_steps=validation_steps,
         validation_freq=validation_freq,
         callbacks=callbacks,
@@ -129,3 +133,170 @@ def fit(
         best_mode=best_mode,
         **options,
     )
+
+
+def check_arguments(function: Callable[..., Any], x: Any, epochs: Any, options: Mapping[str, Any]) -> None:
+    """Checks arguments of `fit` or `train_loop`, in the words of Keras.
+
+    Args:
+      function: The function that was called.
+      x: The training data.
+      epochs: The number of epochs, an integer of any kind.
+      options: The further arguments, which are those of `run_fit` and of `run_experiment`, or settings of the run.
+
+    Raises:
+      UsageError: for a name that no argument has, a text as the number of epochs, or a dataset that cannot be used.
+    """
+    further = [
+        parameter.name
+        for parameter in inspect.signature(run_experiment).parameters.values()
+        if parameter.default is not parameter.empty and parameter.name not in _NOT_OF_A_FIT
+    ]
+    names = [*inspect.signature(function).parameters, *_OPTIONS, *_FIELDS, *further]
+    names.remove("options")
+    for name in options:
+        if name not in names:
+            advice = suggestion(name, names, listed=len(names))
+            raise UsageError(f"{function.__name__} has no argument {name!r}; {advice}")
+    try:
+        operator.index(epochs)
+    except TypeError:
+        raise UsageError(f"epochs={epochs!r} is not a whole number; give one, such as 10") from None
+    if not isinstance(x, tf.data.Dataset):
+        return
+    if (options.get("runtime") or {}).get("deterministic_ops") and not is_op_determinism_enabled():
+        raise UsageError(
+            "runtime deterministic_ops comes too late for the dataset, which has been made without it; call "
+            "tf.config.experimental.enable_op_determinism() at the start of the program"
+        )
+    if any(isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0 for spec in tf.nest.flatten(x.element_spec)):
+        raise UsageError(
+            "x is a dataset of single examples: a part of an element has the shape (); give batches, such as "
+            "x.batch(32)"
+        )
+
+
+def run_fit(
+    task: FitTask,
+    epochs: int,
+    *,
+    validation_steps: int | None,
+    validation_freq: int | Sequence[int],
+    callbacks: Any,
+    verbose: str | int,
+    best: str | bool | None,
+    best_mode: str,
+    **options: Any,
+) -> Any:
+    """Trains up to the end of the last epoch and returns the History of all epochs. Runs eagerly, on the host.
+
+    Args:
+      task: The task, with model, data and folder of the run.
+      epochs: The number of epochs, from the first one on.
+      validation_steps, validation_freq, callbacks, verbose, best, best_mode, **options: See `fit`. `trainer`,
+        `runtime` and the named fields of TrainerConfig replace what follows from the other arguments.
+
+    Raises:
+      UsageError: when an argument cannot be used, or epochs of the run in the folder have another length.
+      ConfigError: when a field has a wrong name or value.
+    """
+    model = task.model
+    steps = task.data.steps_per_epoch
+    frequencies = [validation_freq] if isinstance(validation_freq, int) else list(validation_freq)
+    if not frequencies or min(frequencies) < 1:
+        raise UsageError(
+            f"validation_freq={validation_freq!r}: give the number of epochs from one evaluation to the next, at least "
+            "1, or a list of the epochs to evaluate after, such as [1, 5, 10]"
+        )
+    evaluation_names = None
+    if task.validation is not None:
+        with model.distribute_strategy.scope():
+            evaluation_names = task.evaluation_names()
+
+    # A list of epochs is met by their greatest common divisor, so that epochs between are evaluated, too.
+    fields: dict[str, Any] = {
+        "train_steps": operator.index(epochs) * steps,
+        "steps_per_epoch": steps,
+        "checkpoint_interval": steps,
+        "validation_steps": validation_steps or -1,
+        "validation_interval": steps * math.gcd(*frequencies),
+        "recovery_max_trials": -1,  # Keras goes on with a loss that is not finite
+        **_best_fields(best, best_mode, evaluation_names),
+    }
+    if model.run_eagerly:
+        fields |= {"train_tf_function": False, "train_tf_while_loop": False, "eval_tf_function": False}
+    fields |= options.pop("trainer", None) or {}
+    fields |= {name: options.pop(name) for name in _FIELDS if options.get(name) is not None}
+    every = fields["checkpoint_interval"]
+    fields.setdefault("steps_per_loop", min(steps, every) if isinstance(every, int) else steps)
+    compiles = bool(model.jit_compile) and model.distribute_strategy.num_replicas_in_sync == 1
+    runtime = {"enable_xla": compiles and fields.get("fuse_steps", 1) == 1, **(options.pop("runtime", None) or {})}
+    config = ExperimentConfig(task=task.task_config, trainer=TrainerConfig(**fields), runtime=RuntimeConfig(**runtime))
+
+    model_dir = follow_links(task.logging_dir)
+    before = RunDirectory(model_dir, config.trainer).steps_per_epoch()
+    if before not in (None, config.trainer.steps_per_epoch) and _LENGTH not in options.get("allow_config_change", ()):
+        raise UsageError(
+            f"model_dir={model_dir!r}: an epoch of this run has {before} steps, and of this x, batch_size and "
+            f"steps_per_epoch it has {config.trainer.steps_per_epoch}; give the data of the run, or steps_per_epoch="
+            f"{before} if x has enough batches, or another model_dir. allow_config_change=[{_LENGTH!r}] goes on at the "
+            "step of the newest checkpoint, which need not be where an epoch of the new length begins"
+        )
+
+    native, of_keras = split_callbacks(callbacks)
+    total = config.trainer.train_steps // (config.trainer.steps_per_epoch or steps)
+    params = {"epochs": total, "steps": steps, "verbose": verbose}
+    fit_callbacks = FitCallbacks(of_keras, model, params, validation_freq, task.data.batches)
+    run_experiment(
+        model.distribute_strategy,
+        task,
+        "train" if task.validation is None else "train_and_eval",
+        config,
+        model_dir,
+        callbacks=[fit_callbacks, *native],
+        console=fit_callbacks.console,
+        **options,
+    )
+    return fit_callbacks.finish(model, model_dir)
+
+
+def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None) -> dict[str, str]:
+    """Returns the fields of TrainerConfig for the best checkpoint; none if no best is kept.
+
+    Args:
+      best: The argument `best` of fit.
+      mode: The argument `best_mode` of fit.
+      names: The names of the single numbers that an evaluation gives; None if there is no validation data.
+
+    Raises:
+      UsageError: when there is no such log, or its name does not tell which values are better.
+    """
+    logs = [f"val_{name}" for name in names or ()]
+    if best is None and names is not None and "val_loss" not in logs:
+        _LOG.info("no best weights are kept, since an evaluation gives no loss; best= may name another of its logs")
+    if best is None and "val_loss" in logs:
+        best = "val_loss"
+    if not best:
+        return {}
+    if names is None:
+        raise UsageError(
+            f"best={best!r}: there is no validation data, and the best weights are those of an evaluation; give it, or "
+            "best=False to keep no best weights"
+        )
+    if not isinstance(best, str) or best not in logs:
+        raise UsageError(
+            f"best={best!r}: an evaluation gives no such number. best=False keeps no best weights, and what a callback "
+            "adds to the logs is for keras.callbacks.ModelCheckpoint(monitor=...); "
+            f"{suggestion(str(best), logs)}"
+        )
+    if mode not in ("auto", *_COMPARISONS):
+        raise UsageError(f"best_mode={mode!r}: give 'min', 'max' or 'auto'")
+    name = best.removeprefix("val_")
+    comparison = comparison_by_name(name) if mode == "auto" else _COMPARISONS[mode]
+    if comparison is None:
+        raise UsageError(
+            f"best={best!r}: the name does not tell whether a lower or a higher value is better; give "
+            "best_mode='min' or best_mode='max'"
+        )
+    metric = "validation_loss" if name == "loss" else name
+    return {"best_checkpoint_eval_metric": metric, "best_checkpoint_metric_comp": comparison}

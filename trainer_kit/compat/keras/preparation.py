@@ -24,13 +24,13 @@ def flattened(logs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def traced_logs(step: Callable[[Any], Any], model: Any, batch: Any) -> dict[str, tf.TensorSpec]:
-    """Traces a step once, so that model, optimizers and metrics create their variables; runs nothing. In scope.
+def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str, tf.TensorSpec]:
+    """Has model, optimizers and metrics create the variables of a step; runs nothing. Called in strategy scope.
 
     Args:
       step: `model.train_step` or `model.test_step`.
       model: The compiled model.
-      batch: The spec of a batch.
+      data: A dataset or a Source, which has the spec of a global batch; only a dataset tells the number of examples.
 
     Returns:
       The specs of what the step returns, by name; empty if that is the results of the model's metrics.
@@ -39,16 +39,38 @@ def traced_logs(step: Callable[[Any], Any], model: Any, batch: Any) -> dict[str,
       UsageError: when the step returns something else than a dict, or a value for each example.
       Exception: what the step raises.
     """
-    one_replica = tf.distribute.get_strategy().num_replicas_in_sync == 1
-    if one_replica and isinstance(model, keras.Model) and not is_overridden(model, step.__name__):
-        # What a step of Keras 3 does is known without a trace of its gradients.
-        _build_for_step_of_keras(step, model, batch)
+    strategy = tf.distribute.get_strategy()
+    replicas = strategy.num_replicas_in_sync
+
+    def spec_of_replica(spec: Any) -> Any:
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+            return spec
+        is_known = spec.shape[0] and spec.shape[0] % replicas == 0
+        return tf.TensorSpec([spec.shape[0] // replicas if is_known else None, *spec.shape[1:]], spec.dtype)
+
+    batch = tf.nest.map_structure(spec_of_replica, data.element_spec)
+
+    # What a step of Keras 3 does is known without a trace of its gradients.
+    if replicas == 1 and isinstance(model, keras.Model) and not is_overridden(model, step.__name__):
+        trains = step.__name__ == "train_step"
+
+        @tf.autograph.experimental.do_not_convert
+        def losses_and_metrics(inputs: Any) -> None:
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(inputs)
+            y_pred = model(x, training=trains)
+            model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight)
+            model.compute_metrics(x=x, y=y, y_pred=y_pred, sample_weight=weight)
+
+        traced(losses_and_metrics, batch)
+        if trains and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
         return {}
+
     logs: dict[str, Any] = {}
 
     @tf.autograph.experimental.do_not_convert
-    def record_logs(data: Any) -> None:
-        returned = with_autograph(step, model)(data)
+    def record_logs(inputs: Any) -> None:
+        returned = with_autograph(step, model)(inputs)
         if not isinstance(returned, Mapping):
             raise UsageError(
                 f"{step.__qualname__} returned a {type(returned).__name__}; it has to return a dict of logs by name: "
@@ -56,8 +78,7 @@ def traced_logs(step: Callable[[Any], Any], model: Any, batch: Any) -> dict[str,
             )
         logs.update(returned)
 
-    strategy = tf.distribute.get_strategy()
-    graph = traced(lambda data: strategy.run(record_logs, args=(data,)) and None, batch).graph
+    graph = traced(lambda inputs: strategy.run(record_logs, args=(inputs,)) and None, batch).graph
     if logs.keys() == model.get_metrics_result().keys() and _updates_all(model.metrics, graph):
         return {}
     specs: dict[str, tf.TensorSpec] = {}
@@ -78,22 +99,6 @@ def _updates_all(metrics: list[Any], graph: Any) -> bool:
         if handles and changed.isdisjoint(handles):
             return False
     return True
-
-
-def _build_for_step_of_keras(step: Callable[[Any], Any], model: Any, batch: Any) -> None:
-    """Creates the variables of a step of Keras 3; traces the losses and metrics, and no gradients. In scope."""
-    trains = step.__name__ == "train_step"
-
-    @tf.autograph.experimental.do_not_convert
-    def losses_and_metrics(data: Any) -> None:
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        y_pred = model(x, training=trains)
-        model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight)
-        model.compute_metrics(x=x, y=y, y_pred=y_pred, sample_weight=weight)
-
-    traced(losses_and_metrics, batch)
-    if trains and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
 
 
 def with_autograph(method: Callable[..., Any], model: Any) -> Callable[..., Any]:

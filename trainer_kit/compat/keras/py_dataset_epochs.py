@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer_kit.compat.keras.dataset_passes import PassSource
 from trainer_kit.inputs.dataset_resume import Resumption
 from trainer_kit.runtime.keras_internals import data_adapter
 
@@ -46,7 +47,7 @@ class SequenceOfKeras2(keras.utils.PyDataset):
         self._has_begun = False
 
 
-class PyDatasetEpochs:
+class PyDatasetEpochs(PassSource):
     """A Source of the batches of one pass after the other; they are global.
 
     The `workers` of the PyDataset are threads here, also with use_multiprocessing. Its `on_epoch_begin` and
@@ -64,9 +65,9 @@ class PyDatasetEpochs:
 
     Attributes:
       batches_per_epoch: The number of batches in a pass; None if there is no end.
-      steps_per_epoch: The number of batches in an epoch; those of a pass at first.
-      by_pass: Whether an iterator ends with its epoch, for a trainer that calls `begin`: no batch is then read before
-        callbacks have begun its epoch. False at first.
+      steps_per_pass: The number of batches in an epoch; those of a pass over the PyDataset at first.
+      by_pass: Whether an iterator ends with its epoch: no batch is then read before callbacks have begun its epoch.
+        False at first.
       evaluation: The number of the evaluation that reads the next pass, counted from 0; None: it is for training.
     """
 
@@ -86,18 +87,18 @@ class PyDatasetEpochs:
         adapter = data_adapter(dataset, shuffle=False)
         self.batches_per_epoch: int | None = adapter.num_batches
         before = repr((random.getstate(), np.random.get_state()))
-        self._spec = adapter.get_tf_dataset().element_spec  # reads the first batches
+        self.element_spec = adapter.get_tf_dataset().element_spec  # reads the first batches
         self._moves_random_state = before != repr((random.getstate(), np.random.get_state()))
-        self.steps_per_epoch = self.batches_per_epoch or sys.maxsize
+        self.steps_per_pass = self.batches_per_epoch or sys.maxsize
         self.evaluation: int | None = None
         self.by_pass = False
         self._begun = 0  # epochs
         self._number = -1  # the number of the epoch that is read
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the batches from `position` on, counted over all passes, up to the end of the epoch if `by_pass`."""
+        """Returns the batches from `position` on; see PassSource."""
         del input_context
-        batches = tf.data.Dataset.from_generator(lambda: self._batches(position), output_signature=self._spec)
+        batches = tf.data.Dataset.from_generator(lambda: self._batches(position), output_signature=self.element_spec)
         if self._class_weight is not None:
             batches = data_adapter(batches, class_weight=self._class_weight).get_tf_dataset()
         return batches.prefetch(1)
@@ -107,32 +108,32 @@ class PyDatasetEpochs:
         return Resumption("inexact", (_MOVES_RANDOM_STATE,)) if self._moves_random_state else None
 
     def begin(self, position: int, *, reads: bool) -> bool:
-        """Returns whether the batch of this position needs a new iterator; see DatasetPasses."""
+        """Returns whether the batch of this position needs a new iterator; see PassSource."""
         number_before = self._number
-        self._number = position // self.steps_per_epoch
+        self._number = position // self.steps_per_pass
         return self._number != number_before or not reads
 
     def state(self) -> list[Any]:
-        """Returns what a checkpoint has to hold, so that a run goes on with the orders that it began with."""
+        """Returns the state of Python's `random` from which the orders are drawn; see PassSource."""
         return list(self._random_state)
 
     def restore(self, state: list[Any]) -> None:
-        """Takes what `state` returned, after it went through JSON."""
+        """Goes on with the orders of the run that saved the checkpoint."""
         version, words, gauss = state
         self._random_state = (version, tuple(words), gauss)
 
     def _batches(self, position: int) -> Iterator[Any]:
         first, used = divmod(position, self.batches_per_epoch) if self.batches_per_epoch else (0, position)
         numbers = itertools.islice(itertools.chain.from_iterable(self._passes(first)), used, None)
-        epoch, done = divmod(position, self.steps_per_epoch)
+        epoch, done = divmod(position, self.steps_per_pass)
         while True:
-            self.begin_epochs(1 + (epoch if self.evaluation is None else self.evaluation))
-            yield from self._read(itertools.islice(numbers, self.steps_per_epoch - done))
+            self.begin_passes(1 + (epoch if self.evaluation is None else self.evaluation))
+            yield from self._read(itertools.islice(numbers, self.steps_per_pass - done))
             if self.by_pass or self.evaluation is not None:
                 return
             epoch, done = epoch + 1, 0
 
-    def begin_epochs(self, count: int) -> None:
+    def begin_passes(self, count: int) -> None:
         """Calls the methods of the PyDataset that begin the first `count` epochs, unless this run has called them."""
         while self._begun < count:
             if self._begun and self.evaluation is not None:
@@ -176,7 +177,7 @@ class PyDatasetEpochs:
     def _of_spec(self, batch: Any) -> Any:
         """Returns a batch in the structure that Keras gives it."""
         parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
-        return with_own_memory(parts if isinstance(self._spec, tuple) else parts[0])
+        return with_own_memory(parts if isinstance(self.element_spec, tuple) else parts[0])
 
 
 def with_own_memory(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""KerasTask: a compiled Keras model, of Keras 3 or tf_keras, with its own steps, losses, metrics and optimizers."""
+"""A compiled Keras model, of Keras 3 or tf_keras, as a task: its own steps, losses, metrics and optimizers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.compat.keras.array_epochs import ArrayEpochs
+from trainer_kit.compat.keras.dataset_passes import PassSource
+from trainer_kit.compat.keras.experiments import KerasTaskConfig
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
-from trainer_kit.compat.keras.preparation import flattened, traced_logs, with_autograph
-from trainer_kit.compat.keras.program_changes import changes, description
-from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
-from trainer_kit.compat.keras.training_data import DatasetEpochs, training_data, validation_dataset
+from trainer_kit.compat.keras.preparation import flattened, prepare_step, with_autograph
+from trainer_kit.compat.keras.program_changes import changes
+from trainer_kit.compat.keras.training_data import DatasetEpochs, TrainingData, training_data, validation_dataset
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.base import Source
@@ -29,91 +29,45 @@ _LOG = logging.getLogger(__name__)
 class KerasTask(Task):
     """Trains a compiled model with its own `train_step` and evaluates it with its `test_step`.
 
-    Args:
-      params: The task's config.
-      logging_dir: The folder of the run's files.
-      build: A function that returns the compiled model; called in the scope of the strategy.
-      data: A function that returns the data of a DataConfig, in global batches.
-      ordered: The PyDataset whose orders checkpoints hold; None: there is none.
-      callbacks: A function that returns callbacks of Keras and of trainer_kit for a run that trains.
+    A subclass has the methods `build_model`, which returns the compiled model, and `build_inputs`, which returns data
+    in global batches.
 
     Attributes:
       train_logs, eval_logs: The specs of what the steps return, by name; empty if that is the results of the model's
-        metrics. `prepare_training` and `prepare_evaluation` set them.
+        metrics. `prepare` sets them.
+      program: The texts that describe the model, before it is trained.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        logging_dir: str | None = None,
-        *,
-        build: Callable[[], Any],
-        data: Callable[[Any], Any],
-        ordered: PyDatasetEpochs | None = None,
-        callbacks: Callable[[], Any] = list,
-    ) -> None:
-        super().__init__(params, logging_dir)
-        self._build = build
-        self._data = data
-        self._ordered = ordered
-        self._callbacks = callbacks
-        self._program: dict[str, Any] = {}
-        self.train_logs: dict[str, tf.TensorSpec] = {}
-        self.eval_logs: dict[str, tf.TensorSpec] = {}
-        self._trains: Any = None  # the model that is prepared for training
-        self._evaluates: Any = None  # and for an evaluation
+    train_logs: Mapping[str, tf.TensorSpec] = {}
+    eval_logs: Mapping[str, tf.TensorSpec] = {}
+    program: Mapping[str, str] = {}
+    _trained: Any = None  # the model that is prepared for training
+    _evaluated: Any = None  # and for an evaluation
 
-    def build_model(self) -> Any:
-        """Returns the compiled model."""
-        model = self._build()
-        self._program = description(model)
-        return model
-
-    def build_callbacks(self) -> list[Callback]:
-        """Returns the callbacks of the task; those of Keras are together in one callback of trainer_kit."""
-        native, of_keras = split_callbacks(self._callbacks())
-        return [*([KerasCallbacks(of_keras)] if of_keras else []), *native]
-
-    def prepare_training(self, model: Any) -> Any:
-        """Creates all variables that the training step needs; returns the model's optimizers. Called in strategy scope.
+    def prepare(self, model: Any, *, trains: bool, evaluates: bool) -> Any:
+        """Creates all variables that the steps need, once, and returns the optimizers. Called in strategy scope.
 
         Returns:
-          The optimizer; a dict by the names of the model's attributes if there are several, or none.
+          The optimizer; a dict by the names of the model's attributes if there are several, or none. None unless
+          `trains`.
         """
-        if self._trains is not model:
-            self.train_logs = traced_logs(model.train_step, model, self._batch(self.task_config.train_data))
-            self._trains = model
+        if trains and self._trained is not model:
+            self.train_logs = prepare_step(model.train_step, model, self.build_inputs(self.task_config.train_data))
+            self._trained = model
+        if evaluates and self._evaluated is not model:
+            self.eval_logs = prepare_step(model.test_step, model, self.build_inputs(self.task_config.validation_data))
+            self._evaluated = model
+        if not trains:
+            return None
+
         optimizers: dict[str, Any] = {}
         for name, value in vars(model).items():  # of either Keras
             is_optimizer = hasattr(value, "apply_gradients") and hasattr(value, "iterations")
-            if is_optimizer and getattr(value, "built", True) and not any(value is one for one in optimizers.values()):
+            is_new = not any(value is optimizer for optimizer in optimizers.values())
+            if is_optimizer and getattr(value, "built", True) and is_new:
                 optimizers[name.lstrip("_")] = value
                 clip_after_sum(innermost(value))
         return optimizers["optimizer"] if list(optimizers) == ["optimizer"] else optimizers
-
-    def prepare_evaluation(self, model: Any) -> None:
-        """Creates all variables that the evaluation step needs, once. Called in strategy scope."""
-        if self._evaluates is not model:
-            self.eval_logs = traced_logs(model.test_step, model, self._batch(self.task_config.validation_data))
-            self._evaluates = model
-
-    def evaluation_names(self, model: Any) -> list[str]:
-        """Returns the names of the single numbers that an evaluation gives while the model is trained.
-
-        Called in strategy scope.
-        """
-        self.prepare_training(model)
-        self.prepare_evaluation(model)
-        values = self.eval_logs or flattened(model.get_metrics_result())
-        return [name for name, value in values.items() if not tf.TensorShape(getattr(value, "shape", ())).rank]
-
-    def build_inputs(
-        self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
-    ) -> tf.data.Dataset | Source:
-        """Returns the data of `params`, in global batches."""
-        del input_context
-        data: tf.data.Dataset | Source = self._data(params)
-        return data
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
@@ -130,14 +84,12 @@ class KerasTask(Task):
         return dict(with_autograph(model.test_step, model)(inputs))
 
     def state(self) -> dict[str, Any]:
-        """Returns what the model was made of, and the orders of the batches of a PyDataset."""
-        return {"program": self._program, "orders": None if self._ordered is None else self._ordered.state()}
+        """Returns what the model was made of."""
+        return {"program": self.program}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on with the orders of the run that saved the checkpoint, and warns where its model was another."""
-        if self._ordered is not None and state["orders"] is not None:
-            self._ordered.restore(state["orders"])
-        phrases = changes(state["program"], self._program)
+        """Warns where the model of the run that saved the checkpoint was another."""
+        phrases = changes(state["program"], self.program)
         if phrases:
             _LOG.warning(
                 "the program has changed since the checkpoint: %s. The run goes on with the weights and the optimizer "
@@ -146,41 +98,120 @@ class KerasTask(Task):
                 "; ".join(phrases),
             )
 
-    def _batch(self, params: Any) -> Any:
-        """Returns the spec of a replica's batch; as in Keras only a dataset tells the number of its examples."""
-        data = self.build_inputs(params)
-        tells_size = not isinstance(data, ArrayEpochs)
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
 
-        def spec_of_replica(spec: Any) -> Any:
-            if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
-                return spec
-            is_known = tells_size and spec.shape[0] and spec.shape[0] % replicas == 0
-            return tf.TensorSpec([spec.shape[0] // replicas if is_known else None, *spec.shape[1:]], spec.dtype)
-
-        spec = getattr(data, "element_spec", None) or data.at(0).element_spec
-        return tf.nest.map_structure(spec_of_replica, spec)
-
-
-def data_of_experiment(data_fn: Callable[[Any], Any], params: DataConfig) -> tf.data.Dataset | Source:
-    """Returns the data of a registered experiment in global batches. Runs eagerly, in scope, on the host.
+class FitTask(KerasTask):
+    """The model and the data of a fit.
 
     Args:
-      data_fn: See register_keras_experiment.
-      params: The data's section of the config.
+      model: The compiled model.
+      data: The training data.
+      validation: The validation data in global batches; None: there are none.
+      model_dir: The folder of the run.
+      validation_name: The name of the validation data in the records of evaluations.
 
-    Raises:
-      UsageError: when there is no data, or it does not tell the length of an epoch.
+    Attributes:
+      model, data, validation: The arguments.
     """
-    examples = data_fn(params)
-    size = params.global_batch_size or None
-    if examples is None:
-        raise UsageError(
-            f"data_fn returned None for params.is_training={params.is_training}; return (x, y), (x, y, sample_weight), "
-            "a tf.data.Dataset of batches or a PyDataset"
+
+    config_class: type[KerasTaskConfig] = KerasTaskConfig
+
+    def __init__(
+        self, model: Any, data: TrainingData, validation: Any, model_dir: str, validation_name: str = ""
+    ) -> None:
+        params = self.config_class(
+            train_data=DataConfig(global_batch_size=data.batch_size, is_training=True),
+            validation_data=DataConfig(input_path=validation_name, drop_remainder=False, is_training=False),
         )
-    if not params.is_training:
-        return validation_dataset(examples, size)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(examples)
-    data = training_data(x, y, sample_weight, batch_size=size, seed=params.seed or 0)
-    return data.batches if isinstance(data.batches, Source) else DatasetEpochs(data.batches, data.steps_per_epoch)
+        super().__init__(params, model_dir)
+        self.model = model
+        self.data = data
+        self.validation = validation
+
+    def build_model(self) -> Any:
+        """Returns the model."""
+        return self.model
+
+    def build_inputs(
+        self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset | Source:
+        """Returns the data of `params`, in global batches."""
+        del input_context
+        data: tf.data.Dataset | Source = self.data.batches if params.is_training else self.validation
+        return data
+
+    def evaluation_names(self) -> list[str]:
+        """Returns the names of the single numbers that an evaluation gives while the model is trained.
+
+        Called in strategy scope.
+        """
+        self.prepare(self.model, trains=True, evaluates=True)
+        values = self.eval_logs or flattened(self.model.get_metrics_result())
+        return [name for name, value in values.items() if not tf.TensorShape(getattr(value, "shape", ())).rank]
+
+    def state(self) -> dict[str, Any]:
+        """Returns also what passes over the data draw from; see KerasTask."""
+        batches = self.data.batches
+        return {**super().state(), "orders": batches.state() if isinstance(batches, PassSource) else None}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on with the orders of the run that saved the checkpoint; see KerasTask."""
+        batches = self.data.batches
+        if isinstance(batches, PassSource) and state["orders"] is not None:
+            batches.restore(state["orders"])
+        super().restore(state)
+
+
+class ExperimentTask(KerasTask):
+    """The task of an experiment of `register_keras_experiment`, whose arguments are those of this class.
+
+    Args:
+      params: The task's config.
+      logging_dir: The folder of the run's files.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        logging_dir: str | None = None,
+        *,
+        build_fn: Callable[[], Any],
+        data_fn: Callable[[Any], Any],
+        callbacks: Callable[[], Any] = list,
+    ) -> None:
+        super().__init__(params, logging_dir)
+        self._build_fn = build_fn
+        self._data_fn = data_fn
+        self._callbacks = callbacks
+
+    def build_model(self) -> Any:
+        """Returns a compiled model."""
+        return self._build_fn()
+
+    def build_callbacks(self) -> list[Callback]:
+        """Returns the callbacks of the task; those of Keras are together in one callback of trainer_kit."""
+        native, of_keras = split_callbacks(self._callbacks())
+        return [*([KerasCallbacks(of_keras)] if of_keras else []), *native]
+
+    def build_inputs(
+        self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset | Source:
+        """Returns the data of `params`, in global batches.
+
+        Raises:
+          UsageError: when there is no data, or it does not tell the length of an epoch.
+        """
+        del input_context
+        examples = self._data_fn(params)
+        size = params.global_batch_size or None
+        if examples is None:
+            raise UsageError(
+                f"data_fn returned None for params.is_training={params.is_training}; return (x, y), "
+                "(x, y, sample_weight), a tf.data.Dataset of batches or a PyDataset"
+            )
+        if not params.is_training:
+            validation: tf.data.Dataset | Source = validation_dataset(examples, size)
+            return validation
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(examples)
+        data = training_data(x, y, sample_weight, batch_size=size, seed=params.seed or 0)
+        is_source = isinstance(data.batches, Source)
+        return data.batches if is_source else DatasetEpochs(data.batches, data.steps_per_epoch)

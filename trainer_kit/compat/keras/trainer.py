@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.compat.keras.dataset_passes import DatasetPasses
+from trainer_kit.compat.keras.dataset_passes import PassSource
 from trainer_kit.compat.keras.preparation import flattened, with_autograph
+from trainer_kit.compat.keras.program_changes import description
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_resume import examine
@@ -40,21 +41,17 @@ class KerasTrainer(Trainer):
 
     If trainer.steps_per_epoch is set, training metrics are those of the epoch so far, as Keras has them: they are reset
     where an epoch begins, and a checkpoint inside an epoch holds them. Otherwise they are those of a training loop.
-
-    Attributes:
-      epoch_steps: The steps of an epoch for the metrics; None: trainer.steps_per_epoch.
     """
 
     inputs_class: Any = GlobalBatches
-    epoch_steps: int | None = None
+    _epoch_steps: int | None = None
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
         """Returns a trainer with the task's model and, to train, its optimizers. Called in strategy scope."""
         model = task.build_model()
-        optimizer = task.prepare_training(model) if train else None
-        if evaluate:
-            task.prepare_evaluation(model)
+        task.program = description(model)
+        optimizer = task.prepare(model, trains=train, evaluates=evaluate)
         return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
 
     def check_data(self) -> None:
@@ -81,7 +78,7 @@ class KerasTrainer(Trainer):
 
     def _begin_pass(self) -> None:
         source = self.data.made
-        if isinstance(source, (DatasetPasses, PyDatasetEpochs)) and source.by_pass:
+        if isinstance(source, PassSource) and source.by_pass:
             position = self.data.position
             source.by_pass = not position.left_out  # a loop without such a batch ends in the next pass
             if not source.by_pass or source.begin(position.batch, reads=self.data.started):
@@ -102,6 +99,14 @@ class KerasTrainer(Trainer):
         put_replica_values(variables, self._strategy, before)
         return logs
 
+    def continue_metrics(self, epoch_steps: int) -> None:
+        """Has training metrics be those of the epoch so far, without trainer.steps_per_epoch.
+
+        Args:
+          epoch_steps: The steps of an epoch.
+        """
+        self._epoch_steps = epoch_steps
+
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
         return KerasMetrics("training_loss", model, task.train_logs)
 
@@ -109,7 +114,7 @@ class KerasTrainer(Trainer):
         return KerasMetrics("validation_loss", model, task.eval_logs)
 
     def _is_inside_epoch(self) -> bool:
-        steps = self.epoch_steps or self.config.trainer.steps_per_epoch
+        steps = self._epoch_steps or self.config.trainer.steps_per_epoch
         return bool(steps and self._read_step() % steps)
 
 

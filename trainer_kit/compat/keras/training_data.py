@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.compat.keras.array_epochs import ArrayEpochs, in_batches
+from trainer_kit.compat.keras.array_epochs import ArrayEpochs
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs, SequenceOfKeras2, with_own_memory
 from trainer_kit.errors import UsageError
@@ -30,8 +30,8 @@ class TrainingData:
     """The training data of a fit.
 
     Attributes:
-      batches: A Source or a tf.data.Dataset of global batches. A DatasetPasses ends with its pass, and batches of a
-        generator end with it; others have no end.
+      batches: A Source or a tf.data.Dataset of global batches; None: there are none. A DatasetPasses ends with its
+        pass, and batches of a generator end with it; others have no end.
       steps_per_epoch: The number of steps in an epoch.
       batch_size: The number of examples in a full batch; 0 if it is not known.
     """
@@ -41,28 +41,33 @@ class TrainingData:
     batch_size: int = 0
 
 
+@dataclass(frozen=True)
 class DatasetEpochs:
     """A Source of a tf.data.Dataset of which the length of a pass is known.
 
-    Args:
+    Attributes:
       dataset: The dataset of global batches, one pass after the other.
       batches_per_epoch: The number of batches in a pass.
       arrays: The nested arrays that the dataset was made of, for its identity; None: there are none.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, batches_per_epoch: int, arrays: Any = None) -> None:
-        self._dataset = dataset
-        self._arrays = arrays
-        self.batches_per_epoch = batches_per_epoch
+    dataset: tf.data.Dataset
+    batches_per_epoch: int
+    arrays: Any = None
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of a batch."""
+        return self.dataset.element_spec
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
         """Returns the dataset from batch `position` on; the batches before it are read. Runs on the host."""
         del input_context
-        return self._dataset.skip(position)
+        return self.dataset.skip(position)
 
     def identity(self) -> dict[str, Any]:
         """Returns what describes the arrays, or else the dataset; see Source."""
-        return identity_of(self._dataset) if self._arrays is None else array_identity(self._arrays)
+        return identity_of(self.dataset) if self.arrays is None else array_identity(self.arrays)
 
 
 def training_data(
@@ -95,32 +100,32 @@ def training_data(
     x = _readable(x)
     if isinstance(x, keras.utils.PyDataset):
         source = PyDatasetEpochs(x, bool(shuffle), random_state, class_weight)
-        steps = _steps(steps_per_epoch, source.batches_per_epoch, "a PyDataset without a length")
-        source.steps_per_epoch = steps
+        steps = epoch_steps(steps_per_epoch, source.batches_per_epoch, "a PyDataset without a length")
+        source.steps_per_pass = steps
         source.by_pass = seed is None
         return TrainingData(source, steps)
 
     options = {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch, "class_weight": class_weight}
     adapter = data_adapter(x, y, sample_weight, shuffle=False, **options)
     if is_array_adapter(adapter):
-        arrays = _arrays(x, y, sample_weight, class_weight)
+        arrays = read_arrays(x, y, sample_weight, class_weight)
         if isinstance(shuffle, str):
             raise UsageError(f"shuffle={shuffle!r}: give True, with which the examples of all batches are shuffled")
         epochs = ArrayEpochs(arrays, int(adapter.batch_size), bool(shuffle), seed, keras_2=keras_2)
-        return TrainingData(epochs, _steps(steps_per_epoch, epochs.batches_per_epoch), adapter.batch_size)
+        return TrainingData(epochs, epoch_steps(steps_per_epoch, epochs.batches_per_epoch), adapter.batch_size)
 
     dataset = adapter.get_tf_dataset()
     size = int(tf.nest.flatten(dataset.element_spec)[0].shape[0] or 0)
     if isinstance(x, GeneratorType):
-        return TrainingData(dataset, _steps(steps_per_epoch, None, "a generator"), size)
+        return TrainingData(dataset, epoch_steps(steps_per_epoch, None, "a generator"), size)
     length = int(dataset.cardinality())
     is_known = length != tf.data.UNKNOWN_CARDINALITY
     if length == tf.data.INFINITE_CARDINALITY or (not is_known and steps_per_epoch):
-        return TrainingData(dataset.repeat(), _steps(steps_per_epoch, None, "a dataset without end"), size)
+        return TrainingData(dataset.repeat(), epoch_steps(steps_per_epoch, None, "a dataset without end"), size)
     length = length if is_known else _counted(dataset)
     if not length:
         raise UsageError("x is an empty dataset: it has no batch. Check its files, filters and batch size")
-    steps = _steps(steps_per_epoch, length)
+    steps = epoch_steps(steps_per_epoch, length)
     if seed is not None or length % steps or not needs_new_iterators(dataset):
         return TrainingData(dataset.repeat(), steps, size)
     # Keras makes one more iterator at the end of each pass, and in the scope of a strategy one at the begin of a fit;
@@ -152,10 +157,16 @@ def validation_dataset(validation_data: Any, batch_size: int | None = None, step
     adapter = data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if is_array_adapter(adapter):
         size = int(adapter.batch_size)
-        arrays = _arrays(x, y, sample_weight, name="validation_data")
-        batches = in_batches(arrays, size)
+        arrays = read_arrays(x, y, sample_weight, name="validation_data")
         length = math.ceil(int(tf.nest.flatten(arrays)[0].shape[0]) / size)
-        if tf.distribute.get_strategy().num_replicas_in_sync == 1:  # others would drop the length, with a warning
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if tf.distribute.has_strategy() and replicas == 1:
+            # A MirroredStrategy of one device leaves out a rebatch.
+            batches = tf.data.Dataset.from_tensor_slices(arrays).batch(size)
+        else:
+            # Without a function, which each evaluation would make anew with its iterator.
+            batches = tf.data.Dataset.from_tensors(arrays).rebatch(size)
+        if replicas == 1:  # others would drop the length, with a warning
             batches = batches.apply(tf.data.experimental.assert_cardinality(length))
         return DatasetEpochs(batches, length, arrays=(x, y, sample_weight))
     dataset = adapter.get_tf_dataset()
@@ -173,7 +184,7 @@ def _readable(x: Any) -> Any:
     return (with_own_memory(batch) for batch in x) if isinstance(x, GeneratorType) else x
 
 
-def _arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any = None, name: str = "x") -> Any:
+def read_arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any = None, name: str = "x") -> Any:
     """Returns all examples as nested tensors, with the dtypes that Keras gives them.
 
     Raises:
@@ -217,7 +228,7 @@ def _counted(dataset: tf.data.Dataset) -> int:
     return count
 
 
-def _steps(wanted: int | None, batches: int | None, what: str = "") -> int:
+def epoch_steps(wanted: int | None, batches: int | None, what: str = "") -> int:
     """Returns the number of steps in an epoch.
 
     Args:

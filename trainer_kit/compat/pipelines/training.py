@@ -14,8 +14,7 @@ import keras
 
 from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.compat.keras.fit_callbacks import read_history
-from trainer_kit.compat.keras.fit_run import number_of_epochs
+from trainer_kit.compat.keras.callback_state import read_history
 from trainer_kit.compat.keras.model_fit import fit
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
 from trainer_kit.compat.pipelines.job_exits import exit_codes
@@ -145,7 +144,7 @@ class Training:
             weight is not finite, 2 for a mistake of the caller.
         """
         with exit_codes(), custom_objects_known(self.custom_objects):
-            self.history = self._train(train_ds, valid_ds, number_of_epochs(epochs), options)
+            self.history = self._train(train_ds, valid_ds, epochs, options)
             self._write_artifacts()
         return self.history
 

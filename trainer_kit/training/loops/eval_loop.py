@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -246,21 +245,28 @@ def _specs(values: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), values)
 
 
-@dataclass(frozen=True)
-class EvaluationHooks:
-    """The functions that an evaluation calls before and after each part. They run eagerly, on the host.
+class EvaluationHooks(Protocol):
+    """An object whose methods an evaluation calls before and after each part, eagerly, on the host.
 
     Attributes:
       steps: The number of batches in a part.
-      begin: Called before a part with the number of its first batch, counted from 0. Where the length of the data is
-        not known, it is also called before the end of the data is found.
-      end: Called after a part with the number of its last batch and the results so far, as NumPy values; returns
-        whether the evaluation goes on.
     """
 
     steps: int
-    begin: Callable[[int], None]
-    end: Callable[[int, Any], bool]
+
+    def begin(self, batch: int) -> None:
+        """Called before a part with the number of its first batch, counted from 0.
+
+        Where the length of the data is not known, it is also called before the end of the data is found.
+        """
+        ...
+
+    def end(self, batch: int, results: dict[str, Any]) -> bool:
+        """Called after a part with the number of its last batch and the results so far, as NumPy values.
+
+        Returns whether the evaluation goes on.
+        """
+        ...
 
 
 class SplitEvalLoop:
@@ -270,7 +276,7 @@ class SplitEvalLoop:
       reset: A function that resets the metrics.
       part: A function of an iterator and the number of batches, int32, which evaluates that many without resetting the
         metrics. It returns the number of batches that it has evaluated and the results so far.
-      parts: The functions to call before and after each part.
+      parts: The object to call before and after each part.
       batches: A function that returns an upper bound of the number of batches in the data, or None if it is not known.
     """
 
@@ -457,10 +463,10 @@ def in_parts(
     compiled: bool,
     check: Callable[[tf.Graph], None],
 ) -> SplitEvalLoop:
-    """Returns a loop that calls functions around the parts of an evaluation.
+    """Returns a loop that calls an object around the parts of an evaluation.
 
     Args:
-      parts: The functions.
+      parts: The object.
       metrics: The MetricSet of the evaluation.
       step: A function of the iterator.
       stop: The flag of stop_variable.
@@ -482,7 +488,7 @@ def with_state(
     Args:
       loop: The loop.
       ended: Called with the number of steps done, the number asked for, and the newest graph; None if there is none.
-      parts: Functions that are not called, since such an evaluation has no parts; a warning says so.
+      parts: Hooks that are not called, since such an evaluation has no parts; a warning says so.
     """
     if parts is not None:
         _LOG.warning("methods of evaluation batches are not called: the task aggregates the logs of an evaluation")

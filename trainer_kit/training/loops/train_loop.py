@@ -11,8 +11,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -151,20 +150,23 @@ def _both(step: Step, after_step: Callable[[], None]) -> Step:
     return whole_step
 
 
-@dataclass(frozen=True)
-class TrainingHooks:
-    """The functions to call before and after the parts of training loops. They run eagerly, on the host.
+class TrainingHooks(Protocol):
+    """An object whose methods are called before and after the parts of training loops, eagerly, on the host."""
 
-    Attributes:
-      next_end: Returns the next global step after the given one at which a part ends.
-      begin: Called before a part with the global step.
-      end: Called after a part with the global step and the results of the loop so far, as NumPy values; returns whether
-        the loop goes on.
-    """
+    def next_end(self, step: int) -> int:
+        """Returns the next global step after `step` at which a part ends."""
+        ...
 
-    next_end: Callable[[int], int]
-    begin: Callable[[int], None]
-    end: Callable[[int, Any], bool]
+    def begin(self, step: int) -> None:
+        """Called before a part with the global step."""
+        ...
+
+    def end(self, step: int, results: dict[str, Any]) -> bool:
+        """Called after a part with the global step and the results of the loop so far, as NumPy values.
+
+        `Trainer.reported` makes logs of the results. Returns whether the loop goes on.
+        """
+        ...
 
 
 class LoopParts:
@@ -180,7 +182,7 @@ class LoopParts:
 
     Attributes:
       window: The steps to trace for a profile.
-      hooks: The functions to call around parts of each loop; None: a loop has no such parts.
+      hooks: The object to call around parts of each loop; None: a loop has no such parts.
       ready_at: The time.perf_counter() at the end of the first step of the newest loop function; 0 before that.
       waited: The seconds that the last loop waited for batches, without the first step of a new loop function; None if
         the loop function does not measure them.

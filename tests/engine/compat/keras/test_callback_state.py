@@ -9,7 +9,12 @@ import keras
 import pytest
 import tf_keras
 
-from trainer_kit.compat.keras.callback_state import CsvFiles, write_to_temporary_folders
+from trainer_kit.compat.keras.callback_state import (
+    csv_lengths,
+    cut_csv_files,
+    keeping_csv_files,
+    write_to_temporary_folders,
+)
 
 
 class Started:
@@ -19,11 +24,10 @@ class Started:
         self.logger = kind(str(path), append=append)
         self.logger.set_model(keras.Model())
         self.logger.model.stop_training = False
-        self.files = CsvFiles([self.logger])
-        with self.files.kept(resumes=state is not None):
+        with keeping_csv_files([self.logger], resumes=state is not None):
             self.logger.on_train_begin()
         if state is not None:
-            self.files.restore(state)
+            cut_csv_files([self.logger], state)
 
     def epochs(self, *numbers: int) -> None:
         for number in numbers:
@@ -34,7 +38,7 @@ class Started:
 def test_rows_after_the_checkpoint_are_written_once(kind: Any, tmp_path: Path) -> None:
     first = Started(kind, tmp_path / "log.csv")
     first.epochs(0, 1)
-    state = first.files.state()
+    state = csv_lengths([first.logger])
     first.epochs(2)
     Started(kind, tmp_path / "log.csv", state).epochs(2, 3)
     rows = (tmp_path / "log.csv").read_text().splitlines()
@@ -44,16 +48,16 @@ def test_rows_after_the_checkpoint_are_written_once(kind: Any, tmp_path: Path) -
 def test_a_run_that_goes_back_writes_its_rows_again(tmp_path: Path) -> None:
     one = Started(keras.callbacks.CSVLogger, tmp_path / "log.csv")
     one.epochs(0)
-    state = one.files.state()
+    state = csv_lengths([one.logger])
     one.epochs(1)
-    one.files.restore(state)
+    cut_csv_files([one.logger], state)
     one.epochs(1)
     assert (tmp_path / "log.csv").read_text().splitlines()[1:] == ["0,0.0,1.0", "1,0.5,1.0"]
 
 
 def test_a_checkpoint_before_the_first_row_gives_a_header(tmp_path: Path) -> None:
     first = Started(keras.callbacks.CSVLogger, tmp_path / "log.csv")
-    state = first.files.state()
+    state = csv_lengths([first.logger])
     first.epochs(0)
     Started(keras.callbacks.CSVLogger, tmp_path / "log.csv", state).epochs(0)
     assert (tmp_path / "log.csv").read_text().splitlines() == ["epoch,loss,val_loss", "0,0.0,1.0"]

@@ -13,7 +13,7 @@ import tensorflow as tf
 import trainer_kit
 from tests.engine.compat.keras.keras_programs import X, Y, classifier, pairs
 from trainer_kit.compat import keras as tk_keras
-from trainer_kit.compat.keras.task import data_of_experiment
+from trainer_kit.compat.keras.task import ExperimentTask
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import ConfigError, UsageError
 
@@ -33,7 +33,8 @@ tk_keras.register_keras_experiment("keras_door_in_order", classifier, in_order, 
 
 
 def test_each_epoch_of_an_experiment_has_its_own_order() -> None:
-    source = data_of_experiment(arrays, DataConfig(global_batch_size=100, is_training=True))
+    task = ExperimentTask(None, build_fn=classifier, data_fn=arrays)
+    source = task.build_inputs(DataConfig(global_batch_size=100, is_training=True))
     first, second = (y.numpy().tolist() for _, y in source.at(0).take(2))
     assert first != second
     assert sorted(first) == sorted(second)
@@ -71,7 +72,7 @@ def test_load_model_builds_the_model_of_a_run(launched: tuple[Path, Any, Any]) -
 
 def test_data_that_is_missing_is_reported() -> None:
     with pytest.raises(UsageError, match=r"data_fn returned None for params\.is_training=True; return \(x, y\)"):
-        data_of_experiment(lambda _: None, DataConfig(is_training=True))
+        ExperimentTask(None, build_fn=classifier, data_fn=lambda _: None).build_inputs(DataConfig(is_training=True))
 
 
 def test_a_wrong_field_is_reported_with_a_near_name() -> None:

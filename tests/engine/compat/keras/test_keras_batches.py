@@ -16,7 +16,8 @@ import tf_keras
 
 from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
 from trainer_kit.compat import keras as tk_keras
-from trainer_kit.compat.keras.keras_batches import TEST_BATCHES, TRAIN_BATCHES, acts_on_batches, is_stock
+from trainer_kit.compat.keras.callback_state import is_stock
+from trainer_kit.compat.keras.keras_callbacks import TEST_BATCHES, TRAIN_BATCHES, acts_on_batches
 from trainer_kit.errors import PreemptedError
 
 Calls = list[tuple[Any, ...]]

@@ -8,17 +8,21 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.loops.eval_loop import EvaluationHooks, SplitEvalLoop
+from trainer_kit.training.loops.eval_loop import SplitEvalLoop
 
 
 class Noting:
     """A loop over numbers, with parts of two batches, that notes what is called."""
 
+    steps = 2
+
     def __init__(self, known: int | None = None, goes_on: bool = True) -> None:
         self.calls: list[Any] = []
         self._goes_on, self._sum = goes_on, 0
-        parts = EvaluationHooks(2, lambda batch: self.calls.append(batch), self.end)
-        self.loop = SplitEvalLoop(lambda: self.calls.append("reset"), self.part, parts, lambda: known)
+        self.loop = SplitEvalLoop(lambda: self.calls.append("reset"), self.part, self, lambda: known)
+
+    def begin(self, batch: int) -> None:
+        self.calls.append(batch)
 
     def end(self, batch: int, results: Any) -> bool:
         self.calls.append((batch, results))
