@@ -1,4 +1,4 @@
-"""Saves and restores the values of variables that differ between replicas, in a checkpoint's run state.
+"""Reads and sets the values of variables that differ between replicas; checkpoints contain them as arrays of the run.
 
 A checkpoint holds one value of such a variable: the sum over the replicas for a metric, and for the moving averages of
 batch normalization the first replica's (Keras 3 lets each replica move its own) or their mean (tf_keras). A restore
@@ -31,21 +31,25 @@ def own_to_each_replica(variables: Iterable[Any], strategy: tf.distribute.Strate
 
 
 def are_alike(state: list[Any]) -> bool:
-    """Whether all replicas have the same value of each variable, in the return value of `replica_values`."""
-    return all(
-        value == by_worker[0][0] for by_worker in zip(*state, strict=True) for values in by_worker for value in values
-    )
+    """Whether all replicas have the same bits of each variable, in the return value of `replica_values`."""
+    for by_worker in zip(*state, strict=True):
+        bits = {value.tobytes() for values in by_worker for value in values}
+        if len(bits) > 1:
+            return False
+    return True
 
 
 def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
-    """Returns the values of all replicas in a form that JSON can hold, by worker.
+    """Returns the values of all replicas as NumPy arrays: a list of workers, of variables, of replicas.
 
     Runs eagerly. All workers call it.
     """
-    local = [[_encode(part.numpy()) for part in parts] for parts in _parts(variables, strategy)]
+    local = [[np.asarray(part) for part in parts] for parts in _parts(variables, strategy)]
     if worker_count(strategy) == 1:
         return [local]
-    return [json.loads(text) for text in all_gather(strategy, json.dumps(local))]
+    text = json.dumps([[encode_array(array) for array in arrays] for arrays in local])
+    gathered = [json.loads(text) for text in all_gather(strategy, text)]
+    return [[[decode_array(value) for value in values] for values in worker] for worker in gathered]
 
 
 def put_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]) -> bool:
@@ -53,7 +57,7 @@ def put_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strateg
     if len(state) != worker_count(strategy):
         return False
     there = _parts(variables, strategy)
-    values = [[_decode(part) for part in parts] for parts in state[worker_index(strategy)]]
+    values = [list(map(_array, parts)) for parts in state[worker_index(strategy)]]
     fits = [[part.shape for part in parts] for parts in values] == [[tuple(p.shape) for p in ps] for ps in there]
     if fits:
         for parts, saved in zip(there, values, strict=True):
@@ -104,12 +108,12 @@ class ReplicasState:
         variables = [variable for variable in candidates if _is_moving_average(_native(variable))]
         if not variables:
             return
-        values = [_encode(tf.convert_to_tensor(_native(variable)).numpy()) for variable in variables]
+        values = [encode_array(tf.convert_to_tensor(_native(variable)).numpy()) for variable in variables]
         values = json.loads(chiefs_text(self._strategy, json.dumps(values)))  # the chief writes the checkpoint
         for parts, value in zip(_parts(variables, self._strategy), values, strict=True):
             for part in parts:
                 self._own_values.append((part, part.read_value()))
-                part.assign(_decode(value))
+                part.assign(decode_array(value))
 
     def put_back(self) -> None:
         """Gives each replica its own values again; runs eagerly, from any thread."""
@@ -132,17 +136,22 @@ def _native(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def _encode(array: np.ndarray) -> dict[str, Any]:
-    """Returns an array as JSON can hold it, bit by bit."""
+def _array(value: Any) -> np.ndarray:
+    """Returns a value of a replica; checkpoints of earlier versions contain the array as JSON."""
+    return decode_array(value) if isinstance(value, dict) else value
+
+
+def encode_array(array: np.ndarray) -> dict[str, Any]:
+    """Returns an array as text between workers can hold it, bit by bit."""
     contiguous = np.ascontiguousarray(array)
     data = base64.b64encode(contiguous.tobytes()).decode()
     return {"dtype": contiguous.dtype.name, "shape": list(array.shape), "data": data}
 
 
-def _decode(value: dict[str, Any]) -> np.ndarray:
-    """Returns the array that `_encode` was given."""
-    data = np.frombuffer(base64.b64decode(value["data"]), np.dtype(value["dtype"]))
-    return data.reshape(value["shape"])
+def decode_array(value: dict[str, Any]) -> np.ndarray:
+    """Returns the array that workers exchange as text, and that checkpoints of earlier versions contain as JSON."""
+    data = np.frombuffer(base64.b64decode(value["data"]), tf.as_dtype(value["dtype"]).as_numpy_dtype)
+    return data.reshape(value["shape"]).copy()
 
 
 def local_tensors(inputs: Any, strategy: tf.distribute.Strategy) -> list[tf.Tensor]:

@@ -386,7 +386,7 @@ class Trainer(Evaluator):
         """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; runs eagerly."""
         self.trace_training()
         self._keep_attributes()
-        self.state.python_state.store()
+        self.state.store_python_state()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
         self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self.loop_factory.stack.empty, give_up=give_up)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 import tensorflow as tf
 
 from trainer_kit.runtime.replica_values import (
     ReplicasState,
     are_alike,
+    encode_array,
     own_to_each_replica,
     put_replica_values,
     replica_values,
@@ -32,12 +36,18 @@ def bits(variable: tf.Variable, strategy: tf.distribute.Strategy) -> list[bytes]
     return [part.numpy().tobytes() for part in strategy.experimental_local_results(variable)]
 
 
-def test_each_replica_gets_back_its_own_bits_through_json() -> None:
+def as_earlier_versions_saved(state: list[Any]) -> list[Any]:
+    return json.loads(json.dumps(state, default=encode_array))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("form", [list, as_earlier_versions_saved])
+def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[Any]]) -> None:
     strategy = two_replicas()
     first, second = variable_of(strategy), variable_of(strategy)
     move_apart(first, strategy)
-    state = json.loads(json.dumps(replica_values([first], strategy)))
-    assert not are_alike(state)
+    values = replica_values([first], strategy)
+    assert not are_alike(values)
+    state = form(values)
     assert put_replica_values([second], strategy, state)
     assert bits(second, strategy) == bits(first, strategy)
     assert len(set(bits(second, strategy))) == 2
@@ -67,11 +77,12 @@ def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
     assert own_to_each_replica([variable_of(alone)], alone) == []
 
 
-def test_numbers_of_16_bits_come_back_through_json() -> None:
+@pytest.mark.parametrize("form", [list, as_earlier_versions_saved])
+def test_numbers_of_16_bits_come_back_through_json(form: Callable[[list[Any]], list[Any]]) -> None:
     strategy = two_replicas()
     with strategy.scope():
         variable = tf.Variable(tf.constant([0.5, 3.0], tf.bfloat16), trainable=False)
-    state = json.loads(json.dumps(replica_values([variable], strategy)))
+    state = form(replica_values([variable], strategy))
     variable.assign(tf.zeros_like(variable))
     assert put_replica_values([variable], strategy, state)
     assert variable.numpy().tolist() == [0.5, 3.0]

@@ -1,24 +1,28 @@
-"""PythonState: the Python state of a run, saved as one string variable of its checkpoint.
+"""PythonState: the Python state of a run, saved as one string variable of its checkpoint, and one for each array.
 
 TensorFlow serialises Python state in the save's thread, after it has copied the variables. So the parts are turned
-into JSON on the caller's thread, just before a save, and saved as a variable. No part may hold a wall-clock value: a
+into JSON on the caller's thread, just before a save, and saved as a variable. Arrays in them, such as the values that
+each replica has of its own, become variables, and the JSON has their numbers. No part may hold a wall-clock value: a
 killed run and one that was not killed must have equal checkpoints.
 """
 
 from __future__ import annotations
 
-import base64
 import concurrent.futures
+import functools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from trainer_kit.checkpoints.state.step_state import saved_values
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.runtime.replica_values import decode_array
 
+ARRAYS = "run_arrays"  # the section of a checkpoint
 _KEY = "run_state/.ATTRIBUTES/VARIABLE_VALUE"  # of the variable, in a checkpoint
 _ARRAY = "trainer_kit/array"
 _DTYPES = {one.name for one in vars(tf.dtypes).values() if isinstance(one, tf.DType)}
@@ -31,13 +35,13 @@ class PythonState:
 
     Attributes:
       variable: The string scalar that a checkpoint holds, on the host.
+      arrays: The section of checkpoints that contains the arrays as attributes, by number.
     """
 
     def __init__(self) -> None:
-        # In a separate thread without a strategy: a strategy of several workers would broadcast the value, and strings
-        # cannot be broadcast.
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            self.variable = thread.submit(_variable).result()
+        self.variable = _create_on_host([""], "run_state")[0]
+        self.arrays = tf.Module()
+        self._array_variables: list[tf.Variable] = []
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
 
     def add(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
@@ -50,25 +54,54 @@ class PythonState:
         """
         self._parts[name] = (get, put)
 
-    def store(self) -> None:
-        """Writes all parts into the variable; runs eagerly, on the host, right before a save.
+    def store(self) -> bool:
+        """Writes all parts into the variables; runs eagerly, on the host, right before a save.
+
+        Returns:
+          Whether the section of arrays has other variables than before.
 
         Raises:
           UsageError: when a part returns a value that cannot be saved.
         """
         values = {name: get() for name, (get, _) in self._parts.items()}
+        arrays: list[np.ndarray] = []
         try:
-            text = json.dumps(values, sort_keys=True, default=_encoded)
+            text = json.dumps(values, sort_keys=True, default=functools.partial(_encode, arrays))
         except (TypeError, ValueError):
             for name, value in values.items():
                 check_state(name, value)
             raise
         self.variable.assign(text)
 
-    def load(self) -> None:
-        """Restores all parts from the variable; runs eagerly, on the host, after a restore."""
-        text = self.variable.numpy()
-        values = json.loads(text, object_hook=_decoded) if text else {}
+        forms = [(array.dtype, array.shape) for array in arrays]
+        if forms == [(variable.dtype.as_numpy_dtype, tuple(variable.shape)) for variable in self._array_variables]:
+            for variable, array in zip(self._array_variables, arrays, strict=True):
+                variable.assign(array)
+            return False
+        for number in range(len(self._array_variables)):
+            delattr(self.arrays, str(number))
+        self._array_variables = _create_on_host(arrays, "run_array")
+        for number, variable in enumerate(self._array_variables):
+            setattr(self.arrays, str(number), variable)
+        return True
+
+    def load(self, path: str) -> None:
+        """Restores all parts after the variable was restored; runs eagerly, on the host.
+
+        Args:
+          path: The prefix of the restored checkpoint, which contains the arrays.
+
+        Raises:
+          StorageError: when the checkpoint cannot be read.
+        """
+        self._put_all(_decode(self.variable.numpy(), path))
+
+    def clear(self) -> None:
+        """Clears the loaded state, for a run that starts from step 0."""
+        self.variable.assign("")
+        self._put_all({})
+
+    def _put_all(self, values: dict[str, Any]) -> None:
         if unknown := sorted(values.keys() - self._parts.keys()):
             _LOG.warning(
                 "the checkpoint holds state of parts that this run does not have, and it is not used: %s",
@@ -92,20 +125,15 @@ class PythonState:
             text = reader.get_tensor(_KEY) if reader.has_tensor(_KEY) else b""
         except (tf.errors.OpError, ValueError, IndexError) as error:
             raise StorageError(f"{path} is gone or damaged: {error}") from error
-        value = json.loads(text or "{}", object_hook=_decoded).get(name)
+        value = _decode(text, path).get(name)
         if value is None:
             _LOG.warning("the checkpoint %s holds no state of the %s; the %s is used as it is now", path, name, name)
         else:
             self._parts[name][1](value)
 
-    def clear(self) -> None:
-        """Clears the loaded state, for a run that starts from step 0."""
-        self.variable.assign("")
-        self.load()
 
-
-def _encoded(value: Any) -> Any:
-    """Returns an array or a variable in a form for JSON that keeps every bit."""
+def _encode(arrays: list[np.ndarray], value: Any) -> Any:
+    """Adds the value of an array or a variable to `arrays`; returns its number, in a form for JSON."""
     if not hasattr(value, "__array__"):
         raise TypeError(f"a value of type {type(value).__name__} cannot be saved")
     array = np.asarray(value)
@@ -113,28 +141,49 @@ def _encoded(value: Any) -> Any:
         raise TypeError(f"an array of {array.dtype} cannot be saved")
     if isinstance(value, np.generic):
         return value.item()
-    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-    return {_ARRAY: {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}}
+    arrays.append(array)
+    return {_ARRAY: len(arrays) - 1}
 
 
-def _decoded(value: dict[str, Any]) -> Any:
-    """Returns the array that `_encoded` encoded; any other dict unchanged."""
-    if value.keys() != {_ARRAY}:
-        return value
-    held = value[_ARRAY]
-    data = np.frombuffer(base64.b64decode(held["data"]), tf.as_dtype(held["dtype"]).as_numpy_dtype)
-    return data.reshape(held["shape"]).copy()
+def _decode(text: bytes, path: str) -> dict[str, Any]:
+    """Returns the values of all parts from the JSON of the checkpoint at `path`, with its arrays.
+
+    Raises:
+      StorageError: when the checkpoint cannot be read.
+    """
+    arrays: dict[str, np.ndarray] = {}
+
+    def find_array(value: dict[str, Any]) -> Any:
+        if value.keys() != {_ARRAY}:
+            return value
+        if isinstance(value[_ARRAY], dict):  # of an earlier version: in the JSON itself
+            return decode_array(value[_ARRAY])
+        arrays.update(arrays or saved_values(path, ARRAYS))
+        return arrays[str(value[_ARRAY])]
+
+    values: dict[str, Any] = json.loads(text, object_hook=find_array) if text else {}
+    return values
 
 
-def _variable() -> tf.Variable:
-    with tf.device("CPU:0"):
-        return tf.Variable("", trainable=False, name="run_state")
+def _create_on_host(values: Sequence[Any], name: str) -> list[tf.Variable]:
+    """Returns variables on the host that belong to no strategy.
+
+    They are created in a separate thread: a strategy of several workers would broadcast the values, and strings cannot
+    be broadcast.
+    """
+
+    def create() -> list[tf.Variable]:
+        with tf.device("CPU:0"):
+            return [tf.Variable(value, trainable=False, name=name) for value in values]
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(create).result()
 
 
 def check_state(name: str, value: Any) -> None:
     """Raises UsageError when a checkpoint cannot hold `value`, the state of the part `name`."""
     try:
-        json.dumps(value, default=_encoded)
+        json.dumps(value, default=functools.partial(_encode, []))
         _check_keys(value)
     except (TypeError, ValueError) as error:
         advice = "return numbers, strings, arrays, lists or dicts with string keys from state()"

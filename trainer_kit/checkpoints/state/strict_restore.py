@@ -1,9 +1,10 @@
 """Defines the contents of a checkpoint and restores them strictly.
 
 The root keys are TF Model Garden's: global_step, model, optimizer. Further keys are `average`, the moving average of
-the weights; `more_averages`, those with other decays, by name; `run_state` (python_state.py); `random` and `task`,
-state that the model does not list (random_state.py); `step_state`, other state that the training step changes
-(step_state.py, which also restores it); and the items that the model adds by `checkpoint_items`.
+the weights; `more_averages`, those with other decays, by name; `run_state` and `run_arrays` (python_state.py, which
+also restores the arrays); `random` and `task`, state that the model does not list (random_state.py); `step_state`,
+other state that the training step changes (step_state.py, which also restores it); and the items that the model adds by
+`checkpoint_items`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, missing_objects, object_graph, readable
+from trainer_kit.checkpoints.state.python_state import ARRAYS
 from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
-from trainer_kit.checkpoints.state.step_state import saved_section
+from trainer_kit.checkpoints.state.step_state import saved_section, saved_values
 from trainer_kit.checkpoints.state.variable_names import (
     item_variables,
     model_variables,
@@ -29,7 +31,7 @@ from trainer_kit.errors import StorageError, UsageError
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_BOOKKEEPING = ("save_counter", _OBJECTS, f"{STEP_STATE}/")
+_BOOKKEEPING = ("save_counter", _OBJECTS, f"{STEP_STATE}/", f"{ARRAYS}/")
 _DEPTH = 3  # of names: section, optimizer of several, variable
 OPTIONAL = (
     "average",
@@ -125,6 +127,8 @@ def restore(
             return
         target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, whole))
         if whole and not loose and not saved_section(path, STEP_STATE):
+            if arrays := saved_values(path, ARRAYS):  # they are read later, and count as consumed here
+                setattr(target, ARRAYS, {name: tf.Variable(array) for name, array in arrays.items()})
             _assert_consumed(target.restore(path), target, path)
         else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
             target.read(path).expect_partial().assert_existing_objects_matched()
@@ -300,7 +304,7 @@ def differences_table(rows: Sequence[tuple[str, str, Any, Any]], most: int | Non
 
 
 def _items(checkpoint: tf.train.Checkpoint) -> dict[str, Any]:
-    apart = ("save_counter", STEP_STATE)
+    apart = ("save_counter", STEP_STATE, ARRAYS)
     return {name: item for name, item in vars(checkpoint).items() if not name.startswith("_") and name not in apart}
 
 

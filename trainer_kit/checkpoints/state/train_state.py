@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.python_state import PythonState
+from trainer_kit.checkpoints.state.python_state import ARRAYS, PythonState
 from trainer_kit.checkpoints.state.random_state import process_generators, task_state, untracked_model_state
 from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
 from trainer_kit.checkpoints.state.step_state import StepState, handles, restore_section, saved_section
@@ -98,9 +98,14 @@ class TrainState:
         if optimizer is not None:
             generators = {**process_generators(seed), **evaluated["random"]}
             self.random_generator = tf.random.get_global_generator()
-            others = {"run_state": self.python_state.variable, "task": evaluated["task"], "random": generators}
+            others = {
+                "run_state": self.python_state.variable,
+                ARRAYS: self.python_state.arrays,
+                "task": evaluated["task"],
+                "random": generators,
+            }
         self._items, self.loose = dict(items or {}), frozenset(items or ())
-        if taken := self.loose & {*OPTIONAL, STEP_STATE, "global_step", "model", "optimizer"}:
+        if taken := self.loose & {*OPTIONAL, ARRAYS, STEP_STATE, "global_step", "model", "optimizer"}:
             names = ", ".join(sorted(taken))
             raise UsageError(f"every checkpoint already has a part named {names}; give your item another name")
         others |= {"optimizer": optimizer, **self._average_section(), **self._items}
@@ -155,7 +160,7 @@ class TrainState:
         if path is None or not holds(path, "run_state"):
             self.python_state.clear()
         else:
-            self.python_state.load()
+            self.python_state.load(path)
         if self._average is not None and path is None:
             self._average.begin()
         else:
@@ -211,6 +216,14 @@ class TrainState:
         """
         with self.in_use, self._strategy.scope():
             self._note_growth(self.step_state.add_attributes(self._held(exclude)))
+
+    def store_python_state(self) -> None:
+        """Brings the state that is not in variables into variables, right before a save; runs eagerly, on the host.
+
+        Raises:
+          UsageError: when a part of it cannot be saved.
+        """
+        self._note_growth(self.python_state.store())
 
     def keep_written(self, graph: Any, exclude: Sequence[Any]) -> None:
         """Adds and restores all state of the training step, before the first step; runs eagerly.

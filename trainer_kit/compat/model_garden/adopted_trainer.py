@@ -211,7 +211,7 @@ class AdoptedTrainer(ActingTrainer):
         Runs eagerly.
         """
         self._keep_attributes()
-        self.state.python_state.store()
+        self.state.store_python_state()
         self.data.save_iterator(f"{prefix}{ITERATOR}")
 
     def after_restore(self, path: str | None = None) -> None:

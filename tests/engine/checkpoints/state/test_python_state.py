@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
-from trainer_kit.checkpoints.state.python_state import PythonState
+from trainer_kit.checkpoints.state.python_state import ARRAYS, PythonState
 from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint
+from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.errors import UsageError
 
 
@@ -38,9 +40,16 @@ def _with(**parts: _Part) -> PythonState:
     return state
 
 
-def _copied(source: PythonState, target: PythonState) -> PythonState:
-    target.variable.assign(source.variable)
-    return target
+def _sections(state: PythonState) -> dict[str, Any]:
+    return {"run_state": state.variable, ARRAYS: state.arrays}
+
+
+def _copy(source: PythonState, target: PythonState, folder: Path) -> None:
+    """Stores a state in a checkpoint, and loads it into another one."""
+    source.store()
+    path = tf.train.Checkpoint(**_sections(source)).write(str(folder / "ckpt-1"))
+    tf.train.Checkpoint(run_state=target.variable).read(path).expect_partial()
+    target.load(path)
 
 
 VALUES: dict[str, Any] = {
@@ -55,19 +64,15 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_a_part_comes_back_exactly(kind: str) -> None:
+def test_a_part_comes_back_exactly(tmp_path: Path, kind: str) -> None:
     saved, read = _Part(VALUES[kind]), _Part("other")
-    source = _with(part=saved)
-    source.store()
-    _copied(source, _with(part=read)).load()
+    _copy(_with(part=saved), _with(part=read), tmp_path)
     assert repr(read.value) == repr(VALUES[kind])
 
 
-def test_numbers_that_are_not_finite_come_back() -> None:
+def test_numbers_that_are_not_finite_come_back(tmp_path: Path) -> None:
     read = _Part()
-    source = _with(part=_Part([math.inf, -math.inf, math.nan]))
-    source.store()
-    _copied(source, _with(part=read)).load()
+    _copy(_with(part=_Part([math.inf, -math.inf, math.nan])), _with(part=read), tmp_path)
     assert read.value[:2] == [math.inf, -math.inf] and math.isnan(read.value[2])
 
 
@@ -79,12 +84,11 @@ def test_the_order_of_adding_parts_does_not_change_the_bytes() -> None:
 
 
 def test_a_missing_part_gets_none_and_an_unknown_part_is_logged(
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = _with(data=_Part(1), action=_Part(2), zebra=_Part(3))
-    source.store()
     data, new = _Part(), _Part(9)
-    _copied(source, _with(data=data, new=new)).load()
+    source = _with(data=_Part(1), action=_Part(2), zebra=_Part(3))
+    _copy(source, _with(data=data, new=new), tmp_path)
     assert (data.given, new.given) == ([1], [None])
     assert [record.getMessage() for record in caplog.records] == [
         "the checkpoint holds state of parts that this run does not have, and it is not used: action, zebra"
@@ -95,7 +99,7 @@ def test_clearing_forgets_loaded_state_and_resets_every_part() -> None:
     part = _Part(5)
     state = _with(part=part)
     state.store()
-    state.load()
+    state.load("")
     state.clear()
     assert part.given == [5, None] and state.variable.numpy() == b""
 
@@ -105,7 +109,7 @@ def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
     state = _with(part=first)
     state.add("part", lambda: second.value, second.put)
     state.store()
-    state.load()
+    state.load("")
     assert (first.given, second.given) == ([], [2])
 
 
@@ -137,7 +141,7 @@ def test_each_asynchronous_save_holds_the_state_at_its_call(tmp_path: Path, repl
         for number in (1, 2, 3):
             with strategy.scope() if strategy else tf.device("CPU:0"):
                 restore(manager.checkpoint, f"{tmp_path}/ckpt-{number}", whole=True)
-            state.load()
+            state.load(f"{tmp_path}/ckpt-{number}")
             assert part.value == {"batch": number, "note": "x" * 1000 * number}
             assert json.loads(
                 tf.train.load_variable(f"{tmp_path}/ckpt-{number}", "run_state/.ATTRIBUTES/VARIABLE_VALUE")
@@ -159,23 +163,82 @@ def test_checkpoints_with_and_without_run_state_are_restored(tmp_path: Path) -> 
     restore(parts(0, None), parts(2, state).save(str(tmp_path / "full")), whole=False)
 
 
-ARRAYS: dict[str, Callable[[], Any]] = {
+VALUES_OF_ARRAYS: dict[str, Callable[[], Any]] = {
     "ints": lambda: np.arange(6, dtype=np.int64).reshape(2, 3),
     "floats": lambda: np.array([math.nan, -0.0, 1e-45], np.float32),
     "empty": lambda: np.zeros((0, 2)),
     "a variable": lambda: tf.Variable([1.5, 2.5], dtype=tf.bfloat16),
     "a scalar": lambda: np.array(True),
+    "not contiguous": lambda: np.arange(6).reshape(2, 3).T,
+    "complex numbers": lambda: np.array([1.5 + 2j], np.complex64),
 }
 
 
-@pytest.mark.parametrize("kind", ARRAYS)
-def test_arrays_and_variables_come_back_bit_by_bit(kind: str) -> None:
-    value, read = ARRAYS[kind](), _Part()
+def _bits(array: Any) -> tuple[Any, ...]:
+    value = np.asarray(array)
+    return value.dtype, value.shape, value.tobytes()
+
+
+@pytest.mark.parametrize("kind", VALUES_OF_ARRAYS)
+def test_arrays_and_variables_come_back_bit_by_bit(tmp_path: Path, kind: str) -> None:
+    value, read = VALUES_OF_ARRAYS[kind](), _Part()
     source = _with(part=_Part({"inner": [value]}))
-    source.store()
-    _copied(source, _with(part=read)).load()
-    found, expected = read.value["inner"][0], np.asarray(value)
-    assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+    _copy(source, _with(part=read), tmp_path)
+    assert _bits(read.value["inner"][0]) == _bits(value)
+    assert b"base64" not in source.variable.numpy() and len(source.variable.numpy()) < 60
+
+
+def test_arrays_of_checkpoints_of_earlier_versions_are_read() -> None:
+    read = _Part()
+    state = _with(part=read)
+    earlier = {"dtype": "int16", "shape": [2, 1], "data": "AQACAA=="}
+    state.variable.assign(json.dumps({"part": [{"trainer_kit/array": earlier}, 3]}))
+    state.load("")
+    assert _bits(read.value[0]) == _bits(np.array([[1], [2]], np.int16)) and read.value[1] == 3
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_each_save_has_the_arrays_of_its_time_though_their_shapes_change(tmp_path: Path, asynchronous: bool) -> None:
+    step, run, part = tf.Variable(0, dtype=tf.int64), tf.Module(), _Part()
+    run.weight = tf.Variable([0.0])
+    state = TrainState(step, run, keras.optimizers.SGD(), None, None, seed=0)
+    state.python_state.add("part", lambda: part.value, part.put)
+    trainer = SavedTrainer(state.checkpoint, step, before_save=lambda _: state.store_python_state())
+    manager = manager_of(trainer, tmp_path, max_to_keep=9, asynchronous=asynchronous)
+    shapes = [(2,), (2,), (3,), (), None, (1, 2)]
+    for number, shape in enumerate(shapes):
+        step.assign(number)
+        part.value = None if shape is None else {"a": np.full(shape, number, np.float16), "b": np.full((2, 2), number)}
+        manager.save(number)
+        part.value = "after the save was asked for"
+    manager.sync()
+    for number, shape in enumerate(shapes):
+        path = f"{tmp_path}/ckpt-{number}"
+        restore(state.checkpoint, path, whole=True)
+        state.restored(path)
+        if shape is None:
+            assert part.value is None and "run_arrays" not in str(tf.train.list_variables(path))
+        else:
+            assert _bits(part.value["a"]) == _bits(np.full(shape, number, np.float16))
+            assert _bits(part.value["b"]) == _bits(np.full((2, 2), number))
+
+
+def test_arrays_do_not_hide_what_the_run_does_not_have(tmp_path: Path) -> None:
+    def run(*sizes: int) -> tuple[TrainState, tf.Module]:
+        model = tf.Module()
+        model.weights = [tf.Variable(tf.zeros([size])) for size in sizes]
+        state = TrainState(tf.Variable(0, dtype=tf.int64), model, keras.optimizers.SGD(), None, None, seed=0)
+        state.python_state.add("part", lambda: np.zeros(2), lambda _: None)
+        return state, model
+
+    larger, _ = run(1, 2)
+    larger.store_python_state()
+    path = larger.checkpoint.save(str(tmp_path / "ckpt"))
+    again, _ = run(1, 2)
+    restore(again.checkpoint, path, whole=True)
+    smaller, _ = run(1)
+    with pytest.raises(UsageError, match="does not fit this run"):
+        restore(smaller.checkpoint, path, whole=True)
 
 
 def test_in_strategy_scope_the_variable_is_on_the_host() -> None:
