@@ -227,6 +227,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     ) -> str | None:
         """Starts a save unless it is too early or this step is already saved; returns the prefix of its files.
 
+        It replaces no checkpoint of another run; one without a record, of another program, is moved to `archived/`.
+
         Args:
           checkpoint_number: The number in the names of the files; None: the global step.
           check_interval: Whether it can be too early since the last save.
@@ -234,8 +236,8 @@ class CheckpointManager(tf.train.CheckpointManager):
           again: Whether to write the checkpoint of a saved step once more.
 
         Raises:
-          StorageError: when this save, or the previous background save, cannot be written, or the
-            folder is no longer that of the run.
+          StorageError: when this save, or the previous background save, cannot be written, when the folder is no longer
+            that of the run, or when another run has saved this step there.
         """
         step = self._step
         last = self.saved_step
@@ -246,7 +248,12 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._run.check_run_id()
 
         prefix = os.path.join(self._folder, f"ckpt-{step if checkpoint_number is None else int(checkpoint_number)}")
-        self._make_room(prefix)
+        if foreign := foreign_problem(prefix, self._run.run_id):
+            raise StorageError(foreign)
+        if own_files(prefix) and read_record(prefix) is None and not is_moving(prefix):
+            folder = set_aside(prefix, ARCHIVED)
+            _LOG.warning("%s already existed, but this run did not save it; it was moved to %s", prefix, folder)
+
         try:
             temporary = begin_save(prefix)
             if self._trainer.trains:
@@ -278,14 +285,6 @@ class CheckpointManager(tf.train.CheckpointManager):
         if self._in_flight:
             error = end_saver(self.checkpoint)
             raise self._failed(self._in_flight, error) from error
-
-    def _make_room(self, prefix: str) -> None:
-        """Refuses to replace a checkpoint of another run; one without a record, of another program, is moved away."""
-        if foreign := foreign_problem(prefix, self._run.run_id):
-            raise StorageError(foreign)
-        if own_files(prefix) and read_record(prefix) is None and not is_moving(prefix):
-            folder = set_aside(prefix, ARCHIVED)
-            _LOG.warning("%s already existed, but this run did not save it; it was moved to %s", prefix, folder)
 
     def _commit(self, _: str) -> None:
         """Records the written checkpoint, moves it into place and rotates older ones; runs in the save's thread.

@@ -240,7 +240,8 @@ class AveragingTrainer(BaseTrainer):
           prefix: The path of the checkpoint, without suffixes.
           name: Which weights; see `averaged_weights`.
         """
-        self._keep_attributes()
+        if self.trains:
+            self.state.keep_attributes(self._without_state())
         with self.averaged_weights(name):
             self.state.weights.write(prefix)
 
@@ -250,16 +251,14 @@ class AveragingTrainer(BaseTrainer):
 
         Runs eagerly, on the host, on every worker. A late save, in another thread, waits meanwhile.
         """
-        self._keep_attributes()
+        if self.trains:
+            self.state.keep_attributes(self._without_state())
         with self.averaged_weights(self.weights_of_metric(metric)):
             yield self.state.weights
 
     def end_averaging(self) -> None:
         """Restores the weights and the states of random generators after an evaluation; any thread may call it."""
         self._weights.put_back()
-
-    def _keep_attributes(self) -> None:
-        """Adds the variables that attributes have since the restore to checkpoints; called before each save."""
 
     def _without_state(self) -> list[Any]:
         """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""

@@ -385,8 +385,9 @@ class Trainer(Evaluator):
     def before_save(self, prefix: str) -> None:
         """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; runs eagerly."""
         self.trace_training()
-        self._keep_attributes()
-        self.state.store_python_state()
+        if self.has_own_train and not self.state.step_is_known:
+            self.state.end_restore()  # an overriding `train` may not run our loop, which would end it
+        self.state.before_save(self._without_state())
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
         self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self.loop_factory.stack.empty, give_up=give_up)
@@ -472,14 +473,6 @@ class Trainer(Evaluator):
         if graph is not None:
             check_exact_resume(graph, self._requires_exact_resume)
         self.state.keep_written(graph, self._without_state())
-
-    def _keep_attributes(self) -> None:
-        """Adds the variables that attributes have since the restore to checkpoints; see Evaluator."""
-        if not self.trains:
-            return
-        if self.has_own_train and not self.state.step_is_known:
-            self.state.end_restore()  # an overriding `train` may not run our loop, which would end it
-        self.state.keep_attributes(self._without_state())
 
     def _run_segments(self, loop: Any, iterator: Any, num_steps: Any) -> None:
         self._train_loop, self.between_steps, context = loop, True, lambda: self._in_loop(iterator)

@@ -209,7 +209,7 @@ class TrainState:
     def keep_attributes(self, exclude: Iterable[Any]) -> None:
         """Adds the variables in attributes of the task and the model to checkpoints, and restores them.
 
-        Called after each restore, also of nothing, and before each save. Runs eagerly, from any thread.
+        Called after each restore, also of nothing, and before weights are written. Runs eagerly, from any thread.
 
         Args:
           exclude: Variables that need no saving, such as those of metrics that are reset.
@@ -217,12 +217,16 @@ class TrainState:
         with self.in_use, self._strategy.scope():
             self._note_growth(self.step_state.add_attributes(self._held(exclude)))
 
-    def store_python_state(self) -> None:
-        """Brings the state that is not in variables into variables, right before a save; runs eagerly, on the host.
+    def before_save(self, exclude: Iterable[Any]) -> None:
+        """Brings all state into variables that checkpoints contain, right before a save; runs eagerly, on the host.
+
+        Args:
+          exclude: See `keep_attributes`.
 
         Raises:
-          UsageError: when a part of it cannot be saved.
+          UsageError: when a part of the Python state cannot be saved.
         """
+        self.keep_attributes(exclude)
         self._note_growth(self.python_state.store())
 
     def keep_written(self, graph: Any, exclude: Sequence[Any]) -> None:

@@ -210,8 +210,7 @@ class AdoptedTrainer(ActingTrainer):
 
         Runs eagerly.
         """
-        self._keep_attributes()
-        self.state.store_python_state()
+        self.state.before_save(self._metric_variables())
         self.data.save_iterator(f"{prefix}{ITERATOR}")
 
     def after_restore(self, path: str | None = None) -> None:
@@ -222,19 +221,14 @@ class AdoptedTrainer(ActingTrainer):
         """
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
-        self._keep_attributes()
+        if self.trains:  # what the trainer's own loops change is not known
+            self.state.keep_attributes(self._metric_variables())
         self.state.end_restore()
         self.weights_finite, self.data_ended = None, False
 
-    def _keep_attributes(self) -> None:
-        """Adds the variables in attributes to checkpoints: what the trainer's own loops change is not known.
-
-        Runs eagerly.
-        """
-        if not self.trains:
-            return
-        # Those of metrics are not saved, because each loop resets them.
+    def _metric_variables(self) -> list[Any]:
+        """Returns the variables of the trainer's metrics, which are not saved, because each loop resets them."""
         values = [item for value in vars(self._inner).values() for item in tf.nest.flatten(value)]
         metrics = [value for value in values if hasattr(value, "update_state") and hasattr(value, "variables")]
         metrics += getattr(self._inner.model, "metrics", None) or []
-        self.state.keep_attributes([variable for metric in metrics for variable in metric.variables])
+        return [variable for metric in metrics for variable in metric.variables]

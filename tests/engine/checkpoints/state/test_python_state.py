@@ -203,7 +203,7 @@ def test_each_save_has_the_arrays_of_its_time_though_their_shapes_change(tmp_pat
     run.weight = tf.Variable([0.0])
     state = TrainState(step, run, keras.optimizers.SGD(), None, None, seed=0)
     state.python_state.add("part", lambda: part.value, part.put)
-    trainer = SavedTrainer(state.checkpoint, step, before_save=lambda _: state.store_python_state())
+    trainer = SavedTrainer(state.checkpoint, step, before_save=lambda _: state.before_save([]))
     manager = manager_of(trainer, tmp_path, max_to_keep=9, asynchronous=asynchronous)
     shapes = [(2,), (2,), (3,), (), None, (1, 2)]
     for number, shape in enumerate(shapes):
@@ -232,7 +232,7 @@ def test_arrays_do_not_hide_what_the_run_does_not_have(tmp_path: Path) -> None:
         return state, model
 
     larger, _ = run(1, 2)
-    larger.store_python_state()
+    larger.before_save([])
     path = larger.checkpoint.save(str(tmp_path / "ckpt"))
     again, _ = run(1, 2)
     restore(again.checkpoint, path, whole=True)
