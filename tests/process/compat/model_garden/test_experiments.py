@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,11 @@ def _told(code: str) -> str:
 def test_the_names_are_those_of_their_registry() -> None:
     assert set(EXPERIMENTS) == _registered(exp_factory._REGISTERED_CONFIGS)
     assert len(EXPERIMENTS) == 41
+
+
+def test_the_page_lists_every_experiment_once() -> None:
+    rows = re.findall(r"^\| .* \| (`.*) \|$", (ROOT / "docs" / "model_garden_experiments.md").read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"`([^`]+)`", ", ".join(rows))) == sorted(EXPERIMENTS)
 
 
 @pytest.mark.parametrize("name", ["mock", "bert/squad"])
