@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -17,16 +17,9 @@ _DOWNLOADERS = ("/tensorflow_datasets/", "/tensorflow_hub/")
 _NO_FILES = "does not match any files"  # the words of Model Garden's input reader
 
 
-class TaskSections(dict[str, Any]):
-    """The sections of several Model Garden tasks, by their dotted paths in the experiment's config."""
-
-
-def sections_of(tasks: Iterable[Any], path: str = "task.task_routines") -> TaskSections:
-    """Returns the sections of Model Garden tasks, given in the order of the routines at `path`."""
-    sections = {}
-    for number, task in enumerate(tasks):
-        sections[f"{path}.{number}.task_config"] = task.task_config
-    return TaskSections(sections)
+def sections_of(tasks: Iterable[Any]) -> dict[str, Any]:
+    """Returns the sections of Model Garden tasks by their dotted paths, given in the order of `task.task_routines`."""
+    return {f"task.task_routines.{number}.task_config": task.task_config for number, task in enumerate(tasks)}
 
 
 @contextlib.contextmanager
@@ -66,14 +59,13 @@ def explain_config_errors(path: str) -> Iterator[None]:
         raise
 
 
-def part_of(task_config: Any, data: Any) -> str:
-    """Returns the dotted path of a data section inside the task's section; "task" if it is not there.
+def part_of(sections: Mapping[str, Any], data: Any) -> str:
+    """Returns the dotted path of a data section inside the section of a task; "task" if it is in none.
 
     Args:
-      task_config: The task's section, or TaskSections.
+      sections: The sections of tasks by their dotted paths.
       data: The data section.
     """
-    sections = task_config if isinstance(task_config, TaskSections) else {"task": task_config}
     for path, section in sections.items():
         for name, value in getattr(section, "__dict__", {}).items():
             if value is data and data is not None:

@@ -137,5 +137,5 @@ def test_another_error_gets_a_note() -> None:
 
 def test_a_section_of_data_is_found_by_what_it_is() -> None:
     config = ImageClassificationTask()
-    assert part_of(config, config.validation_data) == "task.validation_data"
-    assert part_of(config, None) == "task"
+    assert part_of({"task": config}, config.validation_data) == "task.validation_data"
+    assert part_of({"task": config}, None) == "task"

@@ -13,7 +13,7 @@ import orbit
 import tensorflow as tf
 from official.modeling.multitask.multitask import MultiTask
 
-from trainer_kit.compat.model_garden.build_errors import TaskSections, explain_config_errors, part_of, sections_of
+from trainer_kit.compat.model_garden.build_errors import explain_config_errors, part_of, sections_of
 from trainer_kit.compat.model_garden.conversion import Sections, convert
 from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
@@ -59,8 +59,8 @@ class EngineTask:
             self.step_counters = {name: orbit.utils.create_global_step() for name in self.tasks}
 
     @property
-    def task_config(self) -> TaskSections:
-        """The sections of the tasks by their paths in the experiment's config."""
+    def config_sections(self) -> dict[str, Any]:
+        """The config sections of the tasks, by their dotted paths."""
         return sections_of(self.tasks.values())
 
     @property
@@ -102,7 +102,7 @@ class EngineTask:
         """
         parts = {}
         for name, task in self.tasks.items():
-            with explain_config_errors(part_of(self.task_config, params[name])):
+            with explain_config_errors(part_of(self.config_sections, params[name])):
                 parts[name] = made_inputs(task.build_inputs, params[name], input_context)
         return tasks_data(parts, self.sampler, input_context)
 
