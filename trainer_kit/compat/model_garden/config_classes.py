@@ -20,7 +20,6 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.hyperparams.oneof import OneOfConfig as TheirOneOfConfig
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
 
 from trainer_kit.config.fields import fields_of
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
@@ -106,7 +105,8 @@ def _mirror(theirs: TheirConfig, base: type[Config], changes: dict[str, Any], ar
     try:
         mirrored = cls()
     except FieldError as error:
-        raise ConfigError(_mistakes(theirs, error)) from None
+        origin = f"{type(theirs).__module__}.{type(theirs).__name__}"
+        raise ConfigError(dataclasses.replace(mistake, origin=origin) for mistake in error.inner) from None
     if key not in _made:
         cls.made_of = copy.deepcopy(theirs)  # type: ignore[attr-defined]
         cls.before = mirrored.as_dict()  # type: ignore[attr-defined]
@@ -144,7 +144,9 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
     ours_alone = name in fields_of(base) and name not in hints_of(theirs.__class__) and not mirrored
     if name in fields_of(base) and (ours_alone or not isinstance(value, (Config, TheirConfig))):
         known = fields_of(base)[name]
-        value = _on_default(value, known) if isinstance(value, TheirConfig) else value
+        if isinstance(value, TheirConfig):  # the changes of a section that only trainer_kit has
+            default = known.get_default(call_default_factory=True)
+            value = {**(default.as_dict() if isinstance(default, Config) else {}), **value.as_dict()}
         return Annotated[(known.annotation, *known.metadata)] if known.metadata else known.annotation, value
     if base is OneOfConfig and name == "type":
         return _type_annotation(theirs, value), value
@@ -164,12 +166,6 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
     value = _plain(value)
     ours = _WIDER.get(name) or annotation(hint)
     return (ours if fits(value, ours) else Any), value
-
-
-def _on_default(value: TheirConfig, field: FieldInfo) -> dict[str, Any]:
-    """Returns the values of a section that only trainer_kit has: its default plus the changes in an original."""
-    default = field.get_default(call_default_factory=True)
-    return {**(default.as_dict() if isinstance(default, Config) else {}), **value.as_dict()}
 
 
 def _type_annotation(theirs: TheirConfig, value: Any) -> Any:
@@ -239,32 +235,21 @@ def _changes(before: dict[str, Any], after: dict[str, Any], theirs: Any) -> dict
     return changes
 
 
-def _mistakes(theirs: TheirConfig, error: FieldError) -> list[Mistake]:
-    origin = f"{type(theirs).__module__}.{type(theirs).__name__}"
-    return [dataclasses.replace(mistake, origin=origin) for mistake in error.inner]
-
-
 @functools.cache
 def hints_of(section_class: type[TheirConfig]) -> dict[str, Any]:
     """Returns the annotations of a Model Garden config class by field; cached, because finding them is costly."""
     return get_type_hints(section_class)
 
 
-def is_optional(hint: Any) -> bool:
-    """Whether `hint` is a union that includes None."""
-    return _is_union(hint) and type(None) in get_args(hint)
-
-
 def optional_section(hint: Any) -> type[TheirConfig] | None:
     """Returns the class of a section that may be None; None for any other field, and for a class without fields."""
-    arms = [arm for arm in get_args(hint) if arm is not type(None)] if is_optional(hint) else [hint]
+    arms = [arm for arm in _arms(hint) if arm is not type(None)]
     return arms[0] if len(arms) == 1 and _is_section(arms[0]) and arms[0] is not TheirConfig else None
 
 
 def listed_section(hint: Any) -> type[TheirConfig] | None:
     """Returns the class of the sections in a list; None if `hint` is not a list of sections."""
-    arms = get_args(hint) if is_optional(hint) else (hint,)
-    items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (list, tuple, collections.abc.Sequence)]
+    items = [get_args(arm)[0] for arm in _arms(hint) if get_origin(arm) in (list, tuple, collections.abc.Sequence)]
     return items[0] if len(items) == 1 and _is_section(items[0]) else None
 
 
@@ -294,6 +279,11 @@ def fits(value: Any, hint: Any) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def _arms(hint: Any) -> tuple[Any, ...]:
+    """Returns the alternatives of a union, or only `hint`."""
+    return get_args(hint) if _is_union(hint) else (hint,)
 
 
 def _is_union(hint: Any) -> bool:

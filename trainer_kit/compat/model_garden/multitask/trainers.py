@@ -89,10 +89,6 @@ class EngineTask:
             )
         return self.multi_task.build_multitask_model()
 
-    def build_metrics(self, training: bool = True) -> list[Any]:
-        """Returns []: each task has its own metrics."""
-        return []
-
     def build_inputs(self, params: Mapping[str, Any], input_context: Any = None) -> Any:
         """Returns the training data of all tasks as one stream; see trainer_kit.MultiTask.
 
