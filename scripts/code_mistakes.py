@@ -200,7 +200,7 @@ CODE_MISTAKES = [
         {"__init__": "\n    def __init__(self, params, logging_dir=None):\n        self.width = 3\n"}, 2,
     ),
     CodeMistake(
-        "a learning rate that ends early", ("the learning rate is 0 from step 2 on, so the last 2 of 4",),
+        "a learning rate that ends early", ("the learning rate is 0 after 2 steps, so the last 2 of 4",),
         {}, 0,
         overrides="trainer.optimizer_config.learning_rate={type: cosine, cosine: {initial_learning_rate: 0.1, "
         "decay_steps: 2}}",

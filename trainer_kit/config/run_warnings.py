@@ -37,18 +37,16 @@ def rate_end_warnings(options: Any) -> list[str]:
         field, last_rate = _ENDS[kind]
         schedule: Any = getattr(rates, kind)
         decay: int | None = getattr(schedule, field, None)
-        last: float = getattr(schedule, last_rate, 0.0) if last_rate else 0.0
-        if not decay or last or getattr(schedule, "cycle", False):
+        if not decay or getattr(schedule, last_rate, 0.0) or getattr(schedule, "cycle", False):
             continue
         end: int = decay + getattr(schedule, "offset", 0)
         updates = options.train_steps // period
         if updates - end >= max(_SMALL_SHARE * updates, 1):
-            one_unit = "step" if period == 1 else "update"
             unit = "steps" if period == 1 else f"updates (one in {period} steps)"
             warnings.append(
-                f"trainer.{path}.learning_rate.{kind}.{field}={decay}: the learning rate is 0 from {one_unit} {end} "
-                f"on, so the last {updates - end} of {updates} {unit} change nothing; set it to "
-                f"{updates - end + decay}, or lower trainer.train_steps to {end * period}"
+                f"trainer.{path}.learning_rate.{kind}.{field}={decay}: the learning rate is 0 after {end} {unit}, so "
+                f"the last {updates - end} of {updates} change nothing; set it to {updates - end + decay}, or lower "
+                f"trainer.train_steps to {end * period}"
             )
     return warnings
 
