@@ -277,12 +277,20 @@ class _Merger:
         siblings = list(fields_of(section.config_class))
         self._refuse(where, NO_SUCH_KEY, missing_key_advice(join(self._place, where), name, siblings, paths))
 
-    def build(self, section: _Draft, path: str) -> Any:
-        """Returns a section of the config, and adds broken rules to the mistakes.
+    def build(self, value: Any, path: str) -> Any:
+        """Returns a value with sections in place of the drafts in it, and adds broken rules to the mistakes.
 
         A section with a mistake becomes a stand-in with the same values, so that the rules of outer sections can be
         checked.
         """
+        if isinstance(value, (list, tuple)) and any(_class_of(item) for item in value):
+            return [self.build(item, join(path, index)) for index, item in enumerate(value)]
+        if isinstance(value, dict) and any(_class_of(item) for item in value.values()):
+            return {key: self.build(item, join(path, key)) for key, item in value.items()}
+        section = _Draft.of(value) if isinstance(value, Section) and self._checks_all else value
+        if not isinstance(section, _Draft):
+            return value
+
         values = dict(section.values)
         if section.config_class.is_choice:
             chosen = values.get("type")
@@ -294,7 +302,7 @@ class _Merger:
             for name, value in section.values.items():
                 if _class_of(value) and name != chosen:
                     values[name] = None
-        values = {name: self._build_inside(value, join(path, name)) for name, value in values.items()}
+        values = {name: self.build(value, join(path, name)) for name, value in values.items()}
         try:
             return section.config_class(**values)
         except FieldError as error:
@@ -307,18 +315,6 @@ class _Merger:
         for name, value in values.items():
             object.__setattr__(config, name, value)
         return config
-
-    def _build_inside(self, value: Any, path: str) -> Any:
-        """Returns a value with sections in place of the drafts in it."""
-        if isinstance(value, Section) and self._checks_all:
-            value = _Draft.of(value)
-        if isinstance(value, _Draft):
-            return self.build(value, path)
-        if isinstance(value, (list, tuple)) and any(_class_of(item) for item in value):
-            return [self._build_inside(item, join(path, index)) for index, item in enumerate(value)]
-        if isinstance(value, dict) and any(_class_of(item) for item in value.values()):
-            return {key: self._build_inside(item, join(path, key)) for key, item in value.items()}
-        return value
 
     def _add_broken_rule(self, path: str, problem: str, advice: str) -> None:
         """Adds a mistake found in the result, unless its value, or one that its message names, was refused before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,8 +44,17 @@ def resolve(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
       ConfigError: with every mistake of every source.
     """
     mistakes: list[Mistake] = []
-    files = _read_all(read_config_file, sources.config_files, mistakes)
-    overrides = _read_all(read_params_override, sources.params_overrides, mistakes)
+    files: list[Layer] = []
+    overrides: list[Layer] = []
+    for read, texts, layers in (
+        (read_config_file, sources.config_files, files),
+        (read_params_override, sources.params_overrides, overrides),
+    ):
+        for text in texts:
+            try:
+                layers.append(read(text))
+            except ConfigError as error:
+                mistakes += error.mistakes
     try:
         if sources.gin_files or sources.gin_params:
             first = gin_first_pass(sources.gin_files, sources.gin_params, name)
@@ -96,16 +105,6 @@ def describe(
         for path, value in leaves(resolved.config).items()
         if against is None or path not in known or known[path] != value
     ]
-
-
-def _read_all(read: Callable[[str], Layer], texts: Sequence[str], mistakes: list[Mistake]) -> list[Layer]:
-    layers = []
-    for text in texts:
-        try:
-            layers.append(read(text))
-        except ConfigError as error:
-            mistakes += error.mistakes
-    return layers
 
 
 def non_default_paths(config: Config, default: Any = None, path: str = "") -> Iterator[str]:

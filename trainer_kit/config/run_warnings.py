@@ -37,7 +37,7 @@ def rate_end_warnings(options: Any) -> list[str]:
         field, last_rate = _ENDS[kind]
         schedule: Any = getattr(rates, kind)
         decay: int | None = getattr(schedule, field, None)
-        if not decay or getattr(schedule, last_rate, 0.0) or getattr(schedule, "cycle", False):
+        if not decay or getattr(schedule, last_rate, False) or getattr(schedule, "cycle", False):
             continue
         end: int = decay + getattr(schedule, "offset", 0)
         updates = options.train_steps // period

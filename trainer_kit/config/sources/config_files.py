@@ -110,7 +110,12 @@ def _read_assignments(text: str) -> Layer:
             mistakes.append(Mistake("", f"{piece.strip()!r} is not a setting", advice, OVERRIDE_FLAG))
             continue
         try:
-            if problem := put(values, key, _value(written)):
+            value: Any = ""
+            if written and written[0] in "[{'\"":
+                value = yaml_loader.parse(written, OVERRIDE_FLAG).values
+            elif written:
+                value = yaml_loader.parse_scalar(written)
+            if problem := put(values, key, value):
                 mistakes.append(Mistake(key, problem, "keep one", OVERRIDE_FLAG))
         except ConfigError as error:
             mistakes += [Mistake(key, m.problem, m.advice, OVERRIDE_FLAG) for m in error.mistakes]
@@ -118,14 +123,6 @@ def _read_assignments(text: str) -> Layer:
     if mistakes:
         raise ConfigError(mistakes)
     return Layer(values, origins)
-
-
-def _value(written: str) -> Any:
-    if not written:
-        return ""
-    if written[0] in "[{'\"":
-        return yaml_loader.parse(written, OVERRIDE_FLAG).values
-    return yaml_loader.parse_scalar(written)
 
 
 def _pieces(text: str) -> list[str]:
