@@ -207,26 +207,6 @@ class WaitingClock:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
 
-    def __getitem__(self, name: str) -> Any:
-        return self._iterator[name]
-
-
-class Iterators(dict[str, Any]):
-    """Several iterators by name as one iterator: its elements are dicts with the next element of each.
-
-    A step may also take an element of only one of them: `next(iterators[name])`.
-    """
-
-    def __next__(self) -> dict[str, Any]:
-        return {name: next(iterator) for name, iterator in self.items()}
-
-    get_next = __next__
-
-    @property
-    def element_spec(self) -> dict[str, Any]:
-        """The specs of the elements, by name."""
-        return {name: iterator.element_spec for name, iterator in self.items()}
-
 
 class OneElement:
     """An iterator over one element, so that steps which call `next(iterator)` run inside the graph's loop.
@@ -258,9 +238,6 @@ class OneElement:
         return self._left.pop()
 
     get_next = __next__
-
-    def __getitem__(self, name: str) -> OneElement:
-        return OneElement(self._left[0][name])
 
     def _in_an_inner_loop(self) -> bool:
         graph = tf.compat.v1.get_default_graph()

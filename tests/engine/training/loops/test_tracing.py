@@ -7,7 +7,6 @@ import logging
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.loops.iterators import Iterators, OneElement
 from trainer_kit.training.loops.tracing import LoopFunction
 
 
@@ -51,28 +50,3 @@ def test_another_kind_of_iterator_gets_a_graph_of_its_own() -> None:
     iterators = [iter(one) for one in (dataset, spread, dataset)]
     assert iterators[0].element_spec == iterators[1].element_spec
     assert [int(loop(one)) for one in iterators * 2] == [0, 0, 0, 2, 2, 2]
-
-
-def test_iterators_share_a_graph_and_keep_their_positions(caplog: pytest.LogCaptureFixture) -> None:
-    traced = []
-
-    def function(iterators: Iterators) -> tf.Tensor:
-        traced.append(iterators)
-        both = next(iterators)
-        return tf.stack([both["a"][0][0], both["b"][0][0], next(iterators["b"])[0][0]])
-
-    loop = LoopFunction(function, "the training loop")
-    iterators = Iterators(b=_iterator(2), a=_iterator(2))
-    with caplog.at_level(logging.WARNING):
-        assert [loop(iterators).numpy().tolist() for _ in range(2)] == [[0, 0, 2], [2, 4, 6]]
-        assert loop(Iterators(a=_iterator(2), b=_iterator(2))).numpy().tolist() == [0, 0, 2]
-    assert len(traced) == 1 and caplog.text == ""
-    loop(Iterators(a=_iterator(4), b=_iterator(2)))
-    assert "the training loop is traced again" in caplog.text
-    assert set(iterators.element_spec) == {"a", "b"}
-
-
-def test_one_element_of_several_iterators_is_handed_out_by_name() -> None:
-    element = OneElement({"a": 1, "b": 2})
-    assert next(element["b"]) == 2
-    assert next(element) == {"a": 1, "b": 2}
