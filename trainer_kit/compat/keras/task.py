@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -122,7 +123,7 @@ class FitTask(KerasTask):
             train_data=DataConfig(global_batch_size=data.batch_size, is_training=True),
             validation_data=DataConfig(input_path=validation_name, drop_remainder=False, is_training=False),
         )
-        super().__init__(params, model_dir)
+        super().__init__(params, os.fspath(model_dir))
         self.model = model
         self.data = data
         self.validation = validation

@@ -122,7 +122,7 @@ def training_data(
     is_known = length != tf.data.UNKNOWN_CARDINALITY
     if length == tf.data.INFINITE_CARDINALITY or (not is_known and steps_per_epoch):
         return TrainingData(dataset.repeat(), epoch_steps(steps_per_epoch, None, "a dataset without end"), size)
-    length = length if is_known else _counted(dataset)
+    length = length if is_known else _count_batches(dataset)
     if not length:
         raise UsageError("x is an empty dataset: it has no batch. Check its files, filters and batch size")
     steps = epoch_steps(steps_per_epoch, length)
@@ -171,8 +171,10 @@ def validation_dataset(validation_data: Any, batch_size: int | None = None, step
         return DatasetEpochs(batches, length, arrays=(x, y, sample_weight))
     dataset = adapter.get_tf_dataset()
     if isinstance(x, GeneratorType):
-        kept = list(dataset.take(steps or -1))
-        return tf.data.Dataset.from_generator(lambda: map(with_own_memory, kept), output_signature=dataset.element_spec)
+        elements = list(dataset.take(steps or -1))
+        return tf.data.Dataset.from_generator(
+            lambda: map(with_own_memory, elements), output_signature=dataset.element_spec
+        )
     return dataset
 
 
@@ -209,7 +211,7 @@ def read_arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any = None, na
     raise UsageError(f"{name} is sparse or ragged; give batches: tf.data.Dataset.from_tensor_slices((x, y)).batch(32)")
 
 
-def _counted(dataset: tf.data.Dataset) -> int:
+def _count_batches(dataset: tf.data.Dataset) -> int:
     """Returns the number of batches, found by reading a copy without its shuffles, which would use up an order."""
     try:
         graph = graph_of(dataset)
