@@ -73,8 +73,11 @@ class TimeLedger:
     def account(self) -> TimeAccount:
         """Returns the account up to now; counting continues."""
         self._turn_to(self._name)
-        named = {_REPORTED_AS.get(name, name): seconds for name, seconds in self._seconds.items() if name != _NOTHING}
-        named = {**dict.fromkeys(NAMES, 0.0), **named}
+        named = dict.fromkeys(NAMES, 0.0)
+        for name, seconds in self._seconds.items():
+            if name != _NOTHING:
+                row = _REPORTED_AS.get(name, name)
+                named[row] = named.get(row, 0.0) + seconds
         if self._input is None:
             del named["input"]
         return TimeAccount(named, self._since - self._begun, self._steps, self._evaluations, self._first_evaluation)

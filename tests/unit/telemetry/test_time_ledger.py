@@ -55,6 +55,15 @@ def test_what_is_inside_counts_for_itself_only(ledger: TimeLedger, clock: _Clock
     assert _seconds(ledger) == {"report": 5, "save": 2}
 
 
+def test_names_that_are_reported_as_one_add_up(ledger: TimeLedger, clock: _Clock) -> None:
+    ledger.end_start()
+    for name in ("evaluate", "evaluation"):  # the evaluation, and the export of its weights
+        with ledger.during(name):
+            clock.wait(2)
+    account = ledger.account()
+    assert (account.seconds["evaluation"], account.evaluations, account.unaccounted) == (4, 1, 0)
+
+
 def test_an_error_ends_what_it_comes_out_of(ledger: TimeLedger, clock: _Clock) -> None:
     ledger.end_start()
     with pytest.raises(KeyError), ledger.during("report"), ledger.during("callbacks"):
