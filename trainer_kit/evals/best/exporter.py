@@ -74,8 +74,8 @@ class BestCheckpoint:
         if keeps:
             remove_debris(export_dir)
         self._folder = folder or BestFolder(export_dir, keeps)
-        # By step, the info of the weights that were whole when they were last read or written. All workers have the
-        # same, and decide by it: during the run none of them looks at the folder, which the chief may be changing.
+        # By step, the info of the weights that were whole when they were last read or written. All workers
+        # have the same, and decide by it about exports: the chief may be changing the folder meanwhile.
         self._infos = self._folder.infos(metric_name)
         self._so_far = self._kept()  # evaluations, which may have lost their weights
         self._lost: set[int] = set()  # the steps of weights that a warning has named
