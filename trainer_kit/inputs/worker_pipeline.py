@@ -1,7 +1,7 @@
-"""Makes the dataset of one worker: what a task's build_inputs returns, as one pass or from a position on.
+"""Makes the dataset of one worker of what a task's build_inputs returns.
 
-A strategy calls a pipeline once for each worker, between the position and the iterator: TrainData tells it the
-position, and TaskInputs distributes what it makes.
+A strategy calls a pipeline once for each worker, between the position and the iterator: TrainData
+tells it the position, and TaskInputs distributes what it makes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from trainer_kit.runtime.global_batch import tell_uneven_batch
 
 _LOG = logging.getLogger(__name__)
 _BEGUN_AGAIN = (
-    "task.train_data: resume is not exact: the same dataset is read a second time, and {} then draws another order; "
-    "let build_inputs make a new dataset at each call"
+    "task.train_data: resume is not exact: the same dataset is read a second time, and {} then "
+    "draws another order; let build_inputs make a new dataset at each call"
 )
 
 
@@ -118,10 +118,10 @@ class WorkerPipeline(abc.ABC):
         """
         section = self.section
         context = input_context
-        if input_context is not None and input_context.num_input_pipelines > 1 and not _is_sharded(section.params):
-            context = _WatchedContext(
-                input_context.num_input_pipelines, input_context.input_pipeline_id, input_context.num_replicas_in_sync
-            )
+        workers = input_context.num_input_pipelines if input_context is not None else 1
+        if input_context is not None and workers > 1 and not _is_sharded(section.params):
+            worker = input_context.input_pipeline_id
+            context = _WatchedContext(workers, worker, input_context.num_replicas_in_sync)
 
         build_inputs = inputs_of(section.task, section.params)
         data = self.built = made_inputs(build_inputs, section.params, context)
@@ -131,12 +131,13 @@ class WorkerPipeline(abc.ABC):
 
         if isinstance(context, _WatchedContext) and not context.was_read:
             name = getattr(build_inputs, "__qualname__", "build_inputs")
-            option = "data_is_sharded: true" if hasattr(section.params, "data_is_sharded") else "sharding: false"
+            has_field = hasattr(section.params, "data_is_sharded")
+            option = "data_is_sharded: true" if has_field else "sharding: false"
             raise UsageError(
-                f"{name} gives each of {context.num_input_pipelines} workers all of the data; before shuffle and "
+                f"{name} gives each of {workers} workers all of the data; before shuffle and "
                 "batch, add dataset = dataset.shard(input_context.num_input_pipelines, "
-                f"input_context.input_pipeline_id), or set {option} in the section of the data if each worker has "
-                "other data"
+                f"input_context.input_pipeline_id), or set {option} in the section of the data if "
+                "each worker has other data"
             )
         return dataset
 
@@ -151,7 +152,7 @@ class WorkerPipeline(abc.ABC):
 
 
 def _is_sharded(params: Any) -> bool:
-    """Whether the section says that no worker reads all data; Model Garden's sections say so by `sharding: false`."""
+    """Whether the section says that no worker reads all data; Model Garden's by `sharding: false`."""
     says_so = getattr(params, "data_is_sharded", not getattr(params, "sharding", True))
     return bool(says_so or getattr(params, "enable_tf_data_service", False))
 
@@ -183,7 +184,7 @@ def one_pass(data: Any, input_context: tf.distribute.InputContext | None) -> tf.
       input_context: The worker's place among the others.
     """
     data = without_idle_tuner(data)
-    if never_ends(data):  # the dataset that a strategy makes of several tells only their cardinality
+    if never_ends(data):  # a strategy's dataset of several tells only their cardinality
         data = data.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return positioned(data, Position(), input_context)
 
@@ -196,7 +197,7 @@ class PositionedPipeline(WorkerPipeline):
       require_exact: Whether data that cannot be resumed exactly is refused.
       one_iterator: Whether the dataset is a plain one for one replica, whose iterator can be saved.
       deterministic_ops: Whether TensorFlow's op determinism is on.
-      restarts: Whether a tf.data.Dataset that ends starts again, with the next order of its shuffles.
+      restarts: Whether a tf.data.Dataset that ends starts again, with new orders of its shuffles.
 
     Attributes:
       reports: Reports how the run resumes in the data.
@@ -231,7 +232,7 @@ class PositionedPipeline(WorkerPipeline):
           position: The position of the run.
           stack: The number of batches in an element; see inputs.fused_batches.
           is_saved: Whether the state of an iterator at this position is saved.
-          read: The data that was read before in this process, which may be the same object; None: there is none.
+          read: The data that this process has read before, which may be the same object.
         """
         self._position = position
         self._stack = stack
@@ -251,7 +252,7 @@ class PositionedPipeline(WorkerPipeline):
             if self._restarts and not never_ends(data):
                 data = data.repeat()
             if self._continues_from_iterator(data):
-                position = Position()  # the saved state takes the iterator to the position of the run
+                position = Position()  # the saved state moves the iterator
 
         if self._stack > 1:
             dataset = stacked_at(without_idle_tuner(data), position, self._stack, input_context)
@@ -269,11 +270,14 @@ class PositionedPipeline(WorkerPipeline):
         return dataset
 
     def _continues_from_iterator(self, dataset: tf.data.Dataset) -> bool:
-        """Decides how a plain dataset gets to the position; returns whether it is by the saved state of its iterator.
+        """Decides how a plain dataset gets to the position, and sets `saves_iterator`.
 
-        Sets `saves_iterator`.
+        Returns:
+          Whether it is by the saved state of its iterator.
         """
-        no_iterator = "" if self._one_iterator else "an iterator over several replicas cannot be saved"
+        no_iterator = ""
+        if not self._one_iterator:
+            no_iterator = "an iterator over several replicas cannot be saved"
         if self._position.left_out:
             no_iterator = "a batch is left out, which the state of an iterator does not record"
         examination = examine(dataset)
@@ -284,12 +288,13 @@ class PositionedPipeline(WorkerPipeline):
             return True
 
         if self.data is self._read and examination.new_orders:
-            self.reports.report(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(examination.new_orders)),)))
+            text = _BEGUN_AGAIN.format(", ".join(examination.new_orders))
+            self.reports.report(Resumption("inexact", (text,)))
         # The state of an iterator that began elsewhere would not fit the dataset as it is made.
         self.saves_iterator = resumption.method == "iterator" and self._position.batch == 0
         return False
 
 
 def _level_of(resumption: Resumption) -> int:
-    """Returns the level of a report: reading from the start is slow but exact, and for most runs quick enough."""
+    """Returns the level of a report: reading from the start is exact, and mostly quick enough."""
     return logging.INFO if resumption.method == "skip" else logging.WARNING
