@@ -162,23 +162,18 @@ def foreign_problem(prefix: str, run_id: str) -> str:
     )
 
 
-def problem(prefix: str, read: bool = True) -> str:
-    """Returns what is wrong with the checkpoint at `prefix`; "" if it is whole.
-
-    Args:
-      prefix: The checkpoint's prefix.
-      read: Whether to read all files; otherwise only their sizes are compared with the record, if there is one.
-    """
+def problem(prefix: str) -> str:
+    """Returns what is wrong with the checkpoint at `prefix`; "" if it is whole. All files are read."""
     if not os.path.exists(prefix + ".index"):
         return f"{os.path.basename(prefix)}.index is missing"
     record = read_record(prefix)
     try:
         recorded = record["files"] if record else {}
         if not recorded:  # a record that is damaged itself says nothing about the checkpoint
-            return _unreadable(prefix) if read else ""
-        return next(filter(None, (_difference(prefix, name, recorded[name], read) for name in sorted(recorded))), "")
+            return _unreadable(prefix)
+        return next(filter(None, (_difference(prefix, name, recorded[name]) for name in sorted(recorded))), "")
     except (OSError, ValueError, TypeError, KeyError):
-        return _unreadable(prefix) if read else ""
+        return _unreadable(prefix)
 
 
 def _temporary_folder(prefix: str) -> str:
@@ -222,13 +217,13 @@ def _undo_save_in_place(prefix: str) -> None:
             os.remove(path)
 
 
-def _difference(prefix: str, name: str, recorded: dict[str, Any], read: bool) -> str:
+def _difference(prefix: str, name: str, recorded: dict[str, Any]) -> str:
     path = os.path.join(os.path.dirname(prefix), name)
     if not os.path.exists(path):
         return f"{name} is missing"
     if (size := os.path.getsize(path)) != recorded["bytes"]:
         return f"{name} has {size} bytes instead of {recorded['bytes']}"
-    return "" if not read or _checksum(path) == recorded["crc32"] else f"{name} has a wrong checksum"
+    return "" if _checksum(path) == recorded["crc32"] else f"{name} has a wrong checksum"
 
 
 def _unreadable(prefix: str) -> str:

@@ -20,12 +20,9 @@ from trainer_kit.checkpoints.commit import (
     finish_save,
     foreign_problem,
     is_moving,
-    is_own,
     read_record,
-    remove_checkpoint,
 )
-from trainer_kit.checkpoints.pointer_file import write_pointer
-from trainer_kit.checkpoints.retention import Retention
+from trainer_kit.checkpoints.retention import Retention, remove_old_checkpoints
 from trainer_kit.checkpoints.startup_scan import (
     ARCHIVED,
     DIVERGED,
@@ -304,19 +301,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._in_flight = ""
 
     def _rotate(self) -> None:
-        """Removes all but the newest, pinned and protected checkpoints; runs in the save's thread.
-
-        A checkpoint leaves the pointer file before any of its files is removed.
-        """
-        run_id = self._run.run_id
-        own = [prefix for prefix in complete_checkpoints(self._folder).values() if is_own(prefix, run_id)]
-        old = [prefix for prefix in own[: -self._newest_to_keep] if not os.path.exists(f"{prefix}.pin")]
-        if self._retention is not None:
-            protected = self._retention.protected_steps([step_of(prefix) for prefix in old])
-            old = [prefix for prefix in old if step_of(prefix) not in protected]
-        write_pointer(self._folder, without=old)
-        for prefix in old:
-            remove_checkpoint(prefix)
+        """Lists the checkpoints in the pointer file and removes older ones; runs in the save's thread."""
+        remove_old_checkpoints(self._folder, self._newest_to_keep, self._run.run_id, self._retention)
 
     def _failed(self, prefix: str, error: Exception | None) -> StorageError:
         """Removes the files of a failed save and returns the error to raise."""

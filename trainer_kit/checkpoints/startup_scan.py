@@ -16,15 +16,13 @@ import shutil
 from collections.abc import Collection
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import POINTER, RECORD, complete_checkpoints, own_files, owner, require_step, step_of
+from trainer_kit.checkpoint_names import POINTER, RECORD, own_files, owner, require_step, step_of
 from trainer_kit.checkpoints.commit import (
     commit,
     finish_interrupted,
     foreign_problem,
-    is_own,
     problem,
     read_record,
-    remove_checkpoint,
 )
 from trainer_kit.checkpoints.pointer_file import listed_names, write_pointer
 from trainer_kit.errors import StorageError, UsageError
@@ -176,15 +174,6 @@ def set_aside(prefix: str, folder: str) -> str:
     except OSError as error:
         raise StorageError(f"{prefix} cannot be moved to {target}: {error.strerror or error}") from error
     return target
-
-
-def remove_saved(directory: str, keep: int, run_id: str = "") -> None:
-    """Removes all but the `keep` newest checkpoints of a finished run; pinned ones and those of others stay."""
-    own = [prefix for prefix in complete_checkpoints(directory).values() if is_own(prefix, run_id)]
-    for prefix in own[: len(own) - keep]:
-        if not os.path.exists(f"{prefix}.pin"):
-            _repair_pointer(directory, without=[prefix])
-            remove_checkpoint(prefix)
 
 
 def not_written(what: str, folder: str, error: Exception | None) -> StorageError:

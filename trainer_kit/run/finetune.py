@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import step_of
-from trainer_kit.checkpoints.startup_scan import remove_saved
+from trainer_kit.checkpoints.retention import remove_old_checkpoints
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
@@ -104,7 +104,7 @@ def finetune_checkpoints(
             record = {"step": step, "checkpoint": checkpoint, "metrics": metrics}
             record |= {"finetune_steps": final.get("step"), "best": final.get("best")}
             files.write_json(finetune_directory.metrics_file(model_dir, step), record, point="metrics")
-            remove_saved(folder, keep=0 if "best" in final else 1, run_id=read_run_id(folder))
+            remove_old_checkpoints(folder, keep=0 if "best" in final else 1, run_id=read_run_id(folder))
 
         signals.check(_BETWEEN)
         last = max(finetune_directory.finished_steps(model_dir), default=0)

@@ -14,7 +14,8 @@ import tensorflow as tf
 from tests.engine.checkpoints.small_run import RUN_ID, SmallRun, flip_bit, names, parts
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import problem, read_record
+from trainer_kit.checkpoints.commit import problem, read_record, remove_checkpoint
+from trainer_kit.checkpoints.retention import remove_old_checkpoints
 from trainer_kit.checkpoints.startup_scan import (
     DAMAGED,
     archive_later,
@@ -23,9 +24,7 @@ from trainer_kit.checkpoints.startup_scan import (
     going_back,
     newest_whole,
     not_written,
-    remove_checkpoint,
     remove_debris,
-    remove_saved,
     set_aside,
 )
 from trainer_kit.errors import ExitCode, StorageError, UsageError
@@ -401,10 +400,10 @@ def test_setting_aside_a_step_twice_keeps_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [2]), (1, [2, 3]), (3, [1, 2, 3])])
-def test_remove_saved_keeps_newest_pinned_and_foreign_ones(folder: Path, keep: int, left: list[int]) -> None:
+def test_removing_old_ones_keeps_newest_pinned_and_foreign_ones(folder: Path, keep: int, left: list[int]) -> None:
     for name in (*FOREIGN, "ckpt-2.pin"):
         (folder / name).touch()
-    remove_saved(str(folder), keep)
+    remove_old_checkpoints(str(folder), keep, run_id="")
     assert list(complete_checkpoints(str(folder))) == left
     own = {name for step in left for name in parts(step)}
     assert set(names(folder)) == {*own, *FOREIGN, "ckpt-2.pin", "checkpoint"}
