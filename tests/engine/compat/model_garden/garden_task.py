@@ -87,6 +87,7 @@ def begun(trainer: Trainer, config: Any, folder: Path) -> CheckpointManager:
     """Returns the manager of the checkpoints in `folder`, once `trainer` goes on from the newest, if there is one."""
     options = convert(config).trainer
     manager = CheckpointManager(trainer, RunDirectory(str(folder), options), options, asynchronous=False)
+    manager.prepare_folder()
     with trainer.strategy.scope():
         path = manager.restore_or_initialize()
         if path:
