@@ -68,13 +68,19 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
         if has_variables(model):  # the first step creates the rest
             return
         raise
+    had_variables = has_variables(model)
     errors: list[Exception] = []
     for step in _steps_with_model(task, model):
         try:
             _trace(step, batch)
+            is_traced = True
         except Exception as error:
             errors.append(error)
-        if is_built(model) and not has_unbuilt_metrics(model):  # a step without an optimizer or metrics may fail later
+            is_traced = False
+        if has_unbuilt_metrics(model):
+            continue
+        # A step without an optimizer or metrics may fail later. A model may have layers that no step uses.
+        if is_built(model) or (is_traced and had_variables):
             return
     if errors and not has_variables(model):
         add_note(
