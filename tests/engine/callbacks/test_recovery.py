@@ -189,7 +189,7 @@ class _HugeGradient(LinearTask):
 def test_a_checkpoint_with_a_bad_optimizer_is_not_restored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, _HugeGradient, recovery_max_trials=1, optimizer_config=ADAM)
-    assert "ckpt-20 holds weights that are not finite; it was moved to diverged/" in caplog.text
+    assert "ckpt-20 holds weights that are not finite; it is moved to diverged/" in caplog.text
     assert "the run returns to step 10 (trial 1 of 1)" in caplog.text
     for prefix in complete_checkpoints(str(tmp_path)).values():
         reader = tf.train.load_checkpoint(prefix)
