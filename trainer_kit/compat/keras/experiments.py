@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from trainer_kit.compat.keras.task_config import TRAINER, KerasTaskConfig
 from trainer_kit.config.experiments import register_experiment, register_task
 from trainer_kit.config.schema.base import configclass
-from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.errors import UsageError
-
-_TRAINER = "trainer_kit.compat.keras.trainer:KerasTrainer"
-
-
-@configclass
-class KerasTaskConfig(TaskConfig):
-    """The section `task` of a compiled Keras model."""
-
-
-register_task(KerasTaskConfig, "trainer_kit.compat.keras.task:KerasTask", trainer=_TRAINER)
 
 
 def register_keras_experiment(
@@ -63,7 +54,7 @@ def register_keras_experiment(
 
         return ExperimentTask(params, logging_dir, build_fn=build_fn, data_fn=data_fn, callbacks=callbacks)
 
-    register_task(ExperimentTaskConfig, make_task, trainer=_TRAINER)
+    register_task(ExperimentTaskConfig, make_task, trainer=TRAINER)
 
     @register_experiment(name)
     def experiment() -> ExperimentConfig:

@@ -14,9 +14,9 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
-from trainer_kit.compat.keras.experiments import KerasTaskConfig
 from trainer_kit.compat.keras.model_fit import check_arguments, run_fit
 from trainer_kit.compat.keras.task import FitTask
+from trainer_kit.compat.keras.task_config import KerasTaskConfig
 from trainer_kit.compat.keras.trainer import KerasTrainer
 from trainer_kit.compat.keras.training_data import TrainingData, training_data
 from trainer_kit.config.experiments import register_task

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.compat.keras.dataset_passes import PassSource
-from trainer_kit.compat.keras.experiments import KerasTaskConfig
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
 from trainer_kit.compat.keras.preparation import flattened, prepare_step, with_autograph
 from trainer_kit.compat.keras.program_changes import changes
+from trainer_kit.compat.keras.task_config import KerasTaskConfig
 from trainer_kit.compat.keras.training_data import DatasetEpochs, TrainingData, training_data, validation_dataset
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
