@@ -141,12 +141,12 @@ class Run:
         Over the replicas of this worker tensors are concatenated along the first axis, and scalars averaged. A step in
         micro-batches has the values of the last one.
         """
-        return self.trainer.train_tensors.values if self.trainer.train_tensors else {}
+        return {} if self.trainer.own.steps else self.trainer.train_tensors.values
 
     @property
     def evaluation_tensors(self) -> Mapping[str, Any]:
         """The same of the last batch of the last evaluation; with several validation sets, by set and name."""
-        return self.trainer.eval_tensors.values if self.trainer.eval_tensors else {}
+        return {} if self.trainer.own.steps else self.trainer.eval_tensors.values
 
     @property
     def epoch(self) -> int | None:
@@ -213,11 +213,11 @@ class Run:
         Raises:
           UsageError: when the trainer has none.
         """
-        found = getattr(self.trainer, "hyper_parameters", None)
-        if found is None:
-            kind = type(self.trainer).__name__
-            raise UsageError(f"{kind} has no hyper-parameters that can be changed; use a trainer_kit.Trainer")
-        return found
+        if self.trainer.own.steps:
+            raise UsageError(
+                f"{self.trainer.class_name} has no hyper-parameters that can be changed; use a trainer_kit.Trainer"
+            )
+        return self.trainer.hyper_parameters
 
     def save(self, again: bool = False) -> None:
         """Asks for a checkpoint of this step.

@@ -25,13 +25,15 @@ def ask_for_tensors(trainer: Any, callbacks: Iterable[Callback]) -> None:
     """
     for one in callbacks:
         where = _FIELD if isinstance(one, TensorSummaries) else f"callback {one.name}"
-        for names, steps in ((one.tensors, trainer.train_tensors), (one.evaluation_tensors, trainer.eval_tensors)):
+        for names in (one.tensors, one.evaluation_tensors):
             if isinstance(names, str):
                 raise UsageError(f"{where}: {names!r} is not a list of names of tensors; give [{names!r}]")
-            for name in names:
-                if steps is None:
-                    raise UsageError(f"{where}: {trainer.class_name} has steps of its own, which expose no tensors")
-                steps.ask(name, where)
+            if names and trainer.own.steps:
+                raise UsageError(f"{where}: {trainer.class_name} has steps of its own, which expose no tensors")
+        for name in one.tensors:
+            trainer.train_tensors.ask(name, where)
+        for name in one.evaluation_tensors:
+            trainer.eval_tensors.ask(name, where)
 
 
 class TensorSummaries(Callback):

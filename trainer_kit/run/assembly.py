@@ -197,7 +197,7 @@ def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
     Raises UsageError, on all workers, when the chief sees that the run began with others, unless they are allowed.
     """
     kinds = {device.device_type for device in tf.config.list_logical_devices()} - {"CPU", "TPU_SYSTEM"}
-    data = trainer.data_identities() if plan.trains and hasattr(trainer, "data_identities") else {}
+    data = trainer.data_identities() if plan.trains else {}
     setup = {
         "replicas": plan.strategy.num_replicas_in_sync,
         "workers": worker_count(plan.strategy),

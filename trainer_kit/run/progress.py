@@ -108,8 +108,7 @@ class Progress(SlowRun):
 
     def _count_evaluated_batches(self) -> int:
         """Returns how many batches the trainer has evaluated so far; 0 where it does not count them."""
-        batches = self.trainer.evaluated_batches
-        return 0 if batches is None else int(batches.numpy())
+        return 0 if self.trainer.own.steps else int(self.trainer.evaluated_batches.numpy())
 
     def describe_activity(self) -> tuple[str, int, int, int]:
         """Returns the activity of the run, for the console; see CurrentActivity.

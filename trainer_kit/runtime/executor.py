@@ -7,6 +7,8 @@ from typing import Any
 
 from trainer_kit.runtime.tensorflow_internals import single_threaded_executor
 
+ONE_THREAD = "single_threaded"
+
 
 def executor(name: str) -> AbstractContextManager[Any]:
     """Returns a context in which TensorFlow functions called by this thread run on an executor.
@@ -23,4 +25,4 @@ def executor(name: str) -> AbstractContextManager[Any]:
     Raises:
       UsageError: when this TensorFlow has no other executor than the default.
     """
-    return single_threaded_executor() if name == "single_threaded" else nullcontext()
+    return single_threaded_executor() if name == ONE_THREAD else nullcontext()

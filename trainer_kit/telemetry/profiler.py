@@ -55,7 +55,7 @@ def profiled(trainer: Any, profile: str | None, folder: str, writes: bool = True
 
 
 def _check(trainer: Any, steps: ProfileSteps) -> None:
-    if trainer.loop_parts is None:
+    if trainer.own.steps:
         what = "a ready-made trainer that is not a trainer_kit.training.trainer.Trainer"
     elif isinstance(trainer.strategy, tf.distribute.experimental.ParameterServerStrategy):
         what = "asynchronous training"

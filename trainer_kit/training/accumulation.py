@@ -20,6 +20,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.accumulation import GradientAccumulator, GradientSums
 from trainer_kit.optimizers.named_optimizers import NamedOptimizers
 from trainer_kit.process.error_report import described
+from trainer_kit.training.base_trainer import OwnParts
 from trainer_kit.training.metrics import MetricSet
 from trainer_kit.training.trained_variables import layers_below
 
@@ -28,28 +29,31 @@ _PATH = "trainer.accumulate_steps"
 Size: TypeAlias = Any  # an int, or an int32 scalar
 
 
-def check_accumulating(trainer: Any, step: Any, steps: int) -> None:
-    """Raises an error when a trainer cannot split its batches; called when the trainer is created.
+def check_accumulating(class_name: str, own: OwnParts, optimizer: Any, steps: int) -> None:
+    """Raises an error when a trainer cannot split its batches; called in its strategy's scope.
 
     Args:
-      trainer: The trainer.
-      step: The trainer's method that runs a step on a replica.
+      class_name: The name of the trainer's class.
+      own: What of the trainer is its own.
+      optimizer: The trainer's optimizer, or its optimizers by name.
       steps: The number of micro-batches, above 1.
 
     Raises:
       UsageError: when the trainer, its strategy or its optimizer cannot do it.
     """
-    name = trainer.class_name
     problem = ""
-    if isinstance(trainer.strategy, tf.distribute.experimental.ParameterServerStrategy):
+    if isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy):
         problem = "workers of a ParameterServerStrategy update by themselves; set it to 1, or take another strategy"
-    elif trainer.has_own_loop:
-        problem = f"{name} builds its own training loop in create_train_loop_fn; set it to 1, or remove that method"
-    elif step.__module__ != "trainer_kit.training.trainer":
+    elif own.loop:
         problem = (
-            f"{name} has a training step of its own on each replica, which is not split into micro-batches; set it to 1"
+            f"{class_name} builds its own training loop in create_train_loop_fn; set it to 1, or remove that method"
         )
-    elif any(hasattr(optimizer, "get_scaled_loss") for optimizer in tf.nest.flatten(trainer.optimizer)):
+    elif own.replica_step:
+        problem = (
+            f"{class_name} has a training step of its own on each replica, which is not split into micro-batches; "
+            "set it to 1"
+        )
+    elif any(hasattr(part, "get_scaled_loss") for part in tf.nest.flatten(optimizer)):
         # Tasks recognise such an optimizer by its class, and would not scale.
         problem = "an optimizer of tf_keras scales the loss, which cannot be split; train in float32 or bfloat16"
     if problem:
@@ -254,67 +258,61 @@ class Accumulation:
     """Splits the batch of each training step into micro-batches. Created in the scope of the strategy.
 
     Args:
-      trainer: The trainer.
-      step: The method of the trainer's class that runs a step on a replica, to be checked.
+      steps: The number of micro-batches in a batch; 1: batches are not split.
+      class_name: The name of the trainer's class, for messages.
+      task: The task.
       metrics: The training metrics.
       fused: Whether steps are fused in a program of XLA.
 
     Attributes:
-      steps: The number of micro-batches in a batch; 1: batches are not split.
-
-    Raises:
-      UsageError, ConfigError: when the config asks for micro-batches and they cannot work.
+      steps: The argument of this name.
     """
 
-    def __init__(self, trainer: Any, step: Callable[..., None], metrics: MetricSet, fused: bool) -> None:
-        self._trainer = trainer
+    def __init__(self, steps: int, class_name: str, task: Any, metrics: MetricSet, *, fused: bool) -> None:
+        self.steps = steps
+        self._class_name = class_name
+        self._task = task
         self._metrics = metrics
         self._fused = fused
-        self.steps: int = getattr(trainer.config.trainer, "accumulate_steps", 1) if trainer.trains else 1
+        self._strategy = tf.distribute.get_strategy()
         self._sums = GradientSums()
         self._is_used = False
-        if self.steps > 1:
-            check_accumulating(trainer, step, self.steps)
-            warn_of_batch_normalization(trainer.model, self.steps)
 
     @property
     def variables(self) -> list[tf.Variable]:
         """The variables of the gradients' sums, which no checkpoint needs."""
         return list(self._sums.variables.values())
 
-    def check_used(self) -> None:
+    def first_step_done(self) -> None:
         """Raises UsageError when a step was not split: a subclass has a train_step of its own.
 
         Runs eagerly, on the host.
         """
         if self.steps > 1 and not self._is_used:
-            name = self._trainer.class_name
             raise UsageError(
-                f"trainer.accumulate_steps={self.steps}: {name}.train_step does not call super().train_step, which "
-                "splits the batch; call it, or set trainer.accumulate_steps=1"
+                f"trainer.accumulate_steps={self.steps}: {self._class_name}.train_step does not call "
+                "super().train_step, which splits the batch; call it, or set trainer.accumulate_steps=1"
             )
 
     @tf.autograph.experimental.do_not_convert
-    def train(self, step: Callable[..., None], inputs: Any, options: Any) -> None:
+    def train(self, step: Callable[..., None], optimizer: Any, inputs: Any, options: Any) -> None:
         """Trains on a batch, with one update; runs in graph, in cross-replica context.
 
         Args:
           step: A function of a replica's batch, an optimizer and the batch's share that runs a training step.
+          optimizer: The optimizer, or a dict of optimizers by name.
           inputs: The batch, as strategy.run takes it.
           options: The options of strategy.run.
         """
         self._is_used = True
         self._sums.calls = {}
-        part_step = functools.partial(self._part_step, step)
+        part_step = functools.partial(self._part_step, step, optimizer)
         metrics = self._metrics.variables
-        batches = MicroBatches(
-            self.steps, self._trainer.strategy, part_step, self._update, metrics, options, self._fused
-        )
+        batches = MicroBatches(self.steps, self._strategy, part_step, self._update, metrics, options, self._fused)
         batches(inputs)
 
     @tf.autograph.experimental.do_not_convert
-    def _part_step(self, step: Callable[..., None], part: Any, share: Any, first: Any) -> None:
-        optimizer = self._trainer.optimizer
+    def _part_step(self, step: Callable[..., None], optimizer: Any, part: Any, share: Any, first: Any) -> None:
         if not isinstance(optimizer, Mapping):
             step(part, GradientAccumulator(self._sums, optimizer, share, first), share)
             return
@@ -325,7 +323,7 @@ class Accumulation:
     def _update(self) -> None:
         if not self._sums.calls:
             raise UsageError(
-                f"trainer.accumulate_steps: {type(self._trainer.task).__name__}.train_step applied no gradients "
+                f"trainer.accumulate_steps: {type(self._task).__name__}.train_step applied no gradients "
                 "through the optimizer that it was called with; call trainer_kit.apply_gradients(optimizer, ...) with "
                 "that argument"
             )

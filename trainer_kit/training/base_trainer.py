@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import orbit
 
 from trainer_kit.training.loops.iterators import StopFlag
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """The parts of a trainer that are not those of a trainer_kit.Trainer, so that the engine cannot change them.
+
+    Attributes:
+      steps: All steps. They expose no tensors, and are not split into micro-batches; the loops run only as a whole, and
+        there are no hyper-parameters that callbacks can change.
+      loop: The training loop. Its graph is not known, and its steps are neither fused nor split.
+      train: The method `train`, which may not run the loop.
+      loop_begin: The method `train_loop_begin`, which may change the data.
+      loop_end: The method `train_loop_end`, which may take more steps.
+      replica_step: The step on each replica, which is not split into micro-batches.
+    """
+
+    steps: bool = False
+    loop: bool = False
+    train: bool = False
+    loop_begin: bool = False
+    loop_end: bool = False
+    replica_step: bool = False
 
 
 class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
@@ -17,8 +40,10 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     initialize, before_save and after_restore, which the checkpoint manager calls. Everything else has a default.
 
     Attributes:
+      own: What of the trainer is its own. A trainer whose steps are not its own has the parts of a Trainer.
       stop_flag: The StopFlag that loops check before each step; None: loops do not check one.
       trains: Whether the trainer was created to train.
+      evaluates: Whether the trainer was created to evaluate.
       data_ended: Whether the training data ended in the last loop.
       reached: The global step after the last loop, if the loop has returned it; None: read global_step.
       loop_steps: The number of steps of the last loop; None when only the global step shows it.
@@ -27,18 +52,14 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         inside an epoch whose metrics are reported at its end.
       between_steps: False while a loop runs: an error may then come from the middle of a step.
       input_seconds: The seconds that the last loop waited for batches; None if not known.
-      loop_parts: A LoopParts, which runs loops in parts; None: loops run only as a whole.
-      current_loop: The training loop that runs now or ran last; None if not known.
-      accumulation: Splits batches into micro-batches; its `steps` is their number. None: the trainer cannot do that.
-      hyper_parameters: The HyperParameters that callbacks can change; None: there are none.
-      evaluated_batches: A counter of evaluated batches, for the watchdog; None: there is no counter.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
-      train_tensors, eval_tensors: The StepTensors of training and evaluation steps; None: the steps expose no tensors.
       batch_spec: The spec of a replica's training batch; None before it is known.
     """
 
+    own: OwnParts = OwnParts(steps=True, loop=True, train=True)
     stop_flag: StopFlag | None = None
     trains: bool = True
+    evaluates: bool = True
     data_ended: bool = False
     reached: int | None = None
     loop_steps: int | None = 0
@@ -46,14 +67,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     metrics_continue: bool = False
     between_steps: bool = False
     input_seconds: float | None = None
-    loop_parts: Any = None
-    current_loop: Any = None
-    accumulation: Any = None
-    hyper_parameters: Any = None
-    evaluated_batches: Any = None
     eval_seconds: dict[str, float] = {}  # noqa: RUF012
-    train_tensors: Any = None
-    eval_tensors: Any = None
     batch_spec: Any = None
 
     @property
@@ -147,6 +161,10 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     def check_data(self) -> None:
         """Raises DataError when a dataset is known to be empty, or endless where it must end; after the restore."""
+
+    def data_identities(self) -> dict[str, Any]:
+        """Returns what describes the data that `check_data` has opened, by the path of its section; {} if not known."""
+        return {}
 
     def validation_metric_names(self) -> list[str] | None:
         """Returns the metric names of an evaluation, nested names joined by `|`; None if not known before it runs."""

@@ -20,15 +20,23 @@ from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.tfrecords import reporting_damage
 from trainer_kit.runtime.collectives import strategy_of_run, worker_count
 from trainer_kit.runtime.datasets import distribute_dataset
-from trainer_kit.runtime.executor import executor
+from trainer_kit.runtime.executor import ONE_THREAD, executor
 from trainer_kit.runtime.replica_values import local_tensors
 from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.batch_spec import batch_described
-from trainer_kit.training.loops import eval_loop
-from trainer_kit.training.loops.eval_loop import EvaluationHooks
+from trainer_kit.training.loops.eval_loop import (
+    EagerEvalLoop,
+    EvalLoop,
+    EvaluationHooks,
+    SplitEvalLoop,
+    StatefulEvalLoop,
+    check_evaluated,
+    reporting_end,
+)
 from trainer_kit.training.loops.iterators import StopFlag, batch_counter, is_stopping
-from trainer_kit.training.loops.tracing import check_of, writes_after
+from trainer_kit.training.loops.tracing import graph_function, writes_after
+from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
 from trainer_kit.training.named_tensors import StepTensors
 from trainer_kit.training.task import kept_states
@@ -72,19 +80,20 @@ class AsyncWorkers:
         if self._coordinator is not None:
             self._coordinator.join()
 
-    def scheduled(self, loop: Any) -> Callable[[Any, Any], Any]:
+    def scheduled(self, loop: TrainLoop) -> Callable[[Any, Any], Any]:
         """Returns `loop_fn(iterator, num_steps)`, which schedules a training loop on a worker.
 
         Args:
-          loop: The LoopFunction of the whole loop; None if only single steps are compiled.
+          loop: The loop.
 
         Raises:
-          UsageError: when `loop` is None.
+          UsageError: when only single steps are compiled.
         """
-        if loop is None:
+        function = loop.compiled.function if loop.is_whole and loop.compiled is not None else None
+        if function is None:
             raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
         return lambda iterator, num_steps: self.coordinator.schedule(
-            loop.function, args=(iterator, num_steps, tf.constant(True))
+            function, args=(iterator, num_steps, tf.constant(True))
         )
 
 
@@ -265,6 +274,36 @@ class AveragingTrainer(BaseTrainer):
         return []
 
 
+class EvaluationSteps:
+    """The steps of an evaluator over one validation set, as its loops run them; see LoopSteps.
+
+    Args:
+      evaluator: The evaluator.
+      metrics: The metrics of the validation set.
+
+    Attributes:
+      step: The method `eval_step` of the evaluator.
+      metrics: The argument of this name.
+    """
+
+    def __init__(self, evaluator: Evaluator, metrics: MetricSet) -> None:
+        self._evaluator = evaluator
+        self.step = evaluator.eval_step
+        self.metrics = metrics
+
+    def reset(self) -> None:
+        """Resets the metrics; runs eagerly or in graph, in cross-replica context."""
+        self.metrics.reset()
+
+    def after_step(self) -> None:
+        """Stops all workers at the same batch if one of them was asked to stop."""
+        self._evaluator.stop_flag.agree(self._evaluator.evaluated_batches)
+
+    def results(self) -> dict[str, Any]:
+        """Returns the results of the metrics, and the tensors that are asked for; called in cross-replica context."""
+        return {**self.metrics.results(), **self._evaluator.eval_tensors.results()}
+
+
 class Evaluator(AveragingTrainer):
     """Evaluates a task over its validation sets. Created in the scope of the strategy.
 
@@ -305,12 +344,17 @@ class Evaluator(AveragingTrainer):
         checkpoint_exporter: Any,
     ) -> None:
         self._strategy = tf.distribute.get_strategy()
-        self._config, self._task, self._model, self._global_step = config, task, model, global_step
+        self._config = config
+        self._task = task
+        self._model = model
+        self._global_step = global_step
         self.state, self._weights = state, EvaluatedWeights(state, average)
         self._checkpoint_exporter = checkpoint_exporter
-        self.stop_flag, self._workers = StopFlag(self._strategy), AsyncWorkers(self._strategy)
+        self.stop_flag = StopFlag(self._strategy)
+        self._workers = AsyncWorkers(self._strategy)
         self.evaluated_batches = batch_counter()
-        self._validation_set, self.eval_tensors = metrics, StepTensors("evaluation", config, metrics)
+        self._validation_set = metrics
+        self.eval_tensors = StepTensors("evaluation", config, metrics)
         self.set_validation_sets(sets)
 
     def set_validation_sets(self, sets: ValidationSets) -> None:
@@ -523,7 +567,7 @@ class Evaluator(AveragingTrainer):
         described = batch_described(section, lambda: iterator.element_spec, task, self._model_of(one))
         self.state.remember_generators()
         chosen = executor(getattr(self.config.runtime, "executor", "default"))
-        with eval_loop.reporting_end(section), chosen, described, reporting_damage(lambda: [one.feed.dataset]):
+        with reporting_end(section), chosen, described, reporting_damage(lambda: [one.feed.dataset]):
             if has_state:
                 state = loop(iterator, num_steps, state, self.eval_reduce)
             else:
@@ -532,8 +576,8 @@ class Evaluator(AveragingTrainer):
         with self.state.in_use:
             self.state.put_generators_back()
         if one.name not in self.validation.results:  # the loop has not read them
-            self.validation.results[one.name] = to_numpy(metrics.results())
-        self.eval_tensors.read(one.name)
+            self.validation.results[one.name] = to_numpy({**metrics.results(), **self.eval_tensors.results()})
+        self.eval_tensors.read(self.validation.results[one.name], one.name)
         metrics.reset_returned()
         return state
 
@@ -549,36 +593,61 @@ class Evaluator(AveragingTrainer):
         """
         if self._workers.are_there and has_state:
             raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
-        options, one, stop = self.config.trainer, self.validation.current, self.stop_flag.variable
-        assert one is not None
-        metrics = self._metrics_of(one)
-
-        @tf.autograph.experimental.do_not_convert
-        def step(iterator: Any) -> Any:
-            logs = converted(self.eval_step)(iterator)
-            self.stop_flag.agree(self.evaluated_batches)
-            return logs
-
-        by_step = eval_loop.StatefulEvalLoop(
-            metrics.reset, step, stop, use_tf_function=options.eval_tf_function,
-            in_graph=options.eval_tf_while_loop and has_state, watched=(self, self._task_of(one)),
-        )  # fmt: skip
-        compiled, check = options.eval_tf_function, check_of(self.config.runtime)
-        whole = eval_loop.EvalLoop(metrics.reset, step, metrics.results, stop, check)
-        loop: Any = whole if compiled else by_step
-
-        def ended(done: int, num_steps: Any, graph: tf.Graph | None) -> None:
-            eval_loop.check_evaluated(done, int(num_steps), self.stop_requested)
-            self.state.check_evaluation(graph, [*self._without_state(), *metrics.returned_variables])
-
-        def keep(results: Any) -> None:
-            self.validation.results[one.name] = results
-
+        validation_set = self.validation.current
+        assert validation_set is not None
+        steps = EvaluationSteps(self, self._metrics_of(validation_set))
         if has_state:
-            return eval_loop.with_state(by_step, ended, self._evaluation_hooks)
-        if parts := self._evaluation_hooks:
-            loop = eval_loop.in_parts(parts, metrics, step, stop, one.feed.cardinality, compiled=compiled, check=check)
-        return eval_loop.without_state(loop, keep, ended)
+            return self._stateful_loop_fn(validation_set, steps)
+
+        loop = self._create_eval_loop(validation_set, steps)
+
+        def loop_fn(iterator: Any, num_steps: Any) -> None:
+            done, results = loop(iterator, num_steps)
+            self.validation.results[validation_set.name] = results
+            self._check_evaluated(done, num_steps, loop.newest_graph, steps.metrics)
+
+        return loop_fn
+
+    def _create_eval_loop(
+        self, validation_set: ValidationSet, steps: EvaluationSteps
+    ) -> EvalLoop | EagerEvalLoop | SplitEvalLoop:
+        """Returns the loop over a validation set whose results are those of metrics."""
+        stop = self.stop_flag.variable
+        compiled = self.config.trainer.eval_tf_function
+        hooks = self._evaluation_hooks
+        loop: EvalLoop | EagerEvalLoop
+        if compiled:
+            one_thread = getattr(self.config.runtime, "executor", "default") == ONE_THREAD
+            loop = EvalLoop(steps, stop, resets=hooks is None, one_thread=one_thread)
+        else:
+            loop = EagerEvalLoop(steps, stop, resets=hooks is None)
+        if hooks is None:
+            return loop
+        reset = graph_function(steps.reset) if compiled else steps.reset
+        return SplitEvalLoop(reset, loop, hooks, validation_set.feed.cardinality)
+
+    def _stateful_loop_fn(self, validation_set: ValidationSet, steps: EvaluationSteps) -> Callable[..., Any]:
+        """Returns the function of a loop that reduces the outputs of steps to a state."""
+        if self._evaluation_hooks is not None:
+            _LOG.warning("methods of evaluation batches are not called: the task aggregates the logs of an evaluation")
+        loop = StatefulEvalLoop(
+            steps,
+            self.stop_flag.variable,
+            use_tf_function=self.config.trainer.eval_tf_function,
+            in_graph=self.config.trainer.eval_tf_while_loop,
+            watched=(self, self._task_of(validation_set)),
+        )
+
+        def loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
+            done, state = loop(iterator, num_steps, state, reduce_fn)
+            self._check_evaluated(done, num_steps, loop.newest_graph, steps.metrics)
+            return state
+
+        return loop_fn
+
+    def _check_evaluated(self, done: int, num_steps: Any, graph: tf.Graph | None, metrics: MetricSet) -> None:
+        check_evaluated(done, int(num_steps), self.stop_requested)
+        self.state.check_evaluation(graph, [*self._without_state(), *metrics.returned_variables])
 
     def eval_begin(self) -> Any:
         """Replaces the weights by the moving average, if there is one; called before each validation set.

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer_kit.checkpoints.state.python_state import PythonState
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.optimizers.learning_rate import (
     add_learning_rate_factor,
@@ -34,13 +35,22 @@ class HyperParameters:
     its Python state.
 
     Args:
-      trainer: A Trainer with its task and optimizer. Created in the scope of its strategy.
+      task: The task.
+      optimizer: The optimizer, or a dict of optimizers by name; None: there is none.
+      python_state: The state of the run that is not in variables.
+
+    Attributes:
+      has_new_factor: Whether there is a factor that the training step does not have yet. A trainer that traces the step
+        again sets it to False.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, task: Any, optimizer: Any, python_state: PythonState) -> None:
+        self._task = task
+        self._optimizer = optimizer
+        self._strategy = tf.distribute.get_strategy()
         self._unreported: dict[str, tuple[float, str]] = {}
-        trainer.keep_state("hyper-parameters", self._state, self._restore)
+        self.has_new_factor = False
+        python_state.add("hyper-parameters", self._state, self._restore)
 
     @property
     def names(self) -> list[str]:
@@ -144,16 +154,15 @@ class HyperParameters:
 
     def _factor(self, optimizer: Any, name: str) -> tf.Variable:
         if name not in learning_rate_factors(optimizer):
-            with self._trainer.strategy.scope():
+            with self._strategy.scope():
                 add_learning_rate_factor(optimizer, name)
-            self._trainer.forget_train_loop()
+            self.has_new_factor = True
         return learning_rate_factors(optimizer)[name]
 
     def _optimizers(self) -> dict[str, Any]:
         """Returns the optimizers by name, without those around them; a single one has the name ""."""
-        given = self._trainer.optimizer
-        named = given if isinstance(given, Mapping) else {"": given}
-        return {name: innermost(one) for name, one in named.items() if one is not None}
+        by_name = self._optimizer if isinstance(self._optimizer, Mapping) else {"": self._optimizer}
+        return {name: innermost(optimizer) for name, optimizer in by_name.items() if optimizer is not None}
 
     def _of_task(self) -> dict[str, Any]:
         """Returns the variables of the task by name.
@@ -161,11 +170,11 @@ class HyperParameters:
         Raises:
           UsageError: when one is not a scalar variable.
         """
-        method = getattr(self._trainer.task, "hyper_parameters", None)
+        method = getattr(self._task, "hyper_parameters", None)
         given = {} if method is None else dict(method())
         for name, value in given.items():
             if not _is_scalar(value):
-                kind = type(self._trainer.task).__name__
+                kind = type(self._task).__name__
                 raise UsageError(f"{kind}.hyper_parameters: {name} is {value!r:.60}; return scalar variables by name")
         return given
 

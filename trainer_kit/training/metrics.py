@@ -1,7 +1,7 @@
 """MetricSet: everything that the steps of a loop report as numbers, which is reset and read together.
 
-A step reports a value in one of these ways: as its loss, as a scalar that it returns (the mean is reported), as a
-metric object that it returns or updates, and by the parts of a MetricSet: gradient norms, and metrics of named tensors.
+A value of a step gets here in one of two ways. A scalar is added to the sums of the set: those that a step returns, and
+the norms of its gradients. A metric is updated: the task's, those of the config, and those that a step returns.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MetricSet:
 
         self._names = frozenset(counts)
         self._reserved: dict[str, str] = {}
-        self._parts: list[Any] = []
+        self._tensor_metrics: list[Any] = []
         self.returned: dict[str, Any] = {}
         self._warned: set[str] = set()
         self._scalars: list[str] = []
@@ -95,29 +95,34 @@ class MetricSet:
             aggregation=tf.VariableAggregation.SUM,
         )
 
-    def add_part(self, part: Any) -> None:
-        """Adds an object with `reset()`, `results()`, `variables` and `names`.
-
-        `names` maps the name of each result to the field of the config that asks for it; see `reserve`.
-
-        Raises:
-          UsageError: when a metric has one of the names.
-        """
-        self.reserve(part.names)
-        self._parts.append(part)
-
-    def reserve(self, names: Mapping[str, str]) -> None:
-        """Keeps names for results that something else reports: a step that returns such a scalar is refused.
+    def add_tensor_metric(self, metric: Any, field: str) -> None:
+        """Adds a metric that a tensor of the step updates, and not the step itself.
 
         Args:
-          names: The field of the config that asks for the result, by the name of the result.
+          metric: The metric.
+          field: The field of the config that asks for it.
 
         Raises:
-          UsageError: when a metric has one of the names.
+          UsageError: when another metric has its name.
         """
-        if taken := [metric.name for metric in self.metrics if metric.name in names]:
-            raise UsageError(f"a metric is called {taken[0]}, which trainer_kit reports itself; give it another name")
-        self._reserved.update(names)
+        if metric.name in self._reserved:
+            raise UsageError(f"{field}: another metric is called {metric.name!r} too; give each args.name its own")
+        self.reserve(metric.name, field)
+        self._tensor_metrics.append(metric)
+
+    def reserve(self, name: str, field: str) -> None:
+        """Keeps a name for a result of the engine's own: a step that returns such a scalar is refused.
+
+        Args:
+          name: The name of the result.
+          field: The field of the config that asks for it.
+
+        Raises:
+          UsageError: when a metric has the name.
+        """
+        if any(metric.name == name for metric in self.metrics):
+            raise UsageError(f"a metric is called {name}, which trainer_kit reports itself; give it another name")
+        self._reserved[name] = field
 
     @tf.autograph.experimental.do_not_convert
     def take_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
@@ -212,24 +217,41 @@ class MetricSet:
             return
         others = {str(name): value for name, value in logs.items() if name != task.loss}
         numbers = {name: _number(value) for name, value in others.items() if name not in self._names}
-        scalars = {name: tf.cast(value, self._sums.dtype) for name, value in numbers.items() if value is not None}
+        scalars = {name: value for name, value in numbers.items() if value is not None}
         if not scalars:
             return
 
-        rows = [[self._row(name)] for name in scalars]
-        examples = _examples(inputs)
-        weight = tf.cast(examples, self._sums.dtype)
-        values = _without_nan_of_no_examples(tf.stack(list(scalars.values())), examples)
-        added = tf.stack([values * weight, tf.fill([len(scalars)], weight)], axis=1)
-        self._sums.assign_add(tf.scatter_nd(rows, added, self._sums.shape))
-
-    def _row(self, name: str) -> int:
-        """Returns the row of a scalar, which is new when the step is first traced."""
-        if name in self._reserved:
+        for name in scalars.keys() & self._reserved.keys():
             raise UsageError(
                 f"the step returns a scalar called {name!r}, and {self._reserved[name]} reports one of this name; give "
                 f"the scalar another name, or unset {self._reserved[name]}"
             )
+        self.add_scalars(scalars, _examples(inputs))
+
+    @tf.autograph.experimental.do_not_convert
+    def add_scalars(self, scalars: Mapping[str, Any], weight: Any = 1.0) -> None:
+        """Adds scalars, of which the loop reports the weighted means; runs in graph, on a replica.
+
+        Args:
+          scalars: The scalars by name.
+          weight: A float above 0, or a scalar that may be 0.
+
+        Raises:
+          UsageError: when a loop has more than 64 scalars.
+        """
+        rows = [[self._row(name)] for name in scalars]
+        values = tf.stack([tf.cast(value, self._sums.dtype) for value in scalars.values()])
+        values = _without_nan_of_no_examples(values, weight)
+        weight = tf.cast(weight, self._sums.dtype)
+        added = tf.stack([values * weight, tf.fill([len(rows)], weight)], axis=1)
+        self._sums.assign_add(tf.scatter_nd(rows, added, self._sums.shape))
+
+    def was_added(self, name: str) -> bool:
+        """Whether a scalar was added to since the last reset; runs eagerly, on the host."""
+        return name in self._scalars and bool(tf.convert_to_tensor(self._sums)[self._scalars.index(name), 1] > 0)
+
+    def _row(self, name: str) -> int:
+        """Returns the row of a scalar, which is new when the step is first traced."""
         if name not in self._scalars:
             if len(self._scalars) == _MOST_SCALARS:
                 raise UsageError(
@@ -242,11 +264,9 @@ class MetricSet:
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
         """Resets all metrics but those that steps return; runs eagerly or in graph, in cross-replica context."""
-        for metric in [*self.metrics, self.loss]:
+        for metric in [*self.metrics, *self._tensor_metrics, self.loss]:
             metric.reset_state()
         self._sums.assign(tf.zeros_like(self._sums))
-        for part in self._parts:
-            part.reset()
 
     def reset_returned(self, whole: bool = True) -> None:
         """Resets the metrics that steps return, after the results have been read; runs eagerly, on the host.
@@ -264,9 +284,8 @@ class MetricSet:
         sums = tf.convert_to_tensor(self._sums)
         for row, name in enumerate(self._scalars):
             logs[name] = tf.cast(sums[row, 0] / sums[row, 1], tf.float32)
-        for part in self._parts:
-            logs.update(part.results())
-        for name, metric in [*((metric.name, metric) for metric in self.metrics), *self.returned.items()]:
+        metrics = {metric.name: metric for metric in [*self._tensor_metrics, *self.metrics]}
+        for name, metric in [*metrics.items(), *self.returned.items()]:
             result = converted(metric.result)()
             logs.update(result if isinstance(result, Mapping) else {name: result})
         if self.loss.reported:
@@ -280,8 +299,8 @@ class MetricSet:
     def variables(self) -> list[Any]:
         """Returns the variables of all metrics but those that steps return, always in the same order."""
         of_metrics = [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
-        of_parts = [variable for part in self._parts for variable in part.variables]
-        return [*of_metrics, self._sums, *of_parts]
+        of_tensors = [variable for metric in self._tensor_metrics for variable in metric.variables]
+        return [*of_metrics, self._sums, *of_tensors]
 
     @property
     def returned_variables(self) -> list[Any]:
@@ -383,6 +402,11 @@ def check_metric(metric: Any, where: str) -> None:
             f"{where} {kind}, which is not a metric; return metric objects, such as "
             "keras.metrics.SparseCategoricalAccuracy()"
         )
+
+
+def reported_values(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the results of a loop without those that the engine reads itself."""
+    return {name: value for name, value in results.items() if not name.startswith("trainer_kit/")}
 
 
 def to_numpy(values: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,6 +20,7 @@ from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.training.metrics import MetricSet, configured_metrics
 
+_KEY = "trainer_kit/tensors"  # of the results of a loop
 _collector: ContextVar[TensorCollector | None] = ContextVar("collector", default=None)
 
 
@@ -180,8 +181,9 @@ def check_evaluation_tensors(trainer: Any) -> None:
     Raises:
       UsageError: when the step exposes no tensor of such a name.
     """
-    is_asked = trainer.eval_tensors is not None and trainer.eval_tensors.is_asked
-    if not (is_asked and trainer.evaluates and trainer.config.trainer.eval_tf_function):
+    if trainer.own.steps or not trainer.eval_tensors.is_asked:
+        return
+    if not (trainer.evaluates and trainer.config.trainer.eval_tf_function):
         return
     for validation_set in trainer.validation:
         iterator = trainer.turn_to(validation_set.name).feed.iterator(fresh=False)
@@ -191,13 +193,13 @@ def check_evaluation_tensors(trainer: Any) -> None:
 class StepTensors:
     """Keeps the values of tensors that the last step of a loop exposes, and updates metrics with tensors.
 
-    Created in the scope of the strategy. It has the methods of a part of a MetricSet. Without a name that is asked for
-    it has no variables, no results, and adds no operation to a step.
+    Created in the scope of the strategy. Without a name that is asked for it has no variables, and adds no operation to
+    a step.
 
     Args:
       what: "training" or "evaluation", for messages.
       config: The experiment's config, whose `trainer.metrics` may name tensors.
-      metrics: The set of the metrics of these steps, which takes this as a part.
+      metrics: The set of the metrics of these steps, which resets and reports the metrics of tensors.
 
     Attributes:
       values: The values of the last loop, as NumPy arrays by name; of several validation sets, by set and name.
@@ -220,10 +222,8 @@ class StepTensors:
         self.values: dict[str, Any] = {}
 
         self._metrics = configured_metrics(config, of_tensors=True)
-        metrics.add_part(self)
         for metric, _, field in self._metrics:
-            if self.names[metric.name] != field:
-                raise UsageError(f"{field}: another metric is called {metric.name!r} too; give each args.name its own")
+            metrics.add_tensor_metric(metric, field)
 
     def ask(self, name: str, where: str) -> None:
         """Asks for the value of a tensor in the last step of each loop; called before the step is traced.
@@ -248,50 +248,39 @@ class StepTensors:
         """Whether any tensor is asked for."""
         return bool(self._wanted)
 
-    # ---- as a part of a MetricSet
-
-    @property
-    def names(self) -> dict[str, str]:
-        """The names of the metrics, each with the field of the config that asks for it."""
-        return {metric.name: field for metric, _, field in self._metrics}
-
-    @property
-    def variables(self) -> list[Any]:
-        """The variables of the metrics."""
-        return [variable for metric, _, _ in self._metrics for variable in metric.variables]
-
-    def reset(self) -> None:
-        """Resets the metrics; runs eagerly or in graph, in cross-replica context."""
-        for metric, _, _ in self._metrics:
-            metric.reset_state()
-
-    def results(self) -> dict[str, Any]:
-        """Returns the results of the metrics; called in cross-replica context."""
-        return {metric.name: metric.result() for metric, _, _ in self._metrics}
-
-    # ---- of a loop
-
     @property
     def value_variables(self) -> list[tf.Variable]:
         """The variables that hold the values, which no checkpoint needs."""
         return list(self._variables.values())
 
-    def read(self, validation_set: str = "") -> None:
-        """Reads the values after a loop; runs eagerly, on the host.
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, Any]:
+        """Returns an entry for the results of a loop, which `read` takes; called in cross-replica context."""
+        values = {}
+        for name, variable in self._variables.items():
+            parts = self._strategy.experimental_local_results(variable)
+            values[name] = {
+                replica: tf.cast(part.read_value(), self._dtypes[name]) for replica, part in enumerate(parts)
+            }
+        return {_KEY: values} if values else {}
+
+    def read(self, results: dict[str, Any], validation_set: str = "") -> None:
+        """Takes the values from the results of a loop; runs eagerly, on the host.
 
         Args:
+          results: The results of a loop, NumPy values.
           validation_set: The name of the evaluated set, if there are several.
 
         Raises:
           UsageError: when a subclass of the trainer has a step of its own, which captures no tensors.
         """
+        values = {name: _over_replicas(list(parts.values())) for name, parts in results.pop(_KEY, {}).items()}
         for name, field in self._fields.items():
-            if name not in self._variables and self._metric_set.loss.reported:
+            if name not in values and self._metric_set.loss.reported:
                 raise UsageError(
                     f"{field}: the tensor {name!r} has no value, because the trainer's {self._what} step is its own; "
                     "call the method of the superclass there"
                 )
-        values = {name: self._value(name) for name in self._variables}
         if validation_set:
             self.values[validation_set] = values
         else:
@@ -383,15 +372,14 @@ class StepTensors:
             )
         return self._variables[name]
 
-    def _value(self, name: str) -> Any:
-        """Returns the value over the replicas of this worker: scalars are averaged, others concatenated."""
-        replicas = self._strategy.experimental_local_results(self._variables[name])
-        parts = [tf.cast(part.read_value(), self._dtypes[name]).numpy() for part in replicas]
-        if len(parts) == 1:
-            return parts[0]
-        if np.ndim(parts[0]):
-            return np.concatenate(parts)
-        return np.mean(parts, dtype=np.result_type(parts[0], np.float32))
+
+def _over_replicas(parts: Sequence[Any]) -> Any:
+    """Returns the value over the replicas of this worker: scalars are averaged, others concatenated."""
+    if len(parts) == 1:
+        return parts[0]
+    if np.ndim(parts[0]):
+        return np.concatenate(parts)
+    return np.mean(parts, dtype=np.result_type(parts[0], np.float32))
 
 
 def _unnamed_in(model: keras.Sequential) -> set[int]:

@@ -7,6 +7,7 @@ it resets the metrics, runs the steps, and returns the results in one transfer.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -27,11 +28,17 @@ from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.gradient_processors import refused_gradient
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.runtime.collectives import worker_count
-from trainer_kit.runtime.executor import executor
+from trainer_kit.runtime.executor import ONE_THREAD, executor
 from trainer_kit.runtime.replica_values import local_tensors, run_options
 from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.telemetry.profile_window import ProfileWindow
-from trainer_kit.training.accumulation import Accumulation, less_memory_advice
+from trainer_kit.training.accumulation import (
+    Accumulation,
+    check_accumulating,
+    less_memory_advice,
+    warn_of_batch_normalization,
+)
+from trainer_kit.training.base_trainer import OwnParts
 from trainer_kit.training.checks.batch_spec import batch_described, build_metrics, build_model, new_model
 from trainer_kit.training.checks.failed_step import reporting_gradients
 from trainer_kit.training.checks.model_and_config import (
@@ -49,24 +56,14 @@ from trainer_kit.training.hyper_parameters import HyperParameters
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, check_fusing, problem_of_fusing, reporting_refusal
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.loops.tracing import check_one_thread, writes_after
-from trainer_kit.training.loops.train_loop import (
-    Begin,
-    FiniteWeights,
-    LoopParts,
-    Results,
-    Step,
-    TrainingHooks,
-    TrainLoop,
-    pop_finite,
-)
-from trainer_kit.training.metrics import InterruptedMetrics, to_numpy, training_metrics
+from trainer_kit.training.loops.train_loop import FiniteWeights, LoopParts, TrainingHooks, TrainLoop, pop_finite
+from trainer_kit.training.metrics import InterruptedMetrics, MetricSet, reported_values, to_numpy, training_metrics
 from trainer_kit.training.named_tensors import StepTensors
 from trainer_kit.training.task import has_own_state
 from trainer_kit.training.task_inputs import TaskInputs, shared_sets
 from trainer_kit.training.trained_variables import built_optimizers, create_optimizers, freeze, moving_average
 
 _LOG = logging.getLogger(__name__)
-_ONE_THREAD = "single_threaded"
 _UNNAMED = (
     "on one thread TensorFlow does not say which operation of the loop has failed; start the run again in a new "
     "model_dir with runtime.executor=default to see it"
@@ -75,13 +72,51 @@ _UNNAMED = (
 _REACHED = "trainer_kit/global_step"
 
 
+class TrainingSteps:
+    """The training steps of a trainer, as its loops run them; see LoopSteps.
+
+    Args:
+      trainer: The trainer.
+      metrics: The training metrics.
+      finite_weights: Checks the weights at the end of a loop; None: they are not checked.
+
+    Attributes:
+      step: The method `train_step` of the trainer.
+    """
+
+    def __init__(self, trainer: Trainer, metrics: MetricSet, finite_weights: FiniteWeights | None) -> None:
+        self._trainer = trainer
+        self._metrics = metrics
+        self._finite_weights = finite_weights
+        self.step = trainer.train_step
+
+    def reset(self) -> None:
+        """Resets the metrics; runs eagerly or in graph, in cross-replica context."""
+        self._metrics.reset()
+
+    def after_step(self) -> None:
+        """Stops all workers at the same step if one of them was asked to stop."""
+        self._trainer.stop_flag.agree(self._trainer.global_step)
+
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, Any]:
+        """Returns the results of a loop, and what the trainer reads after it; called in cross-replica context."""
+        trainer = self._trainer
+        results = {**self._metrics.results(), **trainer.train_tensors.results()}
+        results["learning_rate"] = current_learning_rate(trainer.optimizer)
+        # Exact up to 2**53; an int64 has a transfer of its own.
+        results[_REACHED] = tf.cast(trainer.global_step, tf.float64)
+        if self._finite_weights is not None:
+            results |= self._finite_weights.result(in_parts=trainer.loop_parts.hooks is not None)
+        return results
+
+
 class LoopFactory:
     """Creates training loops, and runs them. Created in the scope of the strategy.
 
     Args:
       config: The experiment's config.
       stop_flag: The StopFlag, which ends a loop before its next step.
-      global_step: The global step, an int64 scalar.
       fuse_steps: The number of steps in one XLA program; 1: steps are not fused.
 
     Attributes:
@@ -89,34 +124,24 @@ class LoopFactory:
       stack: The batches of fused steps that a loop has not used, for the next loop.
     """
 
-    def __init__(self, config: Any, stop_flag: StopFlag, global_step: tf.Variable, fuse_steps: int) -> None:
+    def __init__(self, config: Any, stop_flag: StopFlag, fuse_steps: int) -> None:
         self._config = config
         self._stop_flag = stop_flag
-        self._global_step = global_step
         self._executor: str = getattr(config.runtime, "executor", "default")
         self.fuse_steps = fuse_steps
         self.stack = Stack()
 
-    def create_loop(self, reset: Begin, step: Step, results: Results) -> TrainLoop | FusedLoop:
-        """Returns a new loop that is not traced yet.
-
-        Args:
-          reset: A function that resets the metrics; called first in the loop, in graph.
-          step: A function of the iterator that runs one training step.
-          results: A function that returns the logs of the loop.
-        """
+    def create_loop(self, steps: TrainingSteps) -> TrainLoop | FusedLoop:
+        """Returns a new loop of these steps that is not traced yet."""
         stop = self._stop_flag.variable
         if self.fuse_steps > 1:
-            return FusedLoop(reset, step, results, stop, self.stack, self.fuse_steps)
+            return FusedLoop(steps, stop, self.stack, self.fuse_steps)
         return TrainLoop(
-            reset,
-            step,
-            results,
+            steps,
             stop,
-            after_step=lambda: self._stop_flag.agree(self._global_step),
             use_tf_function=self._config.trainer.train_tf_function,
             use_tf_while_loop=self._config.trainer.train_tf_while_loop,
-            exact_waits=self._executor == _ONE_THREAD,
+            exact_waits=self._executor == ONE_THREAD,
         )
 
     def check(self, graph: tf.Graph | None, window: ProfileWindow) -> None:
@@ -143,7 +168,7 @@ class LoopFactory:
                     steps_per_loop,
                 )
 
-        if self._executor == _ONE_THREAD:
+        if self._executor == ONE_THREAD:
             if graph is not None:
                 check_one_thread(graph)
             if not window.passed:
@@ -175,7 +200,7 @@ class LoopFactory:
                 replicas = tf.distribute.get_strategy().num_replicas_in_sync
                 examples = self._batch_size // replicas
                 add_note(error, less_memory_advice(self._config.trainer.accumulate_steps, examples))
-            if self._executor == _ONE_THREAD and not refused_gradient(error):  # which has the variable and the step
+            if self._executor == ONE_THREAD and not refused_gradient(error):  # which has the variable and the step
                 add_note(error, _UNNAMED)
             raise
 
@@ -233,15 +258,19 @@ class Trainer(Evaluator):
         check_methods(task, train, evaluate)
         build_model(config.task, task, model, train, train_dataset if train else validation_dataset)
         check_model(model, config.runtime, tf.distribute.get_strategy())
-        self.trains, self._trainable = train, freeze(model, getattr(config.trainer, "freeze", ()))
-        self._global_step = global_step = self._new_global_step()
-        optimizer = self._optimizer = self._built_optimizers(config, task, model, optimizer)
+
+        options = config.trainer
+        self.own = own_parts(type(self))
+        self.trains = train
+        self._trainable = freeze(model, getattr(options, "freeze", ()))
+        self._global_step = self._new_global_step()
+        self._optimizer = self._built_optimizers(config, task, model, optimizer)
         self._average = self._moving_average(config, task, model)
-        self._requires_exact_resume: bool = getattr(config.trainer, "require_exact_resume", False)
+        self._requires_exact_resume: bool = getattr(options, "require_exact_resume", False)
         state = TrainState(
-            global_step,
+            self._global_step,
             model,
-            optimizer,
+            self._optimizer,
             self._average,
             task,
             getattr(config.runtime, "random_seed", 0),
@@ -249,37 +278,48 @@ class Trainer(Evaluator):
             require_exact=self._requires_exact_resume,
         )
         state.step_state.roots["trainer"] = self
+
+        # What steps report, and the data of evaluations.
         self._train_set = self._training_metrics(config, task, model)
-        self._gradient_reports = GradientReports(config.trainer, optimizer, global_step, self._train_set)
+        self._gradient_reports = GradientReports(options, self._optimizer, self._global_step, self._train_set, task)
         self.train_tensors = StepTensors("training", config, self._train_set)
         self.inputs = self.inputs_class(config, task)
         super().__init__(
-            config, task, model, global_step=global_step, state=state, average=self._average,
-            sets=shared_sets(self.inputs.validation_feeds(validation_dataset), config.trainer),
+            config,
+            task,
+            model,
+            global_step=self._global_step,
+            state=state,
+            average=self._average,
+            sets=shared_sets(self.inputs.validation_feeds(validation_dataset), options),
             metrics=self._evaluation_metrics(config, task, model, evaluate),
             checkpoint_exporter=checkpoint_exporter,
-        )  # fmt: skip
+        )
         self.evaluates = evaluate
         build_metrics(config.task, task, model, self._train_set.metrics, True, train_dataset)
         build_metrics(config.task, task, model, self._validation_set.metrics, False, validation_dataset)
-        self._begin_training(train_dataset)
 
-    def _begin_training(self, train_dataset: Any) -> None:
-        """Creates the data and the parts of the training loop; called last, since both need the rest of the trainer."""
-        config = self.config
+        # The training data, and the state that is not in variables.
         self.data = self._open_data(train_dataset)
         self._keep_python_state()
-        self.hyper_parameters = HyperParameters(self)
-        self._run_options = run_options(config.runtime)
-        self._guarded = self.trains and getattr(config.trainer, "recovery_max_trials", 0) >= 0
-        self._finite_weights = FiniteWeights(self.state, self._global_step, config.trainer)
-        self.loop_parts = LoopParts(self._read_step, self._first_step_done)
-        self._train_loop: Any = None
-        fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
+        self.hyper_parameters = HyperParameters(task, self._optimizer, state.python_state)
+
+        # The training loop.
+        fuse_steps = getattr(options, "fuse_steps", 1) if train else 1
         check_fusing(fuse_steps, self.problem_of_fusing())
         self.data.put_in_stacks(fuse_steps)
-        self.accumulation = Accumulation(self, type(self)._replica_train_step, self._train_set, fuse_steps > 1)
-        self.loop_factory = LoopFactory(config, self.stop_flag, self._global_step, fuse_steps)
+        accumulate_steps = getattr(options, "accumulate_steps", 1) if train else 1
+        if accumulate_steps > 1:
+            check_accumulating(self.class_name, self.own, self._optimizer, accumulate_steps)
+            warn_of_batch_normalization(model, accumulate_steps)
+        self.accumulation = Accumulation(accumulate_steps, self.class_name, task, self._train_set, fused=fuse_steps > 1)
+        self.loop_factory = LoopFactory(config, self.stop_flag, fuse_steps)
+        self.loop_parts = LoopParts(self._global_step, [self.accumulation, self._gradient_reports, state])
+        checks_weights = train and getattr(options, "recovery_max_trials", 0) >= 0
+        finite_weights = FiniteWeights(state, self._global_step, options) if checks_weights else None
+        self._train_steps = TrainingSteps(self, self._train_set, finite_weights)
+        self._run_options = run_options(config.runtime)
+        self._train_loop: Any = None
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -349,16 +389,6 @@ class Trainer(Evaluator):
         """Whether the training data is in memory."""
         return isinstance(self.data.made, ArraySource)
 
-    @property
-    def has_own_loop(self) -> bool:
-        """Whether a subclass overrides create_train_loop_fn."""
-        return type(self).create_train_loop_fn is not Trainer.create_train_loop_fn
-
-    @property
-    def has_own_train(self) -> bool:
-        """Whether a subclass overrides train."""
-        return type(self).train is not Trainer.train
-
     def check_data(self) -> None:
         """Raises DataError when a dataset is known to be empty, or endless where it must end; after the restore."""
         if self.trains:
@@ -385,7 +415,7 @@ class Trainer(Evaluator):
     def before_save(self, prefix: str) -> None:
         """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; runs eagerly."""
         self.trace_training()
-        if self.has_own_train and not self.state.step_is_known:
+        if self.own.train and not self.state.step_is_known:
             self.state.end_restore()  # an overriding `train` may not run our loop, which would end it
         self.state.before_save(self._without_state())
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
@@ -402,7 +432,7 @@ class Trainer(Evaluator):
         self.state.restored(path)
         if self.trains:
             self.state.keep_attributes(self._without_state())
-            if self.has_own_loop:
+            if self.own.loop:
                 self._keep_written(None)
         if self.state.step_is_known:
             self.state.end_restore()
@@ -421,15 +451,18 @@ class Trainer(Evaluator):
         """
         self.train_loop_begin()
         iterator = self.data.iterator()
-        loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
+        loop = self._newest_loop()
         self.loop_steps = self.input_seconds = self.reached = None
         with self._ended_with_data():
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self.state.step_is_known:
-                    self._trace_loop(loop, iterator)
+                    with self._in_loop(iterator):
+                        graph = None if loop.compiled is None else loop.compiled.graph(iterator)
+                    self._keep_written(graph)
+                    self.loop_factory.check(graph, self.loop_parts.window)
                 self._run_segments(loop, iterator, num_steps)
             else:
-                if self.has_own_loop:
+                if self.own.loop:
                     self._train_set.reset()  # our own loops do so inside the graph
                 with self._in_loop(iterator):
                     loop(iterator, num_steps)
@@ -441,16 +474,16 @@ class Trainer(Evaluator):
         An evaluation or a save before the first step needs it. It does nothing if the loop is traced, or is the
         trainer's own, or if `train_loop_begin` is overridden, which may change the data. Runs eagerly, on the host.
         """
-        kind = type(self)
-        has_own_train = self.has_own_train and kind.trace_training is Trainer.trace_training
-        if not self.trains or self.state.step_is_known or has_own_train:
-            return
-        if kind.train_loop_begin is not Trainer.train_loop_begin:
+        has_own_train = self.own.train and type(self).trace_training is Trainer.trace_training
+        if not self.trains or self.state.step_is_known or has_own_train or self.own.loop_begin:
             return
         iterator = self.data.iterator()
-        loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
+        loop = self._newest_loop()
         if isinstance(loop, (TrainLoop, FusedLoop)):
-            self._trace_loop(loop, iterator)
+            with self._in_loop(iterator):
+                graph = None if loop.compiled is None else loop.compiled.graph(iterator)
+            self._keep_written(graph)
+            self.loop_factory.check(graph, self.loop_parts.window)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs; see Evaluator. Runs eagerly, on the host."""
@@ -458,15 +491,11 @@ class Trainer(Evaluator):
             self.trace_training()
         return super().evaluate(num_steps, sets)
 
-    def _trace_loop(self, loop: TrainLoop | FusedLoop, iterator: Any) -> None:
-        """Traces the training loop, restores the variables that only its graph leads to, and checks the graph."""
-        with self._in_loop(iterator):
-            graph = loop.graph(iterator)
-        self._keep_written(graph)
-        self.loop_factory.check(graph, self.loop_parts.window)
-
     def _keep_written(self, graph: tf.Graph | None) -> None:
-        """Adds all state of the training step to checkpoints, once, before the first step; see TrainState."""
+        """Adds all state of the training step to checkpoints, once, before the first step; see TrainState.
+
+        The graph is None where the loop is not compiled.
+        """
         if self.state.step_is_known:
             return
         check_deterministic_kernels(self._strategy, self._requires_exact_resume)
@@ -475,7 +504,8 @@ class Trainer(Evaluator):
         self.state.keep_written(graph, self._without_state())
 
     def _run_segments(self, loop: Any, iterator: Any, num_steps: Any) -> None:
-        self._train_loop, self.between_steps, context = loop, True, lambda: self._in_loop(iterator)
+        self.between_steps = True
+        context = functools.partial(self._in_loop, iterator)
         self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue, context)
         self.input_seconds = self.loop_parts.waited
         self.metrics_continue = 0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()
@@ -484,8 +514,11 @@ class Trainer(Evaluator):
     def _in_loop(self, iterator: Any) -> Iterator[None]:
         """A context in which a loop is traced, or runs: an error may then come from the middle of a step."""
         self.between_steps = False
-        spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
-        described = batch_described("task.train_data", spec, self.task, self.model)
+
+        def batch_spec() -> Any:
+            return self.batch_spec or iterator.element_spec  # of fused steps an element is a stack
+
+        described = batch_described("task.train_data", batch_spec, self.task, self.model)
         with described, self.data.reporting_damage(), self.loop_factory.running():
             yield
         self.between_steps = True
@@ -506,8 +539,17 @@ class Trainer(Evaluator):
 
         Override it to run a different training loop.
         """
-        loop = self.loop_factory.create_loop(self._train_set.reset, self.train_step, self._train_results)
-        return self._workers.scheduled(loop.whole) if self._workers.are_there else loop
+        loop = self.loop_factory.create_loop(self._train_steps)
+        if self._workers.are_there and isinstance(loop, TrainLoop):  # asynchronous steps are never fused
+            return self._workers.scheduled(loop)
+        return loop
+
+    def _newest_loop(self) -> Any:
+        """Returns the training loop: a new one where there is none, or where it lacks a factor of a learning rate."""
+        if self._train_loop is None or self.hyper_parameters.has_new_factor:
+            self._train_loop = self.create_train_loop_fn()
+            self.hyper_parameters.has_new_factor = False
+        return self._train_loop
 
     def forget_train_loop(self) -> None:
         """Discards the training loop, so that the next one is traced again with changed values."""
@@ -526,20 +568,20 @@ class Trainer(Evaluator):
 
     def reported(self, results: dict[str, Any]) -> dict[str, Any]:
         """Returns the logs of a training loop by name, of the results that it returns or that hooks get."""
-        metrics = {key: value for key, value in results.items() if "trainer_kit/" not in key}
-        return dict(self._train_set.reported(metrics))
+        return dict(self._train_set.reported(reported_values(results)))
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Runs eagerly, on the host."""
         self.join()
-        found, self.loop_parts.results = self.loop_parts.results, None
-        results = to_numpy(self._train_results()) if found is None else found
+        results = self.loop_parts.take_results()
+        if results is None:
+            results = to_numpy(self._train_steps.results())
         self._train_set.reset_returned(whole=not self.metrics_continue)
-        self.weights_finite, reached = pop_finite(results), int(results.pop(_REACHED))
+        self.weights_finite = pop_finite(results)
+        reached = int(results.pop(_REACHED))
         self._gradient_reports.read(results)
-        self.train_tensors.read()
-        overridden = self.has_own_train or type(self).train_loop_end is not Trainer.train_loop_end
-        self.reached = None if overridden else reached  # a subclass may take more steps
+        self.train_tensors.read(results)
+        self.reached = None if self.own.train or self.own.loop_end else reached  # it may take more steps
         return self.reported(results)
 
     @tf.autograph.experimental.do_not_convert
@@ -556,7 +598,7 @@ class Trainer(Evaluator):
             if self.accumulation.steps == 1:
                 self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
             else:
-                self.accumulation.train(self._replica_train_step, inputs, self._run_options)
+                self.accumulation.train(self._replica_train_step, self.optimizer, inputs, self._run_options)
             self._global_step.assign_add(1)
             if self._average is not None:
                 self._average.update(self._global_step)
@@ -595,7 +637,7 @@ class Trainer(Evaluator):
 
     def problem_of_fusing(self) -> str:
         """Returns why training steps cannot be fused in one XLA program, as far as known before a try; "" if none."""
-        own = type(self).__name__ if self.has_own_loop else ""
+        own = type(self).__name__ if self.own.loop else ""
         return problem_of_fusing(self.config, self._strategy, self.data.given, own)
 
     # ---- what it is made from; a subclass may have other parts
@@ -638,15 +680,13 @@ class Trainer(Evaluator):
         metrics += [*self.train_tensors.value_variables, *self.eval_tensors.value_variables]
         return [*metrics, *self.hyper_parameters.factors, *self.accumulation.variables]
 
-    def _first_step_done(self) -> None:
-        self.accumulation.check_used()
-        self._gradient_reports.check_used(self.task)
-        self.state.check_made_in_first_step()
 
-    @tf.autograph.experimental.do_not_convert
-    def _train_results(self) -> dict[str, Any]:
-        results = {**self._train_set.results(), "learning_rate": current_learning_rate(self._optimizer)}
-        results[_REACHED] = tf.cast(self._global_step, tf.float64)  # exact up to 2**53; int64 has a transfer of its own
-        if self._guarded:
-            results |= self._finite_weights.result(in_parts=self.loop_parts.hooks is not None)
-        return results
+def own_parts(kind: type[Trainer]) -> OwnParts:
+    """Returns what a class of trainers has of its own: the methods that it overrides."""
+    return OwnParts(
+        loop=kind.create_train_loop_fn is not Trainer.create_train_loop_fn,
+        train=kind.train is not Trainer.train,
+        loop_begin=kind.train_loop_begin is not Trainer.train_loop_begin,
+        loop_end=kind.train_loop_end is not Trainer.train_loop_end,
+        replica_step=kind._replica_train_step is not Trainer._replica_train_step,
+    )

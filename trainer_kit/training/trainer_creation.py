@@ -102,30 +102,30 @@ def check_trainer(trainer: Any) -> None:
         )
 
 
-def check_accumulation(trainer: Any, steps: int) -> None:
-    """Raises UsageError when a trainer cannot split batches into `steps` micro-batches, because its loops are its own.
+def check_accumulation(trainer: BaseTrainer, steps: int) -> None:
+    """Raises UsageError when a trainer cannot split batches into `steps` micro-batches, because its steps are its own.
 
     A Trainer of trainer_kit checks more when it is created.
     """
-    if steps != 1 and trainer.accumulation is None:
+    if steps != 1 and trainer.own.steps:
         raise UsageError(
             f"trainer.accumulate_steps={steps}: {trainer.class_name} has training loops of its own, which do not split "
             "batches; set it to 1, or inherit from the Trainer of trainer_kit"
         )
 
 
-def check_cut_data(trainer: Any, options: Any) -> None:
+def check_cut_data(trainer: BaseTrainer, options: Any) -> None:
     """Raises UsageError when the config cuts the data, but the trainer opens its data itself."""
-    if getattr(options, "overfit_batches", None) and not isinstance(trainer, Trainer):
+    if getattr(options, "overfit_batches", None) and trainer.own.steps:
         raise UsageError(
             f"trainer.overfit_batches: {trainer.class_name} opens its data itself, which would not be cut; leave it "
             "out, or inherit from the Trainer of trainer_kit"
         )
 
 
-def check_freeze(trainer: Any, patterns: Sequence[str]) -> None:
+def check_freeze(trainer: BaseTrainer, patterns: Sequence[str]) -> None:
     """Raises UsageError when variables are to be frozen and the trainer, one of another framework, does not do it."""
-    if patterns and not isinstance(trainer, Trainer):
+    if patterns and trainer.own.steps:
         raise UsageError(
             f"trainer.freeze: {trainer.class_name} freezes no variables; remove freeze, or inherit from the Trainer of "
             "trainer_kit"

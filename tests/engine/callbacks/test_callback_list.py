@@ -15,6 +15,7 @@ from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.time_ledger import TimeLedger
+from trainer_kit.training.base_trainer import OwnParts
 
 
 class _Noting(Callback):
@@ -71,7 +72,9 @@ def _every(steps: int) -> _Counting:
 
 
 def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
-    run = Run(SimpleNamespace(validation_sets=("",), global_step=tf.Variable(7, dtype=tf.int64), **trainer), "", chief)
+    step = tf.Variable(7, dtype=tf.int64)
+    parts = SimpleNamespace(own=OwnParts(steps=True), validation_sets=("",), global_step=step, **trainer)
+    run = Run(parts, "", chief)
     run.step = 7
     return CallbackList(run, members)
 

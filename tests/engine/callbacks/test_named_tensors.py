@@ -20,6 +20,7 @@ from trainer_kit.callbacks.named_tensors import TensorSummaries
 from trainer_kit.config.schema.metrics import SummaryConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run.runner import run_experiment
+from trainer_kit.training.base_trainer import OwnParts
 
 SUMMARIES = (
     {"tensor": "spread", "of": "both"},
@@ -99,7 +100,7 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(tmp_path: Path, op
 def test_a_tensor_that_does_not_fit_its_summary_is_an_error(summary: dict[str, Any], message: str) -> None:
     tensors = SimpleNamespace(values={"hidden": np.zeros((8, 16), np.float32)})
     run, manager = (
-        Run(SimpleNamespace(train_tensors=tensors)),
+        Run(SimpleNamespace(own=OwnParts(), train_tensors=tensors)),
         SimpleNamespace(summary_writer=tf.summary.create_noop_writer),
     )
     run.loop = Loop(0, 5, 1.0, {})

@@ -15,6 +15,7 @@ from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.profile import Profile
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.base_trainer import OwnParts
 from trainer_kit.training.trainer_creation import create_trainer
 
 
@@ -62,7 +63,7 @@ def test_a_worker_that_is_not_the_chief_writes_no_trace(tmp_path: Path, trainer:
 
 
 def test_a_trainer_that_does_not_run_in_parts_is_refused(tmp_path: Path) -> None:
-    other = SimpleNamespace(loop_parts=None, global_step=tf.Variable(0, dtype=tf.int64))
+    other = SimpleNamespace(own=OwnParts(steps=True), global_step=tf.Variable(0, dtype=tf.int64))
     listed = CallbackList(Run(other, str(tmp_path)), [Profile("1:2", str(tmp_path))])
     with pytest.raises(UsageError, match="ready-made trainer"), listed.around("train"):
         raise AssertionError

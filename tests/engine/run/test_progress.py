@@ -10,11 +10,13 @@ import tensorflow as tf
 
 from trainer_kit.run.progress import Phases, Progress
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.training.base_trainer import BaseTrainer
+from trainer_kit.training.base_trainer import BaseTrainer, OwnParts
 
 
 class _Trainer(BaseTrainer):
     """Is at a step, has evaluated seven batches, and notes in `done` that its weights were put back."""
+
+    own = OwnParts()
 
     def __init__(self, step: int, done: list[str]) -> None:
         self.global_step, self.evaluated_batches, self._done = tf.Variable(step), tf.Variable(7), done

@@ -21,7 +21,7 @@ class _Squares:
 
     def __init__(self, step: int = 0) -> None:
         self.global_step, self.strategy = tf.Variable(step, dtype=tf.int64), tf.distribute.get_strategy()
-        self.loop_parts = LoopParts(lambda: int(self.global_step.numpy()))
+        self.loop_parts = LoopParts(self.global_step)
         self._matrix = tf.Variable(tf.eye(8))
         self._loop = tf.function(self._steps, autograph=False)
 

@@ -168,7 +168,7 @@ def test_fused_steps_need_tensors_of_a_known_shape() -> None:
             r"no tensor 'zz'.*; there are: cost, first_label, hidden, labels, \w+, top$",
         ),
         ((), {"metrics": [{**MEAN, "tensor": "tip"}]}, r"trainer\.metrics\[0\]: the training step .* did you mean top"),
-        ((), {"metrics": [MEAN, MEAN]}, r"trainer\.metrics\[0\]: another metric is called 'mean_top' too"),
+        ((), {"metrics": [MEAN, MEAN]}, r"trainer\.metrics\[1\]: another metric is called 'mean_top' too"),
     ],
 )
 def test_a_miss_names_who_asks_and_what_there_is(names: Any, options: Any, message: str) -> None:

@@ -20,6 +20,7 @@ from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.telemetry.flops import model_cost
 from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.base_trainer import OwnParts
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import (
     check_best_metric,
@@ -142,13 +143,13 @@ def test_a_trainer_that_opens_its_data_itself_cannot_cut_it() -> None:
     options = tiny_experiment(overfit_batches=2).trainer
     check_cut_data(_trainer(), options)
     with pytest.raises(UsageError, match=r"trainer\.overfit_batches: Theirs opens its data itself"):
-        check_cut_data(SimpleNamespace(class_name="Theirs"), options)
+        check_cut_data(SimpleNamespace(class_name="Theirs", own=OwnParts(steps=True)), options)
 
 
 def test_a_trainer_of_another_kind_that_cannot_freeze_is_refused() -> None:
     trainer = create_trainer(config := tiny_experiment(freeze=("bias",)), TinyTask(config.task))
     check_freeze(trainer, config.trainer.freeze)
-    theirs = SimpleNamespace(class_name="Theirs")
+    theirs = SimpleNamespace(class_name="Theirs", own=OwnParts(steps=True))
     check_freeze(theirs, ())
     with pytest.raises(UsageError, match="freezes no variables; remove freeze, or inherit from the Trainer"):
         check_freeze(theirs, config.trainer.freeze)

@@ -246,7 +246,7 @@ class TrainState:
         if graph is not None:
             with self._strategy.scope():
                 self._note_growth(self.step_state.add_written(graph, self._held(exclude), self._require_exact))
-            self.check_made_in_first_step()
+            self.first_step_done()
         self.end_restore()
 
     def end_restore(self) -> None:
@@ -257,7 +257,7 @@ class TrainState:
         """
         self._note_growth(self.step_state.end_restore(strict=self._step_is_traced))
 
-    def check_made_in_first_step(self) -> None:
+    def first_step_done(self) -> None:
         """Checks, once after a restore, that optimizers inside the model have created all variables of the checkpoint.
 
         Raises:

@@ -178,7 +178,10 @@ def is_between_steps(trainer: Any, error: BaseException) -> bool:
     """
     if trainer.between_steps:
         return True
-    loop, kind = trainer.current_loop, type(trainer)
+    if trainer.own.steps:
+        return False
+    loop = trainer.current_loop
+    kind = type(trainer)
     if loop is None or is_users(kind, "train") or is_users(kind, "create_train_loop_fn"):
         return False
     cause = error if error.__cause__ is None else error.__cause__

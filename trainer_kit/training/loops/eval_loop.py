@@ -8,6 +8,7 @@ these are left open. Nothing runs while the graphs are traced.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -18,14 +19,22 @@ import tensorflow as tf
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.training.loops.iterators import OneElement, as_int32, over_elements
-from trainer_kit.training.loops.tracing import LoopFunction, Readback, eager, graph_function
-from trainer_kit.training.loops.train_loop import Step
+from trainer_kit.training.loops.tracing import LoopFunction, Readback, check_one_thread, eager, graph_function
+from trainer_kit.training.loops.train_loop import LoopSteps
+from trainer_kit.training.metrics import reported_values
 
 _LOG = logging.getLogger(__name__)
 _LARGE = 1000  # containers with more items are not searched for nested ones: they are data, not an aggregated state
 _ABSENT: Any = object()
 Reduce = Callable[[Any, Any], Any]
-Part = Callable[[Any, tf.Tensor], tuple[int, Any]]
+
+
+@tf.autograph.experimental.do_not_convert
+def run_one_step(steps: LoopSteps, iterator: Any) -> Any:
+    """Runs a step and what follows it, and returns the outputs of the step; runs in graph or eagerly."""
+    outputs = converted(steps.step)(iterator)
+    steps.after_step()
+    return outputs
 
 
 class SideEffects:
@@ -96,7 +105,7 @@ class GraphReduction:
     """Runs evaluation steps in graph until the data ends, enough are done, or a stop is requested; returns a state.
 
     Args:
-      step: A function that uses one element of an iterator and returns outputs.
+      steps: What the loop runs; a step returns outputs.
       stop: The flag of stop_variable.
       reduce_fn: A function of state and outputs that returns the new state; runs on the host. Without an initial state,
         its state is None for the first step.
@@ -106,13 +115,15 @@ class GraphReduction:
       reduce_fn: The argument of this name.
     """
 
-    def __init__(self, step: Step, stop: tf.Variable, reduce_fn: Reduce, watched: Sequence[Any] = ()) -> None:
+    def __init__(self, steps: LoopSteps, stop: tf.Variable, reduce_fn: Reduce, watched: Sequence[Any] = ()) -> None:
         self.reduce_fn = reduce_fn
-        self._step, self._stop, self._watched = step, stop, watched
+        self._steps = steps
+        self._stop = stop
+        self._watched = watched
         self._outputs: Any = None  # specs of the outputs of a step, from the last trace
         self._outputs_in: dict[tf.Graph, Any] = {}  # the same, of the step in each graph
         self._first = graph_function(self._first_step)
-        self._outputs_only = graph_function(lambda iterator: self._noted(step(iterator)))
+        self._outputs_only = graph_function(self._run_step)
         self._reduction = graph_function(self._reduced)
         self._rest = graph_function(self._all_steps)
 
@@ -151,11 +162,11 @@ class GraphReduction:
         return int(count), state
 
     def _first_step(self, iterator: Any) -> Any:
-        return self._reduced(None, self._noted(self._step(iterator)))
+        return self._reduced(None, self._run_step(iterator))
 
     def _all_steps(self, iterator: Any, limit: tf.Tensor, done: tf.Tensor, state: Any) -> Any:
         def one_step(element: OneElement, flat: Any) -> Any:
-            outputs = self._noted(self._step(element))
+            outputs = self._run_step(element)
             state_now = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
             return tf.nest.flatten(self._reduced(state_now, outputs), expand_composites=True)
 
@@ -183,10 +194,11 @@ class GraphReduction:
             raise NotInGraph("the state that the aggregation returns holds no tensor that is computed from the logs")
         return _tensors(state)
 
-    def _noted(self, outputs: Any) -> Any:
+    def _run_step(self, iterator: Any) -> Any:
         """Returns the outputs of a step as a tf.function would return them, and remembers their specs."""
         outputs = tf.nest.map_structure(
-            lambda leaf: leaf if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(leaf), outputs
+            lambda leaf: leaf if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(leaf),
+            run_one_step(self._steps, iterator),
         )
         self._outputs = _specs(outputs)
         return outputs
@@ -269,99 +281,54 @@ class EvaluationHooks(Protocol):
         ...
 
 
-class SplitEvalLoop:
-    """Runs an evaluation a few batches at a time, so that callbacks run between them. Runs eagerly, on the host.
-
-    Args:
-      reset: A function that resets the metrics.
-      part: A function of an iterator and the number of batches, int32, which evaluates that many without resetting the
-        metrics. It returns the number of batches that it has evaluated and the results so far.
-      parts: The object to call before and after each part.
-      batches: A function that returns an upper bound of the number of batches in the data, or None if it is not known.
-    """
-
-    def __init__(
-        self, reset: Callable[[], None], part: Part, parts: EvaluationHooks, batches: Callable[[], int | None]
-    ) -> None:
-        self._reset, self._part, self._parts, self._batches = reset, part, parts, batches
-
-    def __call__(self, iterator: Any, num_steps: Any) -> tuple[int, Any]:
-        """Returns the number of batches evaluated and the results; `num_steps` -1 means all of the data."""
-        self._reset()
-        done, results, given = 0, None, int(num_steps)
-        limit = self._batches() if given < 0 else given
-        while limit is None or done < limit:
-            wanted = self._parts.steps if limit is None else min(self._parts.steps, limit - done)
-            self._parts.begin(done)
-            count, results = self._part(iterator, tf.constant(wanted, tf.int32))
-            done += count
-            goes_on = count > 0 and self._parts.end(done - 1, results)
-            if count < wanted or not goes_on:
-                break
-        return done, results
-
-    @property
-    def newest_graph(self) -> tf.Graph | None:
-        """The newest graph of the loop of a part; None if there is none."""
-        return getattr(self._part, "newest_graph", None)
-
-
 class EvalLoop:
     """Runs evaluation steps in graph until the data ends, enough steps are done, or a stop is requested.
 
     On small models it is four to five times as fast as a Python loop.
 
     Args:
-      begin: A function that resets the metrics; called first, in graph.
-      step: A function of the iterator that evaluates one batch.
-      results: A function that returns nested scalars and tensors after the last step.
+      steps: What the loop runs.
       stop: The flag of stop_variable.
-      check: A function that raises an error when a traced graph cannot be used.
+      resets: Whether the metrics are reset first.
+      one_thread: Whether the loop runs on one thread, for which its graph is checked; see `check_one_thread`.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[], None],
-        step: Step,
-        results: Callable[[], Any],
-        stop: tf.Variable,
-        check: Callable[[tf.Graph], None] = lambda graph: None,
-    ) -> None:
-        self._results = Readback(results, graph_function)
-        whole = self._graph(begin, step, self._results.pack, stop)
-        self._whole = LoopFunction(whole, "the evaluation loop", check=check)
+    def __init__(self, steps: LoopSteps, stop: tf.Variable, *, resets: bool = True, one_thread: bool = False) -> None:
+        self._steps = steps
+        self._stop = stop
+        self._resets = resets
+        self._results = Readback(steps.results, graph_function)
+        check = check_one_thread if one_thread else None
+        self._compiled = LoopFunction(self._whole_loop, "the evaluation loop", check=check)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
         """Returns the number of steps done and the results; `num_steps` -1 means all of the data."""
-        results, (done,) = self._results.unpack(self._whole(iterator, as_int32(num_steps)))
+        results, (done,) = self._results.unpack(self._compiled(iterator, as_int32(num_steps)))
         return int(done), results
 
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph of the loop; None before the first trace."""
-        return self._whole.newest_graph
+        return self._compiled.newest_graph
 
-    @staticmethod
-    def _graph(begin: Callable[[], None], step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
-        def loop(iterator: Any, num_steps: tf.Tensor) -> Any:
-            def one_step(element: Any, no_state: Any) -> Any:
-                step(element)
-                return no_state
+    def _whole_loop(self, iterator: Any, num_steps: tf.Tensor) -> Any:
+        def one_step(element: Any, no_state: Any) -> Any:
+            run_one_step(self._steps, element)
+            return no_state
 
-            begin()
-            done, _ = over_elements(iterator, num_steps, stop, one_step)
-            return results(done)
-
-        return loop
+        if self._resets:
+            self._steps.reset()
+        done, _ = over_elements(iterator, num_steps, self._stop, one_step)
+        return self._results.pack(done)
 
 
 class StatefulEvalLoop:
     """Runs evaluation steps and reduces their outputs to a state, step by step in Python or in one graph.
 
     Args:
-      begin: A function that resets the metrics; called first.
-      step: A function of the iterator that returns the step's outputs.
+      steps: What the loop runs; a step returns its outputs.
       stop: The flag of stop_variable.
+      resets: Whether the metrics are reset first.
       use_tf_function: Whether to compile the step.
       in_graph: Whether to run the loop and the reduction in graph. If they cannot be traced, which is known before the
         first step runs, one warning says why, and this and later evaluations run step by step. Errors in the reduction
@@ -372,20 +339,25 @@ class StatefulEvalLoop:
 
     def __init__(
         self,
-        begin: Callable[[], None],
-        step: Step,
+        steps: LoopSteps,
         stop: tf.Variable,
         *,
+        resets: bool = True,
         use_tf_function: bool = True,
         in_graph: bool = False,
         watched: Sequence[Any] = (),
     ) -> None:
-        compiled = graph_function if use_tf_function else eager
-        self._begin, self._stop = compiled(begin), stop
-        self._step = LoopFunction(step, "the evaluation step") if use_tf_function else step
+        self._steps = steps
+        self._stop = stop
+        self._watched = watched
         self._in_graph = in_graph
-        self._make_graph = lambda reduce_fn: GraphReduction(step, stop, reduce_fn, watched)
         self._graph: GraphReduction | None = None
+
+        step = functools.partial(run_one_step, steps)
+        self._step = LoopFunction(step, "the evaluation step") if use_tf_function else step
+        self._reset: Any = None
+        if resets:
+            self._reset = graph_function(steps.reset) if use_tf_function else steps.reset
 
     def __call__(self, iterator: Any, num_steps: Any, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
         """Returns the number of steps done and the state; runs eagerly, on the host.
@@ -397,7 +369,8 @@ class StatefulEvalLoop:
           reduce_fn: A function of state and outputs that returns the new state.
         """
         graph = self._traced(iterator, state, reduce_fn) if self._in_graph else None
-        self._begin()
+        if self._reset is not None:
+            self._reset()
         if graph is not None:
             return graph(iterator, int(num_steps), state)
         return self._by_step(iterator, int(num_steps), state, reduce_fn)
@@ -420,7 +393,7 @@ class StatefulEvalLoop:
 
     def _traced(self, iterator: Any, state: Any, reduce_fn: Reduce) -> GraphReduction | None:
         if self._graph is None or self._graph.reduce_fn != reduce_fn:
-            self._graph = self._make_graph(reduce_fn)
+            self._graph = GraphReduction(self._steps, self._stop, reduce_fn, self._watched)
         try:
             self._graph.trace(iterator, state)
         except NotInGraph as reason:
@@ -434,18 +407,20 @@ class StatefulEvalLoop:
         return self._graph
 
 
-class ResultsByStep:
-    """Runs evaluation steps one by one in Python, resets nothing, and returns the results after them. Runs eagerly.
+class EagerEvalLoop:
+    """Runs evaluation steps one by one in Python, and returns the results after them. Runs eagerly, on the host.
 
     Args:
-      step: A function of the iterator.
-      results: A function that returns nested scalars and tensors.
+      steps: What the loop runs.
       stop: The flag of stop_variable.
+      resets: Whether the metrics are reset first.
     """
 
-    def __init__(self, step: Step, results: Callable[[], Any], stop: tf.Variable) -> None:
-        self._loop = StatefulEvalLoop(lambda: None, step, stop, use_tf_function=False)
-        self._results = Readback(results, eager)
+    newest_graph = None
+
+    def __init__(self, steps: LoopSteps, stop: tf.Variable, *, resets: bool = True) -> None:
+        self._loop = StatefulEvalLoop(steps, stop, resets=resets, use_tf_function=False)
+        self._results = Readback(steps.results, eager)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
         """Returns the number of steps done and the results; see EvalLoop."""
@@ -453,76 +428,48 @@ class ResultsByStep:
         return done, self._results()
 
 
-def in_parts(
-    parts: EvaluationHooks,
-    metrics: Any,
-    step: Step,
-    stop: tf.Variable,
-    batches: Callable[[], int | None],
-    *,
-    compiled: bool,
-    check: Callable[[tf.Graph], None],
-) -> SplitEvalLoop:
-    """Returns a loop that calls an object around the parts of an evaluation.
+class SplitEvalLoop:
+    """Runs an evaluation a few batches at a time, so that callbacks run between them. Runs eagerly, on the host.
 
     Args:
-      parts: The object.
-      metrics: The MetricSet of the evaluation.
-      step: A function of the iterator.
-      stop: The flag of stop_variable.
-      batches: Returns an upper bound of the number of batches in the data; None: it is not known.
-      compiled: Whether the steps run in graph.
-      check: See EvalLoop.
-    """
-    if not compiled:
-        return SplitEvalLoop(metrics.reset, ResultsByStep(step, metrics.results, stop), parts, batches)
-    part = EvalLoop(lambda: None, step, metrics.results, stop, check)
-    return SplitEvalLoop(graph_function(metrics.reset), part, parts, batches)
-
-
-def with_state(
-    loop: StatefulEvalLoop, ended: Callable[[int, Any, Any], None], parts: EvaluationHooks | None = None
-) -> Callable[..., Any]:
-    """Returns a function of (iterator, num_steps, state, reduce_fn) that returns the state.
-
-    Args:
-      loop: The loop.
-      ended: Called with the number of steps done, the number asked for, and the newest graph; None if there is none.
-      parts: Hooks that are not called, since such an evaluation has no parts; a warning says so.
-    """
-    if parts is not None:
-        _LOG.warning("methods of evaluation batches are not called: the task aggregates the logs of an evaluation")
-
-    def loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
-        done, state = loop(iterator, num_steps, state, reduce_fn)
-        ended(done, num_steps, loop.newest_graph)
-        return state
-
-    return loop_fn
-
-
-def without_state(
-    loop: EvalLoop | StatefulEvalLoop | SplitEvalLoop,
-    keep: Callable[[Any], None],
-    ended: Callable[[int, Any, Any], None],
-) -> Callable[..., None]:
-    """Returns `loop_fn(iterator, num_steps)`.
-
-    Args:
-      loop: The loop.
-      keep: Called with the results, if the loop has read them.
-      ended: See `with_state`.
+      reset: A function that resets the metrics.
+      part: A loop that does not reset the metrics.
+      hooks: The object to call before and after each part.
+      batches: A function that returns an upper bound of the number of batches in the data, or None if it is not known.
     """
 
-    def loop_fn(iterator: Any, num_steps: Any) -> None:
-        if isinstance(loop, StatefulEvalLoop):
-            done, _ = loop(iterator, num_steps, None, lambda state, outputs: None)
-        else:
-            done, results = loop(iterator, num_steps)
-            keep(results)
-        ended(done, num_steps, loop.newest_graph)
+    def __init__(
+        self,
+        reset: Callable[[], None],
+        part: Callable[[Any, tf.Tensor], tuple[int, Any]],
+        hooks: EvaluationHooks,
+        batches: Callable[[], int | None],
+    ) -> None:
+        self._reset = reset
+        self._part = part
+        self._hooks = hooks
+        self._batches = batches
 
-    return loop_fn
+    def __call__(self, iterator: Any, num_steps: Any) -> tuple[int, Any]:
+        """Returns the number of batches evaluated and the results; `num_steps` -1 means all of the data."""
+        self._reset()
+        done = 0
+        results: Any = None
+        limit = self._batches() if int(num_steps) < 0 else int(num_steps)
+        while limit is None or done < limit:
+            wanted = self._hooks.steps if limit is None else min(self._hooks.steps, limit - done)
+            self._hooks.begin(done)
+            count, results = self._part(iterator, tf.constant(wanted, tf.int32))
+            done += count
+            goes_on = count > 0 and self._hooks.end(done - 1, reported_values(results))
+            if count < wanted or not goes_on:
+                break
+        return done, results
+
+    @property
+    def newest_graph(self) -> tf.Graph | None:
+        """The newest graph of the loop of a part; None if there is none."""
+        return getattr(self._part, "newest_graph", None)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -29,7 +29,7 @@ from trainer_kit.training.loops.iterators import (
     should_continue,
 )
 from trainer_kit.training.loops.tracing import LoopFunction, Readback, graph_function
-from trainer_kit.training.loops.train_loop import Begin, Results, Step
+from trainer_kit.training.loops.train_loop import LoopSteps
 
 # The user's names of operations that XLA does not support.
 _USERS_NAMES = {
@@ -124,30 +124,27 @@ class FusedLoop:
     """Runs steps like a TrainLoop, up to `fuse_steps` of them in one program.
 
     Args:
-      begin: A function that resets the metrics; called first, in graph.
-      step: A function of an iterator over one batch; XLA has to support all of its operations.
-      results: A function that returns nested scalars and tensors after the last step.
+      steps: What the loop runs; XLA has to support all operations of a step, and nothing follows a step.
       stop: The flag of stop_variable, checked between programs.
       stack: Holds the batches that a loop has not used, for the next one.
       fuse_steps: The number of batches in one element of the data.
 
     Attributes:
+      compiled: The function of the whole loop.
       waited: The seconds that the last call waited for batches; None with op determinism, which has no clock.
       fuse_steps: The argument of this name.
     """
 
-    def __init__(
-        self, begin: Begin, step: Step, results: Results, stop: tf.Variable, stack: Stack, fuse_steps: int
-    ) -> None:
-        self._results, self._stack = Readback(results, graph_function), stack
-        self.whole = LoopFunction(
-            self._graph(begin, step, self._results.pack, stop),
-            "the fused training loop",
-            _of_any_size,
-            _refuse_summaries,
-        )
+    def __init__(self, steps: LoopSteps, stop: tf.Variable, stack: Stack, fuse_steps: int) -> None:
+        self._steps = steps
+        self._stop = stop
+        self._stack = stack
+        self._flags = flags()
+        self._results = Readback(steps.results, graph_function)
+        self._program = tf.function(self._fused_steps, jit_compile=True, autograph=False)
+        self.compiled = LoopFunction(self._whole_loop, "the fused training loop", _of_any_size, _refuse_summaries)
         self.waited: float | None = 0.0
-        self.fuse_steps, self._flags = fuse_steps, flags()
+        self.fuse_steps = fuse_steps
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values; see TrainLoop.
@@ -160,7 +157,7 @@ class FusedLoop:
         wanted = as_int32(num_steps)
         left = self._stack.of(iterator)
         try:
-            left, packed = self.whole(iterator, wanted, self._flags[fresh], left)
+            left, packed = self.compiled(iterator, wanted, self._flags[fresh], left)
         except Exception:
             self._stack.forget()
             raise
@@ -169,52 +166,40 @@ class FusedLoop:
         self.waited = known_waits(waited)
         return int(done), results
 
-    def graph(self, iterator: Any) -> tf.Graph:
-        """Returns the graph of the whole loop that its next call will use."""
-        return self.whole.graph(iterator)
-
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph of the whole loop; None if there is none."""
-        return self.whole.newest_graph
+        return self.compiled.newest_graph
 
-    @staticmethod
-    def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
-        program = tf.function(_program(step), jit_compile=True, autograph=False)
+    def _whole_loop(self, iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor, left: Any) -> Any:
+        def go_on(done: tf.Tensor, left: Any, waited: tf.Tensor) -> tf.Tensor:
+            return should_continue(self._stop, done < num_steps)
 
-        def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor, left: Any) -> Any:
-            def go_on(done: tf.Tensor, left: Any, waited: tf.Tensor) -> tf.Tensor:
-                return should_continue(stop, done < num_steps)
+        def one_program(done: tf.Tensor, left: Any, waited: tf.Tensor) -> Any:
+            def more() -> Any:
+                clock = WaitingClock(iterator, tf.identity(waited))  # of this branch
+                count, batches = next(clock)
+                return (batches, tf.constant(0), count), clock.waited
 
-            def one_program(done: tf.Tensor, left: Any, waited: tf.Tensor) -> Any:
-                def more() -> Any:
-                    clock = WaitingClock(iterator, tf.identity(waited))  # of this branch
-                    count, batches = next(clock)
-                    return (batches, tf.constant(0), count), clock.waited
+            (batches, used, count), waited = tf.cond(left[1] < left[2], lambda: (left, waited), more)
+            end = tf.minimum(count, used + num_steps - done)
+            self._program(batches, used, end)
+            return done + end - used, (batches, end, count), waited
 
-                (batches, used, count), waited = tf.cond(left[1] < left[2], lambda: (left, waited), more)
-                end = tf.minimum(count, used + num_steps - done)
-                program(batches, used, end)
-                return done + end - used, (batches, end, count), waited
+        tf.cond(fresh, self._steps.reset, lambda: None)
+        begun = (tf.constant(0), left, no_waits())
+        shapes = tf.nest.map_structure(lambda tensor: tensor.shape, begun)
+        done, left, waited = tf.while_loop(go_on, one_program, begun, shapes)
+        return left, self._results.pack(done, waited)
 
-            tf.cond(fresh, begin, lambda: None)
-            begun = (tf.constant(0), left, no_waits())
-            shapes = tf.nest.map_structure(lambda tensor: tensor.shape, begun)
-            done, left, waited = tf.while_loop(go_on, one_program, begun, shapes)
-            return left, results(done, waited)
+    def _fused_steps(self, batches: Any, begin: tf.Tensor, end: tf.Tensor) -> None:
+        """Runs a step for each batch from `begin` to `end` (excluded); XLA compiles it."""
 
-        return loop
-
-
-def _program(step: Step) -> Callable[[Any, tf.Tensor, tf.Tensor], None]:
-    """Returns the function that XLA compiles: one step for each batch from `begin` to `end` (excluded)."""
-
-    def program(batches: Any, begin: tf.Tensor, end: tf.Tensor) -> None:
         def one_step(number: tf.Tensor) -> tuple[tf.Tensor]:
             batch = OneElement(tf.nest.map_structure(lambda stack: stack[number], batches))
             try:
                 with tf.name_scope(""):
-                    converted(step)(batch)
+                    converted(self._steps.step)(batch)
             except Exception:
                 if batch.overdrawn:
                     raise UsageError(_OVERDRAWN) from None
@@ -222,8 +207,6 @@ def _program(step: Step) -> Callable[[Any, tf.Tensor, tf.Tensor], None]:
             return (number + 1,)
 
         tf.while_loop(lambda number: number < end, one_step, (begin,))
-
-    return program
 
 
 def _of_any_size(elements: Any) -> tuple[Any, ...]:

@@ -62,10 +62,12 @@ class LoopFunction:
         function: Callable[..., Any],
         name: str,
         specs: Callable[[Any], Sequence[Any]] | None = None,
-        check: Callable[[tf.Graph], None] = lambda graph: None,
+        check: Callable[[tf.Graph], None] | None = None,
     ) -> None:
         self.function = graph_function(function)
-        self._name, self._specs, self._check = name, specs, check
+        self._name = name
+        self._specs = specs
+        self._check = check
         self._elements: Any = _NONE  # the spec of the elements of the newest graph's iterator
         self._last: Callable[[], Any] = lambda: None  # returns the iterator of the last call
         self._concrete: Any = None  # the concrete function for it
@@ -87,23 +89,23 @@ class LoopFunction:
         return self.function(iterator, *arguments)
 
     def graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
-        """Returns the graph for such an iterator and arguments; None if TensorFlow runs functions eagerly."""
+        """Returns the graph for such an iterator and arguments, and warns if the function is traced again for them.
+
+        Returns None if TensorFlow runs functions eagerly.
+        """
         if tf.config.functions_run_eagerly():
             return None
-        like = self._like(iterator, arguments)
-        return self.noted(self.function.get_concrete_function(iterator, *like).graph, iterator)
-
-    def noted(self, graph: tf.Graph, iterator: Any) -> tf.Graph:
-        """Records a graph of the function and returns it; warns if it is not the first one."""
+        graph = self.function.get_concrete_function(iterator, *self._like(iterator, arguments)).graph
         elements = _elements_of(iterator)
-        if not any(graph is one for one in self._graphs):
+        if not any(graph is earlier for earlier in self._graphs):
             if self._graphs:
                 _LOG.warning(
                     "%s is traced again, which takes as long as the first time: its batches are now %s, and were %s "
                     "before; give all batches the same shape",
                     *(self._name, _described(elements), _described(self._elements)),
                 )
-            self._check(graph)
+            if self._check is not None:
+                self._check(graph)
             self._graphs.append(graph)
             self.newest_graph = graph
         self._elements = elements
@@ -300,11 +302,6 @@ def check_one_thread(graph: tf.Graph) -> None:
             "runtime.executor=single_threaded: a step or a metric has a tf.cond, tf.case or tf.switch_case inside of "
             "another one, and TensorFlow's executor on one thread waits for ever in these; set executor=default"
         )
-
-
-def check_of(runtime: Any) -> Callable[[tf.Graph], None]:
-    """Returns `check_one_thread` if a runtime section asks for one thread, else a function that accepts each graph."""
-    return check_one_thread if getattr(runtime, "executor", "default") == "single_threaded" else lambda graph: None
 
 
 def _functions_of(operation: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -22,9 +22,6 @@ from trainer_kit.telemetry.profile_window import NO_WINDOW, parts
 from trainer_kit.training.loops.iterators import WaitingClock, as_int32, flags, known_waits, no_waits, should_continue
 from trainer_kit.training.loops.tracing import LoopFunction, Readback, eager, graph_function
 
-Begin = Callable[[], None]
-Step = Callable[[Any], Any]
-Results = Callable[[], Any]
 Loop = Callable[[Any, Any, bool], tuple[int, Any]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 LOOK_EVERY = 5  # steps between checks when loops are shorter: a check in each loop would slow them down
@@ -32,14 +29,27 @@ _SOUND = "trainer_kit/sound"  # of the results of a loop
 _NO_LOOK = -1
 
 
+class LoopSteps(Protocol):
+    """What a loop runs. A loop calls the methods in graph, in cross-replica context."""
+
+    def reset(self) -> None:
+        """Resets the metrics; called first."""
+
+    def step(self, iterator: Any) -> Any:
+        """Runs a step with exactly one element of the iterator; AutoGraph converts it."""
+
+    def after_step(self) -> None:
+        """Called after each step."""
+
+    def results(self) -> Any:
+        """Returns nested scalars and tensors after the last step."""
+
+
 class TrainLoop:
     """Runs steps until enough are done or a stop is requested.
 
     Args:
-      begin: A function that resets the metrics; called first, in graph.
-      step: A function that uses exactly one element of the iterator; AutoGraph converts it.
-      after_step: A function that is called after each step, in graph.
-      results: A function that returns nested scalars and tensors after the last step.
+      steps: What the loop runs.
       stop: The flag of stop_variable.
       use_tf_function: Whether to compile; if not, everything runs eagerly.
       use_tf_while_loop: Whether to compile the loop too, not only the step.
@@ -47,31 +57,36 @@ class TrainLoop:
         it costs nothing. See WaitingClock.
 
     Attributes:
+      compiled: The function of the whole loop, or of one step; None if nothing is compiled.
+      is_whole: Whether the whole loop is one function.
       waited: The seconds that the last call waited for batches; None if the loop is not compiled, and with
         TensorFlow's op determinism, which has no clock.
     """
 
     def __init__(
         self,
-        begin: Begin,
-        step: Step,
-        results: Results,
+        steps: LoopSteps,
         stop: tf.Variable,
         *,
-        after_step: Callable[[], None] = lambda: None,
         use_tf_function: bool = True,
         use_tf_while_loop: bool = True,
         exact_waits: bool = False,
     ) -> None:
-        compiled = graph_function if use_tf_function else eager
-        self._begin, self._stop = compiled(begin), stop
-        alone = _both(step, after_step)
-        self._step = LoopFunction(alone, "the training step") if use_tf_function else alone
-        self._results = Readback(results, compiled)
-        self.waited: float | None = None
+        self._steps = steps
+        self._stop = stop
+        self._exact_waits = exact_waits
         self._flags = flags()
-        whole = self._graph(begin, step, after_step, self._results.pack, stop, exact_waits)
-        self.whole = LoopFunction(whole, "the training loop") if use_tf_while_loop else None
+        self.is_whole = use_tf_while_loop
+        self.waited: float | None = None
+
+        wrapper = graph_function if use_tf_function else eager
+        self._reset = wrapper(steps.reset)
+        self._results = Readback(steps.results, wrapper)
+        self.compiled: LoopFunction | None = None
+        if use_tf_while_loop:
+            self.compiled = LoopFunction(self._whole_loop, "the training loop", _arguments)
+        elif use_tf_function:
+            self.compiled = LoopFunction(self._one_step, "the training step")
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values.
@@ -84,70 +99,57 @@ class TrainLoop:
         Raises:
           tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps before that have been done.
         """
-        if self.whole is not None:
-            results, (done, waited) = self._results.unpack(
-                self.whole(iterator, as_int32(num_steps), self._flags[fresh])
-            )
+        if self.is_whole and self.compiled is not None:
+            packed = self.compiled(iterator, as_int32(num_steps), self._flags[fresh])
+            results, (done, waited) = self._results.unpack(packed)
             self.waited = known_waits(waited)
             return int(done), results
-        if fresh:
-            self._begin()
-        done = 0
-        while done < int(num_steps) and not self._stop.numpy():
-            self._step(iterator)
-            done += 1
-        return done, self.results()
 
-    def graph(self, iterator: Any) -> tf.Graph | None:
-        """Returns the graph of the whole loop, or of a step, that the next call will use; None if not compiled."""
-        if self.whole is not None and not tf.config.functions_run_eagerly():
-            function = self.whole.function
-            graph = function.get_concrete_function(iterator, as_int32(1), self._flags[True]).graph
-            return self.whole.noted(graph, iterator)
-        return self._step.graph(iterator) if isinstance(self._step, LoopFunction) else None
+        if fresh:
+            self._reset()
+        step = self.compiled or self._one_step
+        steps_done = 0
+        while steps_done < int(num_steps) and not self._stop.numpy():
+            step(iterator)
+            steps_done += 1
+        return steps_done, self.results()
 
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph of the whole loop, or of the step; None if there is none."""
-        return getattr(self.whole or self._step, "newest_graph", None)
+        return None if self.compiled is None else self.compiled.newest_graph
 
     def results(self) -> Any:
         """Returns the current results as NumPy values; for a loop that the end of the data interrupted."""
         return self._results()
 
-    @staticmethod
-    def _graph(
-        begin: Begin,
-        step: Step,
-        after_step: Callable[[], None],
-        results: Callable[..., Any],
-        stop: tf.Variable,
-        exact_waits: bool,
-    ) -> Any:
-        def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
-            def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
-                return should_continue(stop, done < num_steps)
+    @tf.autograph.experimental.do_not_convert
+    def _one_step(self, iterator: Any) -> None:
+        converted(self._steps.step)(iterator)
+        self._steps.after_step()
 
-            def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                clock = WaitingClock(iterator, waited, exact_waits)
-                with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
-                    converted(step)(clock)
-                    after_step()
-                return done + 1, clock.waited
+    def _whole_loop(self, iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
+        steps = self._steps
 
-            tf.cond(fresh, begin, lambda: None)
-            done, waited = tf.while_loop(go_on, one_step, (tf.constant(0), no_waits()))
-            return results(done, waited)
+        def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
+            return should_continue(self._stop, done < num_steps)
 
-        return loop
+        def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            clock = WaitingClock(iterator, waited, self._exact_waits)
+            with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+                converted(steps.step)(clock)
+                steps.after_step()
+            return done + 1, clock.waited
+
+        tf.cond(fresh, steps.reset, lambda: None)
+        done, waited = tf.while_loop(go_on, one_step, (tf.constant(0), no_waits()))
+        return self._results.pack(done, waited)
 
 
-def _both(step: Step, after_step: Callable[[], None]) -> Step:
-    def whole_step(iterator: Any) -> Any:
-        converted(step)(iterator)
-        after_step()
-
-    return whole_step
+def _arguments(elements: Any) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+    """Returns the specs of the arguments of a whole loop after its iterator, whatever elements that has."""
+    del elements
+    return tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
 
 
 class TrainingHooks(Protocol):
@@ -169,6 +171,13 @@ class TrainingHooks(Protocol):
         ...
 
 
+class FirstStepCheck(Protocol):
+    """A part of a trainer that checks a step which has run."""
+
+    def first_step_done(self) -> None:
+        """Called after the first step of each new loop function; runs eagerly, on the host."""
+
+
 class LoopParts:
     """Runs the loops of a trainer in one or several calls; the results do not depend on the number of calls.
 
@@ -177,8 +186,8 @@ class LoopParts:
     only between programs.
 
     Args:
-      step: A function that returns the global step; called only when there may be work between two steps.
-      on_ready: A function that is called when the first step of a new loop function is done.
+      global_step: The global step, which is read only when there may be work between two steps.
+      checks: What checks the first step of a new loop function when that is done.
 
     Attributes:
       window: The steps to trace for a profile.
@@ -190,14 +199,16 @@ class LoopParts:
       tracing: The seconds that the last loop needed to start and write a profiler trace.
     """
 
-    def __init__(self, step: Callable[[], int], on_ready: Callable[[], None] = lambda: None) -> None:
-        self.window, self.ready_at = NO_WINDOW, 0.0
+    def __init__(self, global_step: tf.Variable, checks: Sequence[FirstStepCheck] = ()) -> None:
+        self._global_step = global_step
+        self._checks = checks
+        self._traced_loop: Loop | None = None
+        self.window = NO_WINDOW
         self.hooks: TrainingHooks | None = None
+        self.ready_at = 0.0
         self.waited: float | None = None
         self.tracing = 0.0
         self.results: Any = None
-        self._step, self._on_ready = step, on_ready
-        self._known: Loop | None = None
 
     def run(
         self, loop: Loop, iterator: Any, num_steps: Any, fresh: bool, context: Context = contextlib.nullcontext
@@ -215,16 +226,26 @@ class LoopParts:
         Raises:
           Exception: any error of the loop; the steps before the error have been done.
         """
-        self.tracing, self.results = 0.0, None  # and so it stays when the data ends inside the loop
-        if self.window.passed and loop is self._known and self.hooks is None:
+        self.tracing = 0.0
+        self.results = None  # and so it stays when the data ends inside the loop
+        if self.window.passed and loop is self._traced_loop and self.hooks is None:
             with context():
                 done, self.results = loop(iterator, num_steps, fresh)
             self.waited = getattr(loop, "waited", None)
             return done
         return self._in_parts(loop, iterator, int(num_steps), fresh, context)
 
+    def take_results(self) -> Any:
+        """Returns the results of the last loop, once; None if the loop did not read them."""
+        results = self.results
+        self.results = None
+        return results
+
     def _in_parts(self, loop: Loop, iterator: Any, num_steps: int, fresh: bool, context: Context) -> int:
-        step, done, waited, results = self._step(), 0, 0.0, None
+        step = int(self._global_step.numpy())
+        done = 0
+        waited = 0.0
+        results: Any = None
         for part in self._lengths(loop, step, num_steps):
             self._trace(self.window.before, step + done, step + done + part)
             if self.hooks is not None:
@@ -232,11 +253,13 @@ class LoopParts:
             with context():
                 count, results = loop(iterator, part, fresh and done == 0)
             done += count
-            if loop is self._known:
+            if loop is self._traced_loop:
                 waited += getattr(loop, "waited", None) or 0.0
             else:
-                self._known, self.ready_at = loop, time.perf_counter() - self.tracing
-                self._on_ready()
+                self._traced_loop = loop
+                self.ready_at = time.perf_counter() - self.tracing
+                for check in self._checks:
+                    check.first_step_done()
             self._trace(self.window.after, step + done)
             if count < part or (self.hooks is not None and not self.hooks.end(step + done, results)):
                 break
@@ -246,7 +269,9 @@ class LoopParts:
 
     def _lengths(self, loop: Loop, step: int, num_steps: int) -> Iterator[int]:
         """Yields the number of steps of each call of the loop."""
-        cuts = [*self.window.cuts(), *([] if loop is self._known else [step + getattr(loop, "fuse_steps", 1)])]
+        cuts = list(self.window.cuts())
+        if loop is not self._traced_loop:
+            cuts.append(step + getattr(loop, "fuse_steps", 1))
         for part in parts(step, num_steps, cuts):
             end = step + part
             while step < end:

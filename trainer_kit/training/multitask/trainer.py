@@ -47,7 +47,7 @@ class MultiTaskMetrics(MetricSet):
         counted = self.sets if count_steps else {}
         self._steps = {name: tf.Variable(0, trainable=False, dtype=tf.int64) for name in counted}
         for metrics in counted.values():
-            metrics.reserve({_STEPS: "task.training=interleaving"})
+            metrics.reserve(_STEPS, "task.training=interleaving")
 
     def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
         """Adds the loss and the other scalars of a joint step; runs in graph, on a replica.

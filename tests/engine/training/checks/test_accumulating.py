@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -15,6 +14,7 @@ import tf_keras
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.training.accumulation import check_accumulating, less_memory_advice, warn_of_batch_normalization
+from trainer_kit.training.base_trainer import OwnParts
 from trainer_kit.training.trainer import Trainer
 
 
@@ -52,10 +52,10 @@ class _ParameterServers(tf.distribute.experimental.ParameterServerStrategy):
         """Does nothing: the check looks at the class only."""
 
 
-def test_asynchronous_training_is_refused() -> None:
-    trainer = SimpleNamespace(strategy=_ParameterServers(), class_name="Trainer")
+def test_asynchronous_training_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.distribute, "get_strategy", _ParameterServers)
     with pytest.raises(UsageError, match="workers of a ParameterServerStrategy update by themselves; set it to 1"):
-        check_accumulating(trainer, Trainer.train_step, 4)
+        check_accumulating("Trainer", OwnParts(), None, 4)
 
 
 class _ScalingOfKeras2:
@@ -64,10 +64,8 @@ class _ScalingOfKeras2:
 
 def test_loss_scales_of_tf_keras_are_refused() -> None:
     optimizer = {"one": keras.optimizers.SGD(), "other": _ScalingOfKeras2()}
-    strategy = tf.distribute.get_strategy()
-    trainer = SimpleNamespace(strategy=strategy, class_name="Trainer", has_own_loop=False, optimizer=optimizer)
     with pytest.raises(UsageError, match="accumulate_steps=4: an optimizer of tf_keras scales the loss"):
-        check_accumulating(trainer, Trainer.train_step, 4)
+        check_accumulating("Trainer", OwnParts(), optimizer, 4)
 
 
 def test_memory_that_runs_out_names_the_number_to_try_next() -> None:

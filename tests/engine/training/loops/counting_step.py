@@ -14,13 +14,16 @@ class Counter:
         self.total = tf.Variable(0.0)
         self.stop = stop_variable()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.total.assign(0.0)
 
     def step(self, iterator: object) -> dict[str, tf.Tensor]:
         value = next(iterator)  # type: ignore[call-overload]
         self.total.assign_add(tf.reduce_sum(tf.cast(value, tf.float32)))
         return {"value": value}
+
+    def after_step(self) -> None:
+        """Nothing follows a step."""
 
     def results(self) -> dict[str, tf.Tensor]:
         return {"total": self.total.read_value()}

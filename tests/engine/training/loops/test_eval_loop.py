@@ -17,13 +17,13 @@ from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, che
 @pytest.mark.parametrize(("wanted", "done", "total"), [(-1, 4, 45.0), (2, 2, 15.0), (9, 4, 45.0)])
 def test_evaluation_ends_with_the_data_or_the_wanted_steps(wanted: int, done: int, total: float) -> None:
     counter = Counter()
-    evaluate = EvalLoop(counter.begin, counter.step, counter.results, counter.stop)
+    evaluate = EvalLoop(counter, counter.stop)
     assert evaluate(iter(batches()), wanted) == (done, {"total": total})
 
 
 def test_a_limited_evaluation_takes_no_element_more_than_it_uses() -> None:
     counter = Counter()
-    evaluate = EvalLoop(counter.begin, counter.step, counter.results, counter.stop)
+    evaluate = EvalLoop(counter, counter.stop)
     iterator = iter(batches())
     evaluate(iterator, 2)
     assert evaluate(iterator, -1) == (2, {"total": 30.0})
@@ -35,7 +35,7 @@ def _collect(state: list[int] | None, outputs: dict[str, tf.Tensor]) -> list[int
 
 def test_outputs_of_all_steps_are_reduced_to_a_state() -> None:
     counter = Counter()
-    evaluate = StatefulEvalLoop(counter.begin, counter.step, counter.stop)
+    evaluate = StatefulEvalLoop(counter, counter.stop)
     assert evaluate(iter(batches()), -1, None, _collect) == (4, list(range(10)))
     assert evaluate(iter(batches()), 2, None, _collect) == (2, list(range(6)))
 
@@ -90,8 +90,8 @@ def _plain(state: Any) -> Any:
 
 def _loops(reduce_fn: Any, watched: Any = ()) -> tuple[Counter, StatefulEvalLoop, StatefulEvalLoop]:
     counter = Counter()
-    arguments = (counter.begin, counter.step, counter.stop)
-    return counter, StatefulEvalLoop(*arguments, in_graph=True, watched=watched), StatefulEvalLoop(*arguments)
+    graph = StatefulEvalLoop(counter, counter.stop, in_graph=True, watched=watched)
+    return counter, graph, StatefulEvalLoop(counter, counter.stop)
 
 
 @pytest.mark.parametrize("reduce_fn", [_values, _histogram, _nested, _in_place, _rows, _branching])
@@ -143,14 +143,12 @@ def test_limited_graph_loop_takes_no_unused_element() -> None:
 
 
 def test_a_stop_ends_the_loop_in_graph_before_its_next_step() -> None:
-    counter = Counter()
+    class StoppingCounter(Counter):
+        def after_step(self) -> None:
+            self.stop.assign(self.total > 3.0)
 
-    def step(iterator: object) -> dict[str, tf.Tensor]:
-        outputs = counter.step(iterator)
-        counter.stop.assign(counter.total > 3.0)
-        return outputs
-
-    graph = StatefulEvalLoop(counter.begin, step, counter.stop, in_graph=True)
+    counter = StoppingCounter()
+    graph = StatefulEvalLoop(counter, counter.stop, in_graph=True)
     done, state = graph(iter(batches()), -1, None, _values)
     assert (done, state.numpy().tolist()) == (2, [0, 1, 2, 3, 4, 5])
     assert graph(iter(batches()), -1, None, _values) == (0, None)

@@ -15,7 +15,7 @@ from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, reporting_re
 
 
 def _loop(counter: Counter, stack: Stack) -> FusedLoop:
-    return FusedLoop(counter.begin, counter.step, counter.results, counter.stop, stack, 4)
+    return FusedLoop(counter, counter.stop, stack, 4)
 
 
 def _sums(*numbers: range) -> list[dict[str, float]]:
@@ -93,13 +93,13 @@ def _slowly(number: tf.Tensor) -> tf.Tensor:
 
 
 def test_what_xla_refuses_is_named_with_its_place() -> None:
-    counter = Counter()
+    class PythonCounter(Counter):
+        def step(self, iterator: Any) -> dict[str, tf.Tensor]:
+            tf.py_function(lambda: None, [], [])
+            return super().step(iterator)
 
-    def step(iterator: object) -> None:
-        counter.step(iterator)
-        tf.py_function(lambda: None, [], [])
-
-    loop = FusedLoop(counter.begin, step, counter.results, counter.stop, Stack(), 4)
+    counter = PythonCounter()
+    loop = FusedLoop(counter, counter.stop, Stack(), 4)
     iterator = iter(stacked(tf.data.Dataset.range(8).batch(2), 4))
     told = r"trainer\.fuse_steps=4: XLA cannot compile .*: it uses tf\.py_function"
     with pytest.raises(UsageError, match=told) as caught, reporting_refusal(4):
@@ -111,13 +111,13 @@ def test_what_xla_refuses_is_named_with_its_place() -> None:
 
 
 def test_a_traced_step_that_writes_a_summary_is_refused(tmp_path: Path) -> None:
-    counter = Counter()
+    class SummaryCounter(Counter):
+        def step(self, iterator: Any) -> dict[str, tf.Tensor]:
+            tf.summary.scalar("own", 1.0, step=0)
+            return super().step(iterator)
 
-    def step(iterator: object) -> None:
-        counter.step(iterator)
-        tf.summary.scalar("own", 1.0, step=0)
-
-    loop = FusedLoop(counter.begin, step, counter.results, counter.stop, Stack(), 4)
+    counter = SummaryCounter()
+    loop = FusedLoop(counter, counter.stop, Stack(), 4)
     with (
         tf.summary.create_file_writer(str(tmp_path)).as_default(),
         pytest.raises(UsageError, match=r"it writes a tf\.summary \(.*\); report the value as a metric, or set"),
@@ -126,13 +126,13 @@ def test_a_traced_step_that_writes_a_summary_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_traced_step_that_takes_two_batches_is_refused() -> None:
-    counter = Counter()
+    class GreedyCounter(Counter):
+        def step(self, iterator: Any) -> dict[str, tf.Tensor]:
+            next(iterator)
+            return super().step(iterator)
 
-    def step(iterator: Any) -> None:
-        next(iterator)
-        counter.step(iterator)
-
-    loop = FusedLoop(counter.begin, step, counter.results, counter.stop, Stack(), 4)
+    counter = GreedyCounter()
+    loop = FusedLoop(counter, counter.stop, Stack(), 4)
     with pytest.raises(UsageError, match="takes more than one batch from its iterator"):
         loop(iter(stacked(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
 

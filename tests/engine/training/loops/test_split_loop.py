@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from trainer_kit.telemetry.profile_window import ProfileSteps, ProfileWindow
 from trainer_kit.training.loops.train_loop import LoopParts
@@ -16,20 +17,26 @@ class _Loop:
 
     def __init__(self, stop: int = 10**9) -> None:
         self.calls: list[tuple[int, bool]] = []
-        self.step, self.total, self.stop, self.waited, self.fuse_steps = 0, 0, stop, 0.0, 1
+        self.global_step = tf.Variable(0, dtype=tf.int64)
+        self.total, self.stop, self.waited, self.fuse_steps = 0, stop, 0.0, 1
+
+    @property
+    def step(self) -> int:
+        return int(self.global_step.numpy())
 
     def __call__(self, iterator: Any, num_steps: Any, fresh: bool) -> tuple[int, int]:
         self.calls.append((int(num_steps), fresh))
         self.total = 0 if fresh else self.total
         done = min(int(num_steps), self.stop - self.step)
         self.total += sum(next(iterator) for _ in range(done))
-        self.step, self.waited = self.step + done, float(done)
+        self.global_step.assign_add(done)
+        self.waited = float(done)
         return done, self.total
 
 
 def _parts(loop: _Loop, *steps: int) -> tuple[LoopParts, list[int]]:
     """LoopParts with a window of steps, if any, and the steps that its trace was started and stopped at."""
-    parts, at = LoopParts(lambda: loop.step), list[int]()
+    parts, at = LoopParts(loop.global_step), list[int]()
     if steps:
         start, stop = (lambda: bool(at.append(loop.step)) or True), (lambda: at.append(loop.step))
         parts.window = ProfileWindow(ProfileSteps(*steps), start, stop)
@@ -46,7 +53,7 @@ def test_only_the_first_step_of_a_new_loop_is_a_separate_call() -> None:
     assert loop.calls == [(1, True), (4, False), (5, True)]
     assert ready_at == parts.ready_at > 0
     other = _Loop()
-    other.step = loop.step
+    other.global_step.assign(loop.global_step)
     parts.run(other, numbers, 1, False)
     assert other.calls == [(1, False)] and parts.ready_at > ready_at
 
@@ -82,7 +89,7 @@ def test_a_loop_that_stops_in_a_part_gets_no_further_call() -> None:
 
 def test_the_time_that_a_trace_takes_is_told_apart() -> None:
     loop, numbers = _Loop(), iter(range(100))
-    parts = LoopParts(lambda: loop.step)
+    parts = LoopParts(loop.global_step)
     slow = [lambda: time.sleep(0.02) or True, lambda: time.sleep(0.03)]
     parts.window = ProfileWindow(ProfileSteps(1, 7), *slow)
     tracing = []

@@ -16,9 +16,7 @@ from trainer_kit.training.loops.train_loop import TrainLoop
 @pytest.mark.parametrize(("function", "loop"), [(True, True), (True, False), (False, False)])
 def test_every_way_of_running_the_train_loop_gives_the_same(function: bool, loop: bool) -> None:
     counter = Counter()
-    train = TrainLoop(
-        counter.begin, counter.step, counter.results, counter.stop, use_tf_function=function, use_tf_while_loop=loop
-    )
+    train = TrainLoop(counter, counter.stop, use_tf_function=function, use_tf_while_loop=loop)
     iterator = iter(batches())
     assert train(iterator, tf.constant(2)) == (2, {"total": 15.0})
     assert train(iterator, tf.constant(1)) == (1, {"total": 21.0})  # reset at the start of a loop
@@ -26,7 +24,7 @@ def test_every_way_of_running_the_train_loop_gives_the_same(function: bool, loop
 
 def test_a_number_of_steps_may_be_of_any_integer_type() -> None:
     counter = Counter()
-    train, iterator = TrainLoop(counter.begin, counter.step, counter.results, counter.stop), iter(batches())
+    train, iterator = TrainLoop(counter, counter.stop), iter(batches())
     for one_step in (tf.constant(1), tf.constant(1, tf.int64), np.int64(1), 1):
         assert train(iterator, one_step)[0] == 1
 
@@ -39,26 +37,25 @@ def test_the_waits_for_batches_are_measured(exact: bool) -> None:
 
     counter, shape = Counter(), batches().element_spec.shape
     slow = batches().map(lambda batch: tf.ensure_shape(tf.numpy_function(wait, [batch], batch.dtype), shape))
-    train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop, exact_waits=exact)
+    train = TrainLoop(counter, counter.stop, exact_waits=exact)
     assert train(iter(slow), tf.constant(3))[0] == 3
     assert train.waited is not None and train.waited > 0.03
 
 
 def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
-    counter = Counter()
+    class StoppingCounter(Counter):
+        def after_step(self) -> None:
+            self.stop.assign(self.total > 3.0)
 
-    def step(iterator: object) -> None:
-        counter.step(iterator)
-        counter.stop.assign(counter.total > 3.0)
-
-    train = TrainLoop(counter.begin, step, counter.results, counter.stop)
+    counter = StoppingCounter()
+    train = TrainLoop(counter, counter.stop)
     assert train(iter(batches()), tf.constant(4)) == (2, {"total": 15.0})
     assert train(iter(batches()), tf.constant(4)) == (0, {"total": 0.0})
 
 
 def test_end_of_the_data_raises_and_keeps_the_steps_done() -> None:
     counter = Counter()
-    train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop)
+    train = TrainLoop(counter, counter.stop)
     with pytest.raises(tf.errors.OutOfRangeError):
         train(iter(batches()), tf.constant(9))
     assert train.results() == {"total": 45.0}
@@ -82,20 +79,23 @@ def _in_a_loop(iterator: object) -> tf.Tensor:
 
 @pytest.mark.parametrize(("take", "total"), [(_in_a_function, 3.0), (_in_a_branch, 3.0), (_in_a_loop, 15.0)])
 def test_a_step_may_take_its_batches_in_a_graph_of_its_own(take: Callable[[object], tf.Tensor], total: float) -> None:
-    counter = Counter()
+    class TakingCounter(Counter):
+        def step(self, iterator: object) -> dict[str, tf.Tensor]:
+            self.total.assign_add(tf.cast(take(iterator), tf.float32))
+            return {}
 
-    def step(iterator: object) -> None:
-        counter.total.assign_add(tf.cast(take(iterator), tf.float32))
-
-    train = TrainLoop(counter.begin, step, counter.results, counter.stop)
+    counter = TakingCounter()
+    train = TrainLoop(counter, counter.stop)
     assert train(iter(tf.data.Dataset.range(9)), tf.constant(3)) == (3, {"total": total})
 
 
 def test_a_batch_may_have_parts_that_are_none() -> None:
-    counter = Counter()
-    train = TrainLoop(
-        counter.begin, lambda iterator: counter.step(iter([next(iterator)[0]])), counter.results, counter.stop
-    )
+    class FirstPartCounter(Counter):
+        def step(self, iterator: object) -> dict[str, tf.Tensor]:
+            return super().step(iter([next(iterator)[0]]))  # type: ignore[call-overload]
+
+    counter = FirstPartCounter()
+    train = TrainLoop(counter, counter.stop)
     assert train(iter(tf.data.Dataset.range(4).map(lambda x: (x, None))), tf.constant(3)) == (3, {"total": 3.0})
     assert train.waited is not None and train.waited > 0
 
