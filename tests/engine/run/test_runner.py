@@ -573,7 +573,7 @@ class _EvaluatesItself(Callback):
         self.trainer.evaluate(tf.constant(1))
 
 
-def test_only_evaluations_that_the_run_records_are_exported_as_best(tmp_path: Path) -> None:
+def test_only_recorded_evaluations_are_exported_as_best(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=10, steps_per_loop=5, validation_interval=10, **_BEST)
     callback = _EvaluatesItself()
     _run(tmp_path, "train_and_eval", config, callbacks=[callback])
@@ -595,7 +595,7 @@ class _BackAfterEvaluation(Callback):
         self.steps.append(step)
 
 
-def test_a_rewind_after_the_last_evaluation_continues_the_training(tmp_path: Path) -> None:
+def test_a_rewind_after_the_last_evaluation_trains_on(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=20, checkpoint_interval=10, **_BEST)
     callback = _BackAfterEvaluation()
     _, logs = _run(tmp_path, "train_and_post_eval", config, callbacks=[callback])

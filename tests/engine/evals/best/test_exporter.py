@@ -189,7 +189,7 @@ MUTILATIONS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", MUTILATIONS)
-def test_a_mutilated_info_is_written_again_and_one_that_cannot_be_read_is_told(
+def test_a_damaged_info_is_written_again_with_a_warning(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _run(tmp_path, [0.5, 0.9])

@@ -25,13 +25,13 @@ class Noting:
         self.calls.append(batch)
 
     def end(self, batch: int, results: Any) -> bool:
-        self.calls.append((batch, results))
+        self.calls.append((batch, results["sum"]))
         return self._goes_on
 
-    def part(self, iterator: Iterator[int], steps: tf.Tensor) -> tuple[int, int]:
+    def part(self, iterator: Iterator[int], steps: tf.Tensor) -> tuple[int, dict[str, int]]:
         taken = [value for _, value in zip(range(int(steps)), iterator, strict=False)]
         self._sum += sum(taken)
-        return len(taken), self._sum
+        return len(taken), {"sum": self._sum}
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def test_parts_are_called_around_their_batches(steps: int, known: int | None, ca
     noting = Noting(known)
     done, results = noting.loop(iter([1, 2, 3, 4, 5]), tf.constant(steps))
     assert noting.calls == calls
-    assert (done, results) == (calls[-1][0] + 1, calls[-1][1])
+    assert (done, results) == (calls[-1][0] + 1, {"sum": calls[-1][1]})
 
 
 def test_a_part_that_does_not_begin_has_no_end() -> None:
     noting = Noting()
-    assert noting.loop(iter([1, 2]), -1) == (2, 3)
+    assert noting.loop(iter([1, 2]), -1) == (2, {"sum": 3})
     assert noting.calls == ["reset", 0, (1, 3), 2]
 
 
 def test_an_end_may_end_the_evaluation() -> None:
     noting = Noting(goes_on=False)
-    assert noting.loop(iter([1, 2, 3]), -1) == (2, 3)
+    assert noting.loop(iter([1, 2, 3]), -1) == (2, {"sum": 3})
