@@ -156,8 +156,7 @@ def run_experiment(
         with plan.strategy.scope():
             plan = add_task_callbacks(plan, task)
             if plan.trains:
-                feed = getattr(getattr(plan.options.trainer, "data", None), "feed", None)
-                dataset = getattr(feed, "given", None)
+                dataset = getattr(getattr(plan.options.trainer, "data", None), "given", None)
                 config, epochs = resolve_lengths(plan.config, task, plan.callbacks, dataset)
                 plan = dataclasses.replace(plan, config=config, epochs=epochs)
             trainer = assembly.build_trainer(plan, task)

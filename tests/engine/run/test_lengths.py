@@ -21,6 +21,7 @@ from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.metrics_jsonl import active_history
 from trainer_kit.testing import tiny_arrays
+from trainer_kit.training.trainer import Trainer
 
 TASK = {"train_data": {"global_batch_size": 10}}
 
@@ -116,6 +117,17 @@ def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None
         ("begin", 2, 11, 2, 0), (2, 8), (2, 9), (2, 11),
         ("end", 2, 22, [*logs, "validation"], ["accuracy", "validation_loss"]),
     ]  # fmt: skip
+
+
+def test_an_epoch_of_a_ready_made_trainer_is_that_of_its_dataset(tmp_path: Path) -> None:
+    config = _config(train_steps=4)
+    dataset = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(10).take(2).repeat(3)
+    task = LinearTask(config.task)
+    model = task.build_model()
+    optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime)
+    trainer = Trainer(config, task, model, optimizer, train_dataset=dataset)
+    run_experiment(None, task, "train", _config(train_steps="1 epochs"), str(tmp_path), trainer=trainer)
+    assert int(trainer.global_step.numpy()) == 6
 
 
 def test_replicas_end_their_epochs_when_their_batches_end(tmp_path: Path) -> None:
