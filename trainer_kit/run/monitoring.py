@@ -75,7 +75,7 @@ def show_activity(progress: Progress, console: Writer | None) -> AbstractContext
     show = getattr(console, "show_activity", None)
     if show is None:
         return contextlib.nullcontext()
-    return CurrentActivity(progress.describe_activity, progress.find_total, show)
+    return CurrentActivity(progress, show)
 
 
 @contextlib.contextmanager

@@ -111,12 +111,7 @@ class Progress(SlowRun):
         return 0 if self.trainer.own.steps else int(self.trainer.evaluated_batches.numpy())
 
     def describe_activity(self) -> tuple[str, int, int, int]:
-        """Returns the activity of the run, for the console; see CurrentActivity.
-
-        Returns:
-          (activity, the global step at which it began, the global step now, batches evaluated so far); the activity is
-          "" when there is nothing to show.
-        """
+        """Returns the activity of the run, for the console; see RunProgress."""
         phase = self._phase
         activities = {"start": self.doing, "evaluate": EVALUATING, "train": TRAINING, "save": "saving"}
         activity = activities.get(phase, "")

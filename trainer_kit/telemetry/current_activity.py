@@ -7,11 +7,28 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Protocol
 
 from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity
 
 _LOG = logging.getLogger(__name__)
-Look = Callable[[], tuple[str, int, int, int]]
+
+
+class RunProgress(Protocol):
+    """A run whose activity can be shown. The methods are called from a separate thread."""
+
+    def describe_activity(self) -> tuple[str, int, int, int]:
+        """Returns the activity of the run.
+
+        Returns:
+          (name, the global step at which it began, the global step now, the number of batches that this process has
+          evaluated); the name is "" while there is no activity to show.
+        """
+        ...
+
+    def find_total(self, activity: str) -> int | None:
+        """Returns the number of batches of an evaluation, or of steps of the run; None if it is not known."""
+        ...
 
 
 class CurrentActivity:
@@ -20,9 +37,7 @@ class CurrentActivity:
     After an error, which is logged once, nothing more is shown.
 
     Args:
-      look: Returns (the activity's name, the global step at which it began, the global step now, the number of batches
-        that this process has evaluated); the name is "" while there is no activity to show.
-      total: Returns the number of batches of an evaluation, or of steps of a training run; None if it is not known.
+      run: The run.
       show: Called with the activity at each poll, and with None when it is over.
       poll_seconds: The seconds between two polls.
       clock: A monotonic clock in seconds.
@@ -30,14 +45,15 @@ class CurrentActivity:
 
     def __init__(
         self,
-        look: Look,
-        total: Callable[[str], int | None],
+        run: RunProgress,
         show: Callable[[Activity | None], None],
         poll_seconds: float = 0.25,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._look, self._total, self._show = look, total, show
-        self._poll, self._clock = poll_seconds, clock
+        self._run = run
+        self._show = show
+        self._poll_seconds = poll_seconds
+        self._clock = clock
         self._before = 0  # batches, when the last evaluation was over
         self._since: tuple[str, int, float] | None = None  # the activity, its first step, and when it was first seen
         self._known: int | None = None
@@ -60,7 +76,7 @@ class CurrentActivity:
 
     def look(self) -> None:
         """Polls once and shows the activity, if there is one."""
-        what, begun, step, batches = self._look()
+        what, begun, step, batches = self._run.describe_activity()
         if self._since is not None and (what, begun) != self._since[:2]:
             self._since, self._known, self._before = None, None, batches
             self._show(None)
@@ -70,13 +86,13 @@ class CurrentActivity:
             return
         if self._since is None:
             self._since = what, begun, self._clock()
-        self._known = self._total(what) if self._known is None else self._known
+        self._known = self._run.find_total(what) if self._known is None else self._known
         done = {EVALUATING: batches - self._before, TRAINING: step - begun}.get(what, 0)
         self._show(Activity(what, step, done, self._known, self._clock() - self._since[2]))
 
     def _watch(self) -> None:
         try:
-            while not self._left.wait(self._poll):
+            while not self._left.wait(self._poll_seconds):
                 self.look()
             self._show(None)
         except Exception as error:

@@ -143,12 +143,25 @@ def test_a_terminal_without_a_display_keeps_nothing_of_the_line(tmp_path: Path) 
     assert [line.split(" | ")[0] for line in screen(written) if line] == ["validation"]
 
 
+class Activities:
+    """A run with one activity at each look, all of the same length."""
+
+    def __init__(self, looks: list[tuple[str, int, int, int]]) -> None:
+        self._looks = iter(looks)
+
+    def describe_activity(self) -> tuple[str, int, int, int]:
+        return next(self._looks)
+
+    def find_total(self, activity: str) -> int | None:
+        return 20 if activity in (EVALUATING, TRAINING) else None
+
+
 def test_each_evaluation_is_counted_from_its_own_start() -> None:
     now, seen = [0.0], []
     evaluating = [(10, 43), (10, 50), (20, 62), (20, 70)]
     looks = [("", 10, 10, 40), *((EVALUATING, step, step, batches) for step, batches in evaluating)]
-    looks = iter([*looks[:4], ("", 20, 20, 70), (EVALUATING, 20, 20, 71)])
-    watch = CurrentActivity(lambda: next(looks), lambda _: 20, seen.append, clock=lambda: now[0])
+    looks = [*looks[:4], ("", 20, 20, 70), (EVALUATING, 20, 20, 71)]
+    watch = CurrentActivity(Activities(looks), seen.append, clock=lambda: now[0])
     for _ in range(6):
         watch.look()
         now[0] += 1.0
@@ -164,9 +177,8 @@ def test_each_evaluation_is_counted_from_its_own_start() -> None:
 
 def test_each_training_loop_is_timed_from_its_own_start() -> None:
     seen: list[Activity | None] = []
-    looks = iter([("building the model", 0, 0, 0), (TRAINING, 5, 7, 0), (TRAINING, 5, 8, 0), (TRAINING, 10, 10, 0)])
-    total = lambda what: 20 if what == TRAINING else None  # noqa: E731
-    watch = CurrentActivity(lambda: next(looks), total, seen.append, clock=_still)
+    looks = [("building the model", 0, 0, 0), (TRAINING, 5, 7, 0), (TRAINING, 5, 8, 0), (TRAINING, 10, 10, 0)]
+    watch = CurrentActivity(Activities(looks), seen.append, clock=_still)
     for _ in range(4):
         watch.look()
     assert seen == [
@@ -216,7 +228,7 @@ def test_an_error_of_the_watch_is_told_once_and_harms_nothing(caplog: pytest.Log
     def fail(progress: Activity | None) -> None:
         raise OSError("gone")
 
-    with caplog.at_level(logging.WARNING), CurrentActivity(lambda: (EVALUATING, 1, 1, 1), lambda _: None, fail, 0.01):
+    with caplog.at_level(logging.WARNING), CurrentActivity(Activities([(EVALUATING, 1, 1, 1)]), fail, 0.01):
         time.sleep(0.1)
     assert [record.getMessage() for record in caplog.records] == [
         "the run's current activity is no longer shown: OSError('gone')"
