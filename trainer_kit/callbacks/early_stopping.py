@@ -152,7 +152,10 @@ class EarlyStopping(Callback):
             active = _of_set(found, options.metric)
             if found and not active:
                 self._check_set(options, found)
-            self._read = records, _values(_of_last_kind(active) if options.eval_name else active, options)
+            if options.eval_name:  # a sidecar with other data or another config starts a new series
+                series = [(record.get("dataset"), record.get("config_hash")) for record in active]
+                active = [record for record, own in zip(active, series, strict=True) if own == series[-1]]
+            self._read = records, _values(active, options)
         return self._read[1]
 
     def _check_set(self, options: EarlyStoppingConfig, found: Sequence[Mapping[str, Any]]) -> None:
@@ -168,12 +171,6 @@ def _of_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Returns the records of the metric's validation set, if there are several sets; else all records."""
     of_sets = [item for item in records if list(item["metrics"]) == [item.get("dataset")]]
     return [item for item in of_sets if item["dataset"] == metric.partition("|")[0]] if of_sets else records
-
-
-def _of_last_kind(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the records with the data and config of the last one: a changed sidecar starts a new series."""
-    kind = [(item.get("dataset"), item.get("config_hash")) for item in records]
-    return [item for item, own in zip(records, kind, strict=True) if own == kind[-1]]
 
 
 def _values(records: Sequence[Mapping[str, Any]], options: EarlyStoppingConfig) -> list[tuple[int, float]]:

@@ -116,9 +116,16 @@ class CheckpointWatcher:
             if self._run.alive():
                 since = now
             elif self._timeout is not None and now - since >= self._timeout:
-                raise NothingToWaitForError(self._nothing_came(now - since))
+                raise NothingToWaitForError(
+                    f"no new checkpoint for {now - since:.0f} s (trainer.continuous_eval_timeout) in "
+                    f"{self._directory}: {self._seen()}; {self._run.trainer()}"
+                )
             if now - logged >= _LOG_SECONDS:
-                _LOG.info("%s", self._what_is_waited_for())
+                limit = "no time limit"
+                if self._timeout is not None:
+                    limit = f"at most {self._timeout:g} s without a sign of life"
+                pattern = f"{self._directory}/ckpt-*.index"
+                _LOG.info("waiting for %s (%s); %s; %s", pattern, self._seen(), self._run.trainer(), limit)
                 logged = now
             with waiting():
                 time.sleep(_POLL_SECONDS)
@@ -143,8 +150,16 @@ class CheckpointWatcher:
         new = [step for step in new if not self._is_foreign(there[step])]
         self._report_lost(self._queued - set(there) - known)
         if self._newest_only:
-            self._report_skipped(new[:-1])
+            skipped = new[:-1]
             new = new[-1:]
+            self._passed |= set(skipped)
+            self.left_out += len(skipped)
+            if skipped:
+                _LOG.info(
+                    "skipped: %s; a newer checkpoint exists (trainer.continuous_eval.policy=latest; %d skipped in all)",
+                    ", ".join(f"ckpt-{step}" for step in skipped),
+                    self.left_out,
+                )
         self._queued = set(new)
         for step in new:
             self._run.need(None if self._newest_only else step - 1, step)
@@ -165,26 +180,6 @@ class CheckpointWatcher:
                 ", ".join(f"ckpt-{step}" for step in sorted(steps)),
                 self.left_out,
             )
-
-    def _report_skipped(self, steps: list[int]) -> None:
-        self._passed |= set(steps)
-        self.left_out += len(steps)
-        if steps:
-            _LOG.info(
-                "skipped: %s; a newer checkpoint exists (trainer.continuous_eval.policy=latest; %d skipped in all)",
-                ", ".join(f"ckpt-{step}" for step in steps),
-                self.left_out,
-            )
-
-    def _what_is_waited_for(self) -> str:
-        limit = "no time limit" if self._timeout is None else f"at most {self._timeout:g} s without a sign of life"
-        return f"waiting for {self._directory}/ckpt-*.index ({self._seen()}); {self._run.trainer()}; {limit}"
-
-    def _nothing_came(self, seconds: float) -> str:
-        return (
-            f"no new checkpoint for {seconds:.0f} s (trainer.continuous_eval_timeout) in {self._directory}: "
-            f"{self._seen()}; {self._run.trainer()}"
-        )
 
     def _seen(self) -> str:
         """Describes the contents of the folder, for messages."""

@@ -40,7 +40,10 @@ def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> 
     for name in sorted({name for side in sides for name in _named_bests(side)}):
         differences += _named_best(name, *(os.path.join(side, BEST_CHECKPOINTS, name) for side in sides))
     differences += _lines("evals/validation.jsonl", *(_evaluations(side) for side in sides))
-    differences += _values("final.json", *(_final(side) for side in sides))
+    finals = [_read(os.path.join(side, "final.json")) for side in sides]
+    differences += _values(
+        "final.json", *(_without(final, ("time",)) if isinstance(final, dict) else final for final in finals)
+    )
     return differences + [f"left over: {path}" for side in sides for path in left_over(side)]
 
 
@@ -105,8 +108,12 @@ def _variables(what: str, one: str | None, other: str | None) -> list[str]:
         return [f"{what}: one of {one} and {other} cannot be read ({error})"]
     if not wrong:
         return []
-    values = [side.get_tensor(wrong[0]) for side in sides]
-    return [f"{what}: {wrong[0]} differs, {_apart(*values)} ({len(wrong)} of {len(names[0])} variables differ)"]
+
+    first, second = (np.asarray(side.get_tensor(wrong[0])) for side in sides)
+    difference = f"{first!r:.200} and {second!r:.200}"
+    if first.shape == second.shape and first.dtype.kind in "fiu":
+        difference = f"by up to {np.max(np.abs(first.astype(np.float64) - second.astype(np.float64))):g}"
+    return [f"{what}: {wrong[0]} differs, {difference} ({len(wrong)} of {len(names[0])} variables differ)"]
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -115,13 +122,6 @@ def _same(one: Any, other: Any) -> bool:
         return False
     # An array of strings holds their addresses.
     return bool(np.all(one == other)) if one.dtype == object else one.tobytes() == other.tobytes()
-
-
-def _apart(one: Any, other: Any) -> str:
-    one, other = np.asarray(one), np.asarray(other)
-    if one.shape == other.shape and one.dtype.kind in "fiu":
-        return f"by up to {np.max(np.abs(one.astype(np.float64) - other.astype(np.float64))):g}"
-    return f"{one!r:.200} and {other!r:.200}"
 
 
 def _evaluations(folder: str) -> list[Any]:
@@ -133,11 +133,6 @@ def _evaluations(folder: str) -> list[Any]:
 
 def _history(folder: str) -> list[Any]:
     return [_without(record, WALL_CLOCK_FIELDS) for record in files.read_lines(os.path.join(folder, "metrics.jsonl"))]
-
-
-def _final(folder: str) -> Any:
-    final = _read(os.path.join(folder, "final.json"))
-    return _without(final, ("time",)) if isinstance(final, dict) else final
 
 
 def _without(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -19,12 +19,11 @@ def holds_failed_read(prefix: str) -> bool:
     Args:
       prefix: The path that the names of the files begin with.
     """
-    return any(_holds(path) for path in glob.glob(f"{glob.escape(prefix)}.data-*"))
-
-
-def _holds(path: str) -> bool:
-    try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return any(content.find(key) >= 0 for key in _FAILURES)
-    except (OSError, ValueError):  # an empty file cannot be mapped
-        return False
+    for path in glob.glob(f"{glob.escape(prefix)}.data-*"):
+        try:
+            with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                if any(content.find(key) >= 0 for key in _FAILURES):
+                    return True
+        except (OSError, ValueError):  # an empty file cannot be mapped
+            continue
+    return False

@@ -10,6 +10,7 @@ in which the sidecar may be started again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -136,8 +137,10 @@ class Leases:
         now = time.monotonic()
         beat, since = self._seen.get(path.name, (None, now))
         if beat != lease["beat"]:
-            known = beat is not None
-            since = now if known else now - max(0.0, _age(path))
+            since = now
+            if beat is None:  # seen for the first time: the file tells how old the beat is
+                with contextlib.suppress(OSError):
+                    since = now - max(0.0, time.time() - path.stat().st_mtime)
             self._seen[path.name] = (lease["beat"], since)
         return now - since < LEASE_SECONDS
 
@@ -152,10 +155,3 @@ def _lineage(lease: Mapping[str, Any]) -> int:
     """Returns the run's lineage in a lease; 0 for a lease of an earlier version."""
     lineage = lease.get("lineage", 0)
     return lineage if isinstance(lineage, int) else 0
-
-
-def _age(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return 0.0

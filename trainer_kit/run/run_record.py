@@ -196,13 +196,18 @@ def _account_for_time(plan: RunPlan, trainer: Any, ledger: TimeLedger) -> tuple[
     config = plan.config
     options = config.trainer
     train_data = getattr(config.task, "train_data", None)
+    compiling = {
+        "trainer.train_tf_function=true": options.train_tf_function,
+        "trainer.train_tf_while_loop=true": options.train_tf_while_loop,
+        "runtime.run_eagerly=false": not config.runtime.run_eagerly,
+    }
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
         checkpoint_interval=options.checkpoint_interval,
         validation_interval=options.validation_interval,
         # As they were written, since the advice names them.
         written={name: value for name, value in vars(plan.written.trainer).items() if isinstance(value, Duration)},
-        to_compile=tuple(setting for setting, missing in _to_compile(config) if missing),
+        to_compile=tuple(setting for setting, is_set in compiling.items() if not is_set),
         fused=trainer.fuse_steps > 1,
         can_fuse=options.fuse_steps == 1 and not trainer.problem_of_fusing(),
         can_use_one_thread=config.runtime.executor == "default" and not problem_of_one_thread(trainer.strategy),
@@ -214,10 +219,3 @@ def _account_for_time(plan: RunPlan, trainer: Any, ledger: TimeLedger) -> tuple[
     )
     advice = verdict(times, settings)
     return {**times.record(), "verdict": advice}, [f"time of this process: {times.line()}", advice]
-
-
-def _to_compile(config: Any) -> Iterator[tuple[str, bool]]:
-    """Yields each setting that compiles the steps of a loop, and whether the config has another value."""
-    for name in ("train_tf_function", "train_tf_while_loop"):
-        yield f"trainer.{name}=true", not getattr(config.trainer, name)
-    yield "runtime.run_eagerly=false", config.runtime.run_eagerly

@@ -145,7 +145,11 @@ def read_cluster() -> Cluster | None:
     task = content.get("task")
     if not isinstance(task, dict) or not {"type", "index"} <= set(task):
         raise _bad_tf_config(f"'task' is {task!r}, without the type and index of this process")
-    cluster = Cluster(tasks=tasks, task_type=str(task["type"]), task_index=_index(task["index"]))
+    try:
+        index = int(task["index"])  # some platforms write it as text
+    except (TypeError, ValueError) as error:
+        raise _bad_tf_config(f"the task's index is {task['index']!r}, not a whole number") from error
+    cluster = Cluster(tasks=tasks, task_type=str(task["type"]), task_index=index)
     known = tasks.get(cluster.task_type, ())
     if cluster.trains and not 0 <= cluster.task_index < len(known):
         there = ", ".join(f"{name} 0 to {len(addresses) - 1}" for name, addresses in tasks.items() if addresses)
@@ -172,13 +176,6 @@ def _tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
         if not address.rpartition(":")[2].isdecimal():
             raise _bad_tf_config(f"the address {address!r} has no port")
     return tasks
-
-
-def _index(index: Any) -> int:
-    try:
-        return int(index)  # some platforms write it as text
-    except (TypeError, ValueError) as error:
-        raise _bad_tf_config(f"the task's index is {index!r}, not a whole number") from error
 
 
 def _bad_tf_config(problem: str) -> ConfigError:

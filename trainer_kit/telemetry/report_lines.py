@@ -69,8 +69,12 @@ def epoch_text(place: EpochPlace) -> str:
 
 def rate_texts(report: Report) -> list[str]:
     """Returns the steps and the examples per second, as far as they are known."""
-    rates = (report.steps_per_second, "steps/s"), (report.examples_per_second, "examples/s")
-    return [f"{_rate(value)} {unit}" for value, unit in rates if value is not None]
+    texts = []
+    for value, unit in ((report.steps_per_second, "steps/s"), (report.examples_per_second, "examples/s")):
+        if value is not None:
+            digits = ".0f" if value >= 10_000 else ".1f" if value >= 10 else ".3g"
+            texts.append(f"{value:{digits}} {unit}")
+    return texts
 
 
 def left_texts(report: Report, elapsed: float = 0.0) -> list[str]:
@@ -135,9 +139,3 @@ def _of_set(report: Report, name: str) -> Report:
         seconds=report.seconds_of_sets[name],
         best=(best[0].removeprefix(f"{name}|"), *best[1:]) if best else None,
     )
-
-
-def _rate(value: float) -> str:
-    if value >= 10_000:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"

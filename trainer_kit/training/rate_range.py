@@ -7,7 +7,7 @@ There the rate rises linearly, and a person reads the curve.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,12 @@ class RateRange:
     @property
     def smoothed(self) -> np.ndarray:
         """The mean loss of the steps around each step, a twentieth of all steps or 5."""
-        return _smoothed(self.losses, _window(len(self.losses)))
+        sums = np.concatenate([[0.0], np.cumsum(self.losses)])
+        places = np.arange(len(self.losses))
+        reach = _window(len(self.losses)) // 2
+        begins = np.maximum(places - reach, 0)
+        ends = np.minimum(places + reach + 1, len(self.losses))
+        return (sums[ends] - sums[begins]) / (ends - begins)
 
     @property
     def lowest(self) -> float:
@@ -115,9 +120,24 @@ def measure(trainer: Any, lowest: float, steps: int) -> RateRange:
         else:
             rates.append(rate)
             losses.append(loss)
-            ended_by = DIVERGED if _has_diverged(losses, _window(steps)) else ""
+            # It has diverged when the mean of the last losses is four times the lowest such mean. A loss below 0 has no
+            # factor.
+            window = _window(steps)
+            means = np.ones(1)
+            if len(losses) >= window:
+                means = np.convolve(losses, np.ones(window) / window, "valid")
+            ended_by = DIVERGED if 0 < means.min() * _FACTOR < means[-1] else ""
             rate = float(logs["learning_rate"])
-    _check_length(len(losses), ended_by, rate)
+
+    if len(losses) < _FEWEST and ended_by == DATA_ENDED:
+        raise DataError(
+            f"task.train_data ended after {len(losses)} steps, and a range test needs {_FEWEST}; repeat the data"
+        )
+    if len(losses) < _FEWEST:
+        raise DivergedError(
+            f"training diverged after {len(losses)} steps, at the learning rate {rate:.3g}; begin at a lower rate "
+            "(--lowest), and look at the data and the loss"
+        )
     return RateRange(np.array(rates), np.array(losses), ended_by)
 
 
@@ -144,28 +164,3 @@ def _refuse_several(names: Collection[str]) -> None:
 def _window(steps: int) -> int:
     """Returns the number of steps whose mean loss is looked at; fewer than 5 would show the noise of single batches."""
     return max(5, steps // 20)
-
-
-def _has_diverged(losses: Sequence[float], window: int) -> bool:
-    """Whether the mean of the last `window` losses is four times the lowest such mean; a loss below 0 has no factor."""
-    means = np.convolve(losses, np.ones(window) / window, "valid") if len(losses) >= window else np.ones(1)
-    return bool(0 < means.min() * _FACTOR < means[-1])
-
-
-def _check_length(steps: int, ended_by: str, rate: float) -> None:
-    if steps >= _FEWEST:
-        return
-    if ended_by == DATA_ENDED:
-        raise DataError(f"task.train_data ended after {steps} steps, and a range test needs {_FEWEST}; repeat the data")
-    raise DivergedError(
-        f"training diverged after {steps} steps, at the learning rate {rate:.3g}; begin at a lower rate (--lowest), "
-        "and look at the data and the loss"
-    )
-
-
-def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """Returns the mean of the `window` values before and after each value, and itself; fewer at the ends."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    places = np.arange(len(values))
-    begins, ends = np.maximum(places - window // 2, 0), np.minimum(places + window // 2 + 1, len(values))
-    return (sums[ends] - sums[begins]) / (ends - begins)

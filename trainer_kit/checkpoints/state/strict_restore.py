@@ -117,7 +117,12 @@ def restore(
             raise _does_not_fit(path, text, partial)
         if loose:
             items = _items(checkpoint)
-            _restore_loosely({name: item for name, item in items.items() if name in loose}, path, saved)
+            optional = {name: item for name, item in items.items() if name in loose}
+            missing = sorted(optional.keys() - _sections(saved))
+            if missing:
+                _LOG.warning("%s holds no %s: it keeps its initial value", path, ", ".join(missing))
+            existing = {name: item for name, item in optional.items() if name not in missing}
+            tf.train.Checkpoint(**existing).read(path).expect_partial()
             checkpoint = tf.train.Checkpoint(**{name: item for name, item in items.items() if name not in loose})
         if text:
             _LOG.warning(
@@ -143,13 +148,6 @@ def restore(
         if rows := [(readable(key), f"{saved} saved, {here} here", None, None) for key, here, saved in dtypes]:
             raise _does_not_fit(path, differences_table(rows), True) from error
         raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
-
-
-def _restore_loosely(items: Mapping[str, Any], path: str, saved: Mapping[str, Any]) -> None:
-    if missing := sorted(items.keys() - _sections(saved)):
-        _LOG.warning("%s holds no %s: it keeps its initial value", path, ", ".join(missing))
-    there = {name: item for name, item in items.items() if name not in missing}
-    tf.train.Checkpoint(**there).read(path).expect_partial()
 
 
 def _does_not_fit(path: str, text: str, partial: bool) -> UsageError:
@@ -223,7 +221,9 @@ def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...
     """
     try:
         reader = tf.train.load_checkpoint(path)
-        shapes, objects = reader.get_variable_to_shape_map(), _objects(reader)
+        shapes = reader.get_variable_to_shape_map()
+        # A checkpoint that is not object-based has no graph.
+        objects = object_graph(reader.get_tensor(_OBJECTS)).nodes if reader.has_tensor(_OBJECTS) else ()
     except (tf.errors.NotFoundError, ValueError) as error:
         raise StorageError(f"{path} is gone or incomplete: {error}") from error
     except (tf.errors.OpError, IndexError) as error:
@@ -231,11 +231,6 @@ def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...
     keys = {readable(key): key for key in shapes if key.endswith(_SUFFIX)}
     keys = {**(dict(_paths(objects, 0, "", _DEPTH)) if all_names else {}), **keys}
     return {name: tuple(shapes[key]) for name, key in keys.items() if not name.startswith(_BOOKKEEPING)}
-
-
-def _objects(reader: Any) -> Any:
-    """Returns the nodes of a checkpoint's object graph; () if the checkpoint is not object-based."""
-    return object_graph(reader.get_tensor(_OBJECTS)).nodes if reader.has_tensor(_OBJECTS) else ()
 
 
 def _paths(nodes: Any, number: int, path: str, depth: int) -> Iterator[tuple[str, str]]:

@@ -36,7 +36,11 @@ def written(graph: Any) -> list[Any]:
     users: dict[int, list[tf.Operation]] = defaultdict(list)
     for part in _graphs(graph):
         for outer, inner in part.captures:
-            users[id(outer)] += [operation for operation in inner.consumers() if not _calls_functions(operation)]
+            for operation in inner.consumers():
+                # The functions of a call, a loop or a branch are searched by themselves.
+                attributes = operation.node_def.attr.values()
+                if not any(value.HasField("func") or value.list.func for value in attributes):
+                    users[id(outer)].append(operation)
     return [
         handle
         for handle in captured(graph)
@@ -71,11 +75,6 @@ def _graphs(graph: Any) -> Iterator[Any]:
             visited.add(id(part))
             yield part
             waiting += functions_called(part).values()
-
-
-def _calls_functions(operation: Any) -> bool:
-    """Whether an operation is a call, a loop or a branch, whose functions are searched."""
-    return any(value.HasField("func") or value.list.func for value in operation.node_def.attr.values())
 
 
 def _kind(handle: Any) -> str:

@@ -89,9 +89,10 @@ class TrainState:
         optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
         self.step_state = StepState({"model": model, "task": task}, exclude=optimizers)
         self._evaluated_parts = {"task": task_state(task, model), "random/model": untracked_model_state(model)}
+        of_model = self._evaluated_parts["random/model"]
         evaluated = {
             "task": self._evaluated_parts["task"],
-            "random": _if_any(model=self._evaluated_parts["random/model"]),
+            "random": {"model": of_model} if of_model else {},
         }
         others: dict[str, Any] = {}
         self.random_generator: tf.random.Generator | None = None
@@ -385,10 +386,6 @@ class TrainState:
         belongs to a model that has diverged.)
         """
         return _all_finite(self._model.variables)
-
-
-def _if_any(**parts: Any) -> dict[str, Any]:
-    return {name: part for name, part in parts.items() if part}
 
 
 def _kept_by(optimizer: Any) -> list[Any]:

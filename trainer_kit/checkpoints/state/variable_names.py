@@ -162,10 +162,6 @@ def distinct(names: Iterable[str]) -> list[str]:
 def _unique(names: Sequence[str], variables: Sequence[Any]) -> dict[str, tf.Variable]:
     """Maps names, each distinct, to tf.Variables."""
     return {
-        name: getattr(variable, "value", variable) if _is_keras(variable) else variable
+        name: variable.value if isinstance(variable, keras.Variable) else variable
         for name, variable in zip(distinct(names), variables, strict=True)
     }
-
-
-def _is_keras(variable: Any) -> bool:
-    return isinstance(variable, keras.Variable)

@@ -117,7 +117,9 @@ def get_tfrecord_dataset(
     """
     split = _split_name(split, is_train)
     training = split == _TRAIN
-    size = _checked_size("global_batch_size", global_batch_size)
+    size: Any = global_batch_size
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise UsageError(f"global_batch_size={size!r} is not a number of examples; give a whole number above 0")
     share = _checked_percentage(percentage)
 
     files = _SplitFiles(dataset_path, split)
@@ -185,30 +187,23 @@ def preprocess_image(image: Any, size: int | tuple[int, int]) -> tf.Tensor:
     Raises:
       UsageError: when `size` is neither a positive number nor two.
     """
-    target = _image_size(size)
-    image = tf.convert_to_tensor(image)
-    channels = _channels(image)
-    image = tf.ensure_shape(image, [None, None, channels])
-    image = smart_resize(tf.image.convert_image_dtype(image, tf.float32), target)
-    return tf.ensure_shape(image, [*target, channels])
-
-
-def _channels(image: tf.Tensor) -> int | None:
-    """Returns the number of channels; None if it is not known. XLA needs it, and `tf.image.decode_image` hides it."""
-    if image.shape.rank is not None:
-        return image.shape[-1]
-    decodes = not tf.executing_eagerly() and image.op.type == "DecodeImage"
-    return (image.op.get_attr("channels") or None) if decodes else None
-
-
-def _image_size(size: Any) -> tuple[int, int]:
-    pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-    if len(pair) != 2 or not all(isinstance(pixels, int) and pixels > 0 for pixels in pair):
+    target: Any = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    if len(target) != 2 or not all(isinstance(pixels, int) and pixels > 0 for pixels in target):
         raise UsageError(
             f"preprocess_image: size={size!r}; give a positive number of pixels, or (height, width); a model whose "
             "input has no fixed size does not tell it by get_model_input_size()"
         )
-    return pair
+    image = tf.convert_to_tensor(image)
+
+    # XLA needs the number of channels, and `tf.image.decode_image` hides it.
+    channels = None
+    if image.shape.rank is not None:
+        channels = image.shape[-1]
+    elif not tf.executing_eagerly() and image.op.type == "DecodeImage":
+        channels = image.op.get_attr("channels") or None
+    image = tf.ensure_shape(image, [None, None, channels])
+    image = smart_resize(tf.image.convert_image_dtype(image, tf.float32), target)
+    return tf.ensure_shape(image, [*target, channels])
 
 
 class _SplitFiles:
@@ -325,13 +320,6 @@ def _split_name(split: Any, is_train: Any) -> str:
     if not isinstance(split, str) or not split or os.sep in split or glob.escape(split) != split:
         raise UsageError(f"split={split!r} is not the first part of the names of files, such as 'train' or 'valid'")
     return split
-
-
-def _checked_size(name: str, size: Any) -> int:
-    """Returns a number of examples; raises UsageError for anything but a whole number above 0."""
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise UsageError(f"{name}={size!r} is not a number of examples; give a whole number above 0")
-    return int(size)
 
 
 def _checked_percentage(percentage: Any) -> float:

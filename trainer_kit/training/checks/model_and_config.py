@@ -86,7 +86,11 @@ def check_deterministic_kernels(strategy: tf.distribute.Strategy, required: bool
     Raises:
       UsageError: when the strategy has a GPU without op determinism, and `required` is set.
     """
-    if is_op_determinism_enabled() or not any("GPU" in name for name in _devices(strategy)):
+    try:
+        devices = list(strategy.extended.worker_devices)
+    except RuntimeError:  # the default strategy has none of its own
+        devices = [device.name for device in tf.config.list_logical_devices()]
+    if is_op_determinism_enabled() or not any("GPU" in name for name in devices):
         return
     text = (
         "on a GPU TensorFlow adds numbers in an order that differs from run to run, so a resumed run may differ from "
@@ -95,13 +99,6 @@ def check_deterministic_kernels(strategy: tf.distribute.Strategy, required: bool
     if required:
         raise UsageError(f"trainer.require_exact_resume: {text}. Or set trainer.require_exact_resume=false")
     _LOG.info(text)
-
-
-def _devices(strategy: tf.distribute.Strategy) -> list[str]:
-    try:
-        return list(strategy.extended.worker_devices)
-    except RuntimeError:  # the default strategy has none of its own
-        return [device.name for device in tf.config.list_logical_devices()]
 
 
 def check_exact_resume(graph: tf.Graph, required: bool) -> None:
@@ -114,7 +111,12 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     Raises:
       UsageError: when the loop has such ops and `required` is set.
     """
-    ops = {node.op for node in nodes(graph.as_graph_def()) if not _is_recurrent_without_dropout(node)}
+    # A recurrent cuDNN layer without dropout draws nothing; tf_keras adds one for GPUs.
+    ops = {
+        node.op
+        for node in nodes(graph.as_graph_def())
+        if not (node.op.startswith("CudnnRNN") and "dropout" in node.attr and node.attr["dropout"].f == 0)
+    }
     found = sorted(op for op in ops if unsaved_state(op, op_definition(op)))
     if not found:
         return
@@ -126,11 +128,6 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     if required:
         raise UsageError(f"trainer.require_exact_resume: {text}. Or set trainer.require_exact_resume=false")
     _LOG.warning("%s", text)
-
-
-def _is_recurrent_without_dropout(node: Any) -> bool:
-    """Whether a node is a recurrent cuDNN layer without dropout, which draws nothing; tf_keras adds one for GPUs."""
-    return node.op.startswith("CudnnRNN") and "dropout" in node.attr and node.attr["dropout"].f == 0
 
 
 def check_methods(task: Any, train: bool, evaluate: bool) -> None:

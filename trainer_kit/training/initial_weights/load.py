@@ -67,7 +67,11 @@ def _plan(
     check_patterns(f"{option}.variables", config.variables, list(weights))
     check_patterns(f"{option}.exclude", config.exclude, list(weights))
     new_names = replaced_names(file, config.rename.items(), f"{option}.rename") if config.rename else None
-    chosen = {path: variable for path, variable in weights.items() if _is_chosen(path, config)}
+    chosen = {}
+    for path, variable in weights.items():
+        is_included = not config.variables or any(re.search(pattern, path) for pattern in config.variables)
+        if is_included and not any(re.search(pattern, path) for pattern in config.exclude):
+            chosen[path] = variable
     names, by_rank = names_in_file(model, chosen, file, new_names)
     taken: dict[str, str] = {}
     sliced: list[str] = []
@@ -106,11 +110,6 @@ def _plan(
             more = f", ... ({len(listed)} in all)" if len(listed) > _LISTED else ""
             report += f"\n  {label}: {', '.join(listed[:_LISTED])}{more}"
     return taken, report
-
-
-def _is_chosen(path: str, config: InitCheckpointConfig) -> bool:
-    wanted = not config.variables or any(re.search(pattern, path) for pattern in config.variables)
-    return wanted and not any(re.search(pattern, path) for pattern in config.exclude)
 
 
 def _assign(variable: tf.Variable, value: Any) -> None:

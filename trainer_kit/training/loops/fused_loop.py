@@ -94,7 +94,10 @@ class Stack:
         """Returns (batches, number of used batches, number of batches); no batches for another iterator."""
         if self._left is None or self._iterator is None or self._iterator() is not iterator:
             self._iterator = weakref.ref(iterator)  # weak: other code decides when an iterator is deleted
-            self._left, self._known = (_no_batches(iterator), tf.constant(0), tf.constant(0)), True
+            _, spec = iterator.element_spec
+            empty = tf.nest.map_structure(lambda part: tf.zeros([size or 0 for size in part.shape], part.dtype), spec)
+            self._left = empty, tf.constant(0), tf.constant(0)
+            self._known = True
         return self._left
 
     def forget(self) -> None:
@@ -213,11 +216,6 @@ def _of_any_size(elements: Any) -> tuple[Any, ...]:
     """Returns the specs of a loop's arguments after the iterator, for stacks of any size."""
     number, (count, batches) = tf.TensorSpec([], tf.int32), elements
     return number, tf.TensorSpec([], tf.bool), (batches, number, count)
-
-
-def _no_batches(iterator: Any) -> Any:
-    _, spec = iterator.element_spec
-    return tf.nest.map_structure(lambda part: tf.zeros([size or 0 for size in part.shape], part.dtype), spec)
 
 
 def _refuse_summaries(graph: tf.Graph) -> None:

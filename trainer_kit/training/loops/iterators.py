@@ -23,13 +23,13 @@ def stop_variable() -> tf.Variable:
     A strategy would keep it on its GPUs, and each step would wait for a copy of it. The scope of a strategy holds for
     its thread only.
     """
+
+    def create_variable() -> tf.Variable:
+        with tf.device("CPU:0"):
+            return tf.Variable(False, trainable=False, name="stop")
+
     with ThreadPoolExecutor(1) as outside_of_the_scope:
-        return outside_of_the_scope.submit(_stop_variable).result()
-
-
-def _stop_variable() -> tf.Variable:
-    with tf.device("CPU:0"):
-        return tf.Variable(False, trainable=False, name="stop")
+        return outside_of_the_scope.submit(create_variable).result()
 
 
 def should_continue(stop: tf.Variable, *conditions: tf.Tensor) -> tf.Tensor:

@@ -167,7 +167,10 @@ class Readback:
     def _packed(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._structure)]
         self._structure = tf.nest.map_structure(lambda leaf: None, self._structure)
-        self._scalar = [t.shape.rank == 0 and _fits_float64(t.dtype) for t in tensors]
+        # The integers of 8 bytes are those that float64 does not hold exactly.
+        self._scalar = [
+            t.shape.rank == 0 and (t.dtype.is_floating or (t.dtype.is_integer and t.dtype.size < 8)) for t in tensors
+        ]
         self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in tensors]
         scalars = [tf.cast(t, tf.float64) for t, is_scalar in zip(tensors, self._scalar, strict=True) if is_scalar]
         others = [t for t, is_scalar in zip(tensors, self._scalar, strict=True) if not is_scalar]
@@ -181,10 +184,6 @@ class Readback:
             for is_scalar, dtype in zip(self._scalar, self._dtypes, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._structure, leaves), [float(one) for one in scalars]
-
-
-def _fits_float64(dtype: tf.DType) -> bool:
-    return dtype.is_floating or (dtype.is_integer and dtype.size < 8)
 
 
 @contextlib.contextmanager
