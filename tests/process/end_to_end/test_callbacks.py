@@ -41,12 +41,12 @@ trainer:
 # What kills a run, one after the other, and then its last evaluation and its newest checkpoint. Each start counts its
 # own evaluations and checkpoints.
 KILLS = (
-    # Before the evaluation of step 10 is on record; when it is, and its weights are not exported; when all of it is
-    # done, and the first checkpoint is not.
+    # Before the evaluation of step 10 is on record; when it is, and the first checkpoint is not; when the weights of
+    # the second evaluation are not exported.
     ("ledger.append", 1, 0, 0),
-    ("best.weights", 1, 10, 0),
     ("checkpoint.save", 1, 10, 0),
-    ("checkpoint.save", 2, 20, 17),  # of step 30; the plateau was seen at 20, and a hyper-parameter was read at 25
+    ("best.weights", 1, 10, 17),
+    ("checkpoint.save", 1, 20, 17),  # of step 30; the plateau was seen at 20, and a hyper-parameter was read at 25
     # In the third evaluation, and in the fourth, which ends the run, before its line is in the ledger; when the line is
     # there and the last checkpoint is not; while that is written; before the end is noted.
     ("ledger.append", 1, 20, 30),

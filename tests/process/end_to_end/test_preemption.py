@@ -193,7 +193,7 @@ def test_a_long_evaluation_is_cut_and_earlier_steps_are_saved(long: Stop) -> Non
 
 @pytest.mark.parametrize(
     ("long", "phase"),
-    [("hanging step", "train"), ("hanging evaluation", "evaluate"), ("hanging best", "evaluate")],
+    [("hanging step", "train"), ("hanging evaluation", "evaluate"), ("hanging best", "report")],
     indirect=["long"],
 )
 def test_a_run_that_hangs_ends_with_its_own_exit_code(long: Stop, phase: str) -> None:
