@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 from official.modeling.optimization.lars import LARS
 
+from tests.builders import optimization
+from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.lars import Lars
 from trainer_kit.optimizers.weight_decay import DecayRule
 
@@ -21,16 +23,9 @@ VALUES = {"kernel": np.array([[1.0, -2.0], [0.5, 3.0]]), "zeros": np.zeros(2), "
 @pytest.mark.parametrize("classic", [False, True], ids=["popular", "classic"])
 def test_values_equal_those_of_model_garden(classic: bool, nesterov: bool, adapted: bool) -> None:
     same: dict[str, Any] = {"momentum": 0.8, "eeta": 0.05, "nesterov": nesterov, "classic_momentum": classic}
-    unadapted = ["nothing"] if adapted else ["bias"]
-    theirs = LARS(
-        0.3,
-        weight_decay_rate=0.1,
-        exclude_from_weight_decay=["bias"],
-        exclude_from_layer_adaptation=unadapted,
-        **same,
-    )
-    rules = {"decay_rule": DecayRule(exclude=("bias",)), "adaptation_rule": DecayRule(exclude=tuple(unadapted))}
-    ours = Lars(0.3, weight_decay=0.1, **rules, **same)
+    same |= {"weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",)}
+    same |= {"exclude_from_layer_adaptation": ("nothing",) if adapted else ("bias",)}
+    ours, theirs = create_optimizer(optimization("lars", 0.3, **same)), LARS(0.3, **same)
     variables = [keras.Variable(value, dtype="float32", name=name) for name, value in VALUES.items()]
     garden = [tf.Variable(value, dtype=tf.float32, name=name) for name, value in VALUES.items()]
     for step in range(1, 6):
@@ -55,9 +50,3 @@ def test_a_pattern_that_finds_nothing_is_named_once(weight_decay: float, caplog:
     )
     subject = "weight decay" if weight_decay else "layer adaptation"
     assert caplog.messages == [f"{subject}: the pattern 'biass' matches none of the variables bias"]
-
-
-def test_keras_can_save_and_load_it() -> None:
-    optimizer = Lars(0.3, eeta=0.05, weight_decay=0.1, adaptation_rule=DecayRule(exclude=("bias",)))
-    loaded = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-    assert (loaded.eeta, loaded.weight_decay, loaded.adaptation_rule) == (0.05, 0.1, optimizer.adaptation_rule)

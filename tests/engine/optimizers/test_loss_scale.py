@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.config.schema.optimization import OptimizationConfig
+from tests.builders import on_each_replica, optimization, replicas
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
-
-ConfigMaker = Callable[..., OptimizationConfig]
-StrategyMaker = Callable[[int], Any]
 
 
 class Trial:
@@ -45,17 +42,13 @@ class Trial:
         """The loss scale now."""
         return float(self.optimizer.dynamic_scale.numpy())
 
-    def everywhere(self) -> list[np.ndarray]:
-        """The weights on each replica."""
-        return [part.numpy() for part in self.strategy.experimental_local_results(self.weights.value)]
-
 
 def repeated(row: list[float], count: int) -> np.ndarray:
     """The gradient that sums to `row` over the replicas."""
     return np.array([row] * count, np.float32) / count
 
 
-def test_a_finite_step_is_that_of_the_optimizer_alone(optimization: ConfigMaker, replicas: StrategyMaker) -> None:
+def test_a_finite_step_is_that_of_the_optimizer_alone() -> None:
     count = 2
     config = optimization("adam", global_clipnorm=0.5, epsilon=0.1)
     plain = Trial(replicas(count), lambda: create_optimizer(config))
@@ -63,35 +56,33 @@ def test_a_finite_step_is_that_of_the_optimizer_alone(optimization: ConfigMaker,
     for row in ([3.0, 4.0], [-1.0, 0.25], [0.0, 0.1]):
         plain.step(repeated(row, count))
         scaled.step(repeated(row, count))
-    for given in scaled.everywhere():
+    for given in on_each_replica(scaled.strategy, scaled.weights):
         np.testing.assert_allclose(given, plain.weights.numpy(), rtol=1e-6)
     assert int(scaled.optimizer.iterations.numpy()) == 3
     assert scaled.scale == 2.0**15
 
 
 @pytest.mark.parametrize(("count", "bad"), [(1, np.inf), (1, -np.inf), (2, np.nan)])
-def test_an_infinite_gradient_skips_the_step_on_all_replicas(
-    count: int, bad: float, optimization: ConfigMaker, replicas: StrategyMaker
-) -> None:
+def test_an_infinite_gradient_skips_the_step_on_all_replicas(count: int, bad: float) -> None:
     config = optimization("sgd", momentum=0.9, clipvalue=1.0)
     trial = Trial(replicas(count), lambda: create_optimizer(config, mixed_precision_dtype="float16"))
     trial.step(repeated([0.5, 0.5], count))
     slots = [variable.numpy() for variable in trial.optimizer.inner_optimizer.variables]
-    before = trial.everywhere()
+    before = on_each_replica(trial.strategy, trial.weights)
     gradients = repeated([0.5, 0.5], count)
     gradients[-1, 1] = bad
     trial.step(gradients)
-    np.testing.assert_array_equal(trial.everywhere(), before)
+    np.testing.assert_array_equal(on_each_replica(trial.strategy, trial.weights), before)
     for given, wanted in zip(trial.optimizer.inner_optimizer.variables, slots, strict=True):
         np.testing.assert_array_equal(given.numpy(), wanted)
     assert int(trial.optimizer.iterations.numpy()) == 1
     assert trial.scale == 2.0**14
     trial.step(repeated([0.5, 0.5], count))
     assert int(trial.optimizer.iterations.numpy()) == 2
-    assert np.all(np.array(trial.everywhere()) < before)
+    assert np.all(np.array(on_each_replica(trial.strategy, trial.weights)) < before)
 
 
-def test_a_fixed_scale_stays_and_still_skips(optimization: ConfigMaker, replicas: StrategyMaker) -> None:
+def test_a_fixed_scale_stays_and_still_skips() -> None:
     make = lambda: create_optimizer(optimization("sgd"), mixed_precision_dtype="float16", loss_scale=64.0)  # noqa: E731
     trial = Trial(replicas(1), make)
     for row in ([1.0, 1.0], [np.inf, 1.0]):
@@ -100,7 +91,7 @@ def test_a_fixed_scale_stays_and_still_skips(optimization: ConfigMaker, replicas
     np.testing.assert_allclose(trial.weights.numpy(), [0.9, 0.9], rtol=1e-6)
 
 
-def test_the_scale_doubles_after_enough_good_steps_in_a_row(replicas: StrategyMaker) -> None:
+def test_the_scale_doubles_after_enough_good_steps_in_a_row() -> None:
     make = lambda: LossScaleOptimizer(keras.optimizers.SGD(0.1), 8.0, dynamic_growth_steps=2)  # noqa: E731
     trial = Trial(replicas(2), make)
     scales = []
@@ -110,7 +101,7 @@ def test_the_scale_doubles_after_enough_good_steps_in_a_row(replicas: StrategyMa
     assert scales == [8.0, 16.0, 16.0, 8.0, 8.0, 16.0]
 
 
-def test_the_scale_never_falls_below_one(replicas: StrategyMaker) -> None:
+def test_the_scale_never_falls_below_one() -> None:
     trial = Trial(replicas(1), lambda: LossScaleOptimizer(keras.optimizers.SGD(0.1), 2.0))
     for _ in range(3):
         trial.step(repeated([np.inf, 1.0], 1))
@@ -131,7 +122,7 @@ def test_a_loss_scaled_before_the_build_follows_the_scale() -> None:
     assert float(scaled()) == 4.0
 
 
-def test_keras_fit_trains_with_it(optimization: ConfigMaker) -> None:
+def test_keras_fit_trains_with_it() -> None:
     dense = keras.layers.Dense(1, kernel_initializer="zeros", dtype="mixed_float16")
     model = keras.Sequential([keras.Input((2,)), dense])
     optimizer = create_optimizer(optimization("sgd", 0.2), mixed_precision_dtype="float16")
@@ -141,14 +132,7 @@ def test_keras_fit_trains_with_it(optimization: ConfigMaker) -> None:
     assert losses[-1] < losses[0] / 4
 
 
-def test_keras_can_save_and_load_it(optimization: ConfigMaker) -> None:
-    optimizer = create_optimizer(optimization("adam"), mixed_precision_dtype="float16", loss_scale=64.0)
-    loaded: Any = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-    assert isinstance(loaded, LossScaleOptimizer)
-    assert (loaded.changes, loaded.initial_scale, loaded.inner_optimizer.name) == (False, 64.0, "Adam")
-
-
-def test_variables_have_paths_of_their_own(optimization: ConfigMaker, replicas: StrategyMaker) -> None:
+def test_variables_have_paths_of_their_own() -> None:
     trial = Trial(replicas(1), lambda: create_optimizer(optimization("adam"), mixed_precision_dtype="float16"))
     paths = [variable.path for variable in trial.optimizer.variables]
     assert len(paths) == len(set(paths))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.engine.optimizers.conftest import ConfigMaker
+from tests.builders import optimization
 from trainer_kit.checkpoints.state.variable_names import optimizer_variables
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
@@ -19,38 +19,19 @@ def _variables() -> list[keras.Variable]:
     return [keras.Variable(value, dtype="float32", name=name) for name, value in STARTS.items()]
 
 
-def test_only_matrices_that_are_not_excluded_are_for_muon(optimization: ConfigMaker) -> None:
+def test_only_matrices_that_are_not_excluded_are_for_muon() -> None:
     optimizer = create_optimizer(optimization("muon", exclude_layers=("^head",)))
     optimizer.build(_variables())
     assert [velocity is None for velocity in optimizer.adam_velocities] == [True, False, False, False]
 
 
-def test_embeddings_are_for_muon_if_they_are_asked_for(optimization: ConfigMaker) -> None:
+def test_embeddings_are_for_muon_if_they_are_asked_for() -> None:
     optimizer = create_optimizer(optimization("muon", exclude_embeddings=False))
     optimizer.build(_variables())
     assert [velocity is None for velocity in optimizer.adam_velocities] == [True, True, False, True]
 
 
-def test_without_a_rule_of_decay_it_is_the_optimizer_of_keras(optimization: ConfigMaker) -> None:
-    fields = {"weight_decay": 0.1, "adam_weight_decay": 0.2, "adam_lr_ratio": 0.5, "exclude_layers": ["head"]}
-    ours, theirs = _variables(), _variables()
-    optimizers = create_optimizer(optimization("muon", 0.1, **fields)), keras.optimizers.Muon(0.1, **fields)
-    for optimizer, variables in zip(optimizers, (ours, theirs), strict=True):
-        for step in range(5):
-            gradients = [tf.cos(0.3 * step + tf.convert_to_tensor(variable)) for variable in variables]
-            optimizer.apply(gradients, variables)
-    for variable, wanted in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(variable.numpy(), wanted.numpy(), rtol=1e-5)
-
-
-def test_keras_can_save_and_load_it(optimization: ConfigMaker) -> None:
-    fields = {"ns_steps": 3, "exclude_layers": ("head",), "adam_weight_decay": 0.1}
-    optimizer = create_optimizer(optimization("muon", **fields))
-    loaded = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-    assert (loaded.ns_steps, list(loaded.exclude_layers), loaded.adam_weight_decay) == (3, ["head"], 0.1)
-
-
-def test_slots_have_the_names_and_shapes_of_old_checkpoints(optimization: ConfigMaker) -> None:
+def test_slots_have_the_names_and_shapes_of_old_checkpoints() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)], name="net")
     optimizer = create_optimizer(optimization("muon"))
     optimizer.build(model.trainable_variables)
@@ -64,16 +45,14 @@ def test_slots_have_the_names_and_shapes_of_old_checkpoints(optimization: Config
     }
 
 
-def test_a_variable_of_another_library_is_refused(optimization: ConfigMaker) -> None:
+def test_a_variable_of_another_library_is_refused() -> None:
     optimizer = create_optimizer(optimization("muon"))
     with pytest.raises(UsageError, match=r"is for models of Keras 3, and net/kernel is a tf\.Variable; choose another"):
         optimizer.build([tf.Variable(np.eye(2), name="net/kernel")])
 
 
 @pytest.mark.parametrize("muon", [None, keras.optimizers.SGD], ids=["none", "another form"])
-def test_a_keras_without_it_is_refused_in_a_line(
-    optimization: ConfigMaker, monkeypatch: pytest.MonkeyPatch, muon: object
-) -> None:
+def test_a_keras_without_it_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch, muon: object) -> None:
     config = optimization("muon")
     monkeypatch.setattr(keras.optimizers, "Muon", muon)
     with pytest.raises(UsageError, match=r"^optimizer\.type=muon needs Keras 3\.13 or newer, and Keras"):

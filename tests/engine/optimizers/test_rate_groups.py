@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -13,15 +13,13 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
+from tests.builders import optimization, replicas
 from tests.engine.optimizers.test_gradients import train
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients
 from trainer_kit.optimizers.rate_groups import RateGroups
-
-ConfigMaker = Callable[..., OptimizationConfig]
-StrategyMaker = Callable[[int], Any]
 
 START = np.array([[1.0, -2.0, 0.5], [0.25, 3.0, -1.5]], np.float32)
 GRADIENTS = np.random.default_rng(3).normal(0.0, 0.3, (5, 2, 3)).astype(np.float32)
@@ -68,7 +66,7 @@ def test_the_first_multiplier_and_the_first_layer_count() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_two_groups_move_by_the_ratio_of_their_rates(kind: str, optimization: ConfigMaker) -> None:
+def test_two_groups_move_by_the_ratio_of_their_rates(kind: str) -> None:
     one, two = moved(multiplied(optimization(kind), encoder=0.25), "encoder", "head", steps=1)
     np.testing.assert_allclose(START - one, 0.25 * (START - two), rtol=1e-4)
     assert np.all(one != START)
@@ -90,7 +88,7 @@ SCALED = ("sgd", "adamw", "lars", "muon", "schedule_free_adamw")
 
 
 @pytest.mark.parametrize("kind", OptimizerConfig.branches())
-def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str, optimization: ConfigMaker) -> None:
+def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str) -> None:
     """Those of SCALED also in float16 and compiled: compilation takes most of the time."""
     make = functools.partial(optimization, kind, **DECAY.get(kind, {"weight_decay": 0.2}))
     groups = multiplied(make(0.1), encoder=0.5, frozen=0.0)
@@ -103,16 +101,12 @@ def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str, optimization: Con
         assert not np.allclose(grouped[0], grouped[2], rtol=1e-3)
 
 
-def test_replicas_change_nothing(optimization: ConfigMaker, replicas: StrategyMaker) -> None:
+def test_replicas_change_nothing() -> None:
     decayed = optimization("adamw", weight_decay_rate=0.1, epsilon=1e-3, global_clipnorm=0.3)
     config = multiplied(decayed, embeddings=0.1, bias=0.0)
     one, two = (train(replicas(count), lambda: create_optimizer(config)) for count in (1, 2))
     for given, wanted in zip(two, one, strict=True):
         np.testing.assert_allclose(given, wanted, atol=1e-6, rtol=1e-6)
-
-
-def test_without_groups_the_optimizer_is_that_of_keras(optimization: ConfigMaker) -> None:
-    assert type(create_optimizer(optimization("sgd"))) is keras.optimizers.SGD
 
 
 @pytest.fixture
@@ -130,7 +124,7 @@ def registered() -> Iterator[str]:
     del OptimizerConfig.registry._entries[name]
 
 
-def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered: str, optimization: ConfigMaker) -> None:
+def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered: str) -> None:
     config = multiplied(optimization(registered, 0.1), encoder=0.5, frozen=0.0)
     grouped = moved(config, "encoder", "frozen", "head", "bias")
     half, full = optimization(registered, 0.05), optimization(registered, 0.1)
@@ -153,7 +147,7 @@ def test_patterns_that_count_for_nothing_are_named(caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_the_groups_are_logged(optimization: ConfigMaker, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_groups_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="trainer_kit.optimizers.rate_groups"):
         moved(multiplied(optimization("sgd"), head=0.1), "one", "two", "head", steps=0)
     assert caplog.messages == ["learning rates: 0.1 times for 1, 1 times for 2 of 3 variables"]

@@ -30,9 +30,3 @@ def test_a_variable_without_a_gradient_at_first_starts_later() -> None:
         optimizer.apply([tf.constant([1.0])], [early])
     optimizer.apply([tf.constant([1.0])], [late])
     np.testing.assert_allclose(late.numpy(), [5.0], atol=0.01)
-
-
-def test_keras_can_save_and_load_it() -> None:
-    optimizer = ScheduleFreeAdamW(0.1, warmup_steps=7, weight_decay=0.1)
-    loaded = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-    assert (loaded.warmup_steps, loaded.weight_decay) == (7, 0.1)

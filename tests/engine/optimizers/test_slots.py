@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import optimization
 from trainer_kit.checkpoints.state.variable_names import optimizer_variables
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
@@ -39,9 +39,7 @@ class _Run:
 
 
 @pytest.mark.parametrize("kind", OptimizerConfig.branches())
-def test_a_resumed_optimizer_has_the_same_slots(
-    kind: str, optimization: Callable[..., OptimizationConfig], tmp_path: Path
-) -> None:
+def test_a_resumed_optimizer_has_the_same_slots(kind: str, tmp_path: Path) -> None:
     first, second = _Run(optimization(kind)), _Run(optimization(kind))
     assert first.saved.keys() == second.saved.keys()
     first.train(2)

@@ -1,0 +1,143 @@
+"""What tests build before they act: configs, data, records, strategies, reports and the folders of runs.
+
+TensorFlow is imported inside the functions that need it: tests/unit uses the others, and works without TensorFlow.
+`tests/engine/linear_task.py` has the small task and its experiment.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.telemetry.report import Report
+
+# ---- configs
+
+
+def optimization(type: str, learning_rate: float = 0.1, **fields: Any) -> OptimizationConfig:
+    """Returns a config with an optimizer, the fields of its section, and a constant learning rate.
+
+    Skips the test where the installed Keras has no Muon.
+    """
+    if type == "muon":
+        import keras
+
+        if not hasattr(keras.optimizers, "Muon"):
+            pytest.skip("Keras before 3.13")
+    rate = {"type": "constant", "constant": {"learning_rate": learning_rate}}
+    return OptimizationConfig(optimizer={"type": type, type: fields}, learning_rate=rate)  # type: ignore[arg-type]
+
+
+def training_data(batch: int = 4, **fields: Any) -> DataConfig:
+    """Returns the config of shuffled training data."""
+    return DataConfig(**{"is_training": True, "global_batch_size": batch, "seed": 7, **fields})
+
+
+def validation_data(batch: int = 4, **fields: Any) -> DataConfig:
+    """Returns the config of validation data, whose last batch may be small."""
+    return DataConfig(**{"is_training": False, "global_batch_size": batch, "drop_remainder": False, **fields})
+
+
+# ---- devices and data
+
+
+@functools.cache
+def replicas(count: int) -> Any:
+    """Returns a strategy over some of the four logical CPUs of the process: the default one for one of them.
+
+    The replicas sum by copying: TensorFlow's collectives allow one group size in the life of a process.
+    """
+    import tensorflow as tf
+
+    if count == 1:
+        return tf.distribute.get_strategy()
+    devices = [f"CPU:{index}" for index in range(count)]
+    return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
+
+
+def on_each_replica(strategy: Any, value: Any) -> list[Any]:
+    """Returns the value of a variable or a tensor on each replica, as NumPy arrays."""
+    import keras
+
+    value = value.value if isinstance(value, keras.Variable) else value
+    return [part.numpy() for part in strategy.experimental_local_results(value)]
+
+
+def input_context(replicas: int, pipelines: int = 1, pipeline: int = 0) -> Any:
+    """Returns the context of one of several input pipelines, which share the replicas."""
+    import tensorflow as tf
+
+    return tf.distribute.InputContext(pipelines, pipeline, replicas)
+
+
+def read(dataset: Any, batches: int = -1) -> list[Any]:
+    """Returns the next batches of a dataset, or all, as nested lists."""
+    return [batch.tolist() for batch in dataset.take(batches).as_numpy_iterator()]
+
+
+def write_records(path: Path, records: Iterable[bytes], compression: str = "") -> str:
+    """Writes a TFRecord file; returns its path."""
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for record in records:
+            writer.write(record)
+    return str(path)
+
+
+# ---- what a run writes
+
+
+def report(step: int = 1, kind: str = "train", **values: Any) -> Report:
+    """Returns a report; a value that is no field of `Report` is a metric of this name."""
+    fields: dict[str, Any] = {"kind": kind, "step": step, "total_steps": None, "metrics": {}}
+    for name, value in values.items():
+        group = fields if name in Report.__dataclass_fields__ else fields["metrics"]
+        group[name] = value
+    return Report(**fields)
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a file, which have to be strict JSON."""
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file."""
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def evaluated_steps(folder: Path, name: str = "validation") -> list[int]:
+    """Returns the steps of the evaluations on record in the folder of a run."""
+    return [record["step"] for record in json_lines(folder / "evals" / f"{name}.jsonl")]
+
+
+# ---- other processes
+
+
+def run_program(code: str, *arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a new Python; the result has its exit code and what it wrote."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def imported_by(modules: Sequence[str], *heavy: str) -> list[str]:
+    """Returns which of the heavy packages the import of some modules imports, in a new Python."""
+    code = f"import sys, {', '.join(modules)}; print(*sorted(set({heavy}) & set(sys.modules)))"
+    ended = run_program(code)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.split()
