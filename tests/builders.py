@@ -79,7 +79,7 @@ def input_context(replicas: int, pipelines: int = 1, pipeline: int = 0) -> Any:
     return tf.distribute.InputContext(pipelines, pipeline, replicas)
 
 
-def read(dataset: Any, batches: int = -1) -> list[Any]:
+def read_batches(dataset: Any, batches: int = -1) -> list[Any]:
     """Returns the next batches of a dataset, or all, as nested lists."""
     return [batch.tolist() for batch in dataset.take(batches).as_numpy_iterator()]
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.builders import replicas
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.inputs.autograph import converted
@@ -136,11 +137,7 @@ def _run(
     """Returns where branches were traced in training a model that `model` builds, and in an evaluation."""
     _BRANCHED.clear()
     config = dataclasses.replace(linear_experiment(eval_tf_while_loop=True), runtime=RuntimeConfig(enable_xla=xla))
-    strategy = tf.distribute.get_strategy()
-    if devices > 1:
-        names = [f"CPU:{number}" for number in range(devices)]
-        strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())
-    with strategy.scope():
+    with replicas(devices).scope():
         task = type("_TaskOfModel", (task_type,), {"build_model": model})(config.task)
         trainer = trainer_type(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
         trainer.train(tf.constant(2))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import replicas, write_records
 from tests.engine.inputs.reading_in_order import read_whole_and_skipped
 from tests.fork_server import ForkServer
 from trainer_kit.inputs import dataset_resume
@@ -41,9 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for number in range(3):
         values = [str(100 * number + value) for value in range(6)]
         (folder / f"{number}.txt").write_text("\n".join(values))
-        with tf.io.TFRecordWriter(str(folder / str(number))) as writer:
-            for value in values:
-                writer.write(value.encode())
+        write_records(folder / str(number), [value.encode() for value in values])
     return sorted(str(path) for path in folder.iterdir() if not path.suffix)
 
 
@@ -289,8 +288,7 @@ def test_several_replicas_can_only_skip() -> None:
     dataset = D.range(50).shuffle(9, seed=1)
     method, reasons = _method(dataset, saved=False)
     assert method == "skip" and SEVERAL in reasons
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    distributed = strategy.distribute_datasets_from_function(lambda context: dataset)
+    distributed = replicas(2).distribute_datasets_from_function(lambda context: dataset)
     with pytest.raises(ValueError, match="trackable"):
         tf.train.Checkpoint(iterator=iter(distributed))
 

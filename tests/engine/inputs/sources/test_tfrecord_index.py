@@ -10,20 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.builders import write_records
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, matching_files
 
 RECORDS = [b"first", b"", b"third with \0 inside\0", bytes(range(256)) * 40, b"last"]
 FRAME = 16  # bytes around each record
-
-
-def _write(path: Path, records: list[bytes], compression: str = "") -> str:
-    with tf.io.TFRecordWriter(str(path), compression) as writer:
-        for record in records:
-            writer.write(record)
-    return str(path)
 
 
 def _offset(index: int) -> int:
@@ -39,7 +32,11 @@ def _spoil(path: str, offset: int) -> None:
 
 
 def test_records_of_several_files_are_read_in_any_order(tmp_path: Path) -> None:
-    paths = [_write(tmp_path / "a", RECORDS), _write(tmp_path / "b", [b"one"]), _write(tmp_path / "c", RECORDS[::-1])]
+    paths = [
+        write_records(tmp_path / "a", RECORDS),
+        write_records(tmp_path / "b", [b"one"]),
+        write_records(tmp_path / "c", RECORDS[::-1]),
+    ]
     expected = [*RECORDS, b"one", *RECORDS[::-1]]
     files = RecordFiles(paths)
     assert len(files) == 11
@@ -49,7 +46,7 @@ def test_records_of_several_files_are_read_in_any_order(tmp_path: Path) -> None:
 
 def test_several_threads_may_read_at_once(tmp_path: Path) -> None:
     records = [b"%d" % index * (index % 50) for index in range(500)]
-    files = RecordFiles([_write(tmp_path / "a", records)])
+    files = RecordFiles([write_records(tmp_path / "a", records)])
     wrong: list[int] = []
 
     def read(seed: int) -> None:
@@ -67,14 +64,14 @@ def test_several_threads_may_read_at_once(tmp_path: Path) -> None:
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:
-    files = RecordFiles([_write(tmp_path / str(index), RECORDS) for index in range(20)])
+    files = RecordFiles([write_records(tmp_path / str(index), RECORDS) for index in range(20)])
     before = len(os.listdir("/proc/self/fd"))
     files.read(np.arange(100))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_million_records_are_indexed_in_seconds(tmp_path: Path) -> None:
-    frame = Path(_write(tmp_path / "one", [b"8 bytes."])).read_bytes()
+    frame = Path(write_records(tmp_path / "one", [b"8 bytes."])).read_bytes()
     path = tmp_path / "million"
     path.write_bytes(frame * 1_000_000)
     begin = time.monotonic()
@@ -86,7 +83,7 @@ def test_a_million_records_are_indexed_in_seconds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 7, 11, 12, 15, 16, FRAME + len(RECORDS[-1]) - 1])
 def test_a_cut_file_is_reported_with_the_records_offset(tmp_path: Path, cut: int) -> None:
-    path = _write(tmp_path / "a", RECORDS)
+    path = write_records(tmp_path / "a", RECORDS)
     os.truncate(path, _offset(4) + cut)
     with pytest.raises(DataError, match=rf"^{path}: the record at offset {_offset(4)} is cut: the file ends at"):
         RecordFiles([path])
@@ -95,7 +92,7 @@ def test_a_cut_file_is_reported_with_the_records_offset(tmp_path: Path, cut: int
 @pytest.mark.parametrize("byte", range(12))
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_damaged_header_is_told_with_its_offset(tmp_path: Path, index: int, byte: int) -> None:
-    path = _write(tmp_path / "a", RECORDS)
+    path = write_records(tmp_path / "a", RECORDS)
     _spoil(path, _offset(index) + byte)
     with pytest.raises(DataError, match=rf"^{path}: at offset {_offset(index)} there is no record: the checksum"):
         RecordFiles([path])
@@ -103,7 +100,7 @@ def test_a_damaged_header_is_told_with_its_offset(tmp_path: Path, index: int, by
 
 @pytest.mark.parametrize("place", [12, 14, -4, -1])
 def test_only_reading_the_damaged_record_fails(tmp_path: Path, place: int) -> None:
-    good, path = _write(tmp_path / "good", [b"x"]), _write(tmp_path / "a", RECORDS)
+    good, path = write_records(tmp_path / "good", [b"x"]), write_records(tmp_path / "a", RECORDS)
     _spoil(path, _offset(2) + place if place > 0 else _offset(3) + place)
     files = RecordFiles([good, path])
     assert files.read(np.array([5, 4, 0, 1])).tolist() == [RECORDS[4], RECORDS[3], b"x", RECORDS[0]]
@@ -112,7 +109,7 @@ def test_only_reading_the_damaged_record_fails(tmp_path: Path, place: int) -> No
 
 
 def test_a_file_that_changes_after_it_was_indexed_is_told(tmp_path: Path) -> None:
-    path = _write(tmp_path / "a", RECORDS)
+    path = write_records(tmp_path / "a", RECORDS)
     files = RecordFiles([path])
     os.truncate(path, _offset(3))
     with pytest.raises(DataError, match=rf"{path}: the record at offset {_offset(3)} is damaged"):
@@ -132,14 +129,14 @@ def test_an_empty_file_and_one_that_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
 def test_a_compressed_file_is_refused_with_what_to_do(tmp_path: Path, compression: str) -> None:
-    path = _write(tmp_path / "a", RECORDS * 5, compression)
+    path = write_records(tmp_path / "a", RECORDS * 5, compression)
     with pytest.raises(DataError, match=rf"^{path}: at offset 0 it is compressed \({compression}\).*write the file w"):
         RecordFiles([path])
 
 
 def test_a_length_that_looks_like_a_compressed_file_is_a_length(tmp_path: Path) -> None:
     (length,) = struct.unpack("<H", b"\x1f\x8b")
-    assert len(RecordFiles([_write(tmp_path / "a", [b"x" * length])])) == 1
+    assert len(RecordFiles([write_records(tmp_path / "a", [b"x" * length])])) == 1
 
 
 def test_every_form_of_pattern_gives_sorted_files(tmp_path: Path) -> None:
@@ -174,12 +171,12 @@ def test_remote_files_are_refused() -> None:
 
 def test_the_identity_of_files_changes_with_names_and_records(tmp_path: Path) -> None:
     records = [b"%02d" % index for index in range(50)]
-    paths = [_write(tmp_path / "a", records), _write(tmp_path / "b", records)]
+    paths = [write_records(tmp_path / "a", records), write_records(tmp_path / "b", records)]
     identity = RecordFiles(paths).identity()
     assert RecordFiles(paths).identity() == identity
-    added = RecordFiles([*paths, _write(tmp_path / "c", [b"more"])])
+    added = RecordFiles([*paths, write_records(tmp_path / "c", [b"more"])])
     assert added.identity().items().isdisjoint(identity.items())
-    renamed = RecordFiles([paths[0], _write(tmp_path / "d", records)]).identity()
+    renamed = RecordFiles([paths[0], write_records(tmp_path / "d", records)]).identity()
     assert renamed["files"] != identity["files"] and renamed["records"] == identity["records"]
-    reordered = RecordFiles([_write(tmp_path / "a", records[::-1]), paths[1]]).identity()
+    reordered = RecordFiles([write_records(tmp_path / "a", records[::-1]), paths[1]]).identity()
     assert reordered["files"] == identity["files"] and reordered["records"] != identity["records"]

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit
+from tests.builders import input_context, read_batches, replicas, training_data, validation_data, write_records
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
@@ -19,6 +20,7 @@ from trainer_kit.inputs.sources.base import Source
 from trainer_kit.inputs.sources.tfrecords import TFRecordSource, damage_in
 
 EXAMPLES, BATCH = 23, 4
+DATA = {True: training_data(), False: validation_data(seed=7)}
 FEATURES = {"number": tf.io.FixedLenFeature([], tf.int64), "name": tf.io.FixedLenFeature([], tf.string)}
 
 
@@ -35,9 +37,7 @@ def pattern(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Three files that hold the examples 0 to 22 in sorted order."""
     folder = tmp_path_factory.mktemp("records")
     for name, numbers in (("a", range(5)), ("b", range(5, 6)), ("c", range(6, EXAMPLES))):
-        with tf.io.TFRecordWriter(str(folder / name)) as writer:
-            for number in numbers:
-                writer.write(_example(number))
+        write_records(folder / name, map(_example, numbers))
     return f"{folder}/*"
 
 
@@ -45,45 +45,37 @@ def _parse(serialized: tf.Tensor) -> Any:
     return tf.io.parse_example(serialized, FEATURES)
 
 
-def _params(training: bool = True, batch: int = BATCH, **values: Any) -> DataConfig:
-    return DataConfig(is_training=training, global_batch_size=batch, seed=7, drop_remainder=training, **values)
-
-
 def _source(pattern: str, params: DataConfig) -> TFRecordSource:
     return TFRecordSource(pattern, params, parse=_parse, batch_transform=lambda batch: batch["number"])
 
 
-def _read(dataset: tf.data.Dataset, batches: int = -1) -> list[list[int]]:
-    return [batch.tolist() for batch in dataset.take(batches).as_numpy_iterator()]
-
-
 def test_it_is_a_source_and_a_public_name(pattern: str) -> None:
     assert trainer_kit.TFRecordSource is TFRecordSource
-    assert isinstance(_source(pattern, _params()), Source)
-    assert _source(pattern, _params()).num_examples == EXAMPLES
+    assert isinstance(_source(pattern, training_data()), Source)
+    assert _source(pattern, training_data()).num_examples == EXAMPLES
 
 
 @pytest.mark.parametrize(("training", "position"), [(True, 1), (True, 1_000_003), (False, 1), (False, 6)])
 def test_the_order_is_that_of_arrays_from_any_position(pattern: str, training: bool, position: int) -> None:
-    params = _params(training)
-    expected = _read(ArraySource(np.arange(EXAMPLES), params).at(position), 14)
-    assert _read(_source(pattern, params).at(position), 14) == expected
+    params = DATA[training]
+    expected = read_batches(ArraySource(np.arange(EXAMPLES), params).at(position), 14)
+    assert read_batches(_source(pattern, params).at(position), 14) == expected
     assert bool(expected) == (training or position < 6)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_replicas_together_get_the_batches_of_one(pattern: str, training: bool) -> None:
     """Two workers with two replicas each."""
-    source = _source(pattern, _params(training))
-    read = [_read(source.at(1, tf.distribute.InputContext(2, pipeline, 4)), 8 * 2) for pipeline in range(2)]
+    source = _source(pattern, DATA[training])
+    read = [read_batches(source.at(1, input_context(4, 2, pipeline)), 8 * 2) for pipeline in range(2)]
     joined = [list(itertools.chain(*(part for one in read for part in one[k : k + 2])))
               for k in range(0, len(read[0]), 2)]  # fmt: skip
-    assert joined == _read(source.at(1), 8)
+    assert joined == read_batches(source.at(1), 8)
 
 
 def test_mirrored_replicas_read_it(pattern: str) -> None:
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(4)])
-    source = _source(pattern, _params(training=False, batch=20))
+    strategy = replicas(4)
+    source = _source(pattern, validation_data(batch=20))
     dataset = strategy.distribute_datasets_from_function(lambda context: source.at(0, context))
     seen = [[part.numpy().tolist() for part in strategy.experimental_local_results(step)] for step in dataset]
     assert list(itertools.chain(*itertools.chain(*seen))) == list(range(EXAMPLES))
@@ -97,7 +89,7 @@ def test_parse_gets_a_static_batch_of_serialized_examples(pattern: str) -> None:
         seen.append((serialized.dtype, serialized.shape.as_list()))
         return _parse(serialized)
 
-    dataset = TFRecordSource(pattern, _params(), parse=parse).at(0)
+    dataset = TFRecordSource(pattern, training_data(), parse=parse).at(0)
     assert seen == [(tf.string, [BATCH])]
     assert dataset.element_spec["number"].shape == [BATCH]
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
@@ -106,45 +98,41 @@ def test_parse_gets_a_static_batch_of_serialized_examples(pattern: str) -> None:
 
 
 def test_a_pass_knows_its_length_and_a_block_stays_together(pattern: str) -> None:
-    assert int(_source(pattern, _params(training=False)).at(2).cardinality()) == 4
-    stream = list(itertools.chain(*_read(_source(pattern, _params(batch=1, block_length=5)).at(0), EXAMPLES)))
+    assert int(_source(pattern, validation_data()).at(2).cardinality()) == 4
+    stream = list(
+        itertools.chain(*read_batches(_source(pattern, training_data(batch=1, block_length=5)).at(0), EXAMPLES))
+    )
     assert sorted(stream) == list(range(EXAMPLES)) != stream
     assert stream[stream.index(5) : stream.index(5) + 5] == [5, 6, 7, 8, 9]
 
 
 def test_reading_a_damaged_record_names_file_and_offset(tmp_path: Path) -> None:
     path, size = tmp_path / "a", len(_example(0)) + 16
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for number in range(4):
-            writer.write(_example(number))
+    write_records(path, map(_example, range(4)))
     content = bytearray(path.read_bytes())
     content[2 * size + 20] ^= 1
     path.write_bytes(content)
-    source = _source(str(path), _params(training=False, batch=1))
-    assert _read(source.at(0), 2) == [[0], [1]]
+    source = _source(str(path), validation_data(batch=1))
+    assert read_batches(source.at(0), 2) == [[0], [1]]
     with pytest.raises(tf.errors.OpError) as caught:
-        _read(source.at(2), 1)
+        read_batches(source.at(2), 1)
     error = damage_in(caught.value)
     assert isinstance(error, DataError)
     assert str(error) == f"{path}: the record at offset {2 * size} is damaged: its checksum differs"
-    assert _read(source.at(3)) == [[3]]
+    assert read_batches(source.at(3)) == [[3]]
 
 
 def _cut(tmp_path: Path) -> tf.data.Dataset:
     """TensorFlow's own reader, over a damaged file."""
-    with tf.io.TFRecordWriter(str(tmp_path / "cut")) as writer:
-        writer.write(b"x" * 50)
+    write_records(tmp_path / "cut", [b"x" * 50])
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-1] + b"?")
     return tf.data.TFRecordDataset(4 * [str(tmp_path / "cut")])  # else a second replica might tell of the end first
 
 
 def _not_parsed(tmp_path: Path) -> tf.data.Dataset:
     features = {"number": tf.io.FixedLenFeature([], tf.int64)}
-    return (
-        tf.data.Dataset.from_tensors(b"?")
-        .repeat(4)
-        .map(lambda text: tf.io.parse_single_example(text, features)["number"])
-    )
+    texts = tf.data.Dataset.from_tensors(b"?").repeat(4)
+    return texts.map(lambda text: tf.io.parse_single_example(text, features)["number"])
 
 
 @tf.function
@@ -160,8 +148,7 @@ def _optional(iterator: Any) -> None:
 
 
 def _over_two_replicas(dataset: tf.data.Dataset) -> Any:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
+    return iter(replicas(2).distribute_datasets_from_function(lambda context: dataset))
 
 
 _BEGINS = (iter, _over_two_replicas)
@@ -221,19 +208,25 @@ def test_only_errors_of_the_data_are_taken_for_damage() -> None:
     assert damage_in(tf.errors.InvalidArgumentError(None, None, "shape")) is None
 
 
-def test_errors_of_files_and_config_come_when_it_is_made(pattern: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no file matches"):
-        _source(f"{tmp_path}/*", _params())
-    with pytest.raises(DataError, match="global_batch_size is 24, but there are 23 examples"):
-        _source(pattern, _params(batch=24))
-    with pytest.raises(UsageError, match="autotune_algorithm: 'x' is not an algorithm"):
-        _source(pattern, _params(autotune_algorithm="x"))
-    with pytest.raises(UsageError, match="batch 4 on 3 replicas leaves 1 over"):
-        _source(pattern, _params()).at(0, tf.distribute.InputContext(1, 0, 3))
+@pytest.mark.parametrize(
+    ("name", "params", "error"),
+    [
+        ("/none", training_data(), DataError),
+        ("", training_data(24), DataError),
+        ("", training_data(autotune_algorithm="x"), UsageError),
+        ("", training_data(4), UsageError),
+    ],
+    ids=["no file", "too few examples", "algorithm", "not for 3 replicas"],
+)
+def test_errors_of_files_and_config_come_when_it_is_made(
+    pattern: str, name: str, params: DataConfig, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        _source(pattern + name, params).at(0, input_context(3))
 
 
 def test_only_unread_fields_are_named(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
-    _source(pattern, _params(input_path=pattern, block_length=2, prefetch_buffer_size=1))
+    _source(pattern, training_data(input_path=pattern, block_length=2, prefetch_buffer_size=1))
     assert caplog.records == []
-    _source(pattern, _params(cycle_length=4, cache=True))
+    _source(pattern, training_data(cycle_length=4, cache=True))
     assert "TFRecordSource does not read cache, cycle_length" in caplog.text
