@@ -121,6 +121,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def final_record(folder: Path) -> dict[str, Any]:
+    """Returns what a run has recorded at its end."""
+    return read_json(folder / "final.json")
+
+
 def evaluated_steps(folder: Path, name: str = "validation") -> list[int]:
     """Returns the steps of the evaluations on record in the folder of a run."""
     return [record["step"] for record in json_lines(folder / "evals" / f"{name}.jsonl")]

@@ -10,10 +10,9 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.callbacks import callback_list
-from trainer_kit.callbacks.base import Callback, Loop, Requests, Run
+from trainer_kit.callbacks.base import Callback, Requests, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
-from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import OwnParts
 
@@ -63,12 +62,6 @@ class _Counting(Callback):
 
     def restore(self, state: Any) -> None:
         self.count = state
-
-
-def _every(steps: int) -> _Counting:
-    counting = _Counting()
-    counting.every = steps
-    return counting
 
 
 def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
@@ -128,16 +121,6 @@ def test_an_explained_divergence_replaces_the_first_error() -> None:
         _listed(Explains()).call_after_error("exception", DivergedError("nan"))
 
 
-def test_what_each_callback_takes_is_counted_under_its_name() -> None:
-    ticks = iter(range(100))
-    times = TimeLedger(lambda: float(next(ticks)))
-    called: list[str] = []
-    members = [_Noting(called, "a"), _Noting(called, "report")]
-    CallbackList(_listed().run, members, times).call("loop_end", {})
-    seconds = times.account().seconds
-    assert seconds["callbacks/a"] == 1 and seconds["report"] == 1
-
-
 def test_only_the_chief_calls_what_does_not_say_otherwise() -> None:
     called: list[str] = []
     _listed(_Noting(called, "a"), _Everywhere(called, "b"), chief=False).call("loop_end", {})
@@ -180,41 +163,69 @@ def test_states_are_restored_after_train_begin_or_at_once() -> None:
         assert first.count == 2
 
 
-def test_an_event_that_is_not_overridden_costs_no_call() -> None:
-    times = TimeLedger()
-    CallbackList(_listed().run, [_Counting()], times).call("evaluation_end", {})
-    assert "callbacks/_Counting" not in times.account().seconds
+class _Choosing(Callback):
+    def next_boundary(self, step: int) -> int | None:
+        return next((boundary for boundary in (3, 11) if boundary > step), None)
 
 
-@pytest.mark.parametrize(("every", "cut"), [((None, None), None), ((3, None), 9), ((5, 4), 8)])
-def test_loops_end_at_the_next_multiple_of_a_callback(every: tuple[Any, ...], cut: Any) -> None:
-    members = [_Counting(), _Counting()]
-    for member, steps in zip(members, every, strict=True):
-        member.every = steps
-    assert _listed(*members).next_cut(7) == cut
+@pytest.mark.parametrize(
+    ("every", "step", "cut"),
+    [
+        ((None, None), 7, None),
+        ((3, None), 7, 9),
+        ((5, 4), 7, 8),
+        (("choosing",), 7, 11),
+        (("choosing",), 11, None),
+        (("choosing", 4), 7, 8),
+    ],
+)
+def test_loops_end_where_a_callback_wants_them_to(every: tuple[Any, ...], step: int, cut: int | None) -> None:
+    members: list[Callback] = []
+    for steps in every:
+        members.append(_Choosing() if steps == "choosing" else _Counting())
+        members[-1].every = None if steps == "choosing" else steps
+    assert _listed(*members).next_cut(step) == cut
 
 
-def test_a_callback_can_choose_the_step_at_which_a_loop_ends() -> None:
-    class Choosing(Callback):
-        def next_boundary(self, step: int) -> int | None:
-            return next((one for one in (3, 11) if one > step), None)
+class _WithoutLogs(Callback):
+    def loop_end(self, run: Run) -> None:  # type: ignore[override]
+        """Forgets a parameter."""
 
-    found = [_listed(Choosing(), _Counting(), *more).next_cut(7) for more in ([], [_every(4)])]
-    assert found == [11, 8]
-    assert _listed(Choosing()).next_cut(11) is None
+
+class _NoMethod(Callback):
+    loop_end = None  # type: ignore[assignment]
+
+
+class _Unsavable(Callback):
+    def state(self) -> Any:
+        return {"seen": {1, 2}}
+
+
+@pytest.mark.parametrize("member", [_WithoutLogs(), _NoMethod(), _Unsavable()], ids=lambda member: member.name)
+def test_a_callback_that_cannot_be_used_is_refused_before_training(member: Callback) -> None:
+    with pytest.raises(UsageError), _listed(member).around("train"):
+        raise AssertionError
 
 
 @pytest.mark.parametrize("every", [0, -5, 2.5, "50"])
 def test_every_is_a_positive_number_of_steps(every: Any) -> None:
     member = _Counting()
     member.every = every
-    with pytest.raises(UsageError, match=r"callback _Counting: every is .*; give a positive whole number"):
+    with pytest.raises(UsageError):
         _listed(member)
 
 
 def test_a_request_for_an_unknown_validation_set_is_refused() -> None:
-    with pytest.raises(UsageError, match="there is no validation set 'hard'"):
+    with pytest.raises(UsageError):
         _listed().run.evaluate(["hard"])
+
+
+def test_what_each_callback_takes_is_counted_under_its_name() -> None:
+    ticks = iter(range(100))
+    times = TimeLedger(lambda: float(next(ticks)))
+    CallbackList(_listed().run, [_Noting([], "a"), _Noting([], "report")], times).call("loop_end", {})
+    seconds = times.account().seconds
+    assert seconds["callbacks/a"] == 1 and seconds["report"] == 1
 
 
 def test_a_method_with_almost_the_name_of_an_event_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -223,16 +234,6 @@ def test_a_method_with_almost_the_name_of_an_event_is_told(caplog: pytest.LogCap
 
     _listed(Keras())
     assert "the method on_loop_end is never called; did you mean loop_end?" in caplog.text
-
-
-def test_unsavable_state_is_refused_when_training_begins() -> None:
-    class Bad(Callback):
-        def state(self) -> Any:
-            return {"seen": {1, 2}}
-
-    told = pytest.raises(UsageError, match="the state of callback Bad cannot be saved: a value of type set")
-    with told, _listed(Bad()).around("train"):
-        pass
 
 
 def test_the_state_of_an_optional_callback_that_fails_is_none() -> None:
@@ -293,13 +294,6 @@ def test_other_workers_do_what_the_chiefs_callbacks_ask_for(monkeypatch: pytest.
     assert chief.run.stop_reason == "enough" and other.run.stop_reason
 
 
-class _WithoutLogs(Callback):
-    """Forgets a parameter."""
-
-    def loop_end(self, run: Run) -> None:  # type: ignore[override]
-        """Does nothing."""
-
-
 class _Reporting(Callback):
     """Reports under a name that the run has."""
 
@@ -308,14 +302,6 @@ class _Reporting(Callback):
     def loop_end(self, run: Run, logs: Any) -> None:
         """Reports."""
         run.report("accuracy", 7.0)
-
-
-def test_a_method_with_other_parameters_is_refused_at_once() -> None:
-    message = (
-        r"callback _WithoutLogs: loop_end is called with \(run, logs\): .*declare it as loop_end\(self, run, logs\) "
-    )
-    with pytest.raises(UsageError, match=message + r"\(.*test_callback_list.py:\d+\)"):
-        CallbackList(_listed().run, [_WithoutLogs()])
 
 
 def test_who_reports_under_the_name_of_a_metric_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -350,15 +336,6 @@ def test_a_loop_may_use_a_metric_name_of_the_next_evaluation() -> None:
     assert run.reported == {"accuracy": 7.0}
 
 
-class _NoMethod(Callback):
-    loop_end = None  # type: ignore[assignment]
-
-
-def test_an_event_that_is_no_method_is_refused() -> None:
-    with pytest.raises(UsageError, match="callback _NoMethod: loop_end is None; make it a method"):
-        CallbackList(_listed().run, [_NoMethod()])
-
-
 class _Moving(Callback):
     """Moves the global step at the end of a loop, as a restore does."""
 
@@ -372,11 +349,3 @@ def test_run_step_is_read_after_an_event_that_a_user_sees() -> None:
     assert called.run.step == 7
     called.call("loop_end", {})
     assert called.run.step == 3
-
-
-def test_the_engines_callbacks_cost_no_read_of_the_step() -> None:
-    called = _listed(Actions())
-    called.run.loop = Loop(5, 7, 1.0, {})
-    called.run.trainer.global_step.assign(3)
-    called.call("loop_end", {})
-    assert called.run.step == 7

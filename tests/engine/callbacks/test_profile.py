@@ -55,15 +55,8 @@ def test_a_run_that_ends_inside_the_window_writes_its_trace(tmp_path: Path, trai
     assert _written(tmp_path) == 1
 
 
-def test_a_worker_that_is_not_the_chief_writes_no_trace(tmp_path: Path, trainer: Any) -> None:
-    with _listed(trainer, tmp_path, "1:2", chief=False).around("train"):
-        assert trainer.loop_parts.window.cuts() == [0, 2]  # its loops run in the same parts
-        trainer.train(tf.constant(3))
-    assert _written(tmp_path) == 0
-
-
 def test_a_trainer_that_does_not_run_in_parts_is_refused(tmp_path: Path) -> None:
     other = SimpleNamespace(own=OwnParts(steps=True), global_step=tf.Variable(0, dtype=tf.int64))
     listed = CallbackList(Run(other, str(tmp_path)), [Profile("1:2", str(tmp_path))])
-    with pytest.raises(UsageError, match="ready-made trainer"), listed.around("train"):
+    with pytest.raises(UsageError), listed.around("train"):
         raise AssertionError

@@ -46,10 +46,6 @@ def test_an_evaluation_is_on_record_with_its_checkpoint(tmp_path: Path) -> None:
     assert recorded == [(10, "ckpt-10", {"accuracy": 0.5}, 2.0)]
 
 
-def test_weights_that_were_not_saved_have_no_checkpoint(tmp_path: Path) -> None:
-    assert _Recorded(tmp_path).evaluate(10, {"accuracy": 0.5}) == [(10, None, {"accuracy": 0.5}, 0.0)]
-
-
 def test_of_several_sets_those_just_evaluated_are_recorded(tmp_path: Path) -> None:
     run = _Recorded(tmp_path, "dev", "test")
     logs = {"dev": {"loss": 1.0, "best_loss": 0.5}, "test": {"loss": 2.0}}
@@ -57,12 +53,15 @@ def test_of_several_sets_those_just_evaluated_are_recorded(tmp_path: Path) -> No
     assert recorded == [(10, None, {"dev": {"loss": 1.0}}, 3.0)]
 
 
-def test_what_was_evaluated_before_a_restart_is_not_recorded(tmp_path: Path) -> None:
-    assert _Recorded(tmp_path).evaluate(10, {"accuracy": 0.5}, replayed=True) == []
-
-
-def test_only_the_chief_records(tmp_path: Path) -> None:
-    assert _Recorded(tmp_path, chief=False).evaluate(10, {"accuracy": 0.5}) == []
+@pytest.mark.parametrize(
+    ("chief", "replayed", "recorded"),
+    [(True, False, [(10, None, {"accuracy": 0.5}, 0.0)]), (True, True, []), (False, False, [])],
+    ids=["without a checkpoint", "before a restart", "on another worker"],
+)
+def test_new_evaluations_are_recorded_by_the_chief(
+    tmp_path: Path, chief: bool, replayed: bool, recorded: list[Any]
+) -> None:
+    assert _Recorded(tmp_path, chief=chief).evaluate(10, {"accuracy": 0.5}, replayed=replayed) == recorded
 
 
 def test_a_rewind_takes_later_evaluations_away(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import shutil
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import read_json, replicas
 from tests.engine.linear_task import SGD, LinearTask
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import DataConfig
@@ -127,23 +127,18 @@ def _finite(folder: Path) -> bool:
     return all(np.all(np.isfinite(reader.get_tensor(name))) for reader in readers for name in names)
 
 
-def test_a_weight_that_diverges_just_before_a_save_is_not_saved(tmp_path: Path) -> None:
-    class AtTwenty(_NanWeight):
-        at = 20
-
-    with pytest.raises(DivergedError, match="a weight is not finite at step 20"):
-        _run(tmp_path, AtTwenty)
-    assert list(complete_checkpoints(str(tmp_path))) == [10]
-    assert _finite(tmp_path)
-
-
-def test_short_loops_check_the_weights_before_a_save(tmp_path: Path) -> None:
-    class AtThirteen(_NanWeight):
-        at = 13
-
-    with pytest.raises(DivergedError, match="a weight is not finite at step 13"):
-        _run(tmp_path, AtThirteen, steps_per_loop=1, summary_interval=1, checkpoint_interval=13)
-    assert not complete_checkpoints(str(tmp_path))
+@pytest.mark.parametrize(
+    ("step", "trainer", "kept"),
+    [(20, {}, [10]), (13, {"steps_per_loop": 1, "summary_interval": 1, "checkpoint_interval": 13}, [])],
+    ids=["long loops", "short loops"],
+)
+def test_a_weight_that_diverges_just_before_a_save_is_not_saved(
+    step: int, trainer: dict[str, Any], kept: list[int], tmp_path: Path
+) -> None:
+    task = type("_NanWeightAt", (_NanWeight,), {"at": step})
+    with pytest.raises(DivergedError, match=f"a weight is not finite at step {step}"):
+        _run(tmp_path, task, **trainer)
+    assert list(complete_checkpoints(str(tmp_path))) == kept
 
 
 def test_short_loops_go_back_too(tmp_path: Path) -> None:
@@ -301,12 +296,9 @@ def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> 
     )
     history = active_history(tmp_path / "metrics.jsonl")
     assert all(loss < 50 for _, loss in history.get_history("training_loss", "train"))
-    (step, factor), rates = (
-        history.get_history("recovery_learning_rate_factor")[-1],
-        history.get_history("learning_rate"),
-    )
+    step, factor = history.get_history("recovery_learning_rate_factor")[-1]
     assert step == 0 and factor < 1
-    assert rates[0] == (5, pytest.approx(1e4 * factor))
+    assert history.get_history("learning_rate")[0] == (5, pytest.approx(1e4 * factor))
 
 
 def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
@@ -314,7 +306,7 @@ def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
         _run(tmp_path, _Poisoned, "train", recovery_max_trials=2, recovery_policy="retry")
     assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
     assert _finite(tmp_path)
-    bundle = json.loads((tmp_path / "diverged" / "step-13.json").read_text())
+    bundle = read_json(tmp_path / "diverged" / "step-13.json")
     assert (bundle["step"], bundle["batch"], bundle["batches"]) == (13, 12, [10, 14])
     assert bundle["not_finite"] == "sequential/dense/kernel"
     assert bundle["gradient_norms"]["sequential/dense/kernel"] == "nan"
@@ -330,11 +322,9 @@ class _OnePoisoned(LinearTask):
         return ArraySource((points, labels), params)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_an_example_that_is_not_finite_is_named_and_not_the_rate(replicas: int, tmp_path: Path) -> None:
-    strategy = tf.distribute.get_strategy()
-    if replicas > 1:
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_example_that_is_not_finite_is_named_and_not_the_rate(count: int, tmp_path: Path) -> None:
+    strategy = replicas(count)
     config = tiny_experiment(optimizer_config=SGD, recovery_max_trials=1, recovery_policy="retry")
     with strategy.scope():
         task = _OnePoisoned(config.task)
@@ -347,7 +337,7 @@ def test_an_example_that_is_not_finite_is_named_and_not_the_rate(replicas: int, 
     advice = f"values of example {place % size} in batch {place // size} are not finite: repair the data"
     assert advice in str(error.value) and "learning rate" not in str(error.value)
     (report,) = (tmp_path / "diverged").glob("step-*.json")
-    assert json.loads(report.read_text())["examples_not_finite"] == [place % size]
+    assert read_json(report)["examples_not_finite"] == [place % size]
 
 
 def test_a_checkpoint_of_bad_weights_is_moved_aside(hidden: tuple[Path, Any], tmp_path: Path) -> None:

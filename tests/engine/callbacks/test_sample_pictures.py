@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,6 @@ class _Task:
     def picture(self, samples: np.ndarray) -> np.ndarray:
         self.drawn.append(samples)
         return np.full((4, 5, 3), 200, np.uint8)
-
-
-class _TaskWithoutPicture:
-    def inference_step(self, latents: tf.Tensor, model: _Model) -> tf.Tensor:
-        return latents * model.weight
 
 
 class _Trainer:
@@ -81,26 +77,18 @@ def test_an_evaluation_of_an_earlier_start_is_not_drawn_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("picture", "message"),
-    [
-        (None, r"_Task\.picture returned None; return a NumPy array of uint8"),
-        (np.zeros((4, 5, 3)), r"_Task\.picture returned float64 \[4, 5, 3\]; return a NumPy array of uint8"),
-        (np.zeros((4, 5), np.uint8), r"_Task\.picture returned uint8 \[4, 5\]"),
-    ],
+    "picture",
+    [None, np.zeros((4, 5, 3)), np.zeros((4, 5), np.uint8), "no method"],
+    ids=["none", "no uint8", "no channels", "no method"],
 )
-def test_what_is_no_picture_is_told_before_the_first_step(picture: Any, message: str, tmp_path: Path) -> None:
+def test_what_is_no_picture_is_refused_before_the_first_step(picture: Any, tmp_path: Path) -> None:
     trainer: Any = _Trainer()
-    trainer.task.picture = lambda samples: picture
-    with pytest.raises(UsageError, match=message):
+    trainer.task = SimpleNamespace(inference_step=trainer.task.inference_step, picture=lambda samples: picture)
+    if isinstance(picture, str):  # the examples are no images
+        del trainer.task.picture
+    with pytest.raises(UsageError):
         SamplePictures().run_begin(Run(trainer, str(tmp_path)))
     assert not (tmp_path / "samples").exists()
-
-
-def test_examples_that_are_no_images_need_a_method_of_the_task(tmp_path: Path) -> None:
-    trainer: Any = _Trainer()
-    trainer.task = _TaskWithoutPicture()
-    with pytest.raises(UsageError, match=r"the shape \(3,\); define picture\(samples\) in _TaskWithoutPicture$"):
-        SamplePictures().run_begin(Run(trainer, str(tmp_path)))
 
 
 def test_a_grid_shows_images_row_by_row() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.builders import replicas
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
@@ -25,18 +25,14 @@ def halved(step: int) -> float:
     return float(0.5 ** (1 + step // 4))
 
 
-def _weights(folder: Path, rate: Any, *callbacks: Any, replicas: int = 1, **trainer: Any) -> list[np.ndarray]:
+def _weights(folder: Path, rate: Any, *callbacks: Any, count: int = 1, **trainer: Any) -> list[np.ndarray]:
     seed_everything(1)
-    strategy = tf.distribute.MirroredStrategy(
-        [f"CPU:{number}" for number in range(replicas)], tf.distribute.ReductionToOneDevice()
-    )
+    strategy = replicas(count)
     sgd = {"optimizer": {"type": "sgd"}, "learning_rate": rate}
     config = linear_experiment(optimizer_config=sgd, train_steps=15, **trainer)
     with strategy.scope():
         task = LinearTask(config.task)
-    model, _ = run_experiment(
-        strategy if replicas > 1 else None, task, "train", config, str(folder), callbacks=callbacks
-    )
+    model, _ = run_experiment(strategy, task, "train", config, str(folder), callbacks=callbacks)
     return [variable.numpy() for variable in model.trainable_variables]
 
 
@@ -45,7 +41,7 @@ def _changes(folder: Path) -> list[tuple[int, dict[str, float]]]:
     return [(line["step"], line["metrics"]) for line in lines]
 
 
-@pytest.mark.parametrize("given", [{"replicas": 2}, {"fuse_steps": 2}], ids=["2 replicas", "fused"])
+@pytest.mark.parametrize("given", [{"count": 2}, {"fuse_steps": 2}], ids=["2 replicas", "fused"])
 def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, given: Any) -> None:
     rates = SetAtSteps("learning_rate", [[7, 0.25]])
     factors = SetAtSteps("learning_rate_factor", [[0, 0.5], [1, 1.0], [7, 0.5]])
@@ -102,19 +98,19 @@ def test_a_function_that_is_none_is_refused(function: Any, every: Any, message: 
         SetByFunction("learning_rate", function, every)
 
 
-def test_negative_rates_are_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"set_at_steps: learning_rate: -0\.25 is below 0; a learning rate and its"):
-        _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", [[4, 0.0], [8, -0.25]]))
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_two_places_of_a_list_at_one_step_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"step 4 and '1 epochs' are both step 4"):
-        _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", [[4, 0.5], ["1 epochs", 0.25]]), steps_per_epoch=4)
-
-
 @pytest.mark.parametrize("value", ["low", [0.1, 0.2], float("nan"), True])
 def test_a_callback_can_set_only_finite_numbers(value: Any) -> None:
     run: Any = SimpleNamespace(step=0, hyper_parameters=None)
     with pytest.raises(UsageError, match=r"run\.change\('learning_rate'\): .* is not a finite number"):
         Run.change(run, "learning_rate", value)
+
+
+@pytest.mark.parametrize(
+    ("steps", "trainer"),
+    [([[4, 0.0], [8, -0.25]], {}), ([[4, 0.5], ["1 epochs", 0.25]], {"steps_per_epoch": 4})],
+    ids=["a negative rate", "two values at one step"],
+)
+def test_a_list_that_cannot_be_is_refused_before_training(tmp_path: Path, steps: Any, trainer: dict[str, int]) -> None:
+    with pytest.raises(UsageError):
+        _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", steps), **trainer)
+    assert not (tmp_path / "metrics.jsonl").exists()

@@ -57,6 +57,7 @@ def test_the_library_has_names_on_both_sides() -> None:
     held_out = [name for name in names if is_held_out(name)]
     assert 0.03 < len(held_out) / len(names) < 0.07
     assert "argparse.py" in names
+    assert library() / "argparse.py" == Path(sys.modules["hashlib"].__file__ or "").with_name("argparse.py")
     assert not any(name.startswith(("test/", "site-packages/")) for name in names)
 
 
@@ -77,15 +78,16 @@ def test_other_characters_become_question_marks(tmp_path: Path) -> None:
     assert read_text(tmp_path, held_out=True).tobytes() == b"??b?\n"
 
 
-def test_a_library_without_sources_is_told_with_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"no \.py file in {tmp_path}; .*task\.folder="):
+def test_texts_and_models_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=str(tmp_path)):  # no source file
         read_text(tmp_path, held_out=False)
-
-
-def test_a_folder_with_nothing_to_evaluate_is_told(tmp_path: Path) -> None:
     (tmp_path / next(f"m{i}.py" for i in range(100) if not is_held_out(f"m{i}.py"))).write_text("a = 1\n")
-    with pytest.raises(DataError, match="is for evaluation; one in 20 is held out"):
+    with pytest.raises(DataError):  # nothing to evaluate
         read_text(tmp_path, held_out=True)
+    with pytest.raises(DataError):
+        windows(np.zeros(5, np.uint8), 5)
+    with pytest.raises(ConfigError):
+        char_lm(heads=3)
 
 
 def test_windows_predict_every_character_but_the_first_once() -> None:
@@ -93,23 +95,15 @@ def test_windows_predict_every_character_but_the_first_once() -> None:
     found = windows(text, 5)
     assert found.dtype == np.uint8
     assert found.tolist() == [list(range(i, i + 6)) for i in (0, 5, 10, 15, 20)]
+    characters, following = shifted(tf.constant(found))
+    assert characters.dtype == following.dtype == tf.int32
+    assert following.numpy().ravel().tolist() == list(range(1, 26))
 
 
 def test_a_bounded_number_of_windows_is_spread_over_the_text() -> None:
     text = np.arange(101, dtype=np.uint8)
     assert windows(text, 10, most=4)[:, 0].tolist() == [0, 30, 60, 90]
     assert len(windows(text, 10, most=50)) == 10
-
-
-def test_too_short_a_text_is_told() -> None:
-    with pytest.raises(DataError, match="5 characters are too few for a window of 5"):
-        windows(np.zeros(5, np.uint8), 5)
-
-
-def test_labels_are_the_next_characters() -> None:
-    characters, following = shifted(tf.constant([[1, 2, 3, 4]], tf.uint8))
-    assert (characters.numpy().tolist(), following.numpy().tolist()) == ([[1, 2, 3]], [[2, 3, 4]])
-    assert characters.dtype == following.dtype == tf.int32
 
 
 def test_a_changed_character_changes_no_earlier_logits() -> None:
@@ -151,15 +145,6 @@ def test_the_metric_is_the_mean_over_all_characters() -> None:
     metric.update_state(labels[:3], certain[:3])
     metric.update_state(labels[:1], np.zeros_like(certain[:1]))
     assert float(metric.result()) == pytest.approx(7 / 4, abs=1e-4)
-
-
-def test_heads_that_do_not_divide_the_width_are_refused() -> None:
-    with pytest.raises(ConfigError, match="3 heads cannot share a width of 128"):
-        char_lm(heads=3)
-
-
-def test_the_library_is_the_one_of_the_python_that_runs() -> None:
-    assert library() / "argparse.py" == Path(sys.modules["hashlib"].__file__ or "").with_name("argparse.py")
 
 
 def test_a_few_steps_already_learn(tmp_path: Path) -> None:

@@ -98,10 +98,6 @@ def test_an_exit_is_reported_with_its_line_or_function(translated: bool) -> None
     assert str(exit_error(caught.value)).startswith(f"{place} ends the program (SystemExit(3)); raise an error")
 
 
-def test_an_exit_without_a_line_of_the_user_names_none() -> None:
-    assert str(exit_error(SystemExit(0))).startswith("your code ends the program (SystemExit(0)); raise an error")
-
-
 def test_a_report_has_few_lines_however_much_there_is_to_say(capsys: pytest.CaptureFixture[str]) -> None:
     error = _raised()
     add_note(error, "\n".join(map(str, range(100))))

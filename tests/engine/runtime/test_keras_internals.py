@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.builders import replicas
 from trainer_kit.runtime import keras_internals as internals
 
 
@@ -23,9 +24,6 @@ def test_keras_draws_from_the_generator_that_was_set() -> None:
     before = mine.state.numpy().tolist()
     keras.random.uniform(())
     assert mine.state.numpy().tolist() != before
-
-
-def test_keras_shows_the_generator_that_it_made() -> None:
     keras.utils.set_random_seed(1)
     keras.random.uniform(())
     assert isinstance(internals.global_seed_generator(), keras.random.SeedGenerator)
@@ -160,7 +158,7 @@ def test_a_loss_is_undivided_in_its_context_only() -> None:
             undivided = loss(zeros, zeros + 2)
         return [undivided, loss(zeros, zeros + 2)]
 
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    strategy = replicas(2)
     undivided, divided = map(strategy.experimental_local_results, strategy.run(tf.function(losses)))
     assert [float(one) for one in undivided] == [4, 4]
     assert [float(one) for one in divided] == [2, 2]

@@ -4,21 +4,22 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import on_each_replica, replicas
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.runtime.replica_values import (
     ReplicasState,
     are_alike,
     encode_array,
+    local_tensors,
     own_to_each_replica,
     put_replica_values,
     replica_values,
+    run_options,
 )
-
-
-def two_replicas() -> tf.distribute.Strategy:
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
 
 
 def variable_of(strategy: tf.distribute.Strategy, *, trainable: bool = False) -> tf.Variable:
@@ -32,46 +33,41 @@ def move_apart(variable: tf.Variable, strategy: tf.distribute.Strategy) -> None:
         part.assign([0.1 + number, float("nan")])
 
 
-def bits(variable: tf.Variable, strategy: tf.distribute.Strategy) -> list[bytes]:
-    return [part.numpy().tobytes() for part in strategy.experimental_local_results(variable)]
-
-
 def as_earlier_versions_saved(state: list[Any]) -> list[Any]:
     return json.loads(json.dumps(state, default=encode_array))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("form", [list, as_earlier_versions_saved])
 def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[Any]]) -> None:
-    strategy = two_replicas()
+    strategy = replicas(2)
     first, second = variable_of(strategy), variable_of(strategy)
     move_apart(first, strategy)
     values = replica_values([first], strategy)
     assert not are_alike(values)
     state = form(values)
     assert put_replica_values([second], strategy, state)
-    assert bits(second, strategy) == bits(first, strategy)
-    assert len(set(bits(second, strategy))) == 2
+    np.testing.assert_array_equal(on_each_replica(strategy, second), on_each_replica(strategy, first))
+    assert [float(values[0]) for values in on_each_replica(strategy, second)] == pytest.approx([0.1, 1.1])
 
 
 def test_replicas_with_the_same_values_are_alike() -> None:
-    strategy = two_replicas()
+    strategy = replicas(2)
     assert are_alike(replica_values([variable_of(strategy)], strategy))
     assert are_alike([])
 
 
 def test_values_of_other_replicas_or_variables_change_nothing() -> None:
-    strategy, alone = two_replicas(), tf.distribute.OneDeviceStrategy("CPU:0")
+    strategy, alone = replicas(2), tf.distribute.OneDeviceStrategy("CPU:0")
     first, single = variable_of(strategy), variable_of(alone)
     move_apart(first, strategy)
     state = replica_values([first], strategy)
-    before = bits(single, alone)
     assert not put_replica_values([single], alone, state)
     assert not put_replica_values([single], alone, [*state, *state])
-    assert bits(single, alone) == before
+    assert on_each_replica(alone, single)[0].tolist() == [0.0, 0.0]
 
 
 def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
-    strategy, alone = two_replicas(), tf.distribute.OneDeviceStrategy("CPU:0")
+    strategy, alone = replicas(2), tf.distribute.OneDeviceStrategy("CPU:0")
     weight, average = variable_of(strategy, trainable=True), variable_of(strategy)
     assert [one is average for one in own_to_each_replica([weight, average], strategy)] == [True]
     assert own_to_each_replica([variable_of(alone)], alone) == []
@@ -79,7 +75,7 @@ def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
 
 @pytest.mark.parametrize("form", [list, as_earlier_versions_saved])
 def test_numbers_of_16_bits_come_back_through_json(form: Callable[[list[Any]], list[Any]]) -> None:
-    strategy = two_replicas()
+    strategy = replicas(2)
     with strategy.scope():
         variable = tf.Variable(tf.constant([0.5, 3.0], tf.bfloat16), trainable=False)
     state = form(replica_values([variable], strategy))
@@ -89,7 +85,7 @@ def test_numbers_of_16_bits_come_back_through_json(form: Callable[[list[Any]], l
 
 
 def test_replicas_share_moving_averages_until_they_are_put_back() -> None:
-    strategy = two_replicas()
+    strategy = replicas(2)
     on_read = {"synchronization": tf.VariableSynchronization.ON_READ, "trainable": False}
     with strategy.scope():
         first_replicas = tf.Variable(0.0, trainable=False)
@@ -111,3 +107,23 @@ def test_replicas_share_moving_averages_until_they_are_put_back() -> None:
     for _ in range(2):
         shared.put_back()
         assert values() == [[1, 4]] * 4
+
+
+def test_one_replica_has_the_tensors_of_its_batch() -> None:
+    batch = {"a": tf.constant([1]), "b": (tf.constant([2]), "no tensor")}
+    assert [tensor.numpy().tolist() for tensor in local_tensors(batch, replicas(1))] == [[1], [2]]
+
+
+def test_local_tensors_include_all_replicas_and_sparse_parts() -> None:
+    strategy = replicas(2)
+    batch = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(4))))
+    assert [tensor.numpy().tolist() for tensor in local_tensors(batch, strategy)] == [[0, 1], [2, 3]]
+    assert len(local_tensors(tf.sparse.eye(2), replicas(1))) == 3
+
+
+def test_there_are_options_only_when_the_config_asks_for_them() -> None:
+    assert run_options(RuntimeConfig()) is None
+    for wanted in (True, False):
+        options = run_options(RuntimeConfig(tpu_enable_xla_dynamic_padder=wanted))
+        assert options is not None
+        assert options.experimental_xla_options.enable_xla_dynamic_padder is wanted

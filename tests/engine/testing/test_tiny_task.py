@@ -25,8 +25,3 @@ def test_the_rule_is_learned_and_holds_for_the_validation_points(tmp_path: Path)
                              summary_interval=100)  # fmt: skip
     _, logs = launch(config, "train_and_eval", str(tmp_path), save_summary=False)
     assert logs["accuracy"] > 0.8
-
-
-def test_trainer_options_replace_the_defaults() -> None:
-    assert tiny_experiment().trainer.train_steps == 20
-    assert tiny_experiment(train_steps=7, max_to_keep=1).trainer.train_steps == 7

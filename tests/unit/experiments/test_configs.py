@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.builders import run_program
 from trainer_kit.config.discovery import find_experiment
 from trainer_kit.config.experiments import get_experiment
 from trainer_kit.config.merge import Resolved
@@ -128,6 +127,6 @@ for name in {EXPERIMENTS}:
     resolve(name, Sources(config_files=(f"configs/{{name}}.yaml",), gin_files=(f"configs/{{name}}.gin",)))
 print(*sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not {"tensorflow", "keras", "sklearn", "numpy"} & set(done.stdout.split())
+    ended = run_program(code, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    assert not {"tensorflow", "keras", "sklearn", "numpy"} & set(ended.stdout.split())

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.builders import report, run_program
 from trainer_kit.telemetry.background_writer import BackgroundWriter
 from trainer_kit.telemetry.report import Report
-
-
-def report(step: int) -> Report:
-    return Report(kind="train", step=step, total_steps=None, metrics={"loss": 1.0 / (step + 1)})
 
 
 class Keeper:
@@ -99,17 +94,6 @@ def test_an_error_is_raised_once_and_other_writers_continue() -> None:
     assert sound.steps == [0, 1, 2]
 
 
-def test_close_raises_the_last_error_after_closing_all() -> None:
-    failing, sound = Keeper(fails_on=(7,)), Keeper()
-    writer = BackgroundWriter([failing, sound])
-    with pytest.raises(OSError, match="no space for 7"):
-        writer.write(report(7))
-        writer.close()
-    writer.close()
-    assert failing.events == ["close"]
-    assert sound.events == ["write 7", "close"]
-
-
 def test_an_error_in_close_is_raised_after_closing_the_others() -> None:
     failing, sound = Keeper(fails_to_close=True), Keeper()
     writer = BackgroundWriter([failing, sound])
@@ -188,7 +172,7 @@ finally:
     writer.close()
 """
     path = tmp_path / "metrics.jsonl"
-    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 3
+    assert run_program(code, path).returncode == 3
     assert len(path.read_text().splitlines()) == 1000
 
 

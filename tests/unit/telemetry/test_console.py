@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import report
 from trainer_kit.telemetry.console import ConsoleWriter
-from trainer_kit.telemetry.report import Report
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 PROGRAM = """
@@ -176,13 +176,13 @@ def test_a_run_goes_on_when_the_pipe_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_when_the_terminal_is_closed(caplog: pytest.LogCaptureFixture) -> None:
-    reports = [Report(kind="train", step=step, total_steps=9, metrics={}) for step in range(1, 9)]
+    reports = [report(step, total_steps=9) for step in range(1, 9)]
     master, slave = pty.openpty()
     writer = ConsoleWriter(os.fdopen(slave, "w"), interactive=True)
     writer.write(reports[0])
     os.close(master)
-    for report in reports[1:]:
-        writer.write(report)
+    for later in reports[1:]:
+        writer.write(later)
         writer.flush()
     writer.close()
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
@@ -198,7 +198,7 @@ def test_a_message_keeps_its_lines_and_loses_control_characters() -> None:
 
 def test_a_stream_that_cannot_encode_a_name_gets_it_escaped() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    ConsoleWriter(stream).write(Report(kind="train", step=1, total_steps=None, metrics={"größe": 1}))
+    ConsoleWriter(stream).write(report(1, größe=1))
     stream.seek(0)
     assert stream.read() == "train | step 1 | gr\\xf6\\xdfe 1\n"
 
@@ -207,7 +207,7 @@ def test_the_time_left_goes_down_between_reports() -> None:
     now = [0.0]
     stream = io.StringIO()
     writer = ConsoleWriter(stream, interactive=True, clock=lambda: now[0])
-    writer.write(Report(kind="train", step=100, total_steps=200, metrics={}, steps_per_second=10.0))
+    writer.write(report(100, total_steps=200, steps_per_second=10.0))
     writer.flush()
     assert "0:00:10 left" in stream.getvalue()
     now[0] = 4.0

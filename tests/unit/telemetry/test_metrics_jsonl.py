@@ -4,8 +4,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.builders import json_lines, report, run_program
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.telemetry.metrics_jsonl import (
     RESUME,
@@ -28,10 +27,6 @@ from trainer_kit.telemetry.metrics_jsonl import (
 from trainer_kit.telemetry.report import CHANGE, Report
 
 
-def report(step: int, kind: str = "train", **metrics: Any) -> Report:
-    return Report(kind=kind, step=step, total_steps=None, metrics=metrics)
-
-
 def write(path: Path, *reports: Report, resume: int | None = None) -> None:
     writer = JsonLinesWriter(path)
     if resume is not None:
@@ -39,13 +34,6 @@ def write(path: Path, *reports: Report, resume: int | None = None) -> None:
     for item in reports:
         writer.write(item)
     writer.close()
-
-
-def strict_lines(path: Path) -> list[dict[str, Any]]:
-    def refuse(constant: str) -> float:
-        raise AssertionError(f"{constant} is no JSON")
-
-    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
 def places(path: Path) -> list[tuple[str, int]]:
@@ -56,17 +44,16 @@ def test_a_line_holds_the_report_with_flat_scalars(tmp_path: Path) -> None:
     path = tmp_path / "new" / "metrics.jsonl"
     metrics = {"loss": np.float32(0.5), "digits": {"accuracy": 1}, "image": np.zeros(3)}
     rates = {"steps_per_second": 10.5, "examples_per_second": 336.0, "seconds": 2.0}
-    write(path, Report(kind="train", step=np.int64(20), total_steps=40, metrics=metrics, **rates))  # type: ignore[arg-type]
+    write(path, report(np.int64(20), total_steps=40, metrics=metrics, **rates))  # type: ignore[arg-type]
     expected = {"kind": "train", "step": 20, **rates, "metrics": {"loss": 0.5, "digits/accuracy": 1.0}}
-    assert strict_lines(path) == [expected]
+    assert json_lines(path) == [expected]
     assert active_history(path) == [expected]
 
 
 def test_lines_are_strict_json_also_with_nan_and_infinity(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    item = report(1, a=math.nan, b=math.inf, c=-math.inf, d=np.float32("nan"))
-    write(path, Report(kind="train", step=1, total_steps=None, metrics=item.metrics, steps_per_second=math.inf))
-    assert strict_lines(path)[0]["metrics"] == {"a": "nan", "b": "inf", "c": "-inf", "d": "nan"}
+    write(path, report(1, a=math.nan, b=math.inf, c=-math.inf, d=np.float32("nan"), steps_per_second=math.inf))
+    assert json_lines(path)[0]["metrics"] == {"a": "nan", "b": "inf", "c": "-inf", "d": "nan"}
     record = active_history(path)[0]
     assert record["metrics"]["b"] == math.inf and record["metrics"]["c"] == -math.inf
     assert math.isnan(record["metrics"]["a"])
@@ -94,44 +81,11 @@ def test_nothing_is_made_before_the_first_report(tmp_path: Path) -> None:
     assert active_history(tmp_path / "metrics.jsonl") == []
 
 
-def test_a_resume_supersedes_later_steps_only(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, report(100, loss=1.0), report(100, "validation", acc=0.1), report(200, loss=2.0), report(300, loss=3.0))
-    write(path, report(300, loss=33.0), report(400, loss=44.0), resume=200)
-    history = active_history(path)
-    assert places(path) == [("train", 100), ("validation", 100), ("train", 200), ("train", 300), ("train", 400)]
-    assert history.get_history("loss") == [(100, 1.0), (200, 2.0), (300, 33.0), (400, 44.0)]
-
-
-def test_a_start_from_nothing_supersedes_all(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, report(100), report(200))
-    write(path, report(50), resume=0)
-    assert places(path) == [("train", 50)]
-
-
-def test_a_resume_that_nothing_follows_counts_too(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, report(100), report(200))
-    write(path, resume=100)
-    assert places(path) == [("train", 100)]
-
-
-def test_a_report_that_comes_again_is_not_written_again(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, report(100), report(100, "validation", acc=0.1))
-    write(path, report(100, "validation", acc=0.2), report(100), report(200), resume=100)
-    write(path, report(200), report(200, "validation"), report(200, "validation"), report(100, "validation"))
-    assert [(line["kind"], line["step"]) for line in strict_lines(path)] == places(path)
-    assert places(path) == [("train", 100), ("validation", 100), ("train", 200), ("validation", 200)]
-    assert active_history(path).get_history("acc")[-1][1] == 0.1
-
-
 def test_a_change_is_written_again_only_with_other_values(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, report(5), report(5, CHANGE, learning_rate=0.1))
     write(path, report(5, CHANGE, learning_rate=0.1), report(5, CHANGE, learning_rate=0.2), resume=5)
-    assert [line["metrics"] for line in strict_lines(path)] == [{}, {"learning_rate": 0.1}, {"learning_rate": 0.2}]
+    assert [line["metrics"] for line in json_lines(path)] == [{}, {"learning_rate": 0.1}, {"learning_rate": 0.2}]
     assert active_history(path).get_history("learning_rate") == [(5, 0.2)]
 
 
@@ -140,19 +94,13 @@ def test_changes_at_one_step_count_each(tmp_path: Path) -> None:
     both = report(5, CHANGE, learning_rate=0.1, weight=1.0)  # as earlier versions wrote them
     write(path, both, report(5, CHANGE, weight=1.0))
     write(path, report(6, CHANGE, weight=2.0), report(6, CHANGE, learning_rate=3.0))
-    assert [line["metrics"] for line in strict_lines(path)] == [
+    assert [line["metrics"] for line in json_lines(path)] == [
         {"learning_rate": 0.1, "weight": 1.0},
         {"weight": 2.0},
         {"learning_rate": 3.0},
     ]
     assert active_history(path).get_history("learning_rate") == [(5, 0.1), (6, 3.0)]
     assert active_history(path).get_history("weight")[-1][1] == 2.0
-
-
-def test_an_evaluation_of_an_earlier_step_removes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, report(100), report(200), report(300), report(200, "validation", acc=0.2))
-    assert places(path) == [("train", 100), ("train", 200), ("validation", 200), ("train", 300)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -178,7 +126,7 @@ def test_steps_never_go_back_whatever_was_written(tmp_path: Path, seed: int) -> 
     assert len(found) == len(set(found))
     assert [step for _, step in found] == sorted(step for _, step in found)
     records = active_history(path)
-    assert found == steps_of(strict_lines(path))
+    assert found == steps_of(json_lines(path))
     assert {(record["kind"], record["step"]): record["metrics"]["number"] for record in records} == expected
 
 
@@ -197,14 +145,7 @@ def test_a_cut_last_line_is_left_out_and_the_next_is_whole(tmp_path: Path, left:
 def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, report(1, loss=1.0))
-    lines: Sequence[Any] = (
-        [1],
-        {"kind": "train"},
-        {"kind": 3, "step": 1},
-        {"kind": "train", "step": "2"},
-        "text",
-        None,
-    )
+    lines = [[1], {"kind": "train"}, {"kind": 3, "step": 1}, {"kind": "train", "step": "2"}, "text", None]
     with open(path, "a") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in lines)
         stream.write("\0\0\0\n" + '{"kind": "train", "step": 5, "metrics": {"loss": [1], "acc": "inf"}}\n')
@@ -215,8 +156,7 @@ def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
 
 def test_a_metric_is_found_by_name_and_kind(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    rates = {"steps_per_second": 7.0, "seconds": 1.5}
-    train = Report(kind="train", step=1, total_steps=None, metrics={"loss": 1.0}, **rates)  # type: ignore[arg-type]
+    train = report(1, loss=1.0, steps_per_second=7.0, seconds=1.5)
     write(path, train, report(1, "validation", loss=3.0, set={"acc": 0.5}))
     history = active_history(path)
     assert history.get_history("loss", kind="train") == [(1, 1.0)]
@@ -225,13 +165,11 @@ def test_a_metric_is_found_by_name_and_kind(tmp_path: Path) -> None:
     assert history.get_history("steps_per_second")[-1][1] == 7.0
     with pytest.raises(UsageError, match="set/acc"):
         history.get_history("set/ac")
-    with pytest.raises(UsageError, match="no report has a metric 'loss'"):
-        active_history(tmp_path / "none.jsonl").get_history("loss")
 
 
 def test_a_path_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError):
         JsonLinesWriter(tmp_path / "file" / "metrics.jsonl").write(report(1))
 
 
@@ -252,16 +190,15 @@ for step, room in ((1, -1), (2, 150), (3, -1)):
 writer.close()
 """
     path = tmp_path / "metrics.jsonl"
-    command = [sys.executable, "-c", code, os.fspath(path)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "2\n"
+    assert run_program(code, path).stdout == "2\n"
     assert places(path) == [("train", 1), ("train", 2), ("train", 3)]
 
 
 def test_a_full_disk_is_a_storage_error() -> None:
     writer = JsonLinesWriter("/dev/full")
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError):
         writer.write(report(1))
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError):
         writer.close()
 
 
@@ -276,13 +213,12 @@ for step in range(100):
 os.kill(os.getpid(), signal.SIGKILL)
 """
     path = tmp_path / "metrics.jsonl"
-    ended = subprocess.run([sys.executable, "-c", code, os.fspath(path)], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    assert run_program(code, path).returncode == -signal.SIGKILL
     assert len(places(path)) == 100
 
 
 def superseded(path: Path) -> list[dict[str, Any]]:
-    return strict_lines(Path(superseded_path(path)))
+    return json_lines(Path(superseded_path(path)))
 
 
 def steps_of(lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
@@ -295,7 +231,7 @@ def test_what_is_superseded_is_kept_in_a_file_beside(tmp_path: Path) -> None:
     write(path, report(200, loss=7.0), report(300), resume=100)
     write(path, resume=200)
     assert superseded_path(path) == str(tmp_path / "metrics.superseded.jsonl")
-    assert steps_of(strict_lines(path)) == [("train", 100), ("train", 200)]
+    assert steps_of(json_lines(path)) == [("train", 100), ("train", 200)]
     lines = superseded(path)
     assert steps_of(lines) == [
         *(("resume", 100), ("train", 200), ("validation", 200), ("train", 300)),
@@ -360,26 +296,6 @@ def test_bytes_that_a_power_failure_left_do_not_stop_a_resume(tmp_path: Path) ->
     assert len(Path(superseded_path(path)).read_bytes().splitlines()) == 4
 
 
-def test_a_rollback_in_the_middle_of_a_run_uses_the_open_writer(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    writer = JsonLinesWriter(path)
-    for step in (1, 2, 3):
-        writer.write(report(step))
-    writer.resume(1)
-    writer.write(report(2, again=1.0))
-    writer.close()
-    assert steps_of(strict_lines(path)) == [("train", 1), ("train", 2)]
-    assert active_history(path).get_history("again")[-1][1] == 1.0
-
-
-def test_a_training_report_that_goes_back_is_a_resume(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, report(1), report(2), report(2, "validation"), report(3))
-    write(path, report(2, again=1.0), report(3))
-    assert steps_of(strict_lines(path)) == [("train", 1), ("train", 2), ("train", 3)]
-    assert steps_of(superseded(path)) == [("resume", 1), ("train", 2), ("validation", 2), ("train", 3)]
-
-
 OLD = [("train", 1), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1), ("validation", 1), ("train", 2)]
 
 
@@ -405,8 +321,8 @@ def test_the_next_resume_brings_an_old_file_to_the_new_form(tmp_path: Path) -> N
     path = tmp_path / "metrics.jsonl"
     write_old(path, OLD)
     write(path, report(3), resume=2)
-    assert steps_of(strict_lines(path)) == [("train", 1), ("validation", 1), ("train", 2), ("train", 3)]
-    assert [line["metrics"].get("number") for line in strict_lines(path)] == [0, 5, 6, None]
+    assert steps_of(json_lines(path)) == [("train", 1), ("validation", 1), ("train", 2), ("train", 3)]
+    assert [line["metrics"].get("number") for line in json_lines(path)] == [0, 5, 6, None]
     moved = [("resume", 2), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1)]
     assert steps_of(superseded(path)) == moved
 
@@ -426,7 +342,7 @@ def test_reported_knows_kind_and_step_exactly(tmp_path: Path) -> None:
 def test_the_fields_that_depend_on_the_clock_are_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, report(1))
-    (line,) = strict_lines(path)
+    (line,) = json_lines(path)
     assert set(line) - set(WALL_CLOCK_FIELDS) == {"kind", "step", "metrics"}
     assert set(WALL_CLOCK_FIELDS) < set(line)
 
@@ -450,11 +366,10 @@ def test_a_kill_within_a_resume_loses_no_line(tmp_path: Path, point: str) -> Non
     path = tmp_path / "metrics.jsonl"
     write(path, *(report(step) for step in (1, 2, 3, 4)))
     before = path.read_bytes()
-    ended = subprocess.run([sys.executable, "-c", KILLED_IN_A_RESUME, os.fspath(path), point], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    assert run_program(KILLED_IN_A_RESUME, path, point).returncode == -signal.SIGKILL
     assert path.read_bytes() == before
     write(path, report(3), report(4), resume=2)
-    assert places(path) == [("train", step) for step in (1, 2, 3, 4)] == steps_of(strict_lines(path))
+    assert places(path) == [("train", step) for step in (1, 2, 3, 4)] == steps_of(json_lines(path))
     batch = [("resume", 2), ("train", 3), ("train", 4)]
     assert steps_of(superseded(path)) == batch * (1 if point == "history.supersede" else 2)
 
@@ -464,7 +379,7 @@ def test_an_unwritable_path_is_an_error_and_changes_nothing(tmp_path: Path) -> N
     write(path, report(1), report(2))
     before = path.read_bytes()
     os.mkdir(superseded_path(path))
-    with pytest.raises(StorageError, match=r"metrics\.superseded\.jsonl cannot be written"):
+    with pytest.raises(StorageError):
         JsonLinesWriter(path).resume(1)
     assert path.read_bytes() == before
 
@@ -517,18 +432,18 @@ def run(path: Path, end: int, start: int = 0, *, attempt: int = 0) -> dict[int, 
     writer.resume(start)
     for step in range(start, end + 1):
         if step > start:
-            writer.write(Report(kind="train", step=step, total_steps=end, metrics={"loss": 1 / step}, seconds=attempt))
+            writer.write(report(step, total_steps=end, loss=1 / step, seconds=attempt))
             if step % SAVE_INTERVAL == 0:
                 sizes[step] = path.stat().st_size
         due = step > 0 and step % EVAL_INTERVAL == 0
         if due and (step > start or not reported(path, "validation", step)):
-            writer.write(Report(kind="validation", step=step, total_steps=end, metrics={"acc": step}, seconds=attempt))
+            writer.write(report(step, "validation", total_steps=end, acc=step, seconds=attempt))
     writer.close()
     return sizes
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key not in WALL_CLOCK_FIELDS} for line in strict_lines(path)]
+    return [{key: value for key, value in line.items() if key not in WALL_CLOCK_FIELDS} for line in json_lines(path)]
 
 
 @settings(deadline=None, max_examples=60)

@@ -4,21 +4,22 @@ import math
 
 import pytest
 
+from tests.builders import report
 from trainer_kit.telemetry import report_lines as lines
-from trainer_kit.telemetry.report import EVALUATING, Activity, EpochPlace, Report
+from trainer_kit.telemetry.report import EVALUATING, Activity, EpochPlace
 
 
 def test_a_training_line_has_all_figures() -> None:
-    report = Report(
-        kind="train",
-        step=200,
+    built = report(
+        200,
         total_steps=400,
-        metrics={"training_loss": 0.1230001, "learning_rate": 1e-3},
+        training_loss=0.1230001,
+        learning_rate=1e-3,
         steps_per_second=1234.5,
         examples_per_second=39504.2,
         best=("accuracy", 0.5, 100),
     )
-    assert lines.report_line(report) == (
+    assert lines.report_line(built) == (
         "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:01 left | training_loss 0.123 | "
         "learning_rate 0.001"
     )
@@ -30,31 +31,30 @@ def test_a_training_line_has_all_figures() -> None:
 )
 def test_a_line_of_a_run_with_epochs_names_the_epoch(total: int | None, epochs: int | None, expected: str) -> None:
     place = EpochPlace(epoch=2, epochs=epochs, step=50, steps=100)
-    assert expected in lines.report_line(Report(kind="train", step=150, total_steps=total, metrics={}, epoch=place))
+    assert expected in lines.report_line(report(150, total_steps=total, epoch=place))
 
 
 def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
     metrics = {"digits": {"accuracy": 0.98333}}
     best = ("digits/accuracy", 0.98333, 200)
-    report = Report(kind="validation", step=200, total_steps=None, metrics=metrics, seconds=1.5, best=best)
-    assert lines.report_line(report) == (
+    built = report(200, "validation", metrics=metrics, seconds=1.5, best=best)
+    assert lines.report_line(built) == (
         "validation | step 200 | 1.5 s | digits/accuracy 0.9833 | best digits/accuracy 0.9833 at step 200"
     )
 
 
 def test_the_best_of_other_weights_is_shown_once() -> None:
     metrics = {"loss": 0.5, "weights": {"loss": 0.75, "best_loss": 0.25}}
-    report = Report(kind="validation", step=9, total_steps=10, metrics=metrics, best=("weights|loss", 0.25, 3))
-    assert lines.report_line(report).endswith("| loss 0.5 | weights/loss 0.75 | best weights|loss 0.25 at step 3")
+    built = report(9, "validation", total_steps=10, metrics=metrics, best=("weights|loss", 0.25, 3))
+    assert lines.report_line(built).endswith("| loss 0.5 | weights/loss 0.75 | best weights|loss 0.25 at step 3")
 
 
 def test_each_validation_set_has_a_line_with_seconds_and_best() -> None:
     metrics = {"dev": {"accuracy": 0.5}, "rare": {"accuracy": 0.25}, "best_dev|accuracy": 0.75}
-    report = Report(
-        kind="validation", step=9, total_steps=10, metrics=metrics, seconds=2.0, best=("dev|accuracy", 0.75, 3),
+    built = report(9, "validation", total_steps=10, metrics=metrics, seconds=2.0, best=("dev|accuracy", 0.75, 3),
         seconds_of_sets={"dev": 0.5, "rare": 1.25},
     )  # fmt: skip
-    assert lines.report_lines(report) == [
+    assert lines.report_lines(built) == [
         "validation dev | step 9/10 | 0.5 s | accuracy 0.5 | best accuracy 0.75 at step 3",
         "validation rare | step 9/10 | 1.25 s | accuracy 0.25",
     ]
@@ -74,8 +74,8 @@ def test_a_running_evaluation_shows_its_progress_and_time_left(done: int, total:
 
 
 def test_a_line_is_one_line_whatever_names_hold() -> None:
-    report = Report(kind="train", step=1, total_steps=None, metrics={"a\nb\x1b[31m\r\tc": 1.0})
-    assert lines.report_line(report) == "train | step 1 | a b [31m  c 1"
+    built = report(1, metrics={"a\nb\x1b[31m\r\tc": 1.0})
+    assert lines.report_line(built) == "train | step 1 | a b [31m  c 1"
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_durations_are_hours_minutes_seconds(seconds: float, text: str) -> None:
     ],
 )
 def test_the_time_left_is_told_where_it_can_be(total: int | None, rate: float | None, left: float | None) -> None:
-    report = Report(kind="train", step=100, total_steps=total, metrics={}, steps_per_second=rate)
-    assert lines.seconds_left(report) == left
-    assert len(lines.left_texts(report)) == (left is not None)
+    built = report(100, total_steps=total, steps_per_second=rate)
+    assert lines.seconds_left(built) == left
+    assert len(lines.left_texts(built)) == (left is not None)
 
 
 @pytest.mark.parametrize("rate", [0.0123, 12.34, 39504.2, math.inf, math.nan, 0.0])
 def test_odd_rates_do_not_break_a_line(rate: float) -> None:
-    report = Report(kind="train", step=1, total_steps=5, metrics={}, steps_per_second=rate, examples_per_second=rate)
-    assert "steps/s | " in lines.report_line(report)
+    built = report(1, total_steps=5, steps_per_second=rate, examples_per_second=rate)
+    assert "steps/s | " in lines.report_line(built)

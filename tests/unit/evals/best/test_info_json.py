@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.builders import imported_by
 from trainer_kit.evals.best.info_json import INFO, is_info, read_info
 
 _WHOLE = {"checkpoint": "ckpt-5", "step": 5, "metric": "a", "value": 0.5, "metrics": {"a": 0.5, "far|b": 1}}
@@ -51,8 +50,7 @@ def test_a_damaged_one_is_none_with_a_warning_unless_quiet(
 
 
 def test_it_is_read_without_tensorflow() -> None:
-    code = "import sys, trainer_kit.evals.best.info_json; assert 'tensorflow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[4])
+    assert imported_by(["trainer_kit.evals.best.info_json"], "tensorflow") == []
 
 
 def test_model_gardens_form_is_read_with_the_weights_record(tmp_path: Path) -> None:
