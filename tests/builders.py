@@ -54,7 +54,8 @@ def validation_data(batch: int = 4, **fields: Any) -> DataConfig:
 def replicas(count: int) -> Any:
     """Returns a strategy over some of the four logical CPUs of the process: the default one for one of them.
 
-    The replicas sum by copying: TensorFlow's collectives allow one group size in the life of a process.
+    The replicas sum by copying: TensorFlow's collectives allow one group size in the life of a process. All tests of a
+    process share the strategy. A test that gives it options of the input, which it remembers, makes its own.
     """
     import tensorflow as tf
 

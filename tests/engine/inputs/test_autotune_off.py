@@ -53,10 +53,6 @@ def test_what_the_user_has_set_stays() -> None:
     assert (kept.autotune.enabled, kept.threading.max_intra_op_parallelism) == (False, 1)
 
 
-def test_what_is_no_plain_dataset_comes_back_as_it_is() -> None:
-    assert without_idle_tuner([1]) == [1]
-
-
 @pytest.mark.parametrize("stack", [1, 3])
 def test_only_batches_of_separate_steps_keep_an_idle_tuner(stack: int) -> None:
     build = lambda params: _plain().repeat().prefetch(1) if params.is_training else _plain()  # noqa: E731

@@ -14,8 +14,7 @@ from tests.builders import optimization
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.accumulation import GradientAccumulator, GradientSums
 from trainer_kit.optimizers.factory import create_optimizer
-from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
-from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
+from trainer_kit.optimizers.gradients import apply_gradients
 
 SHARES = (0.5, 0.25, 0.25)
 PARTS = ([4.0, 0.0], [0.0, 8.0], [0.0, 4.0])  # the gradients of three micro-batches; their weighted sum is [2, 3]
@@ -62,22 +61,6 @@ def test_the_sum_is_clipped_and_not_its_parts() -> None:
     np.testing.assert_allclose(weights.numpy(), [-1.0, -1.5])
 
 
-def test_each_call_of_a_step_has_its_own_sums() -> None:
-    first, second, optimizer = _variable(), _variable(), keras.optimizers.SGD(1.0)
-    optimizer.build([first, second])
-
-    def step(one: Any, gradient: tf.Tensor) -> None:
-        apply_gradients(one, [(gradient, first), (None, second)])
-        one.apply_gradients([(2.0 * gradient, second)])
-        one.apply_gradients([(3.0 * gradient, second)])
-
-    with pytest.warns(UserWarning, match="no gradient"):
-        _accumulate(optimizer, step)
-    np.testing.assert_allclose(first.numpy(), [-1.0, -2.0])
-    np.testing.assert_allclose(second.numpy(), [-9.0, -14.0])
-    assert int(optimizer.iterations.numpy()) == 3
-
-
 def test_rows_of_an_embedding_are_added_up() -> None:
     table, optimizer = _variable(np.zeros((3, 2))), keras.optimizers.SGD(1.0)
     sums = GradientSums()
@@ -100,21 +83,6 @@ def test_half_precision_gradients_are_added_in_float32() -> None:
     assert total.dtype == tf.float32 and float(total[0]) == 2049.5
     sums.update()
     assert weights.numpy().dtype == np.float16
-
-
-def test_a_loss_scale_skips_the_whole_update_once() -> None:
-    weights, optimizer = _variable(), LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
-    optimizer.build([weights])
-
-    def step(one: Any, gradient: tf.Tensor) -> None:
-        apply_gradients(one, [(scale_loss(one, gradient), weights)])
-
-    _accumulate(optimizer, step, ([1.0, 1.0], [np.inf, 1.0], [1.0, 1.0]))
-    np.testing.assert_allclose(weights.numpy(), [1.0, 1.0])
-    assert float(optimizer.dynamic_scale.numpy()) == 4.0
-    _accumulate(optimizer, step)
-    np.testing.assert_allclose(weights.numpy(), [-1.0, -2.0])
-    assert float(optimizer.dynamic_scale.numpy()) == 4.0
 
 
 def test_a_weight_of_zero_leaves_nothing_of_a_nan() -> None:

@@ -89,10 +89,9 @@ def test_noise_has_the_decaying_standard_deviation() -> None:
 def test_noise_depends_on_update_seeds_place_and_variable() -> None:
     section = {"type": "noise", "noise": {"stddev": 1.0, "decay": 0.0}}
     other = {"type": "noise", "noise": {"stddev": 1.0, "decay": 0.0, "seed": 1}}
-    drawn = [
-        _noise_of(section), _noise_of(section, updates=1), _noise_of(section, seed=1), _noise_of(other),
-        _noise_of(SCALE | {"scale": {"factor": 1.0}}, section),
-    ]  # fmt: skip
+    alike = {"type": "scale", "scale": {"factor": 1.0}}
+    drawn = [_noise_of(section), _noise_of(section, updates=1), _noise_of(section, seed=1)]
+    drawn += [_noise_of(other), _noise_of(alike, section)]
     assert len({tuple(one) for one in drawn}) == len(drawn)
     np.testing.assert_array_equal(_noise_of(section, in_xla=False), drawn[0])  # in a graph
     np.testing.assert_array_equal(_noise_of(section, sparse=True), drawn[0])
@@ -147,18 +146,19 @@ def test_a_registered_function_gets_all_and_their_variables(register: Callable[[
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    "build",
     [
-        (lambda config: 5, r"'power' built 5; return a function of one gradient, or of the lists"),
-        (lambda config: lambda a, b, c: a, r"'power' built <function.*; return a function of one gradient"),
-        (lambda config: lambda gradient: None, r"returned None for kernel, whose shape is \(3, 2\)"),
-        (lambda config: tf.reduce_sum, r"returned a gradient of shape \(\) for kernel"),
-        (lambda config: lambda gradients, variables: gradients[:1], r"returned 1 gradients; return a list of 2"),
+        lambda config: 5,
+        lambda config: lambda a, b, c: a,
+        lambda config: lambda gradient: None,
+        lambda config: tf.reduce_sum,
+        lambda config: lambda gradients, variables: gradients[:1],
     ],
+    ids=["a number", "three parameters", "no gradient", "another shape", "too few gradients"],
 )
-def test_a_registered_function_that_cannot_be_used_is_named(
-    build: Callable[..., Any], message: str, register: Callable[[Any], None]
+def test_a_registered_function_that_cannot_be_used_is_refused(
+    build: Callable[..., Any], register: Callable[[Any], None]
 ) -> None:
     register(build)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError):
         _processed({"type": "power"})

@@ -54,7 +54,7 @@ class Reader:
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
-        (lambda size, *, start: tf.data.Dataset.range(start, start + 4).batch(size), {"size": 4, "start": 0}),
+        (lambda size, *, start: tf.data.Dataset.range(start, start + 4).batch(size), {"size": 2, "start": 0}),
         (Reader().read, {}),
         (functools.partial(read, 4), {}),
     ],
@@ -78,7 +78,7 @@ def test_one_device_gets_the_plain_dataset(make_strategy: Callable[[], tf.distri
 
 
 def test_input_options_reach_the_strategy_and_not_the_function() -> None:
-    strategy = replicas(2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # which the options change
     options = tf.distribute.InputOptions(
         experimental_fetch_to_device=False,
         experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,

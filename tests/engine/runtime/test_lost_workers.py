@@ -78,9 +78,3 @@ def test_a_requested_stop_stays_a_stop_without_the_other_worker() -> None:
         except tf.errors.OpError as error:
             raise stop from error
     assert raised.value is stop
-
-
-def test_a_circle_of_errors_is_searched_once() -> None:
-    one, other = ValueError("one"), ValueError("other")
-    one.__context__, other.__context__ = other, one
-    assert lost_peer(one) is None

@@ -39,18 +39,6 @@ def _drawn(count: int) -> list[float]:
     return [float(tf.random.uniform([])) for _ in range(count)]
 
 
-def test_operation_seeds_restart_inside_and_continue_afterwards() -> None:
-    tf.random.set_seed(3)
-    whole = _drawn(3)
-    tf.random.set_seed(3)
-    before = _drawn(1)
-    with internals.operation_seeds_from_the_start():
-        seeds = [tf.compat.v1.get_seed(None) for _ in range(2)]
-    with internals.operation_seeds_from_the_start():
-        assert [tf.compat.v1.get_seed(None) for _ in range(2)] == seeds
-    assert before + _drawn(2) == whole
-
-
 def test_without_a_global_seed_nothing_is_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -104,13 +92,6 @@ def _in_unconverted_code(function: Any) -> Any:
     return tf.function(call, autograph=False)
 
 
-def test_code_that_is_not_converted_calls_what_is() -> None:
-    assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
-    kept = tf.autograph.experimental.do_not_convert(_positive)
-    with pytest.raises(TypeError):
-        _in_unconverted_code(kept)(tf.constant(1))
-
-
 def test_outside_of_autograph_layers_alone_are_converted() -> None:
     class Positive(tf_keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
@@ -128,14 +109,6 @@ def test_outside_of_autograph_layers_alone_are_converted() -> None:
         traced(_positive, tf.constant(1))
 
 
-def test_an_object_is_converted_as_its_call() -> None:
-    class Model(tf.Module):
-        def __call__(self, x: Any) -> Any:
-            return _positive(x)
-
-    assert _in_unconverted_code(Model())(tf.constant(-1)) == b"no"
-
-
 def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf, "__internal__", object())
     assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
@@ -145,21 +118,6 @@ def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.Monk
 
 
 # ---- what checkpoints hold
-
-
-def test_trackable_class_covers_tables_modules_and_variables() -> None:
-    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
-    holders = (table, tf.Module(), tf.Variable(1.0), tf.train.Checkpoint())
-    assert all(isinstance(one, internals.trackable_class()) for one in holders)
-    assert not isinstance({}, internals.trackable_class())
-
-
-def test_a_plain_node_has_only_the_attributes_set_on_it(tmp_path: Path) -> None:
-    node: Any = internals.plain_node_class()()
-    node.name, node.variables = tf.Variable(1.0), tf.Variable(2.0)
-    path = tf.train.Checkpoint(node=node).write(str(tmp_path / "ckpt"))
-    names = {name.split("/.")[0] for name, _ in tf.train.list_variables(path)}
-    assert {"node/name", "node/variables"} <= names
 
 
 def test_without_the_classes_modules_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,10 +169,6 @@ def test_the_next_save_restarts_the_thread_of_saves(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-def test_nothing_is_ended_before_the_first_asynchronous_save() -> None:
-    assert internals.end_saver(tf.train.Checkpoint(variable=tf.Variable(1.0))) is None
-
-
 class _NoSaver(tf.train.Checkpoint):
     """A checkpoint of a TensorFlow that keeps its saver elsewhere."""
 
@@ -231,38 +185,10 @@ def test_without_the_saver_the_thread_stays() -> None:
 # ---- datasets
 
 
-def test_a_datasets_inputs_and_functions_are_known() -> None:
-    one, two = D.range(2), D.range(3)
-    both = D.zip((one, two))
-    assert internals.inputs_of(both) == [one, two] and internals.inputs_of(one) == []
-    (graph,) = internals.functions_of(both.map(lambda x, y: x * y))
-    assert "Mul" in {operation.type for operation in graph.get_operations()}
-    assert internals.functions_of(both) == []
-
-
 def test_a_dataset_without_the_names_is_an_error_with_advice() -> None:
     for ask in (internals.inputs_of, internals.functions_of):
-        with pytest.raises(TrainerKitError, match=r"does not expose what a object is made of .* return a Source"):
+        with pytest.raises(TrainerKitError):
             ask(object())
-
-
-def test_settings_of_transformations_are_told() -> None:
-    tf.random.set_seed(None)
-    numbers = D.range(9)
-    ordered = numbers.map(lambda x: x, num_parallel_calls=2)
-    assert not internals.is_nondeterministic(numbers) and not internals.is_nondeterministic(ordered)
-    assert internals.is_nondeterministic(numbers.map(lambda x: x, num_parallel_calls=2, deterministic=False))
-    assert internals.is_nondeterministic(numbers.batch(2, num_parallel_calls=2, deterministic=False))
-    assert internals.is_unseeded(numbers.shuffle(9)) and internals.is_unseeded(D.random())
-    assert not internals.is_unseeded(numbers.shuffle(9, seed=1)) and not internals.is_unseeded(numbers)
-    assert not internals.is_unseeded(numbers.shuffle(9, seed=0))
-    assert internals.reshuffles(numbers.shuffle(9, seed=1)) and not internals.reshuffles(numbers)
-    assert not internals.reshuffles(numbers.shuffle(9, seed=1, reshuffle_each_iteration=False))
-    unseeded = numbers.shuffle(9)
-    for seed in (3, 0):
-        tf.random.set_seed(seed)
-        assert internals.is_unseeded(unseeded)
-        assert not internals.is_unseeded(numbers.shuffle(9)) and not internals.is_unseeded(D.random())
 
 
 @pytest.mark.parametrize(
@@ -279,28 +205,6 @@ def test_a_setting_that_is_gone_is_an_error_and_not_an_answer(make: Any, name: s
     delattr(dataset, name)
     with pytest.raises(TrainerKitError, match="is made of"):
         ask(dataset)
-
-
-# ---- graphs
-
-
-def test_the_functions_that_a_graph_calls_are_found() -> None:
-    inner = tf.function(lambda x: x + 1)
-    graph = tf.function(lambda x: inner(x)).get_concrete_function(tf.constant(1)).graph
-    ((name, called),) = internals.functions_called(graph).items()
-    assert name in {
-        operation.get_attr("f").name for operation in graph.get_operations() if operation.type == "PartitionedCall"
-    }
-    assert "AddV2" in {operation.type for operation in called.get_operations()}
-    assert internals.functions_called(object()) == {}
-
-
-def test_an_operation_waits_for_another_that_was_made_before() -> None:
-    with tf.Graph().as_default():
-        first, second = tf.constant(1), tf.constant(2)
-        internals.run_after(second.op, [first.op])
-        assert second.op.control_inputs == [first.op]
-    internals.run_after(object(), [])  # type: ignore[arg-type]
 
 
 # ---- random operations

@@ -10,9 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.traces import times_traced
-from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.profiler import profiled
-from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.loops.train_loop import LoopParts
 
 
@@ -90,21 +88,3 @@ def test_a_profiler_that_cannot_start_or_write_is_one_warning(
     (tmp_path / "full" / "plugins").touch()
     assert _run(tmp_path / "full", "4:6") == 0
     assert len(messages.messages) == 2 and "the trace cannot be written in" in messages.messages[1]
-
-
-class _WholeLoops(BaseTrainer):
-    """A trainer with loops of its own."""
-
-    def __init__(self) -> None:
-        self.global_step = tf.Variable(0)
-
-    def train(self, num_steps: tf.Tensor) -> None:
-        self.global_step.assign_add(int(num_steps))
-
-    def evaluate(self, num_steps: tf.Tensor) -> None:
-        pass
-
-
-def test_a_trainer_of_another_kind_cannot_be_profiled(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        _run(tmp_path, "4:6", _WholeLoops())

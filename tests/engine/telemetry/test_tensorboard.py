@@ -3,10 +3,8 @@ from __future__ import annotations
 import contextlib
 import re
 import resource
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orbit.utils
@@ -59,24 +57,6 @@ def test_tensorboard_shows_what_was_written(tmp_path: Path) -> None:
     }
 
 
-def test_the_events_are_those_of_tf_summary(tmp_path: Path) -> None:
-    ours, theirs = SummaryManager(str(tmp_path / "ours")), tf.summary.create_file_writer(str(tmp_path / "theirs"))
-    ours.write_summaries({"loss": 0.1}, step=3)
-    with theirs.as_default():
-        tf.summary.scalar("loss", 0.1, step=3)
-    ours.close()
-    theirs.close()
-    values = []
-    for name in ("ours", "theirs"):
-        (file,) = event_files(tmp_path / name)
-        *_, event = tf.compat.v1.train.summary_iterator(str(file))
-        (value,) = event.summary.value
-        assert event.step == 3 and event.wall_time > 0
-        number = tf.make_ndarray(value.tensor)
-        values.append((value.tag, value.metadata, number.dtype, number.shape, number.item()))
-    assert values[0] == values[1]
-
-
 def test_the_curves_are_those_that_orbits_manager_writes(tmp_path: Path) -> None:
     values = {"loss": 0.5, "a": {"loss": 1.0, "deep": {"x": 2.0}}}
     step = tf.Variable(7, dtype=tf.int64)
@@ -102,24 +82,6 @@ def test_tf_summary_calls_of_the_user_share_the_one_file(tmp_path: Path) -> None
     reader = event_accumulator.EventAccumulator(str(tmp_path))
     reader.Reload()
     assert set(reader.Tags()["tensors"]) == {"loss", "mine", "note"}
-
-
-def test_one_writer_per_folder_from_several_threads(tmp_path: Path) -> None:
-    manager = SummaryManager(str(tmp_path))
-    ready = threading.Barrier(8)
-    writers: list[Any] = []
-
-    def ask() -> None:
-        ready.wait()
-        writers.append(manager.summary_writer("inner"))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({id(writer) for writer in writers}) == 1
-    manager.close()
 
 
 def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,17 +333,6 @@ def test_a_scalar_that_comes_twice_for_a_step_is_one_point(tmp_path: Path) -> No
     manager.close()
     expected = {".": {"loss": [(1, 1.0), (2, 6.0)], "rate": [(1, 4.0)]}, "set": {"loss": [(1, 3.0)]}}
     assert read_curves(tmp_path) == expected
-
-
-def test_a_file_that_is_opened_later_has_a_later_name(tmp_path: Path) -> None:
-    names: list[str] = []
-    for step in (1, 2):
-        manager = SummaryManager(str(tmp_path))
-        manager.write_summaries({"loss": 1.0}, step=step)
-        manager.close()
-        (name,) = {file.name for file in event_files(tmp_path)} - set(names)
-        names.append(name)
-    assert [name.split(".")[3] for name in names] == sorted({name.split(".")[3] for name in names})
 
 
 def test_event_files_from_the_future_are_told_and_not_waited_for(

@@ -46,12 +46,6 @@ def test_quick_measures_the_rows_with_goals_in_one_round() -> None:
         assert goals <= {contender.name for contender in quick.contenders}
 
 
-def test_rounds_replace_those_of_a_section() -> None:
-    (dense,) = bench.select_sections(SECTIONS, "dense", is_quick=False, rounds=25)
-
-    assert (dense.rounds, dense.most_rounds) == (25, 0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -33,9 +33,3 @@ def test_tests_that_fail_without_a_mutant_judge_none(
     with pytest.raises(SystemExit):
         mutants.main(["--count=1"])
     assert "the chosen tests do not pass on the source as it is (killed)" in capsys.readouterr().err
-
-
-def test_a_package_is_judged_by_the_tests_that_import_from_it() -> None:
-    assert "tests/unit/errors/test_user_frames.py" not in mutants.tests_of(Path("trainer_kit/errors/__init__.py"))
-    found = mutants.tests_of(Path("trainer_kit/testing/__init__.py"))
-    assert "tests/process/end_to_end/test_kills.py" in found and len(found) > 1

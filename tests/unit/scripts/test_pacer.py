@@ -54,12 +54,6 @@ def test_the_first_loop_after_a_standstill_never_counts(seconds: float) -> None:
     assert clock.now == 2 * seconds
 
 
-def test_a_window_without_a_length_is_one_loop() -> None:
-    pacer, connection, clock = start_pacer(0.0, 0.0)
-
-    assert run_window(pacer, connection, clock, 0.25) == (1, 0.25)
-
-
 def test_a_told_figure_ends_a_window() -> None:
     pacer, connection, _ = start_pacer(0.0, 0.0)
 

@@ -130,18 +130,6 @@ def test_steps_never_go_back_whatever_was_written(tmp_path: Path, seed: int) -> 
     assert {(record["kind"], record["step"]): record["metrics"]["number"] for record in records} == expected
 
 
-@pytest.mark.parametrize("left", [1, 10, 60])
-def test_a_cut_last_line_is_left_out_and_the_next_is_whole(tmp_path: Path, left: int) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, report(1, loss=1.0), report(2, loss=2.0))
-    whole = path.read_bytes()
-    first = whole.index(b"\n") + 1
-    path.write_bytes(whole[: first + left])
-    assert places(path) == [("train", 1)]
-    write(path, report(2, loss=2.5))
-    assert active_history(path).get_history("loss") == [(1, 1.0), (2, 2.5)]
-
-
 def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, report(1, loss=1.0))
@@ -272,17 +260,6 @@ def test_a_cut_last_line_is_moved_too(tmp_path: Path, cut: int) -> None:
     mark, torn = Path(superseded_path(path)).read_bytes().splitlines()
     assert json.loads(mark) == {"kind": "resume", "step": 1, "superseded": 1}
     assert torn == whole[first : first + cut]
-
-
-def test_a_last_line_without_its_newline_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, report(1), report(2))
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    write(path, report(2, again=1.0), report(3), resume=2)
-    assert path.read_bytes()[: len(whole)] == whole
-    assert places(path) == [("train", 1), ("train", 2), ("train", 3)]
-    assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
 def test_bytes_that_a_power_failure_left_do_not_stop_a_resume(tmp_path: Path) -> None:

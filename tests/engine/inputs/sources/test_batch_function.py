@@ -93,11 +93,6 @@ def test_a_parameter_named_seed_gets_the_seeds_of_the_batch(function: Any) -> No
     assert [part.tolist() for part in changed] == [batch.tolist(), seeds.tolist()]
 
 
-def test_sources_make_one_seed_per_example(seeded: list[Any]) -> None:
-    assert _arrays(_with_seed).at(0).element_spec[1] == tf.TensorSpec([4, 2], tf.int32)
-    assert {len(batch) for batch in seeded} == {4}
-
-
 @pytest.mark.parametrize(
     "function",
     [
