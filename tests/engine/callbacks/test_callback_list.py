@@ -202,7 +202,7 @@ class _Unsavable(Callback):
 
 
 @pytest.mark.parametrize("member", [_WithoutLogs(), _NoMethod(), _Unsavable()], ids=lambda member: member.name)
-def test_a_callback_that_cannot_be_used_is_refused_before_training(member: Callback) -> None:
+def test_an_unusable_callback_is_refused_before_training(member: Callback) -> None:
     with pytest.raises(UsageError), _listed(member).around("train"):
         raise AssertionError
 

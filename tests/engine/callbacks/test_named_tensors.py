@@ -98,10 +98,8 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(tmp_path: Path, op
 )
 def test_a_tensor_that_does_not_fit_its_summary_is_an_error(summary: dict[str, Any], message: str) -> None:
     tensors = SimpleNamespace(values={"hidden": np.zeros((8, 16), np.float32)})
-    run, manager = (
-        Run(SimpleNamespace(own=OwnParts(), train_tensors=tensors)),
-        SimpleNamespace(summary_writer=tf.summary.create_noop_writer),
-    )
+    run, manager = Run(SimpleNamespace(own=OwnParts(), train_tensors=tensors)), SimpleNamespace()
+    manager.summary_writer = tf.summary.create_noop_writer
     run.loop = Loop(0, 5, 1.0, {})
     with pytest.raises(UsageError, match=message):
         TensorSummaries([SummaryConfig(**summary)], 5, manager, manager).loop_end(run, {})

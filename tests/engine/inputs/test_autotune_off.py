@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import training_data
 from tests.engine.inputs.one_replica import OneReplica, pipeline_of
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.inputs.autotune_off import without_idle_tuner
@@ -55,8 +56,10 @@ def test_what_the_user_has_set_stays() -> None:
 
 @pytest.mark.parametrize("stack", [1, 3])
 def test_only_batches_of_separate_steps_keep_an_idle_tuner(stack: int) -> None:
-    build = lambda params: _plain().repeat().prefetch(1) if params.is_training else _plain()  # noqa: E731
-    pipeline = pipeline_of(build, DataConfig(is_training=True), one_iterator=True)
+    def build(params: DataConfig) -> tf.data.Dataset:
+        return _plain().repeat().prefetch(1) if params.is_training else _plain()
+
+    pipeline = pipeline_of(build, training_data(), one_iterator=True)
     data = TrainData(OneReplica(), pipeline, tf.Variable(2, dtype=tf.int64))
     data.put_in_stacks(stack)
     assert data.dataset.options().autotune.enabled is (None if stack == 1 else False)

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit import ArraySource, DataConfig
+from tests.builders import input_context, training_data
+from trainer_kit import ArraySource
 from trainer_kit.errors import ConfigError
 from trainer_kit.inputs.epoch_length import epoch_length
 from trainer_kit.testing.tiny_task import tiny_arrays
 
 
 def test_a_source_counts_examples_and_a_dataset_batches() -> None:
-    source = ArraySource(tiny_arrays(True), DataConfig(is_training=True, global_batch_size=10))
+    source = ArraySource(tiny_arrays(True), training_data(10))
     assert epoch_length(source, 10) == Fraction(103, 10)
     dataset = tf.data.Dataset.range(103).batch(10)
     assert epoch_length(dataset, 10) == 11
-    two = tf.distribute.InputContext(1, 0, 2)
+    two = input_context(2)
     assert epoch_length(dataset, 10, two) == Fraction(11, 2)  # each element is the batch of one replica
 
 

@@ -232,14 +232,6 @@ def test_a_distributed_dataset_warns_once_and_always_restarts(
     assert [part.numpy().tolist() for part in first.values] == [part.numpy().tolist() for part in again.values]
 
 
-def test_an_iterator_is_saved_only_where_that_is_the_way(tmp_path: Path) -> None:
-    for build, files in ((_shuffled, 2), (_source, 0), (_cached, 0)):
-        run = _Run(build)
-        run.take(2)
-        run.data.save_iterator(str(tmp_path / build.__name__ / "ckpt-2.iterator"))
-        assert len(list(tmp_path.glob(f"{build.__name__}/ckpt-2.iterator.*"))) == files
-
-
 def _slow(params: Any) -> tf.data.Dataset:
     def busy(number: tf.Tensor) -> tf.Tensor:
         rounds = tf.while_loop(lambda i, x: i < 30_000, lambda i, x: (i + 1, x), (0, 0.0))[0]

@@ -83,8 +83,8 @@ def test_an_infinite_gradient_skips_the_step_on_all_replicas(count: int, bad: fl
 
 
 def test_a_fixed_scale_stays_and_still_skips() -> None:
-    make = lambda: create_optimizer(optimization("sgd"), mixed_precision_dtype="float16", loss_scale=64.0)  # noqa: E731
-    trial = Trial(replicas(1), make)
+    config = optimization("sgd")
+    trial = Trial(replicas(1), lambda: create_optimizer(config, mixed_precision_dtype="float16", loss_scale=64.0))
     for row in ([1.0, 1.0], [np.inf, 1.0]):
         trial.step(repeated(row, 1))
     assert trial.scale == 64.0
@@ -92,8 +92,8 @@ def test_a_fixed_scale_stays_and_still_skips() -> None:
 
 
 def test_the_scale_doubles_after_enough_good_steps_in_a_row() -> None:
-    make = lambda: LossScaleOptimizer(keras.optimizers.SGD(0.1), 8.0, dynamic_growth_steps=2)  # noqa: E731
-    trial = Trial(replicas(2), make)
+    sgd = keras.optimizers.SGD
+    trial = Trial(replicas(2), lambda: LossScaleOptimizer(sgd(0.1), 8.0, dynamic_growth_steps=2))
     scales = []
     for bad in (False, False, False, True, False, False):
         trial.step(repeated([np.nan if bad else 1.0, 1.0], 2))

@@ -175,7 +175,9 @@ def test_there_is_no_jump_where_a_warmup_ends(case: str, warmup: str) -> None:
     ],
     ids=["ends at its last value", "begins with its first value", "one value is constant"],
 )
-def test_step_cosine(boundaries: list[int], values: list[float], rates: dict[int, float]) -> None:
+def test_step_cosine_keeps_its_first_and_last_value(
+    boundaries: list[int], values: list[float], rates: dict[int, float]
+) -> None:
     schedule = StepCosineDecay(boundaries, values)
     np.testing.assert_allclose([float(schedule(step)) for step in rates], [*rates.values()], rtol=1e-3, atol=1e-7)
 

@@ -60,7 +60,7 @@ class Reader:
     ],
     ids=["a function without the context", "a method", "a partial"],
 )
-def test_a_function_gets_its_arguments_and_the_context_if_it_takes_it(
+def test_a_function_gets_its_arguments_and_a_context_it_takes(
     function: Callable[..., Any], arguments: dict[str, int]
 ) -> None:
     strategy = replicas(2)

@@ -117,12 +117,12 @@ def test_plain_tensorflow_has_the_accuracy_that_was_reported(run: Path, place: s
 
 @pytest.mark.parametrize("which", ["best", "best:two", "latest", 50, "ckpt-60", "path"])
 def test_a_model_is_loaded_as_it_was_evaluated(run: Path, modules: list[str], which: Any) -> None:
-    before = {path: path.stat() for path in run.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     place = {"best": "best_ckpt", "best:two": "best_checkpoints/two", "path": "evals/beside/best_ckpt"}.get(which)
     step = read_json(run / place / "info.json")["step"] if place else 50 if which == 50 else 60
     model = trainer_kit.load_model(run, str(run / str(place)) if which == "path" else which, modules)
     assert _accuracy(model) == pytest.approx(_reported(run)[step])
-    assert {path: path.stat() for path in run.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     modules.clear()  # it is registered now
 
 
@@ -171,7 +171,7 @@ def test_an_unknown_checkpoint_is_refused_with_what_there_is(run: Path, modules:
 
 
 @pytest.mark.parametrize("folder", ["", "rnu"])
-def test_a_folder_that_is_no_run_is_refused_with_the_runs_near_it(run: Path, folder: str) -> None:
+def test_a_folder_that_is_no_run_is_refused_with_near_runs(run: Path, folder: str) -> None:
     with pytest.raises(UsageError, match=f"{run}"):
         trainer_kit.load_model(run.parent / folder)
 

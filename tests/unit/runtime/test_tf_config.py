@@ -31,20 +31,20 @@ def test_an_empty_tf_config_is_removed() -> None:
     assert "TF_CONFIG" not in os.environ
 
 
-def test_worker_hosts_become_tf_config() -> None:
-    assert configure_cluster("10.0.0.1:2222, 10.0.0.2:2222,[::1]:80", 2) == 3
-    assert json.loads(os.environ["TF_CONFIG"]) == {
-        "cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222", "[::1]:80"]},
-        "task": {"type": "worker", "index": 2},
-    }
-
-
-def test_a_single_worker_needs_no_task_index() -> None:
-    assert configure_cluster("localhost:2222", -1) == 1
-    assert json.loads(os.environ["TF_CONFIG"]) == {
-        "cluster": {"worker": ["localhost:2222"]},
-        "task": {"type": "worker", "index": 0},
-    }
+@pytest.mark.parametrize(
+    ("hosts", "index", "workers", "task"),
+    [
+        ("10.0.0.1:2222, 10.0.0.2:2222,[::1]:80", 2, ["10.0.0.1:2222", "10.0.0.2:2222", "[::1]:80"], 2),
+        ("localhost:2222", -1, ["localhost:2222"], 0),  # a single worker needs no index
+    ],
+)
+def test_worker_hosts_become_tf_config(hosts: str, index: int, workers: list[str], task: int) -> None:
+    for _ in range(2):  # the second time nothing changes
+        assert configure_cluster(hosts, index) == len(workers)
+        assert json.loads(os.environ["TF_CONFIG"]) == {
+            "cluster": {"worker": workers},
+            "task": {"type": "worker", "index": task},
+        }
 
 
 def test_an_existing_tf_config_wins_over_worker_hosts(caplog: pytest.LogCaptureFixture) -> None:

@@ -375,17 +375,6 @@ def long_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_resume_of_a_long_run_takes_no_time(long_history: Path) -> None:
-    start = time.perf_counter()
-    writer = JsonLinesWriter(long_history)
-    writer.resume(399_999)
-    writer.write(report(399_999))
-    writer.close()
-    assert not reported(long_history, "validation", 399_999)
-    assert time.perf_counter() - start < 5  # 0.3 s on two cores
-    assert os.listdir(long_history.parent) == ["metrics.jsonl"]
-
-
 def test_a_resume_near_the_end_of_a_long_run_reads_only_the_end(long_history: Path) -> None:
     size = long_history.stat().st_size
     start = time.perf_counter()

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.builders import input_context
-from trainer_kit.config.schema.experiment import DataConfig
+from tests.builders import input_context, training_data
 from trainer_kit.config.schema.multitask import TaskSamplingConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
@@ -22,7 +21,7 @@ SAMPLER = TaskSampler(TaskSamplingConfig(), (1.0, 2.0), seed=3)
 
 def _parts() -> dict[str, ArraySource]:
     """Tasks whose batches differ in size and structure."""
-    data = DataConfig(global_batch_size=4, is_training=True, seed=1)
+    data = training_data(seed=1)
     pairs = (np.arange(10, dtype=np.float32), np.arange(10))
     return {"a": ArraySource(pairs, data), "b": ArraySource({"x": np.arange(9)}, data.replace(global_batch_size=2))}
 
@@ -96,7 +95,7 @@ def test_interleaved_batches_have_to_be_dense() -> None:
 
 
 def test_the_identity_of_several_tasks_is_that_of_each() -> None:
-    of_b = ArraySource({"x": np.arange(9)}, DataConfig(global_batch_size=2)).identity()
+    of_b = ArraySource({"x": np.arange(9)}, training_data(2)).identity()
     for source in (tasks_data(_parts(), None), tasks_data(_parts(), SAMPLER)):
         identity = source.identity()
         assert list(identity) == ["a, array 0", "a, array 1", "b, array 0"]
