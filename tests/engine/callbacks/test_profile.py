@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,46 @@ def test_a_run_that_ends_inside_the_window_writes_its_trace(tmp_path: Path, trai
     assert _written(tmp_path) == 1
     trainer.train(tf.constant(3))  # of no run
     assert _written(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("window", "step", "reason"),
+    [("4:6", 6, "the run resumes from step 6"), ("40:60", 0, "the run ended before step 40")],
+)
+def test_a_run_outside_the_window_says_that_nothing_is_traced(
+    window: str, step: int, reason: str, tmp_path: Path, trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="trainer_kit")
+    listed = _listed(trainer, tmp_path, window)
+    trainer.global_step.assign(step)
+    with listed.around("train"):
+        trainer.train(tf.constant(3))
+    assert _written(tmp_path) == 0
+    assert caplog.messages == [f"profile={window}: no trace is written, since {reason}"]
+
+
+def test_a_worker_that_is_not_the_chief_splits_its_loops_alike(tmp_path: Path, trainer: Any) -> None:
+    with _listed(trainer, tmp_path, "1:2", chief=False).around("train"):
+        assert trainer.loop_parts.window.cuts() == [0, 2]
+        trainer.train(tf.constant(3))
+    assert _written(tmp_path) == 0
+
+
+def test_a_profiler_that_cannot_start_or_write_is_a_warning(
+    tmp_path: Path, trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    tf.profiler.experimental.start(str(tmp_path / "other"))
+    with _listed(trainer, tmp_path, "1:2").around("train"):
+        trainer.train(tf.constant(3))
+    tf.profiler.experimental.stop()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "plugins").touch()
+    with _listed(trainer, tmp_path / "full", "1:2").around("train"):
+        trainer.train(tf.constant(3))
+
+    first, second = caplog.messages
+    assert first == "no trace is written: Another profiler is running."
+    assert f"the trace cannot be written in {tmp_path / 'full'}" in second
 
 
 def test_a_trainer_that_does_not_run_in_parts_is_refused(tmp_path: Path) -> None:

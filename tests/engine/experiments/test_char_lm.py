@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import trainer_kit
 from experiments.char_lm import CharLmConfig, char_lm
 from experiments.char_lm.config import CharLmModelConfig
 from experiments.char_lm.model import build_transformer
-from experiments.char_lm.task import CharLmTask, bits, shifted
+from experiments.char_lm.task import CharLmTask, shifted
 from experiments.char_lm.text import VOCABULARY, is_held_out, library, read_text, source_files, windows
 from trainer_kit import DataError
 from trainer_kit.config.experiments import task_class
@@ -43,13 +42,6 @@ def test_tests_generated_files_and_packages_are_left_out(tmp_path: Path) -> None
     (_library(tmp_path, 3) / "sub").mkdir()
     (tmp_path / "sub/inside.py").write_text("a = 1\n")
     assert source_files(tmp_path) == ["module_0.py", "module_1.py", "module_2.py", "sub/inside.py"]
-
-
-def test_a_hash_of_the_name_decides_which_side_a_file_is_on() -> None:
-    names = [f"module_{i}.py" for i in range(1000)]
-    held_out = [name for name in names if is_held_out(name)]
-    assert held_out == [n for n in names if int(hashlib.sha256(n.encode()).hexdigest()[:16], 16) % 20 == 0]
-    assert 25 <= len(held_out) <= 75
 
 
 def test_the_library_has_names_on_both_sides() -> None:
@@ -127,15 +119,6 @@ def test_the_model_has_the_parameters_of_its_layers() -> None:
     model = CharLmTask(char_lm().task).build_model()
     assert model.count_params() == front + 2 * block + width + (width * VOCABULARY + VOCABULARY) == 511_104
     assert len({variable.path for variable in model.variables}) == len(model.variables)
-
-
-def test_bits_are_nats_over_the_logarithm_of_two() -> None:
-    task = CharLmTask(char_lm().task)
-    labels, logits = _characters(3, 12), np.random.default_rng(1).normal(size=(3, 12, VOCABULARY)).astype(np.float32)
-    (metric,) = task.build_metrics(training=False)
-    metric.update_state(labels, logits)
-    assert float(metric.result()) == pytest.approx(float(task.build_losses(labels, logits)) / math.log(2), rel=1e-5)
-    assert bits(labels, tf.zeros_like(logits)).numpy() == pytest.approx(np.full((3, 12), 7), rel=1e-6)  # 128 = 2 ** 7
 
 
 def test_the_metric_is_the_mean_over_all_characters() -> None:

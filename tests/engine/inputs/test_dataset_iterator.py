@@ -124,16 +124,6 @@ def test_forget_makes_the_dataset_anew() -> None:
     assert [_next(feed), _next(feed)] == [200, 201]
 
 
-def test_forget_keeps_a_given_dataset_and_restarts_it() -> None:
-    made = _Made()
-    given = tf.data.Dataset.range(5, 8)
-    feed = _data("train_data", made, given)
-    assert [_next(feed), _next(feed)] == [5, 6]
-    feed.forget()
-    assert feed.dataset is given
-    assert (_next(feed), made.count) == (5, 0)
-
-
 def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
     feed = _data("train_data", _Made())
     old = feed.iterator()

@@ -117,41 +117,6 @@ print(json.dumps(found), flush=True)
 os._exit(0)  # servers in the process of the chief do not end by themselves
 """
 
-WORKER = """
-import json, sys
-import tensorflow as tf
-from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.runtime.tf_config import configure_cluster
-from trainer_kit.runtime.datasets import distribute_dataset
-from trainer_kit.runtime.devices import configure_devices
-from trainer_kit.runtime.precision import set_precision
-from trainer_kit.runtime.determinism import seed_everything
-from trainer_kit.runtime.strategy import create_strategy
-
-runtime = RuntimeConfig(
-    worker_hosts=sys.argv[1], task_index=int(sys.argv[2]), all_reduce_alg="ring", mixed_precision_dtype="float32",
-)
-found = {"workers": configure_cluster(runtime.worker_hosts, runtime.task_index)}
-configure_devices(runtime)
-seed_everything(runtime.random_seed)
-set_precision(runtime)
-strategy = create_strategy(runtime)
-found |= {"strategy": type(strategy).__name__, "replicas": strategy.num_replicas_in_sync}
-
-def total():
-    return tf.distribute.get_replica_context().all_reduce("sum", tf.constant(10.0 ** runtime.task_index))
-
-def read(input_context):
-    dataset = tf.data.Dataset.range(9)
-    dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
-    return dataset.batch(input_context.get_per_replica_batch_size(4))
-
-found["total"] = float(tf.function(lambda: strategy.run(total))())
-steps = distribute_dataset(strategy, read)
-found["batches"] = [strategy.experimental_local_results(step)[0].numpy().tolist() for step in steps]
-print(json.dumps(found), flush=True)
-"""
-
 
 def addresses(count: int) -> list[str]:
     """Free ports of this machine; held all at once, so that they differ."""
@@ -238,17 +203,6 @@ def test_a_tpu_that_does_not_answer_is_named_at_once(fresh: dict[str, Any]) -> N
     assert fresh["tpu_there"].startswith("runtime.distribution_strategy: tpu (runtime.tpu=grpc://localhost:")
     assert "failed: [Errno 111] Connection refused; give the name or address of a TPU" in fresh["tpu_there"]
     assert fresh["tpu_announced"].startswith("runtime.distribution_strategy: tpu (TPU_NAME) failed: ")
-
-
-def test_two_workers_sum_and_read_their_own_share(server: ForkServer) -> None:
-    hosts = ",".join(addresses(2))
-    workers = [server.start(run_program, WORKER, hosts, number) for number in ("0", "1")]
-    first, second = map(result, workers)
-    for found in (first, second):
-        assert (found["workers"], found["replicas"], found["total"]) == (2, 2, 11.0)
-        assert found["strategy"] == "CollectiveAllReduceStrategy"
-    assert first["batches"] == [[0, 2], [4, 6], [8]]
-    assert second["batches"] == [[1, 3], [5, 7], []]
 
 
 def test_the_chief_of_parameter_servers_puts_variables_on_them(server: ForkServer) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from types import SimpleNamespace
 from typing import Any
 
 import keras
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from tests.builders import replicas
 from trainer_kit.runtime import keras_internals as internals
@@ -65,28 +63,6 @@ def test_without_the_private_name_a_model_is_built_too(monkeypatch: pytest.Monke
         pass
 
 
-def _schedule() -> keras.optimizers.schedules.LearningRateSchedule:
-    return keras.optimizers.schedules.CosineDecay(0.1, 10)
-
-
-def test_an_optimizer_shows_its_variable_or_its_schedule() -> None:
-    schedule = _schedule()
-    assert internals.learning_rate_of(keras.optimizers.SGD(schedule)) is schedule
-    constant = keras.optimizers.SGD(0.5)
-    assert internals.learning_rate_of(constant) is constant.learning_rate
-    assert internals.learning_rate_of(SimpleNamespace(learning_rate=2.0)) == 2.0
-    assert internals.learning_rate_of(object()) is None
-
-
-def test_a_replaced_rate_keeps_the_old_variable() -> None:
-    optimizer = keras.optimizers.SGD(0.5)
-    optimizer.build([keras.Variable(1.0)])
-    before = [variable.path for variable in optimizer.variables]
-    assert internals.replace_learning_rate(optimizer, _schedule())
-    assert float(optimizer.learning_rate) == pytest.approx(0.1)
-    assert [variable.path for variable in optimizer.variables] == before
-
-
 class _NoRate:
     """An optimizer of a Keras that has its rate elsewhere."""
 
@@ -101,53 +77,8 @@ class _NoRate:
 def test_without_the_name_the_public_rate_is_returned() -> None:
     optimizer = _NoRate()
     assert internals.learning_rate_of(optimizer) == 0.25
-    assert not internals.replace_learning_rate(optimizer, _schedule())
+    assert not internals.replace_learning_rate(optimizer, keras.optimizers.schedules.CosineDecay(0.1, 10))
     assert optimizer.learning_rate == 0.25
-
-
-def test_a_variable_is_known_by_its_position_in_the_optimizer() -> None:
-    one, two = keras.Variable(1.0), tf.Variable(2.0)
-    optimizer = keras.optimizers.SGD(0.5)
-    optimizer.build([one, two])
-    found = [internals.variable_index(optimizer, variable) for variable in (one, one.value, two)]
-    assert found == [0, 0, 1]
-    assert internals.trained_variables(optimizer) == [one, two]
-    assert internals.trained_variables(object()) == []  # type: ignore[arg-type]
-
-
-def test_an_optimizer_tells_which_variables_keras_decays() -> None:
-    one, two = keras.Variable(1.0, name="one"), keras.Variable(2.0, name="two")
-    optimizer = keras.optimizers.AdamW(0.5)
-    optimizer.exclude_from_weight_decay(var_names=["two"])
-    assert [internals.keras_decays(optimizer, variable) for variable in (one, two)] == [True, False]
-    assert internals.keras_decays(object(), one)  # type: ignore[arg-type]
-
-
-# ---- callbacks
-
-
-def test_a_tensorboard_tells_whether_it_traces_batches() -> None:
-    assert internals.traces_batches(keras.callbacks.TensorBoard(profile_batch=2))
-    assert not internals.traces_batches(keras.callbacks.TensorBoard())
-    assert not internals.traces_batches(object())
-
-
-def test_a_comparison_is_chosen_once() -> None:
-    callback = keras.callbacks.EarlyStopping("loss", min_delta=0.5)
-    callback.set_model(keras.Sequential())
-    for _ in range(2):
-        internals.choose_comparison(callback)
-        assert callback.min_delta == -0.5
-        assert callback.monitor_op is not None
-    internals.choose_comparison(object())
-
-
-@pytest.mark.parametrize("kind", [keras, tf_keras])
-def test_a_model_tells_its_steps_per_execution(kind: Any) -> None:
-    model = kind.Sequential([kind.Input((1,)), kind.layers.Dense(1)])
-    model.compile("sgd", "mse", steps_per_execution=3)
-    assert internals.steps_per_execution(model) == 3
-    assert internals.steps_per_execution(object()) == 1
 
 
 def test_a_loss_is_undivided_in_its_context_only() -> None:
