@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from tests.builders import replicas
 from trainer_kit.runtime import keras_internals as internals
@@ -79,6 +80,33 @@ def test_without_the_name_the_public_rate_is_returned() -> None:
     assert internals.learning_rate_of(optimizer) == 0.25
     assert not internals.replace_learning_rate(optimizer, keras.optimizers.schedules.CosineDecay(0.1, 10))
     assert optimizer.learning_rate == 0.25
+
+
+# ---- callbacks
+
+
+def test_a_tensorboard_tells_whether_it_traces_batches() -> None:
+    assert internals.traces_batches(keras.callbacks.TensorBoard(profile_batch=2))
+    assert not internals.traces_batches(keras.callbacks.TensorBoard())
+    assert not internals.traces_batches(object())
+
+
+def test_a_comparison_is_chosen_once() -> None:
+    callback = keras.callbacks.EarlyStopping("loss", min_delta=0.5)
+    callback.set_model(keras.Sequential())
+    for _ in range(2):
+        internals.choose_comparison(callback)
+        assert callback.min_delta == -0.5
+        assert callback.monitor_op is not None
+    internals.choose_comparison(object())
+
+
+@pytest.mark.parametrize("kind", [keras, tf_keras])
+def test_a_model_tells_its_steps_per_execution(kind: Any) -> None:
+    model = kind.Sequential([kind.Input((1,)), kind.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=3)
+    assert internals.steps_per_execution(model) == 3
+    assert internals.steps_per_execution(object()) == 1
 
 
 def test_a_loss_is_undivided_in_its_context_only() -> None:
