@@ -93,6 +93,13 @@ def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
     assert deleted_in[0] != threading.get_ident()
 
 
+def test_the_end_of_a_pass_keeps_an_iterator_that_goes_on() -> None:
+    feed = _data("validation_data", _Made())
+    assert _next(feed) == 100
+    feed.end_pass()
+    assert _next(feed) == 101
+
+
 def test_at_the_end_of_the_process_iterators_are_not_deleted() -> None:
     """The process has no TensorFlow, which takes seconds to import: the iterator is one of Python."""
     code = """
