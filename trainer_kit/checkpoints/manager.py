@@ -98,14 +98,15 @@ class CheckpointManager(tf.train.CheckpointManager):
     Attributes:
       saved_step: The step of the last saved or restored checkpoint; -1 before the first.
       saved_path: The prefix of that checkpoint.
-      checkpoint_interval: The steps between saves; None: a time decides.
+      checkpoint_interval: The steps between saves; 1 if a time decides, since Orbit's Controller saves nothing
+        without one.
       goes_back_to: The step that the run goes back to by request, which a dead process may not have finished; None
         without a rewind.
     """
 
     saved_step: int = -1
     saved_path: str | None = None
-    checkpoint_interval: int | None = None
+    checkpoint_interval: int = 1
     goes_back_to: int | None = None
     _start: str | None
 
@@ -207,7 +208,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         It is if the steps after `since` hold a multiple of the interval, or if the time between saves is over since the
         last save or restore, by the chief's clock.
         """
-        if self.checkpoint_interval is None:
+        if self._seconds:
             return bool(self._broadcast(int(time.monotonic() - self._saved_at >= self._seconds)))
         return is_due(since, step, self.checkpoint_interval)
 
