@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -138,6 +139,15 @@ def test_replicas_end_their_epochs_when_their_batches_end(tmp_path: Path) -> Non
     run_experiment(strategy, task, "train", config, str(tmp_path), callbacks=[noted])
     ends = [event[:3] for event in noted.events if event[0] == "end"]
     assert ends == [("end", 1, 6), ("end", 2, 11)]  # 11 batches for two replicas are 5.5 steps
+
+
+def test_the_dataset_of_a_ready_trainer_has_its_own_epochs(tmp_path: Path) -> None:
+    config = _config(train_steps="1 epoch")
+    task = LinearTask(config.task)
+    data = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).take(50).batch(10)
+    trainer = Trainer(_config(train_steps=5), task, task.build_model(), keras.optimizers.SGD(), train_dataset=data)
+    launch(config, "train", str(tmp_path), trainer=trainer)
+    assert list(complete_checkpoints(str(tmp_path))) == [5]
 
 
 def test_data_without_an_end_needs_steps_per_epoch(tmp_path: Path) -> None:
