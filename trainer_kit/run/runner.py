@@ -212,13 +212,14 @@ def run_experiment(
             if plan.trains:
                 history.begin_at(start, manager)
             with controller.callbacks.around("run"):
-                logs = None
-                while logs is None:
+                is_done = False
+                while not is_done:
                     with contextlib.suppress(Rewound):  # after the last evaluation; then training goes on
                         logs = run_mode(plan, controller, history, sidecar)
                         evaluates_again = run_post_eval and mode != "train_and_post_eval"
                         if evaluates_again and not was_stopped(signals, trainer):
                             logs = controller.evaluate(steps=config.trainer.validation_steps)
+                        is_done = True
 
         finish_run(plan, controller, signals, writers, best, logs)
         barrier(plan.strategy)  # no worker is done before the chief is: it could not be started again alone
