@@ -1,59 +1,19 @@
-"""A small experiment to configure: a task with a model section, a list of sections, and several data sections."""
+"""The sample experiment of tests.config_builders, as a config and under a registered name."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field
 
+from tests.config_builders import sample_experiment
 from trainer_kit.config.experiments import register_experiment
-from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
-from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.optimizers import OptimizerConfig
-from trainer_kit.config.schema.schedules import ConstantLrConfig, LrConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import gin_source
 
 _numbers = itertools.count()
-
-
-@configclass
-class BlockConfig(Config):
-    width: Annotated[int, Field(ge=1)] = 8
-    kind: Literal["dense", "conv"] = "dense"
-
-
-@configclass
-class NetConfig(Config):
-    blocks: tuple[BlockConfig, ...] = (BlockConfig(),)
-    rate: Annotated[float, Field(ge=0, le=1)] = 0.5
-    name: str = "net"
-
-
-@configclass
-class SampleTaskConfig(TaskConfig):
-    model: NetConfig = NetConfig()
-    extra_data: DataConfig | None = None
-    named_data: dict[str, DataConfig] = Field(default_factory=dict)
-    weights: tuple[float, ...] = (1.0, 2.5)
-
-
-def sample_experiment(learning_rate: float = 0.1, steps: int = 100) -> ExperimentConfig:
-    """Makes the default config."""
-    return ExperimentConfig(
-        task=SampleTaskConfig(),
-        trainer=TrainerConfig(
-            train_steps=steps,
-            optimizer_config=OptimizationConfig(
-                optimizer=OptimizerConfig(type="adam"),
-                learning_rate=LrConfig(type="constant", constant=ConstantLrConfig(learning_rate=learning_rate)),
-            ),
-        ),
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +29,12 @@ def _unbound_gin() -> Iterator[None]:
 def default() -> ExperimentConfig:
     """The default config of the sample experiment."""
     return sample_experiment()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test registers or imports."""
+    return f"unused{next(_numbers)}"
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 import gc
-import itertools
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,6 @@ from trainer_kit.config.experiments import get_experiment, register_experiment, 
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.errors import UsageError
-
-_numbers = itertools.count()
 
 
 @configclass
@@ -35,12 +34,6 @@ class PlainTaskConfig(TaskConfig):
     size: int = 1
 
 
-@pytest.fixture
-def name() -> str:
-    """A name that no other test registers."""
-    return f"experiment_test_{next(_numbers)}"
-
-
 def test_a_factory_makes_a_new_config_at_each_call(name: str) -> None:
     @register_experiment(name)
     def factory(steps: int = 5) -> ExperimentConfig:
@@ -53,28 +46,18 @@ def test_a_factory_makes_a_new_config_at_each_call(name: str) -> None:
     assert factory(8).trainer.train_steps == 8
 
 
-def test_an_unknown_experiment_names_the_nearest(name: str) -> None:
-    register_experiment(name)(ExperimentConfig)
-    with pytest.raises(UsageError, match=name):
-        get_experiment(name + "x")
-
-
-def test_names_of_experiments_cannot_clash(name: str) -> None:
-    register_experiment(f"{name}/b/c")(ExperimentConfig)
-    for clash in (f"{name}/b", f"{name}/b/c"):
-        with pytest.raises(UsageError):
-            register_experiment(clash)(ExperimentConfig)
-
-
-def test_a_factory_has_to_return_a_config(name: str) -> None:
-    register_experiment(name)(dict)  # type: ignore[type-var]
-    with pytest.raises(UsageError, match="has to return an ExperimentConfig"):
-        get_experiment(name)
-
-
-def test_an_undecorated_section_is_refused_with_its_path(name: str) -> None:
-    register_experiment(name)(lambda: ExperimentConfig(task=PlainTaskConfig()))
-    with pytest.raises(UsageError, match=r"section task is a PlainTaskConfig.*configclass"):
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        (dict, "has to return an ExperimentConfig"),
+        (lambda: ExperimentConfig(task=PlainTaskConfig()), "section task is a PlainTaskConfig.*configclass"),
+    ],
+)
+def test_a_factory_has_to_return_a_config_of_decorated_sections(
+    factory: Callable[[], Any], said: str, name: str
+) -> None:
+    register_experiment(name)(factory)
+    with pytest.raises(UsageError, match=said):
         get_experiment(name)
 
 

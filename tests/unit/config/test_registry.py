@@ -55,20 +55,23 @@ def test_a_name_inside_another_or_around_it_is_refused(registry: Registry[object
 
 
 def test_a_name_that_only_begins_like_another_is_fine(registry: Registry[object]) -> None:
-    registry.register("lm2")(object())
     registry.register("vision/resnet2")(object())
-    assert "lm2" in registry
+    assert "vision/resnet2" in registry
 
 
-def test_a_miss_names_the_nearest_or_what_there_is(registry: Registry[object]) -> None:
-    with pytest.raises(UsageError, match="no experiment is called 'digit'; did you mean digits"):
-        registry.lookup("digit")
-    with pytest.raises(UsageError, match="there are: digits, lm"):
-        registry.lookup("zzzzzz")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("digit", "no experiment is called 'digit'; did you mean digits"),
+        ("zzzzzz", "there are: digits, lm"),
+        ("vision/resnet", "these begin with it: vision/resnet/cifar, vision/resnet/digits"),
+    ],
+)
+def test_a_miss_names_the_nearest_or_what_there_is(registry: Registry[object], name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        registry.lookup(name)
+
+
+def test_a_registry_without_entries_says_so() -> None:
     with pytest.raises(UsageError, match="there are none"):
         Registry[object]("task").lookup("x")
-
-
-def test_the_beginning_of_a_name_names_what_it_begins(registry: Registry[object]) -> None:
-    with pytest.raises(UsageError, match="these begin with it: vision/resnet/cifar, vision/resnet/digits"):
-        registry.lookup("vision/resnet")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import trainer_kit as tk
-from tests.unit.config.schema.broken_rules import broken
+from tests.config_builders import wrong_fields
 from trainer_kit.config.merge import apply
 from trainer_kit.config.resume_check import kind_of
 from trainer_kit.config.schema.evaluation import validation_sets
@@ -59,7 +59,7 @@ def test_a_misspelt_task_gets_near_names() -> None:
     ],
 )
 def test_tasks_that_cannot_be_trained_are_refused(values: dict[str, Any], field: str) -> None:
-    assert field in broken(tk.MultiTaskConfig, values)
+    assert field in wrong_fields(tk.MultiTaskConfig, values)
 
 
 def test_batches_of_several_tasks_are_not_split() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.config.schema.broken_rules import broken
+from tests.config_builders import wrong_fields
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
@@ -20,7 +20,7 @@ def test_everything_is_off_by_default() -> None:
 
 
 def test_an_optimizer_needs_a_learning_rate() -> None:
-    assert broken(OptimizationConfig, {"optimizer": {"type": "sgd"}}) == ["learning_rate.type"]
+    assert wrong_fields(OptimizationConfig, {"optimizer": {"type": "sgd"}}) == ["learning_rate.type"]
     both = OptimizationConfig(optimizer=OptimizerConfig(type="sgd"), learning_rate=LrConfig(type="constant"))
     assert both.learning_rate.get().learning_rate == 0.1
 
@@ -51,15 +51,15 @@ def test_all_averages_are_evaluated_alike_and_on_the_same_data() -> None:
     section = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}, "variables": ("a",)}
     both = ("average", "weights")
     groups = {"a": {**section, "ema": {"evaluate": both}}, "b": {**section, "ema": {}}}
-    assert broken(TrainerConfig, {"optimizers": groups}) == ["optimizers.b.ema.evaluate"]
+    assert wrong_fields(TrainerConfig, {"optimizers": groups}) == ["optimizers.b.ema.evaluate"]
     again = {"optimizer_config": {"ema": {"evaluate": both}}, "eval_recreate_iterator": False, "validation_steps": 3}
-    assert broken(TrainerConfig, again) == ["optimizer_config.ema.evaluate"]
+    assert wrong_fields(TrainerConfig, again) == ["optimizer_config.ema.evaluate"]
 
 
 def test_an_optimizer_of_several_averages_no_batch_statistics() -> None:
     section = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}, "variables": ("a",)}
     ema = {"trainable_weights_only": False}
-    assert broken(NamedOptimizerConfig, {**section, "ema": ema}) == ["ema.trainable_weights_only"]
+    assert wrong_fields(NamedOptimizerConfig, {**section, "ema": ema}) == ["ema.trainable_weights_only"]
     allowed = TrainerConfig(optimizers={"a": section}, optimizer_config={"ema": ema})
     assert allowed.optimizer_config.ema == EMAConfig(**ema)
     NamedOptimizerConfig(**section, ema={})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.config.schema.broken_rules import broken
+from tests.config_builders import wrong_fields
 from trainer_kit.config.schema.schedules import (
     CosineRestartsLrConfig,
     LrConfig,
@@ -34,14 +34,14 @@ from trainer_kit.errors import ConfigError
     ],
 )
 def test_a_schedule_names_all_the_numbers_that_it_lacks(name: str, missing: set[str]) -> None:
-    assert set(broken(LrConfig, {"type": name})) == {f"{name}.{field}" for field in missing}
+    assert set(wrong_fields(LrConfig, {"type": name})) == {f"{name}.{field}" for field in missing}
 
 
 def test_boundaries_increase_and_fit_their_values() -> None:
-    assert broken(StepwiseLrConfig, {"boundaries": (5, 5), "values": (1.0, 2.0, 3.0)}) == ["boundaries"]
-    assert broken(StepwiseLrConfig, {"boundaries": (5, 6), "values": (1.0, 2.0)}) == ["values"]
-    assert broken(StepCosineLrConfig, {"boundaries": (5, 6), "values": (1.0, 2.0, 3.0)}) == ["values"]
-    assert broken(StepCosineLrConfig, {"boundaries": (6, 5), "values": (1.0,)}) == ["boundaries", "values"]
+    assert wrong_fields(StepwiseLrConfig, {"boundaries": (5, 5), "values": (1.0, 2.0, 3.0)}) == ["boundaries"]
+    assert wrong_fields(StepwiseLrConfig, {"boundaries": (5, 6), "values": (1.0, 2.0)}) == ["values"]
+    assert wrong_fields(StepCosineLrConfig, {"boundaries": (5, 6), "values": (1.0, 2.0, 3.0)}) == ["values"]
+    assert wrong_fields(StepCosineLrConfig, {"boundaries": (6, 5), "values": (1.0,)}) == ["boundaries", "values"]
     assert StepwiseLrConfig(boundaries=(5,), values=(1.0, 2.0)).values == (1.0, 2.0)
 
 

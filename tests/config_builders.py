@@ -1,0 +1,91 @@
+"""Configs for tests: a sample experiment, settings in text, and the mistakes of what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field
+
+from trainer_kit.config.merge import Resolved, apply
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.schedules import ConstantLrConfig, LrConfig
+from trainer_kit.config.schema.section import FieldError
+from trainer_kit.config.sources.config_files import read_params_override
+from trainer_kit.config.sources.layer import Layer
+from trainer_kit.errors import ConfigError, Mistake
+
+
+@configclass
+class BlockConfig(Config):
+    width: Annotated[int, Field(ge=1)] = 8
+    kind: Literal["dense", "conv"] = "dense"
+
+
+@configclass
+class NetConfig(Config):
+    blocks: tuple[BlockConfig, ...] = (BlockConfig(),)
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    name: str = "net"
+
+
+@configclass
+class SampleTaskConfig(TaskConfig):
+    """A task with a section, a list of sections, and several sections of data."""
+
+    model: NetConfig = NetConfig()
+    extra_data: DataConfig | None = None
+    named_data: dict[str, DataConfig] = Field(default_factory=dict)
+    weights: tuple[float, ...] = (1.0, 2.5)
+
+
+def sample_experiment(learning_rate: float = 0.1, steps: int = 100) -> ExperimentConfig:
+    """Returns the config of the sample experiment."""
+    return ExperimentConfig(
+        task=SampleTaskConfig(),
+        trainer=TrainerConfig(
+            train_steps=steps,
+            optimizer_config=OptimizationConfig(
+                optimizer=OptimizerConfig(type="adam"),
+                learning_rate=LrConfig(type="constant", constant=ConstantLrConfig(learning_rate=learning_rate)),
+            ),
+        ),
+    )
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """Returns `value` at a dotted path: {"a": {"b": 1}} for "a.b" and 1."""
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return value
+
+
+def overridden(setting: str, config: ExperimentConfig | None = None) -> ExperimentConfig:
+    """Returns the sample experiment, or `config`, with one --params_override."""
+    return apply(config or sample_experiment(), [read_params_override(setting)]).config
+
+
+def layered(config: ExperimentConfig, *layers: dict[str, Any]) -> Resolved:
+    """Returns `config` with layers of values, whose origins are "layer 0", "layer 1" and so on."""
+    sources = [Layer(values, dict.fromkeys(values, f"layer {i}")) for i, values in enumerate(layers)]
+    return apply(config, sources)
+
+
+def refused(build: Callable[..., object], *arguments: Any, **named: Any) -> dict[str, Mistake]:
+    """Returns the mistakes by their paths, each of which has one, when `build` is called and refuses."""
+    with pytest.raises(ConfigError) as error:
+        build(*arguments, **named)
+    mistakes = {mistake.path: mistake for mistake in error.value.mistakes}
+    assert len(mistakes) == len(error.value.mistakes), error.value
+    return mistakes
+
+
+def wrong_fields(config_class: type[Config], values: dict[str, Any]) -> list[str]:
+    """Returns the fields of a section, by their paths inside it, that refuse `values`."""
+    with pytest.raises(FieldError) as error:
+        config_class(**values)
+    return [mistake.path for mistake in error.value.inner]
