@@ -64,20 +64,13 @@ def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
 
 
 def test_an_entry_is_read_with_the_lines_that_continue_it() -> None:
-    doc = field_docs(Outer)["count"]
-    assert doc.text == "How many there are; 0 means none of them. A second sentence. `code` begins a third one."
-    assert doc.sentence == "How many there are; 0 means none of them."
-    assert (doc.allowed, doc.default, doc.section) == ("a whole number", "3", None)
-
-
-def test_a_section_has_no_default_of_its_own() -> None:
-    doc = field_docs(Outer)["data"]
-    assert (doc.text, doc.default, doc.section) == ("What it is made of.", "", DataConfig)
-
-
-def test_a_field_without_an_entry_has_an_empty_text() -> None:
-    doc = field_docs(Outer)["unknown"]
-    assert (doc.text, doc.sentence, doc.default) == ("", "", "")
+    count, data, unknown = field_docs(Outer).values()
+    assert count.text == "How many there are; 0 means none of them. A second sentence. `code` begins a third one."
+    assert count.sentence == "How many there are; 0 means none of them."
+    assert (count.allowed, count.default, count.section) == ("a whole number", "3", None)
+    assert (data.text, data.default, data.section) == ("What it is made of.", "", DataConfig)
+    assert (unknown.text, unknown.sentence, unknown.default) == ("", "", "")
+    assert summary(Outer) == "What surrounds it."
 
 
 def test_a_subclass_inherits_sentences_and_replaces_them() -> None:
@@ -95,10 +88,6 @@ def test_docs_by_path_include_branches_not_chosen() -> None:
     docs = docs_by_path(ExperimentConfig())
     assert docs["trainer.train_steps"].sentence.startswith("The global step at which training ends")
     assert "trainer.optimizer_config.optimizer.adam.beta_1" in docs
-
-
-def test_a_class_is_summed_up_by_what_precedes_its_attributes() -> None:
-    assert summary(Outer) == "What surrounds it."
 
 
 def test_training_starts_without_reading_the_sentences() -> None:

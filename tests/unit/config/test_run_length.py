@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.config_builders import refused
 from trainer_kit.config.run_length import with_steps
 from trainer_kit.config.run_warnings import interval_warnings
 from trainer_kit.config.schema.durations import RoundedSteps
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.errors import ConfigError
 
 EPOCH = Fraction(103, 10)
 
@@ -58,29 +58,21 @@ def test_schedules_of_a_slow_optimizer_count_its_updates() -> None:
     assert resolved.learning_rate.get().decay_steps == 20 // 3
 
 
-def test_a_share_needs_a_run_of_known_length() -> None:
-    written = ExperimentConfig(trainer={"train_steps": -1, "validation_interval": "20 %"})
-    with pytest.raises(ConfigError, match=r"interval: '20 %' is a share of a run that ends when .*; set trainer"):
-        with_steps(written, None)
-    with pytest.raises(ConfigError, match=r"'20 %' is a share of a run that has no step \(trainer.train_steps=0\)"):
-        with_steps(written.replace(trainer={"train_steps": 0}), None)
+@pytest.mark.parametrize(
+    ("train_steps", "said"), [(-1, "a share of a run that ends when"), (0, "a share of a run that has no step")]
+)
+def test_a_share_needs_a_run_of_known_length(train_steps: int, said: str) -> None:
+    written = ExperimentConfig(trainer={"train_steps": train_steps, "validation_interval": "20 %"})
+    assert said in refused(with_steps, written, None)["trainer.validation_interval"].problem
 
 
 def test_an_interval_keeps_the_fraction_of_a_step() -> None:
-    written = ExperimentConfig(
-        trainer={"train_steps": 22, "checkpoint_interval": "1 epochs", "validation_interval": "20 %"}
-    )
-    resolved = with_steps(copy.deepcopy(written), EPOCH).trainer
-    assert (resolved.checkpoint_interval, resolved.checkpoint_interval.exact) == (11, EPOCH)
-    assert resolved.validation_interval.exact == Fraction(22, 5)
-    assert copy.deepcopy(resolved).checkpoint_interval.exact == EPOCH
-
-
-def test_a_changed_config_keeps_the_fraction_of_its_steps() -> None:
-    written = ExperimentConfig(trainer={"train_steps": "2 epochs", "checkpoint_interval": "1 epoch"})
-    resolved = with_steps(written, EPOCH).replace(trainer={"max_to_keep": 2}).trainer
-    assert isinstance(resolved.checkpoint_interval, RoundedSteps)
-    assert resolved.checkpoint_interval.exact == EPOCH
+    values = {"train_steps": 22, "checkpoint_interval": "1 epochs", "validation_interval": "20 %"}
+    resolved = with_steps(ExperimentConfig(trainer=values), EPOCH)
+    for trainer in (resolved.trainer, copy.deepcopy(resolved).trainer, resolved.replace(trainer={"max_to_keep": 2}).trainer):
+        assert isinstance(trainer.checkpoint_interval, RoundedSteps)
+        assert (trainer.checkpoint_interval, trainer.checkpoint_interval.exact) == (11, EPOCH)
+        assert trainer.validation_interval.exact == Fraction(22, 5)
 
 
 def test_intervals_longer_than_the_run_give_one_warning() -> None:

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.config_builders import nested, refused
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml, write_params
 from trainer_kit.errors import ConfigError, StorageError
 
 
 def test_sections_lists_choices_and_none_come_back_equal(default: ExperimentConfig) -> None:
-    config: Any = default.replace(
-        task={
-            "model": {"blocks": ({"width": 3}, {"kind": "conv"})},
-            "extra_data": {"seed": 5},
-            "named_data": {"a b": {"input_path": ("x", "y")}},
-            "weights": (1e-7, 0.1 + 0.2),
-        }
-        | {"train_data": {"input_path": {"en": "x", "de": ("y", "z")}}},
-        trainer={"optimizer_config": {"ema": {"average_decay": 0.5}}, "continuous_eval_timeout": None},
-    )
+    task = {
+        "model": {"blocks": ({"width": 3}, {"kind": "conv"})},
+        "extra_data": {"seed": 5},
+        "named_data": {"a b": {"input_path": ("x", "y")}},
+        "weights": (1e-7, 0.1 + 0.2),
+        "train_data": {"input_path": {"en": "x", "de": ("y", "z")}},
+    }
+    trainer = {"optimizer_config": {"ema": {"average_decay": 0.5}}, "continuous_eval_timeout": None}
+    config: Any = default.replace(task=task, trainer=trainer)
     again: Any = from_yaml(to_yaml(config), default)
     assert again == config
     assert type(again.task) is type(config.task)
@@ -33,21 +33,16 @@ def test_sections_lists_choices_and_none_come_back_equal(default: ExperimentConf
 
 
 @pytest.mark.parametrize(
-    ("path", "choice", "refusal"),
-    [
-        ("trainer.fuse_steps", 5, "'auto' is not a whole number"),
-        ("trainer.accumulate_steps", 5, "'auto' is not a whole number"),
-        ("runtime.executor", "single_threaded", "'auto'.*default.*single_threaded"),
-    ],
+    ("path", "choice"),
+    [("trainer.fuse_steps", 5), ("trainer.accumulate_steps", 5), ("runtime.executor", "single_threaded")],
 )
 def test_auto_of_earlier_releases_is_refused_without_a_choice(
-    path: str, choice: int | str, refusal: str, default: ExperimentConfig
+    path: str, choice: int | str, default: ExperimentConfig
 ) -> None:
-    section, field = path.split(".")
+    field = path.partition(".")[2]
     text = re.sub(rf"\b{field}: \w+", f"{field}: auto", to_yaml(default))
-    assert from_yaml(text, default, {path: choice}) == default.replace(**{section: {field: choice}})
-    with pytest.raises(ConfigError, match=rf"{re.escape(path)}.*{refusal}"):
-        from_yaml(text, default)
+    assert from_yaml(text, default, {path: choice}) == default.replace(**nested(path, choice))
+    assert refused(from_yaml, text, default).keys() == {path}
 
 
 def test_a_default_that_the_text_changes_back_is_changed_back(default: ExperimentConfig) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, Field
 
+from tests.config_builders import refused, wrong_fields
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.config.schema.section import is_configclass
@@ -82,14 +83,21 @@ def test_fields_have_to_be_named() -> None:
         Inner(2)  # type: ignore[misc]
 
 
-def test_unknown_fields_are_refused() -> None:
-    with pytest.raises(ConfigError, match="sise"):
-        Inner(sise=2)  # type: ignore[call-arg]
-
-
-def test_a_field_without_a_default_is_needed() -> None:
-    with pytest.raises(ConfigError, match="size"):
-        Needed()  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("config_class", "values", "path", "said"),
+    [
+        (Inner, {"sise": 2}, "Inner.sise", "did you mean Inner.size?"),
+        (Needed, {}, "Needed.size", "is needed"),
+        (Either, {"type": "needed"}, "Either.needed.size", "is needed"),
+        (Choice, {"type": "outer"}, "Choice.type", "is not one of inner, ruled or null"),
+        (Even, {"size": 3}, "Even.size", "3 is odd"),
+        (TrainerConfig, {"validation_steps": 0}, "trainer.validation_steps", "use -1"),
+    ],
+)
+def test_a_section_alone_names_its_place_in_an_experiment(
+    config_class: type[Config], values: dict[str, Any], path: str, said: str
+) -> None:
+    assert said in str(refused(config_class, **values)[path])
 
 
 @pytest.mark.parametrize(
@@ -115,8 +123,7 @@ def test_a_field_without_a_default_is_needed() -> None:
     ],
 )
 def test_values_are_not_bent_into_a_type(name: str, value: object) -> None:
-    with pytest.raises(ConfigError):
-        Inner(**{name: value})  # type: ignore[arg-type]
+    assert wrong_fields(Inner, {name: value})[0].startswith(name)
 
 
 def test_equivalent_plain_values_are_accepted() -> None:
@@ -176,13 +183,6 @@ def test_a_choice_holds_its_branch_and_nothing_else() -> None:
 def test_a_branch_that_is_not_chosen_is_not_made() -> None:
     assert Either(type="inner").inner == Inner()
     assert Either(type="needed", needed=Needed(size=3)).get().size == 3
-    with pytest.raises(ConfigError, match="size"):
-        Either(type="needed")
-
-
-def test_a_choice_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is not one of inner, ruled or null"):
-        Choice(type="outer")  # type: ignore[arg-type]
 
 
 def test_subclasses_add_fields_and_keep_rules() -> None:
@@ -243,28 +243,11 @@ def test_replace_tells_every_mistake_with_its_whole_path() -> None:
     }
     with pytest.raises(ConfigError) as caught:
         ExperimentConfig().replace(**wrong)
-    assert {str(mistake) for mistake in caught.value.mistakes} == {
-        "trainer.train_step: there is no such key; did you mean trainer.train_steps?",
-        "trainer.steps_per_loop: '3' is not a whole number of at least 1, or a duration such as '3 epochs'; "
-        "write 3 without quotes",
-        "task.validation_data.dev.batch_size: there is no such key; "
-        "did you mean task.validation_data.dev.global_batch_size?",
-        "runtime: 5 is not a section; give its fields (distribution_strategy, enable_xla, gpu_thread_mode, "
-        "dataset_num_private_threads, ...)",
+    assert {mistake.path for mistake in caught.value.mistakes} == {
+        "trainer.train_step",
+        "trainer.steps_per_loop",
+        "task.validation_data.dev.batch_size",
+        "runtime",
     }
     assert caught.value.__notes__ == [f"given in {__file__}:{caught.traceback[0].lineno + 1}"]
     assert caught.value.exit_code == 2 and isinstance(caught.value, ValueError)
-
-
-def test_a_section_alone_names_its_place_in_an_experiment() -> None:
-    with pytest.raises(ConfigError, match=r"^trainer\.train_step: there is no such key; did you mean trainer\."):
-        ExperimentConfig().trainer.replace(train_step=5)
-    with pytest.raises(ConfigError, match=r"^trainer\.validation_steps: 0 evaluates nothing; use -1"):
-        TrainerConfig(validation_steps=0)
-    with pytest.raises(ConfigError, match=r"^Either\.needed\.size: is needed"):
-        Either(type="needed")
-
-
-def test_a_check_of_a_field_by_the_user_is_told_in_its_words() -> None:
-    with pytest.raises(ConfigError, match=r"^Even\.size: 3 is odd\n"):
-        Even(size=3)

@@ -6,40 +6,22 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.config.merge import apply
+from tests.config_builders import layered, nested
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
-from trainer_kit.config.sources.layer import Layer
-from trainer_kit.errors import ConfigError
+
+ENTRY = {"path": "a", "exclude": ["head"]}
+SECTION = (InitCheckpointConfig(path="a", exclude=("head",)),)
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({}, "is needed"),
-        ({"path": ""}, "path.*: is empty"),
-        ({"path": "a", "variables": ["("]}, r"0.variables.*: '\(' is not a regular expression"),
-        ({"path": "a", "rename": {"b": r"\1"}}, r"0.rename.*: '\\\\1' is no replacement for 'b'"),
-        ({"path": "a", "renames": {}}, "task.init_checkpoint.0.renames: there is no such key; did you mean .*rename"),
-        ({"path": "a", "other_shapes": "crop"}, "other_shapes: 'crop' is not one of error, skip, slice"),
-    ],
+    ("layers", "expected"),
+    [(["a"], "a"), ([[ENTRY], "a"], "a"), ([[ENTRY]], SECTION), (["a", [ENTRY]], SECTION)],
 )
-def test_mistakes_in_an_entry_name_its_place(entry: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
-        ExperimentConfig().replace(task={"init_checkpoint": [entry]})
-    assert "mistakes" not in str(error.value)
-    with pytest.raises(ConfigError, match=message):
-        apply(ExperimentConfig(), [Layer({"task": {"init_checkpoint": [entry]}})])
+def test_a_path_and_a_list_of_sections_are_both_allowed(layers: list[Any], expected: object) -> None:
+    resolved = layered(ExperimentConfig(), *(nested("task.init_checkpoint", layer) for layer in layers))
+    assert resolved.config.task.init_checkpoint == expected
 
 
-def test_a_path_and_a_list_of_sections_are_both_allowed() -> None:
-    def merged(*given: Any) -> Any:
-        layers = [Layer({"task": {"init_checkpoint": one}}) for one in given]
-        return apply(ExperimentConfig(), layers).config.task.init_checkpoint
-
-    entry = {"path": "a", "exclude": ["head"]}
-    assert merged("a") == merged([entry], "a") == "a"
-    assert merged("a", [entry]) == (InitCheckpointConfig(path="a", exclude=("head",)),)
-    assert TaskConfig(init_checkpoint=[entry]).init_checkpoint == merged([entry])  # type: ignore[list-item, arg-type]
-    with pytest.raises(ConfigError, match=r"task.init_checkpoint: .* is not text or a list"):
-        merged(entry)
+def test_a_list_of_sections_may_be_made_in_python() -> None:
+    assert TaskConfig(init_checkpoint=[ENTRY]).init_checkpoint == SECTION  # type: ignore[list-item]
