@@ -69,7 +69,11 @@ def test_a_share_needs_a_run_of_known_length(train_steps: int, said: str) -> Non
 def test_an_interval_keeps_the_fraction_of_a_step() -> None:
     values = {"train_steps": 22, "checkpoint_interval": "1 epochs", "validation_interval": "20 %"}
     resolved = with_steps(ExperimentConfig(trainer=values), EPOCH)
-    for trainer in (resolved.trainer, copy.deepcopy(resolved).trainer, resolved.replace(trainer={"max_to_keep": 2}).trainer):
+    for trainer in (
+        resolved.trainer,
+        copy.deepcopy(resolved).trainer,
+        resolved.replace(trainer={"max_to_keep": 2}).trainer,
+    ):
         assert isinstance(trainer.checkpoint_interval, RoundedSteps)
         assert (trainer.checkpoint_interval, trainer.checkpoint_interval.exact) == (11, EPOCH)
         assert trainer.validation_interval.exact == Fraction(22, 5)
