@@ -89,7 +89,6 @@ def test_the_only_ledger_is_the_default_or_all_are_named(capsys: Output, tmp_pat
     ("arguments", "message"),
     [
         (["--top=0"], "error: --top: must be 1 or more, not 0"),
-        (["--name=slow"], "has no ledger 'slow'; there are: validation"),
         ([], "error: --metric: is required, because the run keeps no best checkpoint; there are: accuracy, loss"),
         (["--metric=los", "--comparison=lower"], "error: --metric: no evaluation has 'los'; did you mean loss?"),
     ],

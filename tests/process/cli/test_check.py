@@ -141,69 +141,47 @@ def test_the_command_checks_everything_and_leaves_nothing_behind(
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("__autograph")] == []
 
 
-def test_an_unknown_best_metric_fails_and_lists_the_known_ones(check: Check) -> None:
-    code, out, err = check("--params_override=trainer.best_checkpoint_eval_metric=acuracy")
-    assert code == ExitCode.USAGE
-    assert out.splitlines()[-1].startswith("FAIL  best metric: acuracy")
-    assert "did you mean accuracy? (all: accuracy, validation_loss)" in err
-
-
-def test_so_does_the_metric_of_early_stopping(check: Check) -> None:
-    code, out, err = check("--params_override=trainer.early_stopping.metric=acuracy")
-    assert code == 2
-    assert out.splitlines()[-1].startswith("FAIL  early stopping: acuracy")
-    assert "did you mean accuracy" in err
-
-
-def test_a_nested_best_metric_is_checked_by_the_evaluation(check: Check) -> None:
-    good = check("--params_override=trainer.best_checkpoint_eval_metric=far|accuracy", task=_NestedConfig())
-    assert good[0] == 0
-    code, out, err = check("--params_override=trainer.best_checkpoint_eval_metric=near|accuracy", task=_NestedConfig())
-    assert code == ExitCode.USAGE
-    assert out.splitlines()[-1].startswith("FAIL  evaluate")
-    assert "did you mean far|accuracy" in err
+BEST = "trainer.best_checkpoint_eval_metric"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "task", "failed", "message"),
+    ("setting", "task", "code", "failed", "message"),
     [
-        (["--params_override=task.examples=0"], None, "data", "the arrays hold no examples"),
-        (["--params_override=task.train_data.global_batch_size=500"], None, "data", "500, but there are 103 examples"),
-        ([], _EmptyConfig(), "evaluate", "task.validation_data has no batch"),
-        (["--params_override=task.validation_data.is_training=true"], None, "data", "task.validation_data never ends"),
+        (f"{BEST}=acuracy", None, 2, "best metric: acuracy", "did you mean accuracy? (all: accuracy, validation_loss)"),
+        ("trainer.early_stopping.metric=acuracy", None, 2, "early stopping: acuracy", "did you mean accuracy"),
+        (f"{BEST}=near|accuracy", _NestedConfig(), 2, "evaluate", "did you mean far|accuracy"),
+        ("runtime.virtual_cpus=4,task.train_data.global_batch_size=6", None, 2, "config", "4 or 8"),
+        ("task.examples=0", None, 5, "data", "the arrays hold no examples"),
+        ("task.train_data.global_batch_size=500", None, 5, "data", "500, but there are 103 examples"),
+        ("task.validation_data.is_training=true", None, 5, "data", "task.validation_data never ends"),
+        ("", _EmptyConfig(), 5, "evaluate", "task.validation_data has no batch"),
+        ("", _NotFiniteConfig(), 3, "train", "the cause is the data, the model or the loss"),
+        ("", _TwoBatchesConfig(), 5, "train: 3 steps", "task.train_data ended at step 2 of 20; repeat the data"),
+        ("", _FailingConfig(), 1, "train: 3 steps", "in train_step\n    raise RuntimeError("),
     ],
 )
-def test_empty_and_endless_data_fail_with_exit_5(
-    check: Check, arguments: list[str], task: TinyConfig | None, failed: str, message: str
+def test_what_fails_is_told_with_the_exit_code_of_a_run(
+    check: Check, setting: str, task: TinyConfig | None, code: int, failed: str, message: str
 ) -> None:
-    code, out, err = check(*arguments, task=task)
-    assert code == ExitCode.DATA
+    ended, out, err = check(f"--params_override={setting}", task=task)
+    assert ended == code
     assert out.splitlines()[-1].startswith(f"FAIL  {failed}")
     assert message in err and "Traceback" not in err
 
 
-def test_data_starts_again_where_it_does_in_the_run(check: Check) -> None:
-    code, _, err = check("--params_override=trainer.train_steps=5 epochs", task=_TwoBatchesConfig())
+@pytest.mark.parametrize(
+    ("setting", "task"),
+    [
+        (f"{BEST}=far|accuracy", _NestedConfig()),  # which only an evaluation can name
+        ("trainer.train_steps=5 epochs", _TwoBatchesConfig()),  # whose data starts again
+        ("runtime.virtual_cpus=2,trainer.train_steps=0", None),
+    ],
+)
+def test_what_a_run_can_do_is_ready(check: Check, setting: str, task: TinyConfig | None) -> None:
+    code, out, err = check(f"--params_override={setting}", task=task)
     assert code == ExitCode.DONE, err
-    code, out, err = check(task=_TwoBatchesConfig())
-    assert code == ExitCode.DATA and "task.train_data ended at step 2 of 20; repeat the data" in err
-    assert out.splitlines()[-1].startswith("FAIL  train: 3 steps")
-
-
-def test_a_loss_that_is_not_finite_fails_with_exit_3(check: Check) -> None:
-    code, out, err = check(task=_NotFiniteConfig())
-    assert code == ExitCode.DIVERGED
-    assert out.splitlines()[-1].startswith("FAIL  train")
-    assert "training_loss is nan at step 1 " in err and "the cause is the data, the model or the loss" in err
-    assert "learning rate" not in err and "diverged/" not in err
-
-
-def test_an_indivisible_batch_fails_with_the_nearest_sizes(check: Check) -> None:
-    code, out, err = check("--params_override=runtime.virtual_cpus=4,task.train_data.global_batch_size=6")
-    assert code == ExitCode.USAGE
-    assert out.splitlines()[-1].startswith("FAIL  config")
-    assert "batch 6 on 4 replicas (runtime.virtual_cpus) leaves 2 over" in err
-    assert "4 or 8" in err
+    assert "is ready to run" in out
+    assert ("note: trainer.train_steps is 0, so a run trains nothing" in out) == ("train_steps=0" in setting)
 
 
 def test_an_unknown_gin_name_fails_when_the_task_is_imported(check: Check) -> None:
@@ -211,22 +189,6 @@ def test_an_unknown_gin_name_fails_when_the_task_is_imported(check: Check) -> No
     assert code == ExitCode.USAGE
     assert out.splitlines()[-1].startswith("FAIL  task")
     assert "no_such_function" in err
-
-
-def test_an_error_in_the_tasks_own_code_names_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    name = f"checked_{next(_numbers)}"
-    register_experiment(name)(lambda: linear_experiment().replace(task=_FailingConfig()))
-    assert main(["check", name]) == ExitCode.BUG
-    out, err = capsys.readouterr()
-    assert out.splitlines()[-1].startswith("FAIL  train: 3 steps")
-    assert "test_check.py" in err and "a bug in train_step" in err
-
-
-def test_several_replicas_and_a_run_without_steps_are_checked(check: Check) -> None:
-    code, out, err = check("--params_override=runtime.virtual_cpus=2,trainer.train_steps=0")
-    assert code == 0, err
-    assert "note: trainer.train_steps is 0, so a run trains nothing" in out
-    assert "is ready to run" in out
 
 
 class _Noting(Callback):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.process.cli.written_runs import evaluation, write_ledger, write_params
 from trainer_kit.cli.main import main
+from trainer_kit.evals.ledger import Ledger
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Output = pytest.CaptureFixture[str]
@@ -48,16 +49,18 @@ def test_json_has_all_digits_and_is_strict(capsys: Output, finished_run: Path) -
 
 
 def test_superseded_evaluations_are_shown_when_asked_for(capsys: Output, tmp_path: Path) -> None:
-    rewind = {"kind": "rewind", "lineage": 1, "step": 10}
     write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
-    old, new = evaluation(20, accuracy=0.9), evaluation(20, lineage=1, accuracy=0.6)
-    write_ledger(tmp_path, evaluation(10, accuracy=0.5), old, rewind, new)
+    ledger = Ledger(tmp_path / "evals" / "validation.jsonl", dataset="validation", config_hash="0")
+    for step, accuracy in ((10, 0.5), (20, 0.9), (30, 0.8)):
+        ledger.append(step, {"accuracy": accuracy}, 1.0)
+    ledger.rewind(10)
+    ledger.append(20, {"accuracy": 0.6}, 1.0)
     _, _, *rows = _lines(capsys, str(tmp_path))
-    assert [(row[0], row[2], row[-1]) for row in rows] == [("10", "0.5", "-"), ("20", "0.6", "best")]
+    active = [("10", "0.5", "-"), ("20", "0.6", "best")]
+    assert [(row[0], row[2], row[-1]) for row in rows] == active
     _, _, *rows = _lines(capsys, str(tmp_path), "--all")
-    assert [(row[0], row[2], row[-1]) for row in rows] == [
-        ("10", "0.5", "-"), ("20", "0.9", "superseded"), ("20", "0.6", "best"),
-    ]  # fmt: skip
+    superseded = [("20", "0.9", "superseded"), ("30", "0.8", "superseded")]
+    assert sorted((row[0], row[2], row[-1]) for row in rows) == sorted([*active, *superseded])
 
 
 def test_nested_metrics_nan_and_missing_ones_have_their_cells(capsys: Output, tmp_path: Path) -> None:
@@ -87,6 +90,7 @@ def test_another_metric_may_decide(capsys: Output, finished_run: Path, tmp_path:
     ("arguments", "message"),
     [
         (["{run}s"], "error: MODEL_DIR: there is no folder"),
+        (["gs://bucket/run"], "is a remote folder; give the path that it is mounted at"),
         (["{run}", "--name=fats"], "evals has no ledger 'fats'; did you mean fast?"),
         (["{run}", "--metric=acuracy"], "error: --metric: no evaluation has 'acuracy'; did you mean accuracy"),
         (["{run}", "--metric=validation_loss"], "Give --comparison=higher or lower too"),

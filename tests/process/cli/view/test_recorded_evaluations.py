@@ -14,7 +14,6 @@ from trainer_kit.cli.view.recorded_evaluations import Choice
 from trainer_kit.cli.view.run_status import Settings, read_settings
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.criterion import Criterion
-from trainer_kit.evals.ledger import Ledger
 
 _RUN = Settings("accuracy", "higher", "best_ckpt")
 _HIGHER, _LOWER = Choice("accuracy", "higher"), Choice("accuracy", "lower")
@@ -29,30 +28,6 @@ def _weights(prefix: Path, *suffixes: str) -> None:
     prefix.parent.mkdir(parents=True, exist_ok=True)
     for suffix in suffixes or (".index", ".data-00000-of-00001"):
         prefix.with_name(prefix.name + suffix).write_text("")
-
-
-def test_the_ledgers_of_a_real_run_are_read(finished_run: Path) -> None:
-    assert ledgers.ledger_names(finished_run) == ["validation", "fast"]
-    told = ledgers.read_evaluations(finished_run, "validation")
-    assert [(one.step, one.checkpoint, one.active) for one in told] == [(10, "ckpt-10", True), (20, "ckpt-20", True)]
-    assert all(one.seconds is not None and {"accuracy", "validation_loss"} <= one.metrics.keys() for one in told)
-    sidecar = ledgers.read_evaluations(finished_run, "fast")
-    assert [one.metrics["accuracy"] for one in sidecar] == [one.metrics["accuracy"] for one in told]
-
-
-def test_what_a_rewind_has_superseded_does_not_count(tmp_path: Path) -> None:
-    path = tmp_path / "evals" / "validation.jsonl"
-    ledger = Ledger(path, dataset="validation", config_hash="0")
-    for step in (10, 20, 30):
-        ledger.append(step, {"accuracy": step / 100}, 1.0)
-    ledger.rewind(10)
-    ledger.append(20, {"accuracy": 0.15}, 1.0)
-    told = ledgers.read_evaluations(tmp_path, "validation")
-    assert [(one.step, one.lineage, one.active) for one in told] == [
-        (10, 0, True), (20, 0, False), (30, 0, False), (20, 1, True),
-    ]  # fmt: skip
-    assert _steps(tmp_path, _HIGHER) == [20, 10]
-    assert [one.step for one in ledgers.kept(told, Criterion("accuracy", keep=3))["validation"]] == [20, 10]
 
 
 def test_torn_lines_and_foreign_records_are_left_out(tmp_path: Path) -> None:
@@ -96,24 +71,8 @@ def test_the_runs_own_metric_decides_unless_another_is_given(tmp_path: Path) -> 
     assert ledgers.choose(None, "lower", _RUN, told) == _LOWER
     assert ledgers.choose("loss", "lower", none, told) == Choice("loss", "lower")
     assert ledgers.choose(None, None, none, told) is None
-    with pytest.raises(UsageError, match=r"--metric: is a higher or a lower 'loss' better\? Give --comparison=higher"):
-        ledgers.choose("loss", None, _RUN, told)
     with pytest.raises(UsageError, match="--comparison: needs --metric too"):
         ledgers.choose(None, "lower", none, told)
-    with pytest.raises(UsageError, match=r"no evaluation has 'acuracy'; did you mean accuracy\?"):
-        ledgers.choose("acuracy", None, _RUN, told)
-
-
-def test_a_missing_ledger_is_reported_with_those_that_exist(tmp_path: Path) -> None:
-    (tmp_path / "params.yaml").write_text("")
-    with pytest.raises(UsageError, match=r"has no evaluations \(evals/<name>\.jsonl\); it holds: params\.yaml$"):
-        ledgers.require_ledgers(tmp_path, None)
-    for name in ("fast", "validation"):
-        write_ledger(tmp_path, name=name)
-    assert ledgers.require_ledgers(tmp_path, None) == ["validation", "fast"]
-    assert ledgers.require_ledgers(tmp_path, "fast") == ["fast"]
-    with pytest.raises(UsageError, match=r"--name: .*evals has no ledger 'fats'; did you mean fast\?"):
-        ledgers.require_ledgers(tmp_path, "fats")
 
 
 def test_complete_weights_are_found_in_best_folders_first(tmp_path: Path) -> None:
@@ -137,15 +96,7 @@ def test_each_ledger_has_the_folder_where_its_best_is_kept(tmp_path: Path) -> No
     assert ledgers.best_folder(tmp_path, Settings("", "higher", ""), "validation") is None
 
 
-def test_info_json_agrees_differs_or_cannot_be_compared(finished_run: Path, tmp_path: Path) -> None:
-    kept = finished_run / "best_ckpt"
-    told = ledgers.read_evaluations(finished_run, "validation")
-    best = ledgers.ranked(told, _HIGHER)["validation"]
-    agrees, text = ledgers.info_verdict(best[:1], _HIGHER, kept)
-    assert agrees and text == f"info.json agrees: step 20, accuracy {best[0].metrics['accuracy']!r}"
-    assert ledgers.info_verdict(best[1:], _HIGHER, kept)[0] is False
-    assert ledgers.info_verdict([], _HIGHER, kept)[0] is False
-    assert ledgers.info_verdict(best, Choice("validation_loss", "lower"), kept)[0] is None
-    assert ledgers.info_verdict(best, _HIGHER, tmp_path) == (None, "there is no info.json")
+def test_info_json_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
+    assert ledgers.info_verdict([], _HIGHER, tmp_path) == (None, "there is no info.json")
     (tmp_path / "info.json").write_text("{")
-    assert ledgers.info_verdict(best, _HIGHER, tmp_path) == (False, "info.json is damaged")
+    assert ledgers.info_verdict([], _HIGHER, tmp_path) == (False, "info.json is damaged")

@@ -71,10 +71,8 @@ def test_tables_are_apart_and_one_without_columns_is_its_title() -> None:
     assert _words(_drawn(Table("waiting", (), ()), 40)) == ["waiting"]
 
 
-def test_numbers_have_six_digits_and_absence_is_a_dash() -> None:
-    assert [number(value) for value in (0.98123456, 1234567.0, float("nan"), None)] == [
-        "0.981235",
-        "1234567",
-        "nan",
-        "",
-    ]
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.98123456, "0.981235"), (1234567.0, "1234567"), (float("nan"), "nan"), (None, "")]
+)
+def test_numbers_have_six_digits_and_absence_is_a_dash(value: float | None, text: str) -> None:
+    assert number(value) == text
