@@ -80,20 +80,19 @@ def test_only_a_decorated_config_class_can_have_a_task() -> None:
 
 def test_a_task_that_is_named_is_imported_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @configclass
-    class LateTaskConfig(TaskConfig):
+    class LateConfig(TaskConfig):
         pass
-
-    (tmp_path / "late_task_module.py").write_text("class LateTask: ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    register_task(LateTaskConfig, "late_task_module:LateTask")
-    assert "late_task_module" not in sys.modules
-    assert task_class(LateTaskConfig()) is sys.modules["late_task_module"].LateTask
 
     @configclass
     class MisspeltConfig(TaskConfig):
         pass
 
+    (tmp_path / "late_task_module.py").write_text("class LateTask: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    register_task(LateConfig, "late_task_module:LateTask")
     register_task(MisspeltConfig, "late_task_module:LatTask")
+    assert "late_task_module" not in sys.modules
+    assert task_class(LateConfig()) is sys.modules["late_task_module"].LateTask
     with pytest.raises(UsageError, match="late_task_module has no class called 'LatTask'; did you mean LateTask"):
         task_class(MisspeltConfig())
 
@@ -128,13 +127,12 @@ def test_a_trainer_class_may_be_bound_beside_the_task(tmp_path: Path, monkeypatc
 
     class OwnTrainer: ...
 
-    @register_task(OwnTrainerConfig, trainer=OwnTrainer)
     class OwnTask: ...
 
-    (tmp_path / "late_trainer_module.py").write_text("class LateTrainer: ...\nclass LateTask: ...\n")
+    register_task(OwnTrainerConfig, trainer=OwnTrainer)(OwnTask)
+    (tmp_path / "late_trainer_module.py").write_text("class LateTrainer: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    register_task(NamedTrainerConfig, "late_trainer_module:LateTask", trainer="late_trainer_module:LateTrainer")
-    assert "late_trainer_module" not in sys.modules
+    register_task(NamedTrainerConfig, "late_task_module:LateTask", trainer="late_trainer_module:LateTrainer")
     assert task_class(OwnTrainerConfig()) is OwnTask
     assert trainer_class(OwnTrainerConfig()) is OwnTrainer
     assert trainer_class(NamedTrainerConfig()) is sys.modules["late_trainer_module"].LateTrainer
