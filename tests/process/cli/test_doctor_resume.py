@@ -156,14 +156,7 @@ def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:
         doctor_resume._verdict(asked, *folders, 1, [], False)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["resume", "mine/small", "--kills=0"], "error: --kills: must be 1 or more, not 0"),
-        (["resume", "mine/small", "--params_override=trainer.train_step=7"], "error: trainer.train_step"),
-    ],
-)
-def test_a_mistake_is_told_before_anything_runs(trainer_kit: Command, arguments: list[str], message: str) -> None:
-    done = trainer_kit("doctor", *arguments, "--import_module=mine.py")
+def test_a_wrong_number_of_kills_is_told_before_anything_runs(trainer_kit: Command) -> None:
+    done = trainer_kit("doctor", "resume", "mine/small", "--kills=0", "--import_module=mine.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(message)
+    assert done.stderr.startswith("error: --kills: must be 1 or more, not 0")

@@ -57,9 +57,6 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
             ["shwo"],
             "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'evals', 'best', 'tensorboard', ",
         ),
-        (["show"], "the following arguments are required: experiment"),
-        (["list", "extra"], "invalid choice: 'extra' (choose from 'experiments', 'optimizers', "),
-        (["list", "optimizers", "extra"], "unrecognized arguments: extra"),
         (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),  # no abbreviations
         (["best", "run", "--metrc=loss"], "unrecognized arguments: --metrc=loss; did you mean --metric?"),
         (["list", "optimzers"], "'callbacks'); did you mean optimizers?"),

@@ -131,27 +131,18 @@ def test_the_second_sidecar_of_a_name_is_refused_with_advice(tmp_path: Path) -> 
 def test_a_lease_is_a_heartbeat(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
         lease.need(after=20, reads=30)
-        told = json.loads((tmp_path / "evals/side.lease.json").read_text())
-    assert {**told, "host": "", "started": "", "beat": ""} == {
-        "host": "",
-        "started": "",
-        "beat": "",
-        "pid": os.getpid(),
-        "phase": "evaluate",
-        "step": 20,
-        "ended": None,
-        "after": 20,
-        "reads": 30,
-        "lineage": 0,
-    }
+        heartbeat = json.loads((tmp_path / "evals/side.lease.json").read_text())
+    assert heartbeat.keys() >= {"host", "started", "beat"}
+    expected = {"pid": os.getpid(), "phase": "evaluate", "step": 20, "ended": None, "after": 20, "reads": 30}
+    assert expected.items() <= heartbeat.items()
 
 
-def test_an_end_before_the_first_evaluation_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("users_files", [[], ["mine.txt"]])
+def test_an_end_before_the_first_evaluation_leaves_nothing(tmp_path: Path, users_files: list[str]) -> None:
+    for name in users_files:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / name).touch()
     with pytest.raises(UsageError), _lease(tmp_path / "run", recorded=False):
         raise UsageError("of the metric's name")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/mine.txt").touch()
-    with pytest.raises(UsageError), _lease(tmp_path / "run", recorded=False):
-        raise UsageError("again")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
+    assert (tmp_path / "run").exists() == bool(users_files)
+    assert [path.name for path in (tmp_path / "run").glob("*")] == users_files

@@ -39,11 +39,6 @@ def test_the_flags_and_their_defaults_are_an_interface() -> None:
     }
 
 
-def test_flags_are_not_global_and_two_parses_share_nothing() -> None:
-    first, second = parse_flags(["train", "--mode=train"]), parse_flags(["train"])
-    assert (first.mode, second.mode) == ("train", None)
-
-
 def test_the_flags_make_the_request() -> None:
     values = parse_flags([
         "train", "--experiment=a", "--mode=eval", "--model_dir=b", "--checkpoint=best", "--eval_name=c",
@@ -64,8 +59,11 @@ def test_the_flags_make_the_request() -> None:
     assert request(parse_flags(["train"])) == Request(None, None, None)
 
 
-def test_without_flags_of_that_kind_nothing_is_overridden() -> None:
-    assert sources(parse_flags(["train"])).flags == Layer({}, {})
+def test_flags_are_not_global_and_override_nothing_unless_given() -> None:
+    assert parse_flags(["train", "--mode=train"]).mode == "train"
+    values = parse_flags(["train"])
+    assert values.mode is None
+    assert sources(values).flags == Layer({}, {})
 
 
 def test_an_unknown_flag_is_a_usage_error() -> None:
@@ -73,10 +71,10 @@ def test_an_unknown_flag_is_a_usage_error() -> None:
         parse_flags(["train", "--modeldir=a"])
 
 
-@pytest.mark.parametrize("given", ["-1", "1.5", "many"])
-def test_an_impossible_number_of_restarts_is_a_usage_error(given: str) -> None:
-    with pytest.raises(UsageError, match=rf"--max_restarts={given}|invalid literal for int.*'{given}'"):
-        parse_flags(["train", f"--max_restarts={given}"])
+@pytest.mark.parametrize("number", ["-1", "1.5", "many"])
+def test_an_impossible_number_of_restarts_is_a_usage_error(number: str) -> None:
+    with pytest.raises(UsageError):
+        parse_flags(["train", f"--max_restarts={number}"])
 
 
 def test_a_supervised_run_gets_the_flags_without_max_restarts(tmp_path: Path) -> None:
@@ -105,15 +103,13 @@ def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
     assert sorted(attempt_flags(parse_flags(["train", *given]))) == sorted(given)
 
 
-@pytest.mark.parametrize(("given", "expected"), [([], []), (["--from_step", "0"], ["--from_step=0"])])
-def test_from_step_is_kept_apart_from_the_other_flags(given: list[str], expected: list[str]) -> None:
-    values = parse_flags(["train", "--mode=train", *given])
-    assert (attempt_flags(values), until_begun(values)) == (["--mode=train"], expected)
-
-
 @pytest.mark.parametrize(("given", "step"), [("0", 0), ("500", 500), ("ckpt-500", 500)])
-def test_from_step_takes_a_step_or_its_checkpoint(given: str, step: int) -> None:
-    assert parse_flags(["train", f"--from_step={given}"]).from_step == step
+def test_from_step_takes_a_step_or_its_checkpoint_apart_from_other_flags(given: str, step: int) -> None:
+    values = parse_flags(["train", "--mode=train", f"--from_step={given}"])
+    assert values.from_step == step
+    assert attempt_flags(values) == ["--mode=train"]
+    assert until_begun(values) == [f"--from_step={step}"]
+    assert until_begun(parse_flags(["train"])) == []
 
 
 @pytest.mark.parametrize("given", ["-1", "1.5", "", "best", "runs/x/ckpt-500"])
