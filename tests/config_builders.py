@@ -10,7 +10,12 @@ from pydantic import Field
 
 from trainer_kit.config.merge import Resolved, apply
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import (
+    DataConfig,
+    ExperimentConfig,
+    TaskConfig,
+    TrainerConfig,
+)
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.config.schema.schedules import ConstantLrConfig, LrConfig
@@ -45,16 +50,13 @@ class SampleTaskConfig(TaskConfig):
 
 def sample_experiment(learning_rate: float = 0.1, steps: int = 100) -> ExperimentConfig:
     """Returns the config of the sample experiment."""
-    return ExperimentConfig(
-        task=SampleTaskConfig(),
-        trainer=TrainerConfig(
-            train_steps=steps,
-            optimizer_config=OptimizationConfig(
-                optimizer=OptimizerConfig(type="adam"),
-                learning_rate=LrConfig(type="constant", constant=ConstantLrConfig(learning_rate=learning_rate)),
-            ),
-        ),
+    constant = ConstantLrConfig(learning_rate=learning_rate)
+    optimization = OptimizationConfig(
+        optimizer=OptimizerConfig(type="adam"),
+        learning_rate=LrConfig(type="constant", constant=constant),
     )
+    trainer = TrainerConfig(train_steps=steps, optimizer_config=optimization)
+    return ExperimentConfig(task=SampleTaskConfig(), trainer=trainer)
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
@@ -71,12 +73,14 @@ def overridden(setting: str, config: ExperimentConfig | None = None) -> Experime
 
 def layered(config: ExperimentConfig, *layers: dict[str, Any]) -> Resolved:
     """Returns `config` with layers of values, whose origins are "layer 0", "layer 1" and so on."""
-    sources = [Layer(values, dict.fromkeys(values, f"layer {i}")) for i, values in enumerate(layers)]
+    sources = []
+    for number, values in enumerate(layers):
+        sources.append(Layer(values, dict.fromkeys(values, f"layer {number}")))
     return apply(config, sources)
 
 
 def refused(build: Callable[..., object], *arguments: Any, **named: Any) -> dict[str, Mistake]:
-    """Returns the mistakes by their paths, each of which has one, when `build` is called and refuses."""
+    """Returns the mistakes with which `build` refuses its arguments, by their paths."""
     with pytest.raises(ConfigError) as error:
         build(*arguments, **named)
     mistakes = {mistake.path: mistake for mistake in error.value.mistakes}

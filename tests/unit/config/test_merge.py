@@ -47,7 +47,8 @@ def test_without_layers_every_value_is_a_default(default: ExperimentConfig) -> N
 
 def test_a_later_layer_wins_and_other_fields_stay(default: ExperimentConfig) -> None:
     before = default.as_dict()
-    first = Layer({"trainer": {"train_steps": 1, "max_to_keep": 2}}, {"trainer.train_steps": "a:1", "trainer": "a:9"})
+    values = {"trainer": {"train_steps": 1, "max_to_keep": 2}}
+    first = Layer(values, {"trainer.train_steps": "a:1", "trainer": "a:9"})
     second = Layer({"trainer": {"train_steps": 3}}, {"trainer.train_steps": "b:1"})
     resolved = apply(default, [first, second])
     assert resolved.config.trainer == default.trainer.replace(train_steps=3, max_to_keep=2)
@@ -81,11 +82,14 @@ def test_a_layer_can_create_and_remove_an_optional_section(default: ExperimentCo
 
 def test_lists_and_dicts_of_sections_are_checked_item_by_item(default: ExperimentConfig) -> None:
     values = {"task": {"model": {"blocks": [{"width": 3}, {"kind": "conv"}]}, "named_data": {"dev": {"seed": 4}}}}
-    task: Any = layered(default, values).config.task
+    resolved = layered(default, values)
+    task: Any = resolved.config.task
+    assert resolved.origins["task.model.blocks"] == "layer 0"
     assert [(block.width, block.kind) for block in task.model.blocks] == [(3, "dense"), (8, "conv")]
     assert task.named_data["dev"].seed == 4
     blocks = [{"widht": 3}, {"width": 0}, 5]
-    mistakes = refused(layered, default, {"task": {"model": {"blocks": blocks}, "named_data": {"dev": {"seed": "x"}}}})
+    wrong = {"model": {"blocks": blocks}, "named_data": {"dev": {"seed": "x"}}}
+    mistakes = refused(layered, default, {"task": wrong})
     assert mistakes.keys() == {
         "task.model.blocks.0.widht",
         "task.model.blocks.1.width",
@@ -207,7 +211,8 @@ def test_named_validation_sets_start_as_the_single_set(default: ExperimentConfig
     assert two.origins[f"{SETS}.dev.global_batch_size"] == "layer 0"
     assert two.origins[f"{SETS}.dev.shuffle_buffer_size"] == "layer 1"
     assert two.origins[f"{SETS}.test.global_batch_size"] == "default"
-    assert layered(two.config, nested(f"{SETS}.dev", None)).config.task.validation_data == {"test": single}
+    without = layered(two.config, nested(f"{SETS}.dev", None)).config.task.validation_data
+    assert without == {"test": single}
     smaller = layered(default, nested(f"{SETS}.global_batch_size", 5)).config.task.validation_data
     assert smaller == single.replace(global_batch_size=5)
 
@@ -216,7 +221,8 @@ def test_a_mistake_in_a_named_set_has_the_sets_name(default: ExperimentConfig) -
     two = layered(default, nested(SETS, {"dev": {}, "test": {}})).config
     wrong = {"dev": {"global_batchsize": 5}, "tst": None, "global_batch_size": 5}
     mistakes = refused(layered, two, nested(SETS, wrong))
-    assert mistakes.keys() == {f"{SETS}.dev.global_batchsize", f"{SETS}.tst", f"{SETS}.global_batch_size"}
+    names = ("dev.global_batchsize", "tst", "global_batch_size")
+    assert mistakes.keys() == {f"{SETS}.{name}" for name in names}
     assert "did you mean test?" in mistakes[f"{SETS}.tst"].advice
     assert f"{SETS}.dev.global_batch_size" in mistakes[f"{SETS}.global_batch_size"].advice
 
@@ -231,7 +237,8 @@ def test_a_mistake_in_a_named_set_has_the_sets_name(default: ExperimentConfig) -
 def test_settings_of_unknown_validation_sets_are_refused(
     default: ExperimentConfig, trainer: dict[str, Any], path: str
 ) -> None:
-    mistakes = refused(layered, default, {"trainer": trainer, **nested(SETS, {"dev": {}, "test": {}})})
+    sets = nested(SETS, {"dev": {}, "test": {}})
+    mistakes = refused(layered, default, {"trainer": trainer, **sets})
     assert "did you mean dev?" in mistakes[path].advice
 
 
@@ -256,16 +263,17 @@ def test_a_union_field_refuses_what_none_of_its_types_takes() -> None:
 
 
 def test_the_class_decides_whether_mappings_merge_or_replace() -> None:
-    merged = layered(
-        ExperimentConfig(task=PlacesConfig()), nested("task.sizes", {"a": 1, "b": 2}), nested("task.sizes", {"b": 3})
-    )
+    config = ExperimentConfig(task=PlacesConfig())
+    merged = layered(config, nested("task.sizes", {"a": 1, "b": 2}), nested("task.sizes", {"b": 3}))
     assert merged.config.task == PlacesConfig(sizes={"a": 1, "b": 3})
 
 
 def test_lists_of_sections_merge_by_item_if_the_class_says_so() -> None:
     config = ExperimentConfig(task=PlacesConfig())
-    merged = layered(config, nested("task.places", [{}, {"folder": "x"}]), nested("task.places", [{"depth": 5}, {}]))
+    layers = [{}, {"folder": "x"}], [{"depth": 5}, {}]
+    merged = layered(config, *(nested("task.places", layer) for layer in layers))
     assert merged.config.task == PlacesConfig(places=(Place(depth=5), Place(folder="x", depth=2)))
     other = layered(config, nested("task.places", [{"folder": "x"}]))
     assert other.config.task == PlacesConfig(places=(Place(folder="x"),))
-    assert refused(layered, config, nested("task.places", [{}, {"folder": 1}])).keys() == {"task.places.1.folder"}
+    mistakes = refused(layered, config, nested("task.places", [{}, {"folder": 1}]))
+    assert mistakes.keys() == {"task.places.1.folder"}

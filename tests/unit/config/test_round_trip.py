@@ -16,7 +16,11 @@ from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.layer import is_inside
 
 OPTIMIZATION = "trainer.optimizer_config"
-NAMED_OPTIMIZER = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}, "variables": ["off", "^a: b/"]}
+NAMED_OPTIMIZER = {
+    "optimizer": {"type": "sgd"},
+    "learning_rate": {"type": "constant"},
+    "variables": ["off", "^a: b/"],
+}
 NO_OPTIMIZER = {"optimizer": {"type": None}, "learning_rate": {"type": None}}
 NUMBERS = {  # what schedules and warm-ups have no default for
     "boundaries": [5],
@@ -36,7 +40,8 @@ def _choices(config_class: type[OneOfConfig]) -> list[dict[str, Any]]:
     """Returns a section for each type, with the numbers that it needs."""
     sections = []
     for name, branch in config_class.branches().items():
-        numbers: dict[str, Any] = {field: value for field, value in NUMBERS.items() if field in fields_of(branch)}
+        fields = fields_of(branch)
+        numbers: dict[str, Any] = {field: NUMBERS[field] for field in NUMBERS if field in fields}
         if name == "step_cosine_with_offset":
             numbers["values"] = [1.0]  # as many as there are boundaries
         sections.append({"type": name, name: numbers})
@@ -47,7 +52,8 @@ def _choices(config_class: type[OneOfConfig]) -> list[dict[str, Any]]:
 SECTIONS = [
     ("trainer", {}),
     ("runtime", {"random_seed": 5}),
-    ("task", {"weights": [0.1, 5e-324], "model": {"name": "\x85\u2028", "blocks": [{"width": 3}, {"kind": "conv"}]}}),
+    ("task", {"weights": [0.1, 5e-324]}),
+    ("task.model", {"name": "\x85\u2028", "blocks": [{"width": 3}, {"kind": "conv"}]}),
     ("task.named_data", {"null": {"input_path": {"010": "12:30", "off": ["1e-3", "~"]}}}),
     ("task.validation_data", {"dev": {"seed": 5}, "test": {}}),
     ("task.init_checkpoint", [{"path": "ckpt-1", "rename": {"a": "b"}}]),
@@ -75,7 +81,8 @@ def test_a_section_survives_yaml_and_tells_all_wrong_values(
     assert again == config
     assert leaves(again) == leaves(config)
 
-    wrong = [leaf for leaf in leaves(config) if is_inside(leaf, path) and not leaf.endswith(".type")]
+    inside = [leaf for leaf in leaves(config) if is_inside(leaf, path)]
+    wrong = [leaf for leaf in inside if not leaf.endswith(".type")]
     values = [nested(leaf, [[[]]]) for leaf in wrong]  # which no field takes
     mistakes = refused(layered, config, *values)
     assert {mistake.removesuffix(".0") for mistake in mistakes} == {*wrong}
