@@ -136,7 +136,7 @@ def test_the_same_key_wrong_in_two_layers_is_reported_for_both(default: Experime
     assert [mistake.origin for mistake in caught.value.mistakes] == ["file:0", "file:-1"]
 
 
-def test_broken_rules_of_all_sections_are_reported_with_wrong_fields(default: ExperimentConfig) -> None:
+def test_broken_rules_are_reported_beside_wrong_fields(default: ExperimentConfig) -> None:
     optimization = {"optimizer": {"adam": {"clipnorm": 1.0, "clipvalue": 1.0}}, "learning_rate": {"type": None}}
     trainer = {"optimizer_config": optimization, "validation_steps": 0, "max_to_keep": "x", "nope": 1}
     assert refused(layered, default, {"trainer": trainer}).keys() == {

@@ -104,7 +104,7 @@ def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
 
 
 @pytest.mark.parametrize(("given", "step"), [("0", 0), ("500", 500), ("ckpt-500", 500)])
-def test_from_step_takes_a_step_or_its_checkpoint_apart_from_other_flags(given: str, step: int) -> None:
+def test_from_step_takes_a_step_or_its_checkpoint(given: str, step: int) -> None:
     values = parse_flags(["train", "--mode=train", f"--from_step={given}"])
     assert values.from_step == step
     assert attempt_flags(values) == ["--mode=train"]

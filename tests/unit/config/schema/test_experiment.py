@@ -219,7 +219,7 @@ def test_a_batch_smaller_than_the_cpus_names_their_number() -> None:
         ({}, 32),
     ],
 )
-def test_batches_that_can_be_shared_or_are_of_unknown_size_are_allowed(runtime: dict[str, Any], batch: int) -> None:
+def test_batches_that_are_shared_or_of_unknown_size_are_allowed(runtime: dict[str, Any], batch: int) -> None:
     assert _with_batch(runtime, batch).task.train_data.global_batch_size == batch
 
 

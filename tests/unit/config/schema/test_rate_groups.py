@@ -11,7 +11,7 @@ from trainer_kit.config.schema.optimization import LayerDecayConfig, Optimizatio
 from trainer_kit.config.serialize import from_yaml, to_yaml
 
 
-def test_multipliers_and_layer_decay_are_set_in_text_and_survive_a_round_trip() -> None:
+def test_rate_groups_are_set_in_text_and_survive_a_round_trip() -> None:
     multipliers = "[{variables: encoder/, multiplier: 0.1}, {variables: bias, multiplier: 2}]"
     decay = "{decay: 0.9, layers: [embedding, block]}"
     section = f"{{learning_rate_multipliers: {multipliers}, layer_decay: {decay}}}"
