@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -26,44 +25,29 @@ def written(folder: Path, name: str, text: str) -> str:
     return str(folder / name)
 
 
-def all_sources(experiment: str, folder: Path) -> list[dict[str, Any]]:
-    """Sources of one value each, weakest first; the values are 1, 2, 3, ..."""
-    return [
-        {"gin_params": (f"{experiment}.steps = 1",)},
-        {"config_files": (written(folder, "a.yaml", "trainer: {train_steps: 2}"),)},
-        {"config_files": (written(folder, "b.yaml", "trainer: {train_steps: 3}"),)},
-        {"gin_files": (written(folder, "c.gin", "TrainerConfig.train_steps = 4"),)},
-        {"gin_params": ("TrainerConfig.train_steps = 5",)},
-        {"params_overrides": ("trainer.train_steps=6",)},
-        {"params_overrides": ("{trainer: {train_steps: 7}}",)},
-        {"flags": Layer({"trainer": {"train_steps": 8}}, {"trainer.train_steps": "--train_steps"})},
-    ]
-
-
-def joined(*sources: dict[str, Any]) -> Sources:
-    values: dict[str, Any] = {}
-    for name, value in itertools.chain.from_iterable(source.items() for source in sources):
-        values[name] = value if name == "flags" else (*values.get(name, ()), *value)
-    return Sources(**values)
-
-
 def test_each_source_wins_over_those_before_it(experiment: str, tmp_path: Path) -> None:
-    sources = all_sources(experiment, tmp_path)
-    origins = []
-    for count in range(1, len(sources) + 1):
-        resolved = resolve(experiment, joined(*sources[:count]))
-        assert resolved.config.trainer.train_steps == count
-        origins.append(resolved.origins["trainer.train_steps"])
-    assert origins == [
-        f"{experiment}.steps of --gin_params",
-        f"{tmp_path}/a.yaml:1",
-        f"{tmp_path}/b.yaml:1",
-        f"{tmp_path}/c.gin:1",
-        "--gin_params",
-        "--params_override",
-        "--params_override",
-        "--train_steps",
+    first = written(tmp_path, "a.yaml", "trainer: {train_steps: 2}")
+    second = written(tmp_path, "b.yaml", "trainer: {train_steps: 3}")
+    third = written(tmp_path, "c.gin", "TrainerConfig.train_steps = 4")
+    flags = Layer({"trainer": {"train_steps": 8}}, {"trainer.train_steps": "--train_steps"})
+    sources = [
+        ("gin_params", f"{experiment}.steps = 1", f"{experiment}.steps of --gin_params"),
+        ("config_files", first, f"{first}:1"),
+        ("config_files", second, f"{second}:1"),
+        ("gin_files", third, f"{third}:1"),
+        ("gin_params", "TrainerConfig.train_steps = 5", "--gin_params"),
+        ("params_overrides", "trainer.train_steps=6", "--params_override"),
+        ("params_overrides", "{trainer: {train_steps: 7}}", "--params_override"),
     ]
+    fields: dict[str, Any] = {}
+    for steps, (field, text, origin) in enumerate(sources, start=1):
+        fields[field] = (*fields.get(field, ()), text)
+        resolved = resolve(experiment, Sources(**fields))
+        assert resolved.config.trainer.train_steps == steps
+        assert resolved.origins["trainer.train_steps"] == origin
+    resolved = resolve(experiment, Sources(**fields, flags=flags))
+    assert resolved.config.trainer.train_steps == 8
+    assert resolved.origins["trainer.train_steps"] == "--train_steps"
 
 
 def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: Path) -> None:
