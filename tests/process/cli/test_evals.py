@@ -104,6 +104,12 @@ def test_a_mistake_is_one_message_and_exit_2(
     assert out == "" and message in err and len(err.splitlines()) == 1
 
 
+def test_a_run_without_evaluations_says_what_it_holds(capsys: Output, tmp_path: Path) -> None:
+    write_params(tmp_path)
+    assert main(["evals", str(tmp_path)]) == 2
+    assert "has no evaluations (evals/<name>.jsonl); it holds: params.yaml" in capsys.readouterr().err
+
+
 def test_looking_at_a_run_does_without_tensorflow(finished_run: Path) -> None:
     commands = [[*verb, str(finished_run)] for verb in (["evals"], ["best"])]
     code = f"import sys, trainer_kit.cli.main as m; print({{*map(m.main, {commands})}}); print(*sys.modules)"
