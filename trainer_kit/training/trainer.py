@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orbit
@@ -79,16 +79,17 @@ class TrainingSteps:
       trainer: The trainer.
       metrics: The training metrics.
       finite_weights: Checks the weights at the end of a loop; None: they are not checked.
-
-    Attributes:
-      step: The method `train_step` of the trainer.
     """
 
     def __init__(self, trainer: Trainer, metrics: MetricSet, finite_weights: FiniteWeights | None) -> None:
         self._trainer = trainer
         self._metrics = metrics
         self._finite_weights = finite_weights
-        self.step = trainer.train_step
+
+    @property
+    def step(self) -> Callable[[Any], Any]:
+        """The method `train_step` of the trainer, which a subclass may replace after it has called this constructor."""
+        return self._trainer.train_step
 
     def reset(self) -> None:
         """Resets the metrics; runs eagerly or in graph, in cross-replica context."""

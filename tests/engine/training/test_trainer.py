@@ -394,6 +394,27 @@ def test_a_subclass_decides_what_is_fed_and_hears_of_each_loop() -> None:
     assert trainer.begun == (False, True)  # the second loop goes on with the iterator of the first
 
 
+class _WrappingTrainer(Trainer):
+    """Replaces its step by one that counts the calls, once the rest of it is there."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        step = self.train_step
+        self.calls = 0
+
+        def counted_step(iterator: Any) -> None:
+            self.calls += 1
+            step(iterator)
+
+        self.train_step = counted_step
+
+
+def test_a_step_that_a_subclass_sets_in_its_constructor_is_trained() -> None:
+    trainer = _trainer(cls=_WrappingTrainer)
+    trainer.train(tf.constant(2))
+    assert trainer.calls > 0
+
+
 class _BrokenTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         raise AssertionError("build_inputs was called")
