@@ -74,7 +74,7 @@ class PassSource(abc.ABC):
 
     @abc.abstractmethod
     def restore(self, state: Any) -> None:
-        """Takes what `state` returned, after it went through JSON."""
+        """Takes what `state` returned, after it went through JSON; ignores the state of another kind of data."""
 
 
 class DatasetPasses(PassSource):
@@ -153,9 +153,9 @@ class DatasetPasses(PassSource):
         """Returns the number of passes before the run; None if that is not known."""
         return self.earlier
 
-    def restore(self, state: int | None) -> None:
+    def restore(self, state: Any) -> None:
         """Takes the number of passes before the run, unless it is known: the run may go back in this process."""
-        if self.earlier is None:
+        if self.earlier is None and isinstance(state, int):  # a PyDataset of an earlier start has another state
             self.earlier = state
 
     def resumption(self, *, deterministic_ops: bool) -> Resumption:

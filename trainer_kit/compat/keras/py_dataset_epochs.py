@@ -117,10 +117,11 @@ class PyDatasetEpochs(PassSource):
         """Returns the state of Python's `random` from which the orders are drawn; see PassSource."""
         return list(self._random_state)
 
-    def restore(self, state: list[Any]) -> None:
+    def restore(self, state: Any) -> None:
         """Goes on with the orders of the run that saved the checkpoint."""
-        version, words, gauss = state
-        self._random_state = (version, tuple(words), gauss)
+        if isinstance(state, list):  # a tf.data.Dataset of an earlier start has another state
+            version, words, gauss = state
+            self._random_state = (version, tuple(words), gauss)
 
     def _batches(self, position: int) -> Iterator[Any]:
         first, used = divmod(position, self.batches_per_epoch) if self.batches_per_epoch else (0, position)

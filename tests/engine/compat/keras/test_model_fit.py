@@ -72,6 +72,24 @@ def test_shuffled_arrays_of_tf_keras_resume_exactly(tmp_path: Path, caplog: pyte
     assert "resume is not exact" not in caplog.text
 
 
+class _Batches(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = slice(25 * index, 25 * index + 25)
+        return X[rows], Y[rows]
+
+
+@pytest.mark.parametrize("begins_with_a_dataset", [True, False])
+def test_a_run_goes_on_with_data_of_another_kind(begins_with_a_dataset: bool, tmp_path: Path) -> None:
+    data: list[Any] = [tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(100, seed=3).batch(25), _Batches()]
+    first, second = data if begins_with_a_dataset else reversed(data)
+    tk_keras.fit(classifier(), first, epochs=1, verbose=0, model_dir=str(tmp_path))
+    history = tk_keras.fit(classifier(), second, epochs=2, verbose=0, model_dir=str(tmp_path))
+    assert history.epoch == [0, 1]
+
+
 def test_a_fit_stays_in_its_folder_after_os_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
