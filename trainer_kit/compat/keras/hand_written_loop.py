@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
 from trainer_kit.compat.keras.model_fit import check_arguments, run_fit
+from trainer_kit.compat.keras.preparation import spec_of_batches
 from trainer_kit.compat.keras.task import FitTask
 from trainer_kit.compat.keras.task_config import KerasTaskConfig
 from trainer_kit.compat.keras.trainer import KerasTrainer
@@ -202,10 +203,10 @@ class LoopTask(FitTask):
             evaluation has no result.
         """
         if trains and self._trained is not model:
-            self._trace("train_step", self.data.batches.element_spec, self.metrics, "metrics")
+            self._trace("train_step", spec_of_batches(self.data.batches), self.metrics, "metrics")
             self._trained = model
         if evaluates and self._evaluated is not model:
-            self._trace("test_step", self.validation.element_spec, self.val_metrics, "val_metrics")
+            self._trace("test_step", spec_of_batches(self.validation), self.val_metrics, "val_metrics")
             self._evaluated = model
             if not self.evaluation_names():
                 raise UsageError(

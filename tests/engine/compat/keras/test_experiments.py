@@ -14,8 +14,10 @@ import trainer_kit
 from tests.engine.compat.keras.keras_programs import X, Y, classifier, pairs
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.task import ExperimentTask
-from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.compat.keras.trainer import KerasTrainer
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.inputs.sources.arrays import ArraySource
 
 
 def arrays(params: Any) -> Any:
@@ -38,6 +40,24 @@ def test_each_epoch_of_an_experiment_has_its_own_order() -> None:
     first, second = (y.numpy().tolist() for _, y in source.at(0).take(2))
     assert first != second
     assert sorted(first) == sorted(second)
+
+
+class _SourceTask(tk_keras.KerasTask):
+    """Trains and evaluates on data that does not tell the spec of a batch by an attribute."""
+
+    def build_model(self) -> keras.Model:
+        return classifier()
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> ArraySource:
+        return ArraySource((X, Y), params.replace(global_batch_size=20))
+
+
+def test_a_subclass_of_keras_task_reads_a_source_of_trainer_kit() -> None:
+    task = trainer_kit.get_experiment("keras_door_arrays").task
+    config = ExperimentConfig(task=task, trainer=TrainerConfig(train_steps=2))
+    trainer = KerasTrainer.create(config, _SourceTask(config.task), train=True, evaluate=True)
+    trainer.train(tf.constant(2))
+    assert int(trainer.global_step) == 2
 
 
 @pytest.fixture(scope="module")
