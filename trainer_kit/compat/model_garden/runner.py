@@ -208,7 +208,9 @@ class OrbitExperimentRunner:
             return Trainer.create(self._config, task, train, evaluate, exporter)
 
     def _build_best_checkpoint_exporter(self) -> Any:
-        """Returns the exporter of the best checkpoint; override it to create another one."""
+        """Returns the exporter of the best checkpoint, None in mode eval; override it to create another one."""
+        if self._mode == "eval":
+            return None
         # A sidecar has a best folder of its own.
         name = evaluation_name(self._mode, self._options.get("eval_name", "continuous_eval"))
         directory = RunDirectory(self._model_dir, self._config.trainer, sidecar=name)

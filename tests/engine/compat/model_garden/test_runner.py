@@ -238,11 +238,13 @@ def test_a_controller_of_a_users_drives_a_run_without_summaries(trained: Trained
     assert _written(tmp_path) == set()
 
 
-def _their_runner(cls: type[OrbitExperimentRunner], folder: Path, config: Any) -> OrbitExperimentRunner:
+def _their_runner(
+    cls: type[OrbitExperimentRunner], folder: Path, config: Any, mode: str = "train_and_eval"
+) -> OrbitExperimentRunner:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         task = task_factory.get_task(original(convert(config).task))
-    return cls(strategy, task, "train_and_eval", config, str(folder))
+    return cls(strategy, task, mode, config, str(folder))
 
 
 class _OwnKeeper(OrbitExperimentRunner):
@@ -250,6 +252,21 @@ class _OwnKeeper(OrbitExperimentRunner):
 
     def _build_best_checkpoint_exporter(self) -> BestCheckpointExporter:
         return BestCheckpointExporter(str(Path(self.model_dir) / "mine"), "validation_loss", "lower")
+
+
+class _OwnTrainer(OrbitExperimentRunner):
+    """Creates the trainer itself, always with an exporter, as theirs does."""
+
+    def _build_trainer(self, task: Any, train: bool, evaluate: bool) -> Any:
+        with self.strategy.scope():
+            exporter = self._build_best_checkpoint_exporter()
+            return Trainer.create(self._config, task, train, evaluate, exporter)
+
+
+def test_mode_eval_exports_no_best_weights(tmp_path: Path) -> None:
+    config = _config(best_checkpoint_eval_metric="validation_loss")
+    _their_runner(_OwnTrainer, tmp_path, config, "eval").run()
+    assert not list(tmp_path.rglob("best_ckpt"))
 
 
 def test_the_parts_of_a_runner_are_there_when_its_run_has_begun(tmp_path: Path) -> None:

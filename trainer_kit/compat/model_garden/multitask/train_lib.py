@@ -165,7 +165,7 @@ class MultiTaskRunner(OrbitExperimentRunner):
         check_trainer(self._trainer)
         if self._trainer is not None and self._evaluates:
             self._check_run_directory()
-            exporter = None if self._mode == "eval" else self._build_best_checkpoint_exporter()
+            exporter = self._build_best_checkpoint_exporter()
             evaluate_tasks(self._trainer, self._task.eval_tasks, self._task.eval_steps, exporter)
         return super().run()
 
