@@ -135,7 +135,7 @@ def test_any_iterable_of_actions_is_called_after_each_loop(tmp_path: Path) -> No
     assert seen == ["a", "b", "a", "b", "eval"]
 
 
-def test_a_time_between_checkpoints_saves_with_a_controller_of_orbits(tmp_path: Path) -> None:
+def test_checkpoints_by_a_time_with_a_controller_of_orbit(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     config = linear_experiment(train_steps=20, checkpoint_interval="10 min")
     run_experiment(None, LinearTask(config.task), "train", config, folder, controller_cls=orbit.Controller)

@@ -605,7 +605,7 @@ def test_a_rewind_after_the_last_evaluation_trains_on(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "best_ckpt" / "info.json").read_text())["step"] == 20
 
 
-def test_a_rewind_after_the_evaluation_of_run_post_eval_trains_on(tmp_path: Path) -> None:
+def test_a_rewind_after_the_post_evaluation_trains_on(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=20, checkpoint_interval=10)
     callback = _BackAfterEvaluation()
     _, logs = _run(tmp_path, "train", config, callbacks=[callback], run_post_eval=True)

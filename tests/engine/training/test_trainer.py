@@ -409,7 +409,7 @@ class _WrappingTrainer(Trainer):
         self.train_step = counted_step
 
 
-def test_a_step_that_a_subclass_sets_in_its_constructor_is_trained() -> None:
+def test_a_step_that_a_constructor_sets_is_trained() -> None:
     trainer = _trainer(cls=_WrappingTrainer)
     trainer.train(tf.constant(2))
     assert trainer.calls > 0
