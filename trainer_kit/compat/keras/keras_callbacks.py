@@ -102,7 +102,8 @@ class KerasCallbacks(Callback):
         self._run = run
         if not self.params and run.epochs is not None:
             steps = math.ceil(run.epochs.steps)
-            run.trainer.continue_metrics(steps)
+            if hasattr(run.trainer, "continue_metrics"):  # that of a native task has the metrics of each loop
+                run.trainer.continue_metrics(steps)
             epochs = math.ceil(run.trainer.config.trainer.train_steps / steps)
             self.params = {"epochs": epochs, "steps": steps, "verbose": 1}
         self._compilation = compilation(run.model)

@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import Callback
 from trainer_kit.compat import keras as tk_keras
+from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks
 from trainer_kit.errors import UsageError
+from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.metrics_jsonl import reported
 
 
@@ -52,6 +55,16 @@ def seeded() -> Any:
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
     model.compile("sgd", CROSSENTROPY, metrics=["accuracy"], jit_compile=False)
     return model
+
+
+def test_a_run_of_a_native_task_calls_callbacks_of_keras(tmp_path: Path) -> None:
+    lengths = {"steps_per_epoch": 2, "steps_per_loop": 2, "checkpoint_interval": 2, "summary_interval": 2}
+    config = linear_experiment(train_steps=4, **lengths)
+    epochs: list[int] = []
+    of_keras = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
+    callbacks = [KerasCallbacks([of_keras])]
+    run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path), callbacks=callbacks)
+    assert epochs == [0, 1]
 
 
 def test_a_resumed_run_goes_on_with_rate_patience_and_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
