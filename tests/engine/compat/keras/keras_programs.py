@@ -27,6 +27,29 @@ def classifier(*hidden: Any, **options: Any) -> Any:
     return model
 
 
+def linear(**options: Any) -> Any:
+    """Returns a model of one layer, whose weights, and orders of arrays, come from one seed."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(3, name="dense")], name="linear")
+    given = {"optimizer": "sgd", "loss": CROSSENTROPY, "metrics": ["accuracy"], "jit_compile": False, **options}
+    model.compile(**given)
+    return model
+
+
+def assert_same_history(history: Any, expected: Any) -> None:
+    """Checks that two histories have the same names and epochs and, to 1e-6, the same values."""
+    assert history.epoch == expected.epoch
+    assert history.history.keys() == expected.history.keys()
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(history.history[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def assert_same_weights(model: Any, expected: Any) -> None:
+    """Checks that two models have the same weights, bit by bit."""
+    for weight, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
+
+
 def deep_classifier(**options: Any) -> Any:
     """Returns a model with dropout, batch normalization, a metric and an optimizer with slots."""
     hidden = [layers.Dense(16, activation="relu"), layers.Dropout(0.3), layers.BatchNormalization()]

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import replicas
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.errors import UsageError
 
 PAGE = Path(__file__).with_name("loops_by_hand.md").read_text(encoding="utf-8")
-LOOP, METRICS, FUNCTION, LAYER, MODEL, WITH_LOSSES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+METRICS, FUNCTION = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.rand(40, 784).astype("float32"), RANDOM.randint(0, 10, 40)
 
@@ -35,7 +36,7 @@ def around() -> dict[str, Any]:
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.5), keras.layers.Dense(10)]
     return {
-        "keras": keras, "layers": keras.layers, "tf": tf, "time": time, "start_time": time.time(),
+        "keras": keras, "tf": tf, "time": time, "start_time": time.time(),
         "model": keras.Sequential([keras.Input((784,)), *layers]), "train_dataset": batches(), "val_dataset": batches(),
         "optimizer": keras.optimizers.SGD(learning_rate=1e-3),
         "loss_fn": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -53,7 +54,7 @@ def run(*blocks: str, **given: Any) -> dict[str, Any]:
 
 
 def undecorated(names: dict[str, Any]) -> Any:
-    """Returns the body of the document's first loop as a function, with a condition on a tensor."""
+    """Returns the body of the document's loop as a function, with a condition on a tensor."""
     model, loss_fn, optimizer = names["model"], names["loss_fn"], names["optimizer"]
 
     def train_step(x_train: Any, y_train: Any) -> Any:
@@ -79,19 +80,6 @@ def assert_same_weights(names: dict[str, Any], expected: dict[str, Any]) -> None
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
-def test_a_plain_function_trains_as_the_first_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    expected, names = run(LOOP), {**around(), "optimizer": keras.optimizers.SGD(0.5)}
-    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 1e-3)  # the rate of the document's optimizer
-    history = tk_keras.train_loop(
-        undecorated(names), batches(), **parts(names), callbacks=[schedule], model_dir=str(tmp_path)
-    )
-    assert_same_weights(names, expected)
-    assert history.epoch == [0, 1]
-    assert history.model is names["model"]
-    assert list(history.history) == ["loss", "learning_rate"]
-    assert "train_step updates the metric 'acc', which is not in metrics; it is not reported" in caplog.text
-
-
 def test_metrics_are_those_that_the_loop_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected, names = run(METRICS), around()
     printed = re.findall(r"acc.*: (\d\.\d{4})", capsys.readouterr().out)
@@ -100,17 +88,25 @@ def test_metrics_are_those_that_the_loop_prints(tmp_path: Path, capsys: pytest.C
     def test_step(x_val: Any, y_val: Any) -> None:
         names["val_acc_metric"].update_state(y_val, names["model"](x_val, training=False))
 
+    ends: list[Any] = []
+    noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append((batch, logs["acc"])))
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 1e-3)  # the rate of the document's optimizer
+    names["optimizer"].learning_rate = 0.5
     history = tk_keras.train_loop(
-        undecorated(names), batches(), **parts(names), metrics=[names["train_acc_metric"]],
+        undecorated(names), batches(), **parts(names),
+        metrics=[names["train_acc_metric"]], callbacks=[noting, schedule],
         test_step=test_step, val_dataset=batches(), val_metrics=[names["val_acc_metric"]], model_dir=str(tmp_path),
     )  # fmt: skip
+    assert history.model is names["model"]
+    assert [batch for batch, _ in ends] == [0, 1, 2, 0, 1, 2]
+    assert [accuracy for _, accuracy in ends[2::3]] == history.history["acc"]
     assert_same_weights(names, expected)
     rows = zip(history.history["acc"], history.history["val_acc"], strict=True)
     assert [f"{value:.4f}" for row in rows for value in row] == printed
     assert not (tmp_path / "best_ckpt").exists()  # test_step returns no loss
 
 
-def test_a_tf_function_reads_the_orders_of_the_loop(tmp_path: Path) -> None:
+def test_a_tf_function_reads_the_orders_of_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected, names = run(FUNCTION), run(FUNCTION)
     losses = []
     data = batches(random=True)
@@ -128,34 +124,8 @@ def test_a_tf_function_reads_the_orders_of_the_loop(tmp_path: Path) -> None:
     assert_same_weights(names, expected)
     np.testing.assert_allclose(history.history["loss"], losses, rtol=1e-6)
     assert list(history.history) == ["loss", "val_loss"]
+    assert "train_step updates the metric 'acc', which is not in metrics; it is not reported" in caplog.text
     assert (tmp_path / "best_ckpt").exists()
-
-
-def test_losses_of_layers_count_and_keras_stops_early(tmp_path: Path) -> None:
-    expected, names = run(LAYER, MODEL, WITH_LOSSES), run(LAYER, MODEL, WITH_LOSSES)
-    losses = [[float(expected["train_step"](x, y)) for x, y in batches()] for _ in range(2)]
-    stopping = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9)
-    history = tk_keras.train_loop(
-        names["train_step"], batches(), **{**parts(names), "epochs": 4}, metrics=[names["train_acc_metric"]],
-        callbacks=[stopping], model_dir=str(tmp_path),
-    )  # fmt: skip
-    assert_same_weights(names, expected)
-    np.testing.assert_allclose(history.history["loss"], np.average(losses, 1, [16, 16, 8]), rtol=1e-6)
-
-
-def test_a_resumed_loop_keeps_what_its_functions_hold(tmp_path: Path) -> None:
-    def losses(epochs: int) -> list[float]:
-        names, count = around(), tf.Variable(0.0, trainable=False)
-
-        def train_step(x: Any, y: Any) -> Any:
-            return count.assign_add(1.0)
-
-        given = {**parts(names), "epochs": epochs, "model_dir": str(tmp_path)}
-        found: list[float] = tk_keras.train_loop(train_step, batches(), **given).history["loss"]
-        return found
-
-    losses(epochs=1)
-    np.testing.assert_allclose(losses(epochs=2), np.average([[1, 2, 3], [4, 5, 6]], 1, [16, 16, 8]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("first_start_has_callbacks", [True, False])
@@ -239,27 +209,23 @@ def returning(value: Any) -> Any:
         ({"train_step": lambda x, y: (x, 1.0)}, r"a tuple that does not begin with the loss"),
         ({"train_step": lambda x, y, z: 1.0}, r"train_step\(x, y, z\) cannot be called .* 2 parts"),
         ({"step_per_epoch": 3}, r"train_loop has no argument 'step_per_epoch'; did you mean steps_per_epoch"),
+        ({"model": tf.Module()}, r"model is a Module; train_loop takes a Keras model.*trainer_kit\.Task"),
         ({"test_step": returning(None)}, r"val_dataset is missing.*both or none"),
         ({"test_step": returning(None), "val_dataset": batches}, r"evaluation has no result.*val_metrics"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_reported(mistake: dict[str, Any], message: str, tmp_path: Path) -> None:
     names = around()
-    given = {"train_step": undecorated(names), "train_ds": batches, **parts(names), **mistake}
-    given = {name: batches() if value is batches else value for name, value in given.items()}
+    given = {"train_step": undecorated(names), "train_ds": batches(), **parts(names), **mistake}
+    if "val_dataset" in given:
+        given["val_dataset"] = batches()
     with pytest.raises(UsageError, match=message):
         tk_keras.train_loop(**given, model_dir=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_module_is_refused(tmp_path: Path) -> None:
-    given = {**parts(around()), "model": tf.Module()}
-    with pytest.raises(UsageError, match=r"model is a Module; train_loop takes a Keras model.*trainer_kit\.Task"):
-        tk_keras.train_loop(returning(1.0), batches(), **given, model_dir=str(tmp_path))
-
-
 def test_a_model_on_several_replicas_is_refused(tmp_path: Path) -> None:
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
+    with replicas(2).scope():
         names = around()
     with pytest.raises(UsageError, match=r"2 replicas.*call fit"):
         tk_keras.train_loop(undecorated(names), batches(), **parts(names), model_dir=str(tmp_path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
+from tests.builders import read_json
+from tests.builders import replicas as replicas_of
+from tests.engine.compat.keras.keras_programs import (
+    CROSSENTROPY,
+    X,
+    Y,
+    assert_same_history,
+    assert_same_weights,
+    linear,
+)
 from trainer_kit.compat import keras as tk_keras
 
 
@@ -61,31 +69,12 @@ class ReturnsOwnLoss(keras.Model):
         return {"loss": tf.reduce_mean(tf.square(self(data[0]) - data[1]))}
 
 
-def one_per_class() -> Any:
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, activation="softmax")])
-    model.compile(
-        "sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score(average=None, name="f1")], jit_compile=False
-    )
-    return model
-
-
-def assert_same(history: Any, expected: Any) -> None:
-    assert history.history.keys() == expected.history.keys()
-    for name, values in expected.history.items():
-        if name == "time":
-            assert history.history[name] == values
-        else:
-            np.testing.assert_allclose(history.history[name], values, rtol=1e-5, err_msg=name)
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_loss_in_place_of_a_metric_is_reported(replicas: int, tmp_path: Path) -> None:
     losses: list[list[float]] = [[], []]
     targets = X.sum(axis=1, keepdims=True)
     for door, seen in zip((keras.Model.fit, tk_keras.fit), losses, strict=True):
-        devices = ["CPU:0", "CPU:1"][:replicas]
-        with tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice()).scope():
+        with replicas_of(replicas).scope():
             model = ReturnsOwnLoss()
             model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
         note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs, to=seen: to.append(logs["loss"]))
@@ -97,46 +86,31 @@ def test_a_loss_in_place_of_a_metric_is_reported(replicas: int, tmp_path: Path) 
     np.testing.assert_allclose(history["loss"], losses[0][1::2], rtol=1e-5)  # Keras shows 0 at the end of an epoch
     last_batch = np.mean(np.square(model.predict(X[50:], verbose=0) - targets[50:]))
     np.testing.assert_allclose(history["val_loss"][-1], last_batch, rtol=1e-5)
-    best = json.loads((tmp_path / "best_ckpt" / "info.json").read_text())
+    best = read_json(tmp_path / "best_ckpt" / "info.json")
     assert best["value"] == pytest.approx(min(history["val_loss"]))
 
 
-Fits = tuple[Any, list[Any], list[Any]]
-
-
-@pytest.fixture(scope="module")
-def fits(tmp_path_factory: pytest.TempPathFactory) -> Fits:
-    """The History of Keras's fit of two epochs; models and Histories of ours: of one epoch, of two and of two again."""
-    given = {"x": X, "y": keras.utils.to_categorical(Y), "validation_data": (X, keras.utils.to_categorical(Y))}
-    options, folder = {**given, "verbose": 0, "callbacks": [Adds()]}, str(tmp_path_factory.mktemp("run"))
-    expected, models, found = one_per_class().fit(**options, epochs=2), [], []
-    for epochs in (1, 2, 2):
-        models.append(one_per_class())
-        found.append(tk_keras.fit(models[-1], **options, epochs=epochs, model_dir=folder))
-    return expected, models, found
-
-
-def test_vectors_and_added_logs_are_in_the_history(fits: Fits) -> None:
-    expected, _, (_, resumed, finished) = fits
+def test_epochs_is_a_total_and_a_finished_fit_returns_all(tmp_path: Path) -> None:
+    models, histories = [], []
+    targets = keras.utils.to_categorical(Y)
+    for epochs in (2, 1, 2, 2):
+        loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+        model = linear(loss=loss, metrics=[keras.metrics.F1Score(average=None, name="f1")])
+        options = {"validation_data": (X, targets), "epochs": epochs, "verbose": 0, "callbacks": [Adds()]}
+        if models:
+            histories.append(tk_keras.fit(model, X, targets, **options, model_dir=str(tmp_path)))
+        else:
+            histories.append(model.fit(X, targets, **options))
+        models.append(model)
+    expected, first, longer, finished = histories
     assert np.shape(expected.history["f1"]) == (2, 3)
-    assert_same(resumed, expected)
-    assert_same(finished, expected)
-
-
-def test_epochs_is_a_total(fits: Fits) -> None:
-    expected, models, (first, longer, _) = fits
-    assert (first.epoch, longer.epoch) == ([0], [0, 1])
-    for one, other in zip(models[1].get_weights(), expected.model.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
-
-
-def test_a_finished_fit_returns_history_and_trained_weights(fits: Fits) -> None:
-    _, models, (_, before, again) = fits
-    np.testing.assert_equal(again.history, before.history)
-    assert again.epoch == before.epoch
-    assert again.model is models[2]
-    for one, other in zip(models[2].get_weights(), models[1].get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert expected.history.pop("time") == longer.history.pop("time") == finished.history.pop("time")
+    assert first.epoch == [0]
+    assert_same_history(longer, expected)
+    np.testing.assert_equal(finished.history, longer.history)
+    assert finished.model is models[3]
+    assert_same_weights(models[3], models[2])
+    np.testing.assert_allclose(models[2].get_weights()[0], models[0].get_weights()[0], rtol=1e-6, atol=1e-6)
 
 
 def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +123,7 @@ def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFi
         with caplog.at_level(logging.INFO):
             histories.append(door(model, **options, **({} if len(histories) == 0 else {"model_dir": str(tmp_path)})))
     expected, history = histories
-    assert_same(history, expected)
+    assert_same_history(history, expected)
     assert list(history.history) == ["learning_rate", "loss", "val_size"]
     assert "no best weights are kept" in caplog.text
     assert not (tmp_path / "best_ckpt").exists()

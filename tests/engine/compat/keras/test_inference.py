@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
+from tests.builders import json_lines
 from tests.engine.compat.keras import keras_programs
 from tests.engine.compat.keras.keras_programs import WEIGHTS, X, Y, pairs
 from trainer_kit.compat import keras as tk_keras
@@ -29,20 +29,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, keras.Model]:
     return folder, model
 
 
-def test_evaluate_gives_what_keras_gives(run: tuple[Path, keras.Model]) -> None:
+@pytest.mark.parametrize("data", ["arrays", "dataset"])
+def test_evaluate_gives_what_keras_gives(data: str, run: tuple[Path, keras.Model]) -> None:
     folder, trained = run
-    options = {"batch_size": 32, "sample_weight": WEIGHTS, "verbose": 0}
-    expected = trained.evaluate(X, Y, **options)
-    found = tk_keras.evaluate(classifier(), X, Y, **options, model_dir=str(folder), which="latest")
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_evaluate_takes_a_dataset_and_returns_a_dict(run: tuple[Path, keras.Model]) -> None:
-    folder, trained = run
-    expected = trained.evaluate(pairs().batch(30), return_dict=True, verbose=0)
-    options = {"return_dict": True, "verbose": 0, "which": "latest"}
-    found = tk_keras.evaluate(classifier(), pairs().batch(30), **options, model_dir=str(folder))
-    assert found == pytest.approx(expected, rel=1e-6)
+    inputs = {"x": X, "y": Y, "sample_weight": WEIGHTS} if data == "arrays" else {"x": pairs().batch(30)}
+    options = {**inputs, "return_dict": data == "dataset", "verbose": 0}
+    result = tk_keras.evaluate(classifier(), **options, model_dir=str(folder), which="latest")
+    assert result == pytest.approx(trained.evaluate(**options), rel=1e-6)
 
 
 def test_evaluations_of_other_data_are_recorded(
@@ -52,7 +45,7 @@ def test_evaluations_of_other_data_are_recorded(
     for number in (50, 60, 50):
         found = tk_keras.evaluate(classifier(), X[:number], Y[:number], verbose=0, model_dir=folder, which=12)
         losses.append(found[0])
-    records = [json.loads(line) for line in (run[0] / "evals" / "eval.jsonl").read_text().splitlines()]
+    records = json_lines(run[0] / "evals" / "eval.jsonl")
     recorded = [one["metrics"]["validation_loss"] for one in records]
     assert [recorded.count(one) for one in losses[:2]] == [1, 1]
     assert "gave other metrics" not in caplog.text
@@ -76,8 +69,5 @@ def test_load_takes_a_step(run: tuple[Path, keras.Model]) -> None:
     folder, trained = run
     early = tk_keras.load(classifier(), str(folder), which=4)
     assert not np.allclose(early.get_weights()[0], trained.get_weights()[0])
-
-
-def test_load_names_the_steps_that_there_are(run: tuple[Path, keras.Model]) -> None:
     with pytest.raises(UsageError, match=r"there are the steps 4, 8, 12"):
-        tk_keras.load(classifier(), str(run[0]), which="5")
+        tk_keras.load(classifier(), str(folder), which="5")

@@ -11,13 +11,13 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 import tf_keras
 
-from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
+from tests.builders import replicas
+from tests.engine.compat.keras.keras_programs import X, Y, assert_same_weights, linear
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.callback_state import is_stock
-from trainer_kit.compat.keras.keras_callbacks import TEST_BATCHES, TRAIN_BATCHES, acts_on_batches
+from trainer_kit.compat.keras.keras_callbacks import TRAIN_BATCHES, acts_on_batches
 from trainer_kit.errors import PreemptedError
 
 Calls = list[tuple[Any, ...]]
@@ -59,23 +59,10 @@ class WarmUp(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 1e-3 * (batch + 1)
 
 
-def seeded(**options: Any) -> Any:
-    """A model of one layer: what is traced takes most of the time of a fit."""
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, name="dense")], name="linear")
-    model.compile("sgd", CROSSENTROPY, metrics=["accuracy"], jit_compile=False, **options)
-    return model
-
-
-def fit(model: Any, folder: Path, callbacks: list[Any], **options: Any) -> Any:
-    """Trains on four batches in each epoch."""
-    options = {"epochs": 2, "validation_data": (X[:70], Y[:70]), "verbose": 0, **options}
-    return tk_keras.fit(model, X, Y, callbacks=callbacks, model_dir=str(folder), **options)
-
-
-def of_keras(model: Any, callbacks: list[Any], **options: Any) -> Any:
-    options = {"epochs": 2, "validation_data": (X[:70], Y[:70]), "verbose": 0, **options}
-    return model.fit(X, Y, callbacks=callbacks, **options)
+def fit(model: Any, folder: Path | None, callbacks: list[Any], **options: Any) -> Any:
+    """Trains on four batches in each epoch: with Keras if there is no folder."""
+    options = {"epochs": 2, "validation_data": (X[:70], Y[:70]), "verbose": 0, "callbacks": callbacks, **options}
+    return tk_keras.fit(model, X, Y, model_dir=str(folder), **options) if folder else model.fit(X, Y, **options)
 
 
 def assert_same_calls(found: Calls, expected: Calls) -> None:
@@ -89,10 +76,10 @@ def assert_same_calls(found: Calls, expected: Calls) -> None:
 
 def test_two_replicas_evaluate_batches_with_the_logs_of_one(tmp_path: Path) -> None:
     one, two = Batches(), Batches()
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
-        model = seeded()
+    with replicas(2).scope():
+        model = linear()
     fit(model, tmp_path, [two], epochs=1)
-    with_one = seeded()
+    with_one = linear()
     with_one.set_weights(model.get_weights())
     with_one.evaluate(X[:70], Y[:70], verbose=0, callbacks=[one])
     found = [call for call in two.calls if "test" in call[0]]
@@ -106,13 +93,13 @@ def test_batches_and_a_stop_between_them_are_those_of_keras(tmp_path: Path) -> N
             self.model.stop_training = self.model.optimizer.iterations == 7  # after three of the four batches
 
     theirs, ours, again = Batches(), Batches(), Batches()  # calls are state: those of an earlier start come back
-    expected = of_keras(one := seeded(steps_per_execution=3), [theirs, WarmUp(), Stop()], epochs=4)
-    history = fit(other := seeded(steps_per_execution=3), tmp_path, [ours, WarmUp(), Stop()], epochs=4)
+    expected = fit(one := linear(steps_per_execution=3), None, [theirs, WarmUp(), Stop()], epochs=4)
+    history = fit(other := linear(steps_per_execution=3), tmp_path, [ours, WarmUp(), Stop()], epochs=4)
     assert_same_calls(ours.calls, theirs.calls)
     assert history.epoch == expected.epoch == [0, 1]
     np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], rtol=1e-6)
     np.testing.assert_allclose(other.get_weights()[0], one.get_weights()[0], rtol=1e-6, atol=1e-6)
-    finished = seeded(steps_per_execution=3)
+    finished = linear(steps_per_execution=3)
     assert fit(finished, tmp_path, [again], epochs=4).history == history.history
     assert len(again.calls) == len(ours.calls)
     np.testing.assert_array_equal(finished.get_weights()[0], other.get_weights()[0])
@@ -132,7 +119,7 @@ def test_stops_and_errors_between_batches_lose_no_step(tmp_path: Path) -> None:
                 raise StopIteration("a mistake of the callback")
 
     def trained(folder: str, *callbacks: Any) -> tuple[Any, Any]:
-        model = seeded()
+        model = linear()
         return fit(model, tmp_path / folder, list(callbacks), validation_data=None), model
 
     whole, ours, interrupting = Batches(), Batches(), Interrupting()
@@ -147,8 +134,7 @@ def test_stops_and_errors_between_batches_lose_no_step(tmp_path: Path) -> None:
     resumed, other = trained("run", ours, interrupting)
     assert resumed.history == history.history
     assert ours.calls == whole.calls
-    for found, expected in zip(other.get_weights(), one.get_weights(), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    assert_same_weights(other, one)
 
 
 def test_terminate_on_nan_ends_an_eager_run_at_the_batch(tmp_path: Path) -> None:
@@ -156,8 +142,8 @@ def test_terminate_on_nan_ends_an_eager_run_at_the_batch(tmp_path: Path) -> None
     weight[40] = np.nan  # in the second batch
     options = {"epochs": 3, "shuffle": False, "sample_weight": weight}
     theirs, ours = Batches(), Batches()
-    of_keras(seeded(run_eagerly=True), [keras.callbacks.TerminateOnNaN(), theirs], **options)
-    history = fit(seeded(run_eagerly=True), tmp_path, [keras.callbacks.TerminateOnNaN(), ours], **options)
+    fit(linear(run_eagerly=True), None, [keras.callbacks.TerminateOnNaN(), theirs], **options)
+    history = fit(linear(run_eagerly=True), tmp_path, [keras.callbacks.TerminateOnNaN(), ours], **options)
     assert history.epoch == [0]
     assert_same_calls(ours.calls, theirs.calls)
 
@@ -182,70 +168,47 @@ def test_callbacks_of_tf_keras_have_its_numbers(tmp_path: Path) -> None:
         return model
 
     theirs, ours = Noting(), Noting()
-    of_keras(model(), [theirs], shuffle=False)
+    fit(model(), None, [theirs], shuffle=False)
     fit(model(), tmp_path, [ours], shuffle=False)
     assert [call[:2] for call in ours.calls] == [call[:2] for call in theirs.calls]
     for (_, _, logs), (_, _, expected) in zip(ours.calls, theirs.calls, strict=True):
         assert logs == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_loop_by_hand_calls_methods_of_batches(tmp_path: Path) -> None:
-    model, noted = seeded(), Batches()
-    optimizer, loss_fn = keras.optimizers.SGD(0.1), CROSSENTROPY
-    accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
-
-    def train_step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            logits = model(x, training=True)
-            loss = loss_fn(y, logits)
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights, strict=True)
-        )
-        accuracy.update_state(y, logits)
-        return loss
-
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(50)
-    history = tk_keras.train_loop(
-        train_step, data, epochs=2, model=model, optimizer=optimizer, metrics=[accuracy], callbacks=[noted],
-        verbose=0, model_dir=str(tmp_path),
-    )  # fmt: skip
-    ends = [call for call in noted.calls if call[0] == "train_batch_end"]
-    assert [call[1] for call in ends] == [0, 1, 0, 1]
-    assert [call[2] for call in ends[1::2]] == [
-        {name: values[epoch] for name, values in history.history.items()} for epoch in range(2)
-    ]
-
-
 # ---- which callbacks act on batches
 
-of = keras.callbacks
 
-
-class Own(of.ModelCheckpoint):
+class Own(keras.callbacks.ModelCheckpoint):
     """Saves each epoch, and has a method of batches of its own."""
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Does something."""
 
 
+def progress_bar(verbose: Any) -> Any:
+    bar = keras.callbacks.ProgbarLogger()
+    bar.set_params({"verbose": verbose, "epochs": 1, "steps": 1})
+    return bar
+
+
 @pytest.mark.parametrize(
     ("callback", "acts"),
     [
-        (of.Callback(), False),
-        (of.EarlyStopping(), False),
-        (of.TerminateOnNaN(), True),
-        (of.LambdaCallback(on_epoch_end=print), False),
-        (of.LambdaCallback(on_train_batch_begin=print), True),
-        (of.ModelCheckpoint("a.keras"), False),
-        (of.ModelCheckpoint("a.keras", save_freq=3), True),
+        (keras.callbacks.EarlyStopping(), False),
+        (keras.callbacks.TerminateOnNaN(), True),
+        (keras.callbacks.LambdaCallback(on_epoch_end=print), False),
+        (keras.callbacks.LambdaCallback(on_test_batch_end=print), False),
+        (keras.callbacks.LambdaCallback(on_train_batch_begin=print), True),
+        (keras.callbacks.ModelCheckpoint("a.keras"), False),
+        (keras.callbacks.ModelCheckpoint("a.keras", save_freq=3), True),
         (Own("a.keras"), True),
-        (of.TensorBoard(), False),
-        (of.TensorBoard(update_freq=5), True),
-        (of.TensorBoard(profile_batch=(2, 3)), True),
-        (tf_keras.callbacks.EarlyStopping(), False),
+        (keras.callbacks.TensorBoard(), False),
+        (keras.callbacks.TensorBoard(update_freq=5), True),
+        (keras.callbacks.TensorBoard(profile_batch=(2, 3)), True),
+        (progress_bar("auto"), True),
+        (progress_bar(2), False),
         (tf_keras.callbacks.LambdaCallback(on_batch_end=print), True),
         (tf_keras.callbacks.TensorBoard(), False),
-        (tf_keras.callbacks.ModelCheckpoint("a", save_freq=3), True),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -253,22 +216,9 @@ def test_a_callback_acts_on_batches_by_its_methods(callback: Any, acts: bool) ->
     assert acts_on_batches(callback, TRAIN_BATCHES) is acts
 
 
-def test_methods_of_evaluation_batches_are_apart() -> None:
-    callback = of.LambdaCallback(on_test_batch_end=print)
-    assert acts_on_batches(callback, TEST_BATCHES)
-    assert not acts_on_batches(callback, TRAIN_BATCHES)
-
-
-@pytest.mark.parametrize(("verbose", "acts"), [(0, False), (1, True), (2, False), ("auto", True)])
-def test_a_progress_bar_is_drawn_for_batches(verbose: Any, acts: bool) -> None:
-    bar = of.ProgbarLogger()
-    bar.set_params({"verbose": verbose, "epochs": 1, "steps": 1})
-    assert acts_on_batches(bar, TRAIN_BATCHES) is acts
-
-
 def test_a_class_of_the_caller_is_not_the_stock_one_of_its_name() -> None:
-    class History(of.Callback):
+    class History(keras.callbacks.Callback):
         """Has the name of another class."""
 
-    assert is_stock(of.History(), "History")
+    assert is_stock(keras.callbacks.History(), "History")
     assert not is_stock(History(), "History")

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 
-from tests.engine.compat.keras.keras_programs import CROSSENTROPY, X, Y
+from tests.engine.compat.keras.keras_programs import X, Y, assert_same_weights, linear
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import Callback
 from trainer_kit.compat import keras as tk_keras
@@ -49,14 +48,6 @@ def fit(model: Any, folder: Path, callbacks: list[Any], **options: Any) -> Any:
     return tk_keras.fit(model, X, Y, callbacks=callbacks, model_dir=str(folder), **options)
 
 
-def seeded() -> Any:
-    """A model of one layer: what is traced takes most of the time of a fit."""
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
-    model.compile("sgd", CROSSENTROPY, metrics=["accuracy"], jit_compile=False)
-    return model
-
-
 def test_a_run_of_a_native_task_calls_callbacks_of_keras(tmp_path: Path) -> None:
     lengths = {"steps_per_epoch": 2, "steps_per_loop": 2, "checkpoint_interval": 2, "summary_interval": 2}
     config = linear_experiment(train_steps=4, **lengths)
@@ -74,7 +65,7 @@ def test_a_resumed_run_goes_on_with_rate_patience_and_bar(tmp_path: Path, capsys
     def run(folder: str, *others: Any, patience: int = 4) -> Any:
         waiting = keras.callbacks.EarlyStopping("val_loss", 10.0, patience)
         callbacks = [keras.callbacks.LearningRateScheduler(halve), waiting, keras.callbacks.ProgbarLogger(), *others]
-        return fit(seeded(), tmp_path / folder, callbacks, epochs=9, checkpoint_interval=2, verbose=1)
+        return fit(linear(), tmp_path / folder, callbacks, epochs=9, checkpoint_interval=2, verbose=1)
 
     whole = run("a")
     for stopped_at in (6, 12):  # inside of the second epoch, and at the end of the third
@@ -110,12 +101,11 @@ def test_what_methods_of_an_evaluation_change_survives_a_kill(tmp_path: Path) ->
         def on_test_end(self, logs: Any = None) -> None:
             self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * 0.8)
 
-    whole, resumed = seeded(), seeded()
+    whole, resumed = linear(), linear()
     fit(whole, tmp_path / "a", [Lowers(), Copies(tmp_path / "b")])
     fit(resumed, tmp_path / "b", [Lowers()])
     assert float(resumed.optimizer.learning_rate) == float(whole.optimizer.learning_rate)
-    for one, other in zip(resumed.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same_weights(resumed, whole)
 
 
 class Lowers(keras.callbacks.Callback):
@@ -146,7 +136,7 @@ class Lowers(keras.callbacks.Callback):
 def test_a_finished_fit_restores_callbacks_and_calls_no_event(stops: bool, tmp_path: Path) -> None:
     events: list[str] = []
     first, again = Lowers(events.append, stops), Lowers(events.append, stops)
-    model, restored = seeded(), seeded()
+    model, restored = linear(), linear()
     fit(model, tmp_path, [first])
     assert events.pop() == "on_train_end"
     events.clear()
@@ -161,21 +151,20 @@ def test_a_finished_fit_restores_callbacks_and_calls_no_event(stops: bool, tmp_p
 def test_on_train_begin_changes_nothing_in_a_resumed_run(tmp_path: Path) -> None:
     events: list[str] = []
     whole, resumed = (Lowers(events.append, stops=False) for _ in range(2))
-    models = seeded(), seeded()
+    models = linear(), linear()
     fit(models[0], tmp_path / "a", [whole], checkpoint_interval=2)
     callbacks = [Lowers(events.append, stops=False), StopAt(10)]  # inside of the third epoch
     with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit(seeded(), tmp_path / "b", callbacks, checkpoint_interval=2)
+        fit(linear(), tmp_path / "b", callbacks, checkpoint_interval=2)
     fit(models[1], tmp_path / "b", [resumed], checkpoint_interval=2)
     assert events.count("on_train_begin") == 3
     assert (resumed.before, resumed.seen) == (whole.before, whole.seen)
-    for one, other in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same_weights(models[1], models[0])
 
 
 @pytest.mark.parametrize("event", ["on_train_begin", "on_epoch_begin", "on_epoch_end"])
 def test_a_callback_that_compiles_the_model_ends_the_run(event: str, tmp_path: Path) -> None:
-    model = seeded()
+    model = linear()
     callback = keras.callbacks.LambdaCallback(**{event: lambda *_: model.compile(model.optimizer, model.loss)})
     with pytest.raises(UsageError, match=r"called model\.compile, which has no effect.*another model_dir"):
         fit(model, tmp_path, [callback], validation_data=None)
@@ -184,20 +173,20 @@ def test_a_callback_that_compiles_the_model_ends_the_run(event: str, tmp_path: P
 def test_a_layer_that_is_frozen_late_is_trained_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = seeded()
+    model = linear()
 
     def freeze(epoch: int, logs: Any) -> None:
         model.layers[0].trainable = epoch != 1
 
     fit(model, tmp_path / "a", [keras.callbacks.LambdaCallback(on_epoch_begin=freeze)], epochs=2, validation_data=None)
-    never_frozen = seeded()
+    never_frozen = linear()
     fit(never_frozen, tmp_path / "b", [], epochs=2, validation_data=None)
     assert caplog.text.count("layer.trainable was changed") == 1
-    np.testing.assert_array_equal(model.layers[0].kernel, never_frozen.layers[0].kernel)
+    assert_same_weights(model, never_frozen)
 
 
 def test_a_plain_fit_saves_once_and_predict_has_callbacks(tmp_path: Path) -> None:
-    saves, noted, model = Saves(), [], seeded()
+    saves, noted, model = Saves(), [], linear()
     fit(model, tmp_path, [saves], epochs=1, validation_data=None)
     assert saves.steps == [4]
     callback = keras.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: noted.append(batch))

@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 import tf_keras
 
+from tests.builders import replicas
 from tests.engine.compat.keras.keras_programs import (
     CROSSENTROPY,
     WEIGHTS,
@@ -22,11 +22,14 @@ from tests.engine.compat.keras.keras_programs import (
     X,
     Y,
     added_loss,
+    assert_same_history,
+    assert_same_weights,
     classifier,
     custom_step,
     deep_classifier,
     gan,
     generated,
+    linear,
     of_tf_keras,
     pairs,
     two_outputs,
@@ -36,28 +39,11 @@ from tests.engine.compat.keras.keras_programs import (
 from trainer_kit.compat import keras as tk_keras
 
 
-def weighted_data() -> dict[str, Any]:
-    """Returns arrays with weights of examples, with validation in some of three epochs."""
-    return {
-        "x": X,
-        "y": Y,
-        "sample_weight": WEIGHTS,
-        "batch_size": 7,
-        "epochs": 3,
-        "validation_data": (X, Y, 1 - WEIGHTS),
-        "validation_freq": [1, 3],
-    }
-
-
-def data_without_end() -> dict[str, Any]:
-    """Returns datasets without end, and weights of classes."""
-    return {
-        "x": pairs().batch(20).repeat(),
-        "steps_per_epoch": 3,
-        "class_weight": {0: 1.0, 1: 2.5, 2: 0.5},
-        "validation_data": pairs().batch(20).repeat(),
-        "validation_steps": 2,
-    }
+def assert_same(model: Any, history: Any, theirs: Any, expected: Any) -> None:
+    """Checks that two fits have the same histories and weights."""
+    assert_same_history(history, expected)
+    for weight, other in zip(model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
 # What is most of a program's time is traced: those whose subject is the data have a model of one layer.
@@ -66,13 +52,22 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
         lambda: deep_classifier(jit_compile="auto"),  # as Keras compiles by default
         lambda: {"x": X, "y": Y, "validation_split": 0.2},
     ),
-    "steps of its own": (custom_step, lambda: {"x": X, "y": Y, "validation_data": (X, Y)}),
     "two inputs and outputs": (two_outputs, lambda: {"x": [X, -X], "y": {"p": Y, "q": WEIGHTS}}),
-    "a dataset of unknown length": (
+    "steps of its own, a dataset of unknown length": (
         custom_step,
-        lambda: {"x": pairs().filter(lambda x, y: y >= 0).shuffle(100).batch(32)},
+        lambda: {"x": pairs().filter(lambda x, y: y >= 0).shuffle(100).batch(32), "validation_data": (X, Y)},
     ),
-    "a dataset without end, weights of classes": (classifier, data_without_end),
+    "two models and optimizers": (gan, lambda: {"x": X}),
+    "a dataset without end, weights of classes": (
+        classifier,
+        lambda: {
+            "x": pairs().batch(20).repeat(),
+            "steps_per_epoch": 3,
+            "class_weight": {0: 1.0, 1: 2.5, 2: 0.5},
+            "validation_data": pairs().batch(20).repeat(),
+            "validation_steps": 2,
+        },
+    ),
     "a PyDataset": (classifier, lambda: {"x": Batches(workers=2), "shuffle": False}),
     "a Sequence of tf_keras": (
         of_tf_keras,
@@ -88,7 +83,15 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
     ),
     "weights, validation in some epochs": (
         lambda: classifier(metrics=["accuracy"], weighted_metrics=["accuracy"]),
-        weighted_data,
+        lambda: {
+            "x": X,
+            "y": Y,
+            "sample_weight": WEIGHTS,
+            "batch_size": 7,
+            "epochs": 3,
+            "validation_data": (X, Y, 1 - WEIGHTS),
+            "validation_freq": [1, 3],
+        },
     ),
 }
 
@@ -98,16 +101,6 @@ def seeded(build: Callable[[], Any]) -> Any:
     keras.utils.set_random_seed(3)
     tf_keras.utils.set_random_seed(3)
     return build()
-
-
-def assert_same(model: Any, history: Any, theirs: Any, expected: Any) -> None:
-    """Checks that two fits have the same histories and weights."""
-    assert history.epoch == expected.epoch
-    assert history.history.keys() == expected.history.keys()
-    for name, values in expected.history.items():
-        np.testing.assert_allclose(history.history[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
-    for one, other in zip(model.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -154,19 +147,14 @@ def test_a_resumed_fit_reads_a_py_dataset_as_keras(tmp_path: Path) -> None:
     assert_same(resumed, history, theirs, expected)
 
 
-def two_cpus() -> tf.distribute.Strategy:
-    """Returns a strategy of two replicas."""
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-
-
 def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
     def normalized() -> Any:
         return classifier(keras.layers.Dropout(0.3), keras.layers.BatchNormalization(), metrics=["accuracy"])
 
-    with two_cpus().scope():
+    with replicas(2).scope():
         theirs = seeded(normalized)
     expected = theirs.fit(pairs().shuffle(100).batch(32), epochs=2, verbose=0)
-    with two_cpus().scope():
+    with replicas(2).scope():
         ours = seeded(normalized)
     history = tk_keras.fit(
         ours, pairs().shuffle(100).batch(32), epochs=2, validation_data=(X, Y), verbose=0, model_dir=str(tmp_path)
@@ -182,10 +170,10 @@ def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
 def test_two_replicas_give_the_numbers_of_tf_keras(tmp_path: Path) -> None:
     # Without validation data: tf_keras evaluates each replica with its own moving averages.
     data = {"x": pairs().batch(32), "epochs": 2, "verbose": 0}
-    with two_cpus().scope():
+    with replicas(2).scope():
         theirs = seeded(with_tensor_conditions)
     expected = theirs.fit(**data)
-    with two_cpus().scope():
+    with replicas(2).scope():
         ours = seeded(with_tensor_conditions)
     assert_same(ours, tk_keras.fit(ours, **data, model_dir=str(tmp_path)), theirs, expected)
 
@@ -199,13 +187,12 @@ def test_two_optimizers_of_tf_keras_go_on_to_the_same_bits(tmp_path: Path) -> No
     assert history.history == expected.history
     for name, optimizer in (("first", model.first_optimizer), ("second", model.second_optimizer)):
         assert int(optimizer.iterations) == 3 * 4, name
-    for found, weight in zip(model.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_array_equal(found, weight)
+    assert_same_weights(model, whole)
 
 
 def test_two_replicas_build_a_model_from_a_py_dataset(tmp_path: Path) -> None:
     def unbuilt() -> Any:
-        with two_cpus().scope():
+        with replicas(2).scope():
             keras.utils.set_random_seed(3)
             model = keras.Sequential([keras.layers.Dropout(0.3), keras.layers.Dense(3)])
             model.compile(keras.optimizers.Adam(use_ema=True), CROSSENTROPY, jit_compile=False)
@@ -218,36 +205,16 @@ def test_two_replicas_build_a_model_from_a_py_dataset(tmp_path: Path) -> None:
 
 
 def test_two_replicas_clip_like_one(tmp_path: Path) -> None:
-    def linear() -> Any:
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
-        model.compile(
-            keras.optimizers.SGD(0.1, global_clipnorm=0.05), "sparse_categorical_crossentropy", jit_compile=False
-        )
-        return model
-
-    one = seeded(linear)
+    one = linear(optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.05))
     expected = one.fit(X, Y, epochs=2, verbose=0)
-    with two_cpus().scope():
-        two = seeded(linear)
+    with replicas(2).scope():
+        two = linear(optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.05))
     history = tk_keras.fit(two, X, Y, epochs=2, verbose=0, model_dir=str(tmp_path))
     assert_same(two, history, one, expected)
 
 
-class Fails(keras.Model):
-    def train_step(self, data: Any) -> dict[str, Any]:
-        raise ValueError("a mistake of the step")
-
-
-def test_the_error_of_a_step_is_reported_on_two_replicas(tmp_path: Path) -> None:
-    with two_cpus().scope():
-        model = Fails()
-        model.compile("sgd")
-    with pytest.raises(ValueError, match="a mistake of the step"):
-        tk_keras.fit(model, X, Y, verbose=0, model_dir=str(tmp_path))
-
-
 def test_a_gan_trains_on_two_replicas_and_is_loaded(tmp_path: Path) -> None:
-    with two_cpus().scope():
+    with replicas(2).scope():
         model = seeded(gan)
     history = tk_keras.fit(model, X, epochs=1, verbose=0, model_dir=str(tmp_path))
     assert list(history.history) == ["d_loss", "g_loss"]

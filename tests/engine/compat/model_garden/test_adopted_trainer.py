@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,41 +146,9 @@ def test_a_name_that_our_checkpoints_have_is_refused() -> None:
         adopted(inner)
 
 
-@pytest.mark.usefixtures("eager")
-def test_going_back_beyond_the_best_keeps_the_one_before(tmp_path: Path) -> None:
-    config = _with_steps(6, ema={"average_decay": 0.9})
-    config.trainer.override(
-        {
-            "validation_interval": 1,
-            "checkpoint_interval": 2,
-            "recovery_max_trials": 1,
-            "recovery_begin_steps": 4,
-            "loss_upper_bound": 0.0,
-            "best_checkpoint_eval_metric": "validation_loss",
-            "best_checkpoint_metric_comp": "lower",
-        }
-    )
-    with pytest.raises(DivergedError):
-        _run(config, tmp_path)
-    saved = sorted(path.name for path in tmp_path.glob("ema_checkpoints/*.index"))
-    assert saved == [f"average_weights-{step}.index" for step in (1, 2, 3)]  # of the optimizer, after evaluations
-    records = [json.loads(line) for line in (tmp_path / "evals" / "validation.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records if "metrics" in record] == [1, 2, 3, 3]
-
-
 def test_what_cannot_be_driven_is_told() -> None:
     with pytest.raises(UsageError, match="SimpleNamespace has no config, model, optimizer, global_step, checkpoint; g"):
         adopted(SimpleNamespace(strategy=None))
-
-
-def test_batches_of_a_trainer_with_own_loops_are_not_split(tmp_path: Path) -> None:
-    config = convert(_with_steps(2)).replace(trainer={"accumulate_steps": 2})
-    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    with strategy.scope():
-        task = task_factory.get_task(small_config().task)
-        trainer = adopted(theirs.create_trainer(small_config(), task, train=True, evaluate=True, trainer_cls=Counting))
-    with pytest.raises(UsageError, match=r"accumulate_steps=2: Counting has training loops of its own, .* set it to 1"):
-        runner.run_experiment(strategy, task, "train", config, str(tmp_path), trainer=trainer)
 
 
 class OrbitTrainer(orbit.StandardTrainer):  # type: ignore[misc]

@@ -11,11 +11,9 @@ from typing import Any, Optional, Union
 import pytest
 from official.core import config_definitions
 from official.modeling.hyperparams import base_config, oneof
-from official.modeling.optimization import OptimizationConfig
 
 from trainer_kit.compat.model_garden.config_classes import mirror, original
 from trainer_kit.config.merge import apply
-from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
@@ -67,16 +65,6 @@ class Tree(base_config.Config):
     inside: Optional[Tree] = None  # noqa: UP045
 
 
-@dataclasses.dataclass(kw_only=True)
-class Needy(base_config.Config):
-    size: int
-
-
-@dataclasses.dataclass
-class Outer(base_config.Config):
-    needy: Needy | None = None
-
-
 def _overridden(theirs: Any, *layers: dict[str, Any]) -> Any:
     return apply(mirror(theirs), [Layer(values) for values in layers]).config
 
@@ -104,12 +92,9 @@ def test_what_is_not_touched_comes_back_as_it_was() -> None:
         ({"untold": "word"}, {"untold": "word"}),
         ({"words": ["a"]}, {"words": ["a"]}),
         ({"either": 4}, {"either": 4}),
-        ({"anything": [1, 2]}, {"anything": [1, 2]}),
         ({"anything": {"a": {"b": 1}}}, {"anything": {"a": {"b": 1}}}),
-        ({"there": {"size": 4}}, {"there": {"name": "", "size": 4}}),
         ({"there": None}, {"there": None}),
         ({"absent": {"size": 4}}, {"absent": {"name": "", "size": 4}}),
-        ({"heads": []}, {"heads": []}),
         ({"heads": [{"name": "c"}]}, {"heads": [{"name": "c", "size": 1}]}),
         ({"heads": [{}, {"size": 5}]}, {"heads": [{"name": "a", "size": 1}, {"name": "b", "size": 5}]}),
         ({"part": {"neck": {"depth": 7}}}, {"part": {"type": "neck", "neck": {"depth": 7, "heads": []}}}),
@@ -133,33 +118,20 @@ def test_an_override_reaches_the_original_object(given: dict[str, Any], found: d
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"count": 1.5}, "count: 1.5 is not a whole number"),
-        ({"count": "3"}, "write 3 without quotes"),
         ({"count": None}, "count: null is not a whole number"),
-        ({"rate": "1"}, "rate: '1' is not a number"),
-        ({"heads": [{"nome": "c"}]}, "heads.0.nome: there is no such key; did you mean .*name"),
         ({"heads": [{}, {"size": "2"}]}, "heads.1.size: '2' is not a whole number"),
-        ({"on": 1}, "on: 1 is not true or false"),
         ({"several": ["a"]}, "several: .* is not a list"),
-        ({"words": "a"}, "words: 'a' is not a list"),
         ({"either": 1.5}, "either: 1.5 is not a whole number or text"),
-        ({"there": 3}, "there: 3 is not a section"),
-        ({"cuont": 3}, "cuont: there is no such key; did you mean count"),
-        ({"there": {"sise": 3}}, "there.sise: there is no such key; did you mean there.size"),
         ({"absent": {"sise": 3}}, "absent.sise: there is no such key; did you mean absent.size"),
-        ({"part": {"type": "nek"}}, "part.type: 'nek' is not one of head, neck or null; did you mean neck"),
         ({"part": {"head": {"size": 4}}}, "part.head .*: has no effect while part.type is 'neck'"),
-        ({"data": {"input_pahts": "a"}}, "did you mean data.input_path"),
+        ({"data": {"input_path": {"trian": "y"}}}, "input_path.trian: .* did you mean data.input_path.train"),
     ],
     ids=str,
 )
 def test_what_their_classes_would_take_is_refused_with_its_path(given: dict[str, Any], problem: str) -> None:
+    theirs = Whole(data=config_definitions.DataConfig(input_path={"train": "x"}))
     with pytest.raises(ConfigError, match=problem):
-        _overridden(Whole(), given)
-
-
-def test_a_tuple_of_theirs_stays_a_tuple() -> None:
-    assert original(_overridden(Whole(), {"several": [4]})).several == (4,)  # their code may add tuples
+        _overridden(theirs, given)
 
 
 @dataclasses.dataclass
@@ -203,28 +175,6 @@ def test_only_what_changed_is_put_on_their_object() -> None:
     assert given == [{"name": "n"}]
 
 
-def test_true_is_another_value_than_one() -> None:
-    theirs = Whole()
-    theirs.override({"anything": 1})
-    assert original(_overridden(theirs, {"anything": True})).anything is True
-
-
-@pytest.mark.parametrize("given", ["q", ["q", "r"], {"a": "q"}, {"a": "q", "b": ["r"]}], ids=str)
-@pytest.mark.parametrize("before", ["", ["p"], {"a": "x", "b": ["y", "z"]}], ids=str)
-def test_an_input_path_may_be_text_a_list_or_a_mapping(before: Any, given: Any) -> None:
-    theirs = config_definitions.DataConfig(input_path=before)
-    back = original(_overridden(theirs, {"input_path": given}))
-    theirs.override({"input_path": given})
-    assert back.as_dict() == theirs.as_dict()
-    assert type(back.input_path) is type(theirs.input_path)
-
-
-def test_a_key_that_their_mapping_does_not_have_is_refused() -> None:
-    theirs = config_definitions.DataConfig(input_path={"train": "x"})
-    with pytest.raises(ConfigError, match=r"input_path.trian: .* did you mean input_path.train\?"):
-        _overridden(theirs, {"input_path": {"trian": "y"}})
-
-
 def test_keys_that_they_do_not_annotate_can_be_written() -> None:
     theirs = Whole()
     theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
@@ -242,7 +192,6 @@ def _trainer(theirs: config_definitions.TrainerConfig) -> Any:
     "given",
     [
         {"fuse_steps": 4},
-        {"continuous_eval": {"policy": "latest"}},
         {"early_stopping": {"metric": "loss"}},
         {"best_checkpoints": {"mine": {"metric": "loss"}}},
     ],
@@ -257,13 +206,6 @@ def test_an_option_of_trainer_kit_survives_a_round_trip(given: dict[str, Any]) -
     (name,) = given
     assert type(getattr(after, name)) is type(getattr(before, name))
     assert not any(hasattr(back, other) for other in {"fuse_steps", "early_stopping"} - {name})  # only what changed
-
-
-def test_an_option_of_ours_on_their_object_is_checked() -> None:
-    theirs = config_definitions.TrainerConfig()
-    theirs.override({"continuous_eval": {"policy": "newest"}}, is_strict=False)
-    with pytest.raises(ConfigError, match=r"continuous_eval.policy .*: 'newest' is not one of all, latest"):
-        _trainer(theirs)
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -287,46 +229,6 @@ def test_a_class_that_holds_itself_ends_where_there_is_nothing() -> None:
     assert original(_overridden(Tree(), {"inside": {"inside": {"size": 4}}})).inside.inside.size == 4
 
 
-def test_a_missing_section_without_defaults_can_be_given() -> None:
-    assert original(mirror(Outer())) == Outer()
-    assert _overridden(Outer(), {"needy": {"size": 3}}).needy == {"size": 3}
-
-
-def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
-    theirs = OptimizationConfig({"optimizer": {"type": "mine"}})
-    with pytest.raises(ConfigError, match=r"optimizer.type .*OptimizerConfig\): 'mine' is not one of sgd, .*adamw"):
-        mirror(theirs)
-
-
-def test_a_value_that_the_base_forbids_is_told_with_their_class() -> None:
-    theirs = config_definitions.TrainerConfig({"summary_interval": 7, "steps_per_loop": 5})
-    with pytest.raises(ConfigError, match=r"summary_interval .*TrainerConfig\): 7 is not a multiple of steps_per_loop"):
-        mirror(theirs, TrainerConfig)
-
-
-def test_a_value_that_their_class_refuses_is_told() -> None:
-    @dataclasses.dataclass
-    class Strict(base_config.Config):
-        size: int = 1
-
-        def override(self, override_params: Any, is_strict: bool = True) -> None:
-            if override_params.get("size", 1) > 2:
-                raise ValueError("too large")
-            super().override(override_params, is_strict)
-
-    with pytest.raises(ValueError, match="too large"):
-        original(_overridden(Strict(), {"size": 3}))
-
-
-def test_only_a_mirror_has_an_original() -> None:
-    @configclass
-    class Own(Config):
-        size: int = 1
-
-    with pytest.raises(AssertionError, match="Own was not made by mirror"):
-        original(Own())
-
-
 def test_two_mirrors_share_nothing_that_can_be_changed() -> None:
     first, second = mirror(Whole()), mirror(Whole())
     assert first == second and first is not second
@@ -336,15 +238,6 @@ def test_two_mirrors_share_nothing_that_can_be_changed() -> None:
     back.heads[0].size = 100
     back.data.input_path = "mine"
     assert original(mirror(Whole())) == original(second) == Whole()
-
-
-def test_later_changes_to_the_original_do_not_reach_the_mirror() -> None:
-    theirs = Whole()
-    mirrored = mirror(theirs)
-    theirs.count = 100
-    theirs.heads[0].size = 100
-    assert original(mirrored) == Whole()
-    assert mirror(theirs).count == 100
 
 
 @pytest.mark.parametrize(
@@ -365,10 +258,6 @@ def test_objects_with_other_value_types_have_own_mirrors(one: dict[str, Any], ot
         assert found == value and type(found) is type(value)
 
 
-def test_an_object_with_other_changes_has_an_own_mirror() -> None:
-    assert [mirror(Whole(), count=number).count for number in (8, 9, 8)] == [8, 9, 8]
-
-
 def test_two_classes_of_the_same_name_have_own_mirrors() -> None:
     made = []
     for default in (1, 2):
@@ -381,20 +270,9 @@ def test_two_classes_of_the_same_name_have_own_mirrors() -> None:
     assert [one.size for one in made] == [1, 2]
 
 
-_CHANGES: dict[str, Any] = {
-    "count": 9,
-    "there": None,
-    "absent": {"size": 4},
-    "free": {"type": "head", "head": {"size": 4}},
-    "heads": [{"name": "c"}],
-    "data": {"input_path": {"a": "b"}},
-}
-
-
-@pytest.mark.parametrize("given", [{}, _CHANGES], ids=["as it was", "changed"])
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_a_mirror_is_copied(copied: Any, given: dict[str, Any]) -> None:
-    mirrored = _overridden(Whole(), given)
+def test_a_mirror_is_copied(copied: Any) -> None:
+    mirrored = _overridden(Whole(), {"count": 9, "absent": {"size": 4}, "heads": [{"name": "c"}]})
     again = copied(mirrored)
     assert again == mirrored and again is not mirrored
     assert original(again) == original(mirrored)
@@ -411,7 +289,8 @@ def test_a_class_goes_with_its_last_object() -> None:
     assert seen() is None
 
 
-def test_equal_objects_have_one_class() -> None:
-    mirrored = mirror(Head(name="same"))  # making a class costs milliseconds
-    assert type(mirror(Head(name="same"))) is type(mirrored)
-    assert type(mirror(Head(name="another"))) is not type(mirrored)
+def test_an_option_of_ours_on_their_object_is_checked() -> None:
+    theirs = config_definitions.TrainerConfig()
+    theirs.override({"continuous_eval": {"policy": "newest"}}, is_strict=False)
+    with pytest.raises(ConfigError, match=r"continuous_eval.policy .*: 'newest' is not one of all, latest"):
+        _trainer(theirs)

@@ -28,31 +28,18 @@ OPTIMIZER = "trainer.optimizer_config"
 
 MISTAKES = [
     (RESNET, "task.train_data.inputpath=x", "there is no such key; did you mean task.train_data.input_path?"),
-    (RESNET, "task.model.backbone.resnet.model_idd=5", "did you mean task.model.backbone.resnet.model_id?"),
     (RESNET, "task.model.backbon.type=resnet", "did you mean task.model.backbone?"),
-    (RESNET, "trainer.train_step=5", "did you mean trainer.train_steps?"),
-    (RESNET, "task.train_data.global_batch_size=abc", "'abc' is not a whole number"),
     (RESNET, "task.train_data.global_batch_size='32'", "'32' is not a whole number; write 32 without quotes"),
-    (RESNET, "task.train_data.global_batch_size=[1,2]", "[1, 2] is not a whole number"),
     (RESNET, "task.train_data.is_training=yes", "'yes' is not true or false"),
     (RESNET, "task.losses.l2_weight_decay=[0.1]", "[0.1] is not a number"),
     (RESNET, "task.model.backbone.type=resnett", "did you mean resnet?"),
-    (RESNET, f"{OPTIMIZER}.optimizer.type=sgdd", "did you mean sgd?"),
     (RESNET, f"{OPTIMIZER}.learning_rate.type=cosin", "did you mean cosine?"),
     (RESNET, f"{OPTIMIZER}.learning_rate.cosine.decay_steps=5", "learning_rate.type is 'stepwise'"),
     (RESNET, f"{OPTIMIZER}.learning_rate=0.1", "0.1 is not a section; give its fields (type, constant, stepwise"),
-    (RESNET, "task.model=resnet", "'resnet' is not a section"),
     (RESNET, "task.train_data=null", "null is not a section"),
     (RESNET, "task=null", "null is not a section"),
-    (
-        RESNET,
-        "task.model.input_size=224",
-        "(each item a whole number or null)",
-    ),
-    (RESNET, "runtime.distribution_strategy=mirored", "did you mean mirrored?"),
+    (RESNET, "task.model.input_size=224", "(each item a whole number or null)"),
     (RESNET, "task.train_data.restrictions=1", "there is no such key"),
-    ("retinanet_resnetfpn_coco", "task.model.anchor.aspect_ratios=1", "1 is not a list"),
-    (BERT, "task.model.encoder.type=bertt", "did you mean bert?"),
     (BERT, "task.model.cls_heads=3", "3 is not a list"),
     (BERT, "task.model.cls_heads=[{inner_dims: 3}]", "did you mean task.model.cls_heads.0.inner_dim?"),
     ("bert/tagging", "task.class_names=a", "'a' is not a list (each item text) or null"),
@@ -87,22 +74,10 @@ trainer:
     learning_rate: {cosine: {decay_steps: 300, initial_learning_rate: 0.002, name: 'CosineDecay'}, type: 'cosine'}
     optimizer: {adamw: {beta_1: 0.6, exclude_from_weight_decay: ['batch_normalization']}, type: 'adamw'}
 """,
-    "vit_imagenet_finetune": """
-trainer: {optimizer_config: {optimizer: {type: adamw, adamw: {include_in_weight_decay: .*(kernel|weight):0$}}}}
-""",
     "semantic_segmentation": """
 task:
-  model:
-    input_size: [null, null, 3]
-    backbone: {type: 'dilated_resnet', dilated_resnet: {model_id: 101, multigrid: [1, 2, 4], last_stage_repeats: 1}}
-    decoder: {type: aspp, aspp: {pool_kernel_size: [512, 1024]}}
-  train_data: {output_size: [1024, 2048], resize_eval_groundtruth: true}
+  model: {input_size: [null, null, 3], decoder: {type: aspp, aspp: {pool_kernel_size: [512, 1024]}}}
 trainer: {optimizer_config: {ema: null}}
-""",
-    "video_classification_kinetics400": """
-task:
-  model: {backbone: {resnet_3d_rs: {model_id: 50, stem_type: 'v1'}, type: resnet_3d_rs}}
-  train_data: {feature_shape: !!python/tuple [32, 224, 224, 3], temporal_stride: 2}
 """,
     "bert/pretraining": """
 task:
@@ -169,33 +144,21 @@ def test_a_file_that_does_not_fit_is_told_by_its_line(text: str, message: str, t
         _resolved(RESNET, Sources(config_files=(str(file),)))
 
 
-def test_a_missing_file_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"nothing.yaml: there is no such file"):
-        _resolved(RESNET, Sources(config_files=("nothing.yaml",)))
-
-
 def test_what_is_a_tuple_of_theirs_comes_to_them_as_one() -> None:
     text = "task.train_data.feature_shape=[8,64,64,3]"
     ours = _resolved("video_classification_kinetics400", Sources(params_overrides=(text,)))
     assert original(ours.task).train_data.feature_shape == (8, 64, 64, 3)
 
 
-def _with(config: ExperimentConfig, **task: Any) -> ExperimentConfig:
-    return apply(config, [Layer({"task": task}, {"task": "here"})]).config
-
-
 def test_a_broken_restriction_is_reported_before_a_run() -> None:
     theirs = exp_factory.get_exp_config(RESNET)
     theirs._restrictions = ["task.model.num_classes > 5", "task.train_data.dtype == task.validation_data.dtype"]
     ours = convert(theirs)
-    assert (
-        not broken_rules(theirs) and not broken_rules(ours) and not broken_rules(_with(ours, model={"num_classes": 7}))
-    )
-    (mistake,) = broken_rules(_with(ours, model={"num_classes": 3}))
-    assert str(mistake).startswith("task.model.num_classes: breaks the experiment's rule 'task.model.num_classes > 5'")
-    assert [mistake.path for mistake in broken_rules(_with(ours, train_data={"dtype": "float16"}))] == [
-        "task.train_data.dtype"
-    ]
+    assert not broken_rules(theirs) and not broken_rules(ours)
+    changes = {"model": {"num_classes": 3}, "train_data": {"dtype": "float16"}}
+    mistakes = broken_rules(apply(ours, [Layer({"task": changes}, {"task": "here"})]).config)
+    assert str(mistakes[0]).startswith("task.model.num_classes: breaks the experiment's rule 'task.model.num_classes >")
+    assert [mistake.path for mistake in mistakes] == ["task.model.num_classes", "task.train_data.dtype"]
     theirs.task.model.num_classes = 3
     assert [mistake.path for mistake in broken_rules(theirs)] == ["task.model.num_classes"]
 
@@ -204,4 +167,3 @@ def test_a_trainer_refuses_a_config_that_breaks_a_restriction() -> None:
     theirs = exp_factory.get_exp_config("wmt_transformer/large")
     with pytest.raises(ConfigError, match=r"task\.sentencepiece_model_path: breaks the experiment's rule"):
         check_values(SimpleNamespace(create_optimizer=None), theirs)
-    assert not broken_rules(_with(convert(theirs), sentencepiece_model_path="a.model"))

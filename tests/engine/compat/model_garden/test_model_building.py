@@ -1,4 +1,4 @@
-"""Models that the first training step would build have their variables before it, and nothing is read for that."""
+"""Models that the first training step would build have their variables before it."""
 
 from __future__ import annotations
 
@@ -15,37 +15,21 @@ from trainer_kit.training.checks.batch_spec import build_model
 
 
 class _Late(tf_keras.Model):  # type: ignore[misc]
-    """A model that knows the shape of its weights when it is called; it counts its calls."""
+    """A model that knows the shape of its weights when it is called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.dense, self.calls = tf_keras.layers.Dense(3), 0
+        self.dense = tf_keras.layers.Dense(3)
 
     def call(self, inputs: Any) -> Any:
-        self.calls += 1
         return self.dense(inputs)
 
 
 class LateTask(SmallTask):
-    """Its model is built by the first step; the data count what is read of them."""
-
-    read = 0
+    """Its model is built by the first step."""
 
     def build_model(self) -> Any:
         return _Late()
-
-    def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
-        def count(features: Any, labels: Any) -> Any:
-            self.read += 1
-            return features, labels
-
-        dataset = super().build_inputs(params, input_context)
-
-        def noted(features: Any, labels: Any) -> Any:
-            tf.py_function(count, [features, labels], [tf.float32, tf.int32])
-            return features, labels
-
-        return dataset.map(noted)
 
 
 class ByName(LateTask):
@@ -67,31 +51,11 @@ class Strange(LateTask):
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("kind", [LateTask, ByName])
-def test_a_model_without_variables_gets_them_and_nothing_is_read(kind: type[LateTask], train: bool) -> None:
+def test_a_model_without_variables_gets_them(kind: type[LateTask], train: bool) -> None:
     task, model = kind(SmallConfig()), _Late()
-    assert not model.variables
     build_model(task.task_config, task, model, train)
     assert [tuple(variable.shape) for variable in model.variables] == [(FEATURES, 3), (3,)]
-    if kind is LateTask:
-        assert task.read == 0
-        next(iter(task.build_inputs(task.task_config.train_data).take(1)))
-        assert task.read > 0
     assert model(tf.zeros([BATCH, FEATURES])).shape == (BATCH, 3)
-
-
-def test_a_model_with_variables_is_left_alone() -> None:
-    task, model = LateTask(SmallConfig()), _Late()
-    model(tf.zeros([1, 7]))
-    build_model(task.task_config, task, model, train=True)
-    assert model.calls == 1 and model.variables[0].shape == (7, 3)
-
-
-def test_the_variables_are_there_on_every_replica() -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-    with strategy.scope():
-        task, model = LateTask(SmallConfig()), _Late()
-        build_model(task.task_config, task, model, train=True)
-    assert [len(variable.values) for variable in model.variables] == [2, 2]
 
 
 @pytest.mark.parametrize(("train", "part"), [(True, "train_data"), (False, "validation_data")])
@@ -131,13 +95,11 @@ def test_a_wrong_model_or_metrics_list_names_the_method() -> None:
 
 
 def test_a_model_that_has_a_part_of_its_variables_gets_the_rest() -> None:
-    shared = tf_keras.layers.Dense(2)
-    shared.build((None, 2))
-
     class Half(_Late):
         def __init__(self) -> None:
             super().__init__()
-            self.shared = shared
+            self.shared = tf_keras.layers.Dense(2)
+            self.shared.build((None, 2))
 
     task, model = LateTask(SmallConfig()), Half()
     assert len(model.variables) == 2

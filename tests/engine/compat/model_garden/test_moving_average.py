@@ -6,78 +6,52 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tf_keras
 from official.modeling import optimization
 
+from tests.builders import replicas
 from tests.engine.compat.model_garden.garden_task import bits
 from tests.engine.linear_task import linear_experiment
 from trainer_kit.compat.model_garden.optimizers import OptimizersAverage, averaging, check_one_average
 from trainer_kit.errors import UsageError
-
-STRATEGIES = pytest.mark.parametrize("devices", [1, 2])
-
-
-def _strategy(devices: int) -> tf.distribute.Strategy:
-    if devices == 1:
-        return tf.distribute.OneDeviceStrategy("CPU:0")  # without one theirs refuses to swap
-    names = [f"CPU:{index}" for index in range(devices)]
-    return tf.distribute.MirroredStrategy(names, tf.distribute.ReductionToOneDevice())
 
 
 def _model() -> Any:
     return tf_keras.Sequential([tf_keras.Input((3,)), tf_keras.layers.Dense(4), tf_keras.layers.BatchNormalization()])
 
 
-def _averaging(model: Any, wrapped: bool = False, trainable_only: bool = True) -> Any:
+def _averaging(model: Any, trainable_only: bool = True) -> Any:
     """Returns an averaging optimizer whose averages, and the weights, are of many magnitudes. In scope."""
     optimizer = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD(), trainable_only)
     optimizer.shadow_copy(model)
     generator = np.random.default_rng(0)
     for variable in [*model.variables, *optimizer._average_weights]:
         variable.assign(10.0 ** generator.uniform(-6, 6, variable.shape))
-    return tf_keras.mixed_precision.LossScaleOptimizer(optimizer) if wrapped else optimizer
+    return optimizer
 
 
-def _inner(optimizer: Any) -> Any:
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-@STRATEGIES
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(("devices", "wrapped"), [(1, False), (2, True)])
 @pytest.mark.parametrize("trainable_only", [False, True])
 def test_a_swap_exchanges_bits_and_a_second_one_undoes_it(devices: int, wrapped: bool, trainable_only: bool) -> None:
-    with _strategy(devices).scope():
+    with replicas(devices).scope():
         model = _model()
-        optimizer = _averaging(model, wrapped, trainable_only)
-        average = OptimizersAverage(optimizer, model)
+        optimizer = _averaging(model, trainable_only)
+        wrapper = tf_keras.mixed_precision.LossScaleOptimizer(optimizer) if wrapped else optimizer
+        average = OptimizersAverage(wrapper, model)
     averaged = model.trainable_variables if trainable_only else model.variables
-    weights, averages = bits(averaged), bits(_inner(optimizer)._average_weights)
+    weights, averages = bits(averaged), bits(optimizer._average_weights)
     others = bits(model.non_trainable_variables)
     average.swap()
     assert average.swapped
-    assert (bits(averaged), bits(_inner(optimizer)._average_weights)) == (averages, weights)
+    assert (bits(averaged), bits(optimizer._average_weights)) == (averages, weights)
     assert not trainable_only or bits(model.non_trainable_variables) == others
     average.swap()
     assert not average.swapped
-    assert (bits(averaged), bits(_inner(optimizer)._average_weights)) == (weights, averages)
+    assert (bits(averaged), bits(optimizer._average_weights)) == (weights, averages)
 
 
-@STRATEGIES
-def test_theirs_leaves_other_bits(devices: int) -> None:
-    strategy = _strategy(devices)
-    with strategy.scope():
-        model = _model()
-        optimizer = _averaging(model)
-        before = bits(model.trainable_variables)
-        optimizer.swap_weights()
-        optimizer.swap_weights()
-    assert bits(model.trainable_variables) != before
-
-
-@STRATEGIES
-def test_a_reset_makes_the_averages_equal_to_the_weights(devices: int) -> None:
-    with _strategy(devices).scope():
+def test_a_reset_makes_the_averages_equal_to_the_weights() -> None:
+    with replicas(2).scope():
         model = _model()
         average = OptimizersAverage(optimizer := _averaging(model), model)
     weights = bits(model.variables)

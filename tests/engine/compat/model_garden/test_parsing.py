@@ -55,17 +55,13 @@ def _both(folder: Path, experiment: str = "mock", config_file: Any = (), **flags
     "flags",
     [
         {},
-        {"config_file": ["data.yaml"]},
         {"config_file": ["data.yaml", "rates.yaml", "more.json"]},
         {"config_file": ["rates.yaml", "data.yaml"]},
         {"config_file": ["data.yaml"], "params_override": "task.train_data.input_path=other"},
         {"config_file": ["data.yaml"], "params_override": "task.train_data.input_path.a=other"},
-        {"params_override": "trainer.train_steps=9,task.train_data.global_batch_size=2"},
         {"params_override": "{trainer: {train_steps: 9}, task: {train_data: {input_path: [p, q]}}}"},
-        {"params_override": '{"trainer": {"train_steps": 9}}'},
         {"params_override": "rates.yaml"},
         {"tpu": "grpc://10.0.0.2:8470"},
-        {"tf_data_service": "grpc://10.0.0.3:5050"},
         {
             "config_file": ["data.yaml", "rates.yaml"],
             "tf_data_service": "grpc://10.0.0.3:5050",
@@ -118,69 +114,47 @@ def test_options_of_our_engine_can_be_given_too(files: Path) -> None:
         _both(files, params_override=overrides)
 
 
-def test_all_mistakes_of_a_source_are_in_one_report(files: Path) -> None:
+def test_all_mistakes_of_files_and_override_are_in_one_report(files: Path) -> None:
     (files / "wrong.yaml").write_text("trainer:\n  train_stepz: 3\n  max_to_keep: few\nruntime: {num_gpu: 1}\n")
-    flags = ParseConfigOptions("mock", [str(files / "data.yaml"), str(files / "wrong.yaml")])
+    text = "task.train_data.global_batch_sise=1,trainer.steps_per_loop=3,trainer.summary_interval=4"
     with pytest.raises(ConfigError) as caught:
-        parsing.parse_configuration(flags)
-    first, second, third = map(str, caught.value.mistakes)
-    assert "wrong.yaml:2): there is no such key; did you mean trainer.train_steps?" in first
-    assert "trainer.max_to_keep" in second and "'few' is not a whole number" in second and "wrong.yaml:3" in second
-    assert "did you mean runtime.num_gpus?" in third and "wrong.yaml:4" in third
-
-
-def test_mistakes_in_the_override_are_told_as_its(files: Path) -> None:
-    loops = "trainer.steps_per_loop=3,trainer.summary_interval=4"
-    text = f"trainer.train_stepz=1,task.train_data.global_batch_sise=1,{loops}"
-    with pytest.raises(ConfigError) as caught:
-        parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=text))
-    paths = {mistake.path: mistake.origin for mistake in caught.value.mistakes}
-    expected = ("trainer.train_stepz", "task.train_data.global_batch_sise", "trainer.summary_interval")
-    assert set(paths) == set(expected) and all("--params_override" in origin for origin in paths.values())
-
-
-def test_mistakes_of_files_and_of_the_override_are_in_one_report(files: Path) -> None:
-    (files / "wrong.yaml").write_text("trainer: {train_stepz: 3}\n")
-    flags = ParseConfigOptions("mock", [str(files / "wrong.yaml")], params_override="runtime.num_gpu=1")
-    with pytest.raises(ConfigError) as caught:
-        parsing.parse_configuration(flags)
-    assert [mistake.path for mistake in caught.value.mistakes] == ["trainer.train_stepz", "runtime.num_gpu"]
+        parsing.parse_configuration(ParseConfigOptions("mock", [str(files / "wrong.yaml")], params_override=text))
+    origins = {mistake.path: mistake.origin.rpartition("/")[2] for mistake in caught.value.mistakes}
+    assert origins == {
+        "trainer.train_stepz": "wrong.yaml:2",
+        "trainer.max_to_keep": "wrong.yaml:3",
+        "runtime.num_gpu": "wrong.yaml:4",
+        "task.train_data.global_batch_sise": "--params_override",
+        "trainer.summary_interval": "--params_override",
+    }
 
 
 def test_the_override_can_mend_what_a_file_breaks(files: Path) -> None:
     (files / "short.yaml").write_text("trainer: {steps_per_loop: 300, summary_interval: 500}\n")
-    for text in ("trainer.summary_interval=600", ""):
-        flags = ParseConfigOptions("mock", [str(files / "short.yaml")], params_override=text)
-        if text:
-            assert parsing.parse_configuration(flags).trainer.summary_interval == 600
-            continue
-        with pytest.raises(ConfigError, match="500 is not a multiple of steps_per_loop"):
-            parsing.parse_configuration(flags)
+    flags = ParseConfigOptions("mock", [str(files / "short.yaml")])
+    with pytest.raises(ConfigError, match="500 is not a multiple of steps_per_loop"):
+        parsing.parse_configuration(flags)
+    flags.params_override = "trainer.summary_interval=600"
+    assert parsing.parse_configuration(flags).trainer.summary_interval == 600
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.yaml: there is no such file"):
-        parsing.parse_configuration(ParseConfigOptions("mock", [str(tmp_path / "none.yaml")]))
-
-
-def test_an_experiment_has_to_be_named_and_to_be_there() -> None:
+def test_an_experiment_and_a_folder_have_to_be_named() -> None:
     with pytest.raises(UsageError, match="--experiment must be specified"):
         parsing.parse_configuration(ParseConfigOptions(None, []))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"no experiment is called 'mokc'; did you mean mock\?"):
         parsing.parse_configuration(ParseConfigOptions("mokc", []))
+    with pytest.raises(UsageError, match="model_dir must be specified"):
+        parsing.serialize_config(exp_factory.get_exp_config("mock"), None)  # type: ignore[arg-type]
 
 
 def test_their_restrictions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     config = exp_factory.get_exp_config("mock")
     config._restrictions = ["trainer.train_steps == trainer.max_to_keep"]
     monkeypatch.setattr(exp_factory, "get_exp_config", lambda name: config)  # as a factory with restrictions
-    for text in ("trainer.train_steps=2", "trainer.train_steps=5"):
-        flags = ParseConfigOptions("mock", [], params_override=text)
-        if text.endswith("5"):
-            assert parsing.parse_configuration(flags).trainer.train_steps == 5
-            continue
-        with pytest.raises(KeyError, match="inconsistency"):
-            parsing.parse_configuration(flags)
+    with pytest.raises(KeyError, match="inconsistency"):
+        parsing.parse_configuration(ParseConfigOptions("mock", [], params_override="trainer.train_steps=2"))
+    flags = ParseConfigOptions("mock", [], params_override="trainer.train_steps=5")
+    assert parsing.parse_configuration(flags).trainer.train_steps == 5
 
 
 def test_a_subclass_can_change_a_step(files: Path) -> None:
@@ -205,13 +179,6 @@ def test_the_record_is_one_of_our_runs(tmp_path: Path, files: Path, ours: bool) 
     assert convert(again).as_dict() == convert(params).as_dict()
 
 
-def test_a_record_of_theirs_can_be_a_config_file(tmp_path: Path, files: Path) -> None:
-    theirs, ours = _both(files, config_file=["data.yaml", "rates.yaml"])
-    train_utils.serialize_config(theirs, str(tmp_path / "run"))
-    flags = ParseConfigOptions("mock", [str(tmp_path / "run" / "params.yaml")])
-    assert parsing.parse_configuration(flags).as_dict() == ours.as_dict()
-
-
 def test_the_record_of_a_run_is_not_overwritten(tmp_path: Path) -> None:
     config = exp_factory.get_exp_config("mock")
     folder = tmp_path / "run"
@@ -233,19 +200,8 @@ def test_the_record_of_a_run_is_not_overwritten(tmp_path: Path) -> None:
     assert "train_steps: 100" in (folder / "params.yaml").read_text()
 
 
-def test_a_record_needs_a_folder() -> None:
-    with pytest.raises(UsageError, match="model_dir must be specified"):
-        parsing.serialize_config(exp_factory.get_exp_config("mock"), None)  # type: ignore[arg-type]
-
-
 def test_a_program_may_give_an_override_as_a_mapping() -> None:
     override = {"trainer": {"train_steps": 3, "optimizer_config": {"optimizer": {"type": "sgd"}}}}
     options = ParseConfigOptions("mock", [], params_override=override)
     trainer = parsing.parse_configuration(options, print_return=False).trainer
     assert (trainer.train_steps, trainer.optimizer_config.optimizer.type) == (3, "sgd")
-
-
-def test_an_unknown_key_is_reported_with_near_names() -> None:
-    options = ParseConfigOptions("mock", [], params_override="trainer.train_step=3")
-    with pytest.raises(ConfigError, match=r"^trainer\.train_step \(--params_override\): there is no such key; did you"):
-        parsing.parse_configuration(options)

@@ -87,10 +87,8 @@ def _steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def _seen(action: str = "eval_actions") -> tuple[dict[str, Any], list[dict[str, float]]]:
-    """Returns an argument of run_experiment that notes what actions are given, and the list of it."""
-    seen: list[dict[str, float]] = []
-    return {action: [lambda logs: seen.append(_numbers(logs))]}, seen
+def _written(folder: Path) -> set[str]:
+    return {path.parent.name for path in folder.glob("*/events.*")}
 
 
 @dataclass(frozen=True)
@@ -103,28 +101,22 @@ class Trained:
     logs: Any
 
 
+def _train(run: Any, folder: Path) -> Trained:
+    loops: list[dict[str, float]] = []
+    model, logs = run("train", folder, train_actions=[lambda logs: loops.append(_numbers(logs))])
+    return Trained(folder, model, loops, logs)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A run of theirs: what evaluations begin with, and what our runs are compared with."""
-    folder, (actions, loops) = tmp_path_factory.mktemp("theirs"), _seen("train_actions")
-    model, logs = _theirs("train", folder, **actions)
-    return Trained(folder, model, loops, logs)
+    return _train(_theirs, tmp_path_factory.mktemp("theirs"))
 
 
 @pytest.fixture(scope="module")
 def trained_here(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """The same run of ours."""
-    folder, (actions, loops) = tmp_path_factory.mktemp("ours"), _seen("train_actions")
-    model, logs = _ours("train", folder, **actions)
-    return Trained(folder, model, loops, logs)
-
-
-def _copy(folder: Path, to: Path) -> Path:
-    return Path(shutil.copytree(folder, to, dirs_exist_ok=True))
-
-
-def _written(folder: Path) -> set[str]:
-    return {path.parent.name for path in folder.glob("*/events.*")}
+    return _train(_ours, tmp_path_factory.mktemp("ours"))
 
 
 def test_training_alone_gives_what_theirs_gives(trained: Trained, trained_here: Trained) -> None:
@@ -136,44 +128,37 @@ def test_training_alone_gives_what_theirs_gives(trained: Trained, trained_here: 
     assert _written(trained_here.folder) == _written(trained.folder) == {"train"}
 
 
-@pytest.mark.parametrize(
-    ("mode", "post", "evaluations"), [("train_and_eval", True, 4), ("train_and_post_eval", False, 1)]
-)
-def test_training_with_evaluations_gives_what_theirs_gives(
-    mode: str, post: bool, evaluations: int, trained: Trained, tmp_path: Path
-) -> None:
-    (ours, seen), (theirs, their_seen) = _seen(), _seen()
-    # Evaluations at the end need no training of their own of theirs.
-    their_folder = _copy(trained.folder, tmp_path / "theirs") if evaluations == 1 else tmp_path / "theirs"
-    model, logs = _ours(mode, tmp_path / "ours", run_post_eval=post, **ours)
-    their_model, their_logs = _theirs(mode, their_folder, run_post_eval=post, **theirs)
+@pytest.mark.parametrize(("mode", "evaluations"), [("train_and_eval", 4), ("train_and_post_eval", 1)])
+def test_training_with_evaluations_gives_what_theirs_gives(mode: str, evaluations: int, tmp_path: Path) -> None:
+    results, evaluated = [], ([], [])
+    for run, seen in zip((_ours, _theirs), evaluated, strict=True):
+        actions = [lambda logs, seen=seen: seen.append(_numbers(logs))]
+        options = {"run_post_eval": mode == "train_and_eval", "eval_actions": actions}
+        results.append(run(mode, tmp_path / run.__name__, **options))
+    (model, logs), (their_model, their_logs) = results
     _assert_equal(model, their_model)
     assert logs and _numbers(logs) == pytest.approx(_numbers(their_logs))
-    assert len(seen) == evaluations
-    for one, other in zip(seen, their_seen, strict=True):
+    assert len(evaluated[0]) == evaluations
+    for one, other in zip(*evaluated, strict=True):
         assert one == pytest.approx(other)
-    assert _written(tmp_path / "ours") == _written(their_folder) == {"train", "validation"}
-
-
-@pytest.fixture(scope="module")
-def evaluated(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, float]]:
-    """The model and the one evaluation of theirs in mode "eval"; in mode "continuous_eval" they are the same."""
-    argument, seen = _seen()
-    model, _ = _theirs("eval", _copy(trained.folder, tmp_path_factory.mktemp("evaluated") / "run"), **argument)
-    assert len(seen) == 1
-    return model, seen[0]
+    assert _written(tmp_path / "_ours") == _written(tmp_path / "_theirs") == {"train", "validation"}
 
 
 @pytest.mark.parametrize(("mode", "evaluations"), [("eval", 1), ("continuous_eval", 3)])
 def test_a_mode_that_evaluates_gives_what_theirs_gives(
-    mode: str, evaluations: int, trained: Trained, evaluated: tuple[Any, dict[str, float]], tmp_path: Path
+    mode: str, evaluations: int, trained: Trained, tmp_path: Path
 ) -> None:
-    argument, seen = _seen()
-    model, logs = _ours(mode, _copy(trained.folder, tmp_path / "run"), **argument)
+    expected: list[dict[str, float]] = []
+    seen: list[dict[str, float]] = []
+    shutil.copytree(trained.folder, tmp_path / "theirs")
+    shutil.copytree(trained.folder, tmp_path / "ours")
+    # Theirs may skip checkpoints in mode "continuous_eval".
+    _theirs("eval", tmp_path / "theirs", eval_actions=[lambda logs: expected.append(_numbers(logs))])
+    model, logs = _ours(mode, tmp_path / "ours", eval_actions=[lambda logs: seen.append(_numbers(logs))])
     assert logs == {}
-    _assert_equal(model, evaluated[0])
-    assert seen[-1] == pytest.approx(evaluated[1]) and evaluated[1]["counter"] == 3
-    assert len(seen) == evaluations  # continuously: every checkpoint that is there, where theirs skips some
+    _assert_equal(model, trained.model)
+    assert seen[-1] == pytest.approx(expected[0]) and expected[0]["counter"] == 3
+    assert len(seen) == evaluations
 
 
 def test_each_framework_goes_on_with_a_run_of_the_other(
@@ -182,14 +167,14 @@ def test_each_framework_goes_on_with_a_run_of_the_other(
     longer = _config(train_steps=10)
     straight, _ = _theirs("train", tmp_path / "straight", config=longer)
     for begun, run in ((trained, _ours), (trained_here, _theirs)):
-        folder = _copy(begun.folder, tmp_path / run.__name__)
+        folder = shutil.copytree(begun.folder, tmp_path / run.__name__)
         model, _ = run("train", folder, config=longer)
         _assert_equal(model, straight)
         assert _steps(folder)[-1] == 10
 
 
 def test_a_finished_run_is_not_trained_again(trained_here: Trained, tmp_path: Path) -> None:
-    config, folder = _config(), _copy(trained_here.folder, tmp_path / "run")
+    config, folder = _config(), shutil.copytree(trained_here.folder, tmp_path / "run")
     before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("ckpt-*"))
     record = (folder / "params.yaml").read_text()
     assert from_yaml(record, convert(_config(train_steps=9))).as_dict() == convert(config).as_dict()
@@ -200,13 +185,10 @@ def test_a_finished_run_is_not_trained_again(trained_here: Trained, tmp_path: Pa
     assert (folder / "params.yaml").read_text() == record
 
 
-def test_options_of_our_engine_are_keywords(
-    trained: Trained, evaluated: tuple[Any, dict[str, float]], tmp_path: Path
-) -> None:
-    folder = _copy(trained.folder, tmp_path / "run")
-    logs = [_ours("eval", folder, checkpoint=name, run_post_eval=True)[1] for name in ("2", "latest")]
-    found = [_numbers(one)["validation_loss"] for one in logs]
-    assert found[0] > found[1] == pytest.approx(evaluated[1]["validation_loss"])
+def test_options_of_our_engine_are_keywords(trained: Trained, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained.folder, tmp_path / "run")
+    first, last = (_ours("eval", folder, checkpoint=name, run_post_eval=True)[1] for name in ("2", "latest"))
+    assert _numbers(first)["validation_loss"] > _numbers(last)["validation_loss"]
     with pytest.raises(UsageError, match="5"):
         _ours("eval", folder, checkpoint="5")
 
@@ -291,17 +273,8 @@ def test_a_subclass_keeps_the_best_where_it_wants(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "mine" / "info.json").read_text())["best_ckpt_global_step"] == 2
 
 
-def test_without_a_checkpoint_the_initial_weights_are_evaluated(tmp_path: Path) -> None:
-    found = {}
-    for name, run in (("ours", _ours), ("theirs", _theirs)):
-        argument, found[name] = _seen()
-        run("eval", tmp_path / name, **argument)
-        assert list((tmp_path / name / "validation").glob("events*"))
-    assert found["ours"][0] == pytest.approx(found["theirs"][0])
-
-
 def test_another_config_is_refused_before_any_file_is_touched(trained_here: Trained, tmp_path: Path) -> None:
-    _copy(trained_here.folder, tmp_path)
+    shutil.copytree(trained_here.folder, tmp_path, dirs_exist_ok=True)
     for folder in ("best_ckpt", "mine"):  # with what Model Garden has left, which a run would take over
         theirs = train_utils.BestCheckpointExporter(str(tmp_path / folder), "validation_loss", "lower")
         step = tf.Variable(2, dtype=tf.int64)

@@ -10,11 +10,26 @@ import pytest
 from official.common import distribute_utils
 from official.core import actions as their_actions
 from official.core import base_trainer, train_lib, train_utils
+from official.modeling.multitask import base_trainer as their_multitask_trainer
+from official.modeling.multitask import configs, evaluator, interleaving_trainer
+from official.modeling.multitask import multitask as their_multitask
+from official.modeling.multitask import train_lib as their_multitask_lib
 
 from trainer_kit.compat import model_garden
-from trainer_kit.compat.model_garden import actions, best_checkpoint, parsing, runner, trainer
+from trainer_kit.compat.model_garden import actions, best_checkpoint, multitask, parsing, runner, trainer
 
 MODULES = (base_trainer, train_lib, distribute_utils, their_actions, train_utils)
+MULTITASK = [
+    their_multitask_lib.run_experiment,
+    their_multitask_lib.run_experiment_with_multitask_eval,
+    their_multitask_lib.get_trainer,
+    their_multitask_trainer.MultiTaskBaseTrainer,
+    interleaving_trainer.MultiTaskInterleavingTrainer,
+    evaluator.MultiTaskEvaluator,
+]
+# Of those of several tasks: taken as further keyword arguments of trainer_kit.run_experiment, or removed.
+ELSEWHERE = {"eval_summary_manager", "save_summary", "best_ckpt_exporter_creator", "train_datasets"}
+ELSEWHERE |= {"train_actions_factory", "eval_actions_factory"}
 # Public names of those modules that only Model Garden's own code uses.
 NOT_OFFERED = {"DummyContextManager", "get_runtime_options", "tpu_initialize"}
 METHODS = {
@@ -47,6 +62,24 @@ METHODS = {
             *("best_ckpt_logs", "best_ckpt_logs_path", "best_ckpt_path"),
         ],
     ),
+    multitask.MultiTaskBaseTrainer: (
+        their_multitask_trainer.MultiTaskBaseTrainer,
+        [
+            *("train_loop_begin", "train_loop_end", "checkpoint", "training_losses", "training_metrics", "strategy"),
+            *("multi_task", "multi_task_model", "optimizer", "global_step"),
+        ],
+    ),
+    multitask.MultiTaskInterleavingTrainer: (
+        interleaving_trainer.MultiTaskInterleavingTrainer,
+        ["task_step_counter", "train_loop_end"],
+    ),
+    multitask.MultiTaskEvaluator: (
+        evaluator.MultiTaskEvaluator,
+        [
+            *("strategy", "tasks", "model", "global_step", "validation_losses", "validation_metrics", "checkpoint"),
+            "evaluate",
+        ],
+    ),
 }
 OFFERED = [
     (module, name)
@@ -55,29 +88,38 @@ OFFERED = [
     if getattr(value, "__module__", "") == module.__name__ and name[0] != "_" and name not in NOT_OFFERED
 ]
 NAMED = [
-    (f"{theirs.__name__.rpartition('.')[2]}.{name}", getattr(model_garden, name), getattr(theirs, name))
-    for theirs, name in OFFERED
-] + [
-    (f"{ours.__name__}.{name}", getattr(ours, name), getattr(theirs, name))
-    for ours, (theirs, names) in METHODS.items()
-    for name in names
+    *((name, getattr(model_garden, name), getattr(theirs, name)) for theirs, name in OFFERED),
+    *((f"{theirs.__name__} of several", getattr(multitask, theirs.__name__), theirs) for theirs in MULTITASK),
+    *(
+        (f"{ours.__name__}.{name}", getattr(ours, name), getattr(theirs, name))
+        for ours, (theirs, names) in METHODS.items()
+        for name in names
+    ),
 ]
 
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-    return [(one.name, one.kind, _told(one.default)) for one in inspect.signature(function).parameters.values()]
-
-
-def _told(default: Any) -> Any:
-    return default.__name__ if inspect.isclass(default) and default is not inspect.Parameter.empty else default
+    defaults = inspect.signature(function).parameters.values()
+    return [(one.name, one.kind, getattr(one.default, "__name__", one.default)) for one in defaults]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [one[1:] for one in NAMED], ids=[one[0] for one in NAMED])
-def test_the_parameters_match_and_added_ones_are_keyword_only(ours: Any, theirs: Any) -> None:
+def test_the_parameters_match_and_added_ones_are_optional(ours: Any, theirs: Any) -> None:
     if isinstance(theirs, property):
         assert isinstance(ours, property)
         return
-    expected, found = _parameters(theirs), _parameters(ours)
+    of_several = "multitask" in theirs.__module__
+    expected = [one for one in _parameters(theirs) if not (of_several and one[0] in ELSEWHERE)]
+    found = _parameters(ours)
     assert found[: len(expected)] == expected
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    assert all(kind in by_name for _, kind, _ in found[len(expected) :])
+    added = found[len(expected) :]
+    assert all(kind in by_name or (of_several and default != "_empty") for _, kind, default in added)
+
+
+def test_what_is_used_as_it_is_comes_from_theirs() -> None:
+    assert multitask.MultiTask is their_multitask.MultiTask
+    assert multitask.MultiTaskExperimentConfig is configs.MultiTaskExperimentConfig
+    assert all(hasattr(multitask, name) for name in multitask.__all__)
+    with pytest.raises(AttributeError, match="MultiTask"):
+        multitask.MultiTusk  # noqa: B018

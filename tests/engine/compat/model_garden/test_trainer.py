@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from official.core import base_trainer, config_definitions, task_factory
 from official.core import train_utils as theirs
 from official.utils.testing import mock_task
 
+from tests.builders import replicas
 from tests.engine.compat.model_garden.garden_task import (
     BATCH,
     FEATURES,
@@ -26,17 +26,14 @@ from tests.engine.compat.model_garden.garden_task import (
     bits,
     eagerly,
     full_precision,
-    half_precision,
     small_config,
     small_trainer,
 )
 from trainer_kit.checkpoints.state.strict_restore import saved_shapes
 from trainer_kit.compat.model_garden.adopted_trainer import AdoptedTrainer
-from trainer_kit.compat.model_garden.config_classes import original
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
-from trainer_kit.config.experiments import task_class, trainer_class
-from trainer_kit.errors import UsageError
+from trainer_kit.config.experiments import task_class
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training import trainer_creation
 
@@ -63,8 +60,8 @@ def _weights(trainer: Any) -> list[np.ndarray]:
     return [variable.numpy() for variable in trainer.model.trainable_variables]
 
 
-def _mirrored() -> tf.distribute.Strategy:
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+def _floats(logs: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in logs.items() if not name.startswith("best")}
 
 
 def test_a_config_of_theirs_or_of_ours_trains_as_theirs_does() -> None:
@@ -85,42 +82,6 @@ def test_a_config_of_theirs_or_of_ours_trains_as_theirs_does() -> None:
             assert _floats(trainer.evaluate(tf.constant(-1))) == pytest.approx(expected_evaluation, rel=1e-5)
 
 
-def _floats(logs: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in logs.items()}
-
-
-def test_an_evaluator_has_an_optimizer_and_does_not_train() -> None:
-    trainer = small_trainer(small_config(**AVERAGING), train=False)
-    assert not trainer.trains and trainer.optimizer is not None
-    assert trainer.train_metrics == []
-    assert set(trainer.evaluate(tf.constant(-1))) == {"accuracy", "validation_loss"}
-
-
-def _evaluated(trainer: Trainer) -> dict[str, float]:
-    logs = trainer.evaluate(tf.constant(2))
-    return {name: float(value) for name, value in logs.items() if not name.startswith("best")}
-
-
-def _trained(folder: Path, strategy: Any) -> tuple[Trainer, dict[str, float]]:
-    """Returns a trainer after 2 steps, saved and the best kept in `folder`, and what it evaluated."""
-    config = small_config(**AVERAGING)
-    config.trainer.override({"best_checkpoint_eval_metric": "accuracy", "checkpoint_interval": 1})
-    directory = RunDirectory(str(folder), convert(config).trainer)
-    exporter = trainer_creation.create_exporter(convert(config), directory)
-    trainer = small_trainer(config, strategy=strategy, checkpoint_exporter=exporter)
-    manager = begun(trainer, config, folder)
-    trainer.train(tf.constant(2))
-    manager.save()
-    return trainer, _evaluated(trainer)
-
-
-def _plainly_evaluated(plain: Trainer, values: Any) -> dict[str, float]:
-    """What a model with the weights `values` gives, in a trainer that averages nothing."""
-    for variable, value in zip(plain.model.trainable_variables, values, strict=True):
-        variable.assign(value)
-    return _evaluated(plain)
-
-
 @pytest.fixture
 def eager() -> Iterator[None]:
     with eagerly():
@@ -129,13 +90,23 @@ def eager() -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager")
 def test_an_evaluator_uses_the_averages_of_both_checkpoints(tmp_path: Path) -> None:
-    strategy = _mirrored()
-    trained, expected = _trained(tmp_path, strategy)
-    averages = [variable.numpy() for variable in trained.optimizer._average_weights]
+    config = small_config(**AVERAGING)
+    config.trainer.override({"best_checkpoint_eval_metric": "accuracy", "checkpoint_interval": 1})
+    directory = RunDirectory(str(tmp_path), convert(config).trainer)
+    exporter = trainer_creation.create_exporter(convert(config), directory)
+    trained = small_trainer(config, strategy=replicas(2), checkpoint_exporter=exporter)
+    manager = begun(trained, config, tmp_path)
+    trained.train(tf.constant(2))
+    manager.save()
+    expected = _floats(trained.evaluate(tf.constant(2)))
+
     plain = small_trainer(small_config(), train=False)
-    assert expected == pytest.approx(_plainly_evaluated(plain, averages))
-    assert expected != pytest.approx(_plainly_evaluated(plain, _weights(trained)))
-    evaluator = small_trainer(small_config(**AVERAGING), train=False, strategy=strategy)
+    for weights, same in ((trained.optimizer._average_weights, True), (trained.model.trainable_variables, False)):
+        for variable, value in zip(plain.model.trainable_variables, weights, strict=True):
+            variable.assign(value.numpy())
+        assert (_floats(plain.evaluate(tf.constant(2))) == pytest.approx(expected)) == same
+
+    evaluator = small_trainer(small_config(**AVERAGING), train=False, strategy=replicas(2))
     for folder in (tmp_path, tmp_path / "best_ckpt"):
         path, is_best = tf.train.latest_checkpoint(str(folder)), folder != tmp_path
         assert any(name.startswith("optimizer") for name in saved_shapes(path)) != is_best
@@ -143,25 +114,8 @@ def test_an_evaluator_uses_the_averages_of_both_checkpoints(tmp_path: Path) -> N
             evaluator.state.restore_weights(path)
         before = bits(evaluator.model.variables)
         assert (bits(trained.model.variables) == before) != is_best  # the best has the averages in the model's place
-        assert _evaluated(evaluator) == pytest.approx(expected)
+        assert _floats(evaluator.evaluate(tf.constant(2))) == pytest.approx(expected)
         assert bits(evaluator.model.variables) == before and evaluator.global_step.numpy() == 2
-
-
-def test_an_evaluation_changes_no_bit_of_the_weights() -> None:
-    config = small_config(**AVERAGING)  # on one replica, in float32: the test of an evaluation that raises
-    config.runtime.mixed_precision_dtype = "float16"
-    config.runtime.loss_scale = "dynamic"
-    half_precision()
-    trainer = small_trainer(config, strategy=_mirrored())
-    trainer.train(tf.constant(3))
-    held = [*trainer.model.variables, *trainer.optimizer.inner_optimizer._average_weights]
-    before = bits(held)
-    first = trainer.evaluate(tf.constant(-1))
-    assert bits(held) == before
-    assert trainer.evaluate(tf.constant(-1)) == first  # nothing was left behind
-    assert bits(held) == before
-    trainer.train(tf.constant(1))
-    assert bits(held) != before
 
 
 class _Failing(Trainer):
@@ -196,41 +150,24 @@ gin.external_configurable(MyTrainer, module="tests.door")
 
 
 @pytest.mark.parametrize(
-    ("name", "made"),
+    "binding",
     [
-        ("create_trainer", "MyTrainer"),
-        ("train_utils.create_trainer", "tests.door.MyTrainer"),
-        ("official.core.train_utils.create_trainer", "MyTrainer"),
+        "create_trainer.trainer_cls = @MyTrainer",
+        "train_utils.create_trainer.trainer_cls = @tests.door.MyTrainer",
+        "official.core.train_utils.create_trainer.trainer_cls = @MyTrainer",
     ],
 )
-def test_gin_chooses_the_trainer_by_short_or_whole_name(name: str, made: str) -> None:
-    gin.parse_config(f"{name}.trainer_cls = @{made}")
-    config = small_config()
-    assert isinstance(create_trainer(config, task_factory.get_task(config.task), True, False), MyTrainer)
-
-
-def test_a_trainer_chosen_by_gin_is_that_of_a_run_and_no_more() -> None:
-    gin.parse_config("create_trainer.trainer_cls = @MyTrainer")
-    config = small_config()
-    passed = create_trainer(config, task_factory.get_task(config.task), True, True, trainer_cls=Trainer)
+def test_gin_chooses_the_trainer_by_short_or_whole_name(binding: str) -> None:
+    gin.parse_config(binding)
+    config = convert(small_config())
+    assert isinstance(trainer_creation.create_trainer(config, task_class(config.task)(config.task)), MyTrainer)
+    passed = create_trainer(config, SmallTask(small_config().task), True, True, trainer_cls=Trainer)
     assert type(passed) is Trainer  # what is passed wins
-    converted = convert(config)
-    own = trainer_creation.create_trainer(converted, task_class(converted.task)(converted.task))
-    assert isinstance(own, MyTrainer)
 
 
 @gin.configurable(module="tests.door")
 def my_data() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors((tf.ones([BATCH, FEATURES]), tf.zeros([BATCH], tf.int32))).repeat()
-
-
-@pytest.mark.parametrize(
-    "made", [functools.partial(Trainer), lambda *arguments, **named: MyTrainer(*arguments, **named)]
-)
-def test_anything_that_makes_a_trainer_may_be_given(made: Any) -> None:
-    config = small_config()
-    trainer = create_trainer(config, task_factory.get_task(config.task), True, False, trainer_cls=made)
-    assert isinstance(trainer, Trainer)
 
 
 class _OwnOptimizer(SmallTask):
@@ -255,14 +192,6 @@ def test_what_gin_binds_of_their_trainer_counts_for_ours() -> None:
     trainer = create_trainer(config, task_factory.get_task(config.task), train=True, evaluate=True)
     features, labels = next(iter(trainer.train_dataset))
     assert features.shape == [BATCH, FEATURES] and not labels.numpy().any()
-
-
-def test_the_engine_makes_it_for_the_tasks_of_converted_configs() -> None:
-    converted = convert(small_config(**AVERAGING))
-    task = task_class(converted.task)(converted.task)
-    assert isinstance(task, SmallTask) and trainer_class(converted.task) is Trainer
-    trainer = trainer_creation.create_trainer(converted, task, train=False)
-    assert type(trainer) is Trainer and not trainer.trains
 
 
 def test_a_model_garden_trainer_chosen_by_gin_is_run() -> None:
@@ -328,8 +257,14 @@ def test_a_config_without_a_section_is_an_attribute_error(path: str) -> None:
 
 
 def test_micro_batches_train_tasks_of_model_garden() -> None:
-    strategy, optimization = _mirrored(), {**AVERAGING, "optimizer": {"type": "adamw"}}  # which clips gradients itself
-    split, whole = (_splitting(steps, strategy, **optimization) for steps in (2, 1))
+    config = small_config(**{**AVERAGING, "optimizer": {"type": "adamw"}})  # which clips gradients itself
+    trainers = []
+    for steps in (2, 1):
+        with replicas(2).scope():
+            task = task_factory.get_task(config.task)
+            ours = convert(config).replace(trainer={"accumulate_steps": steps})
+            trainers.append(create_trainer(ours, task, True, False))
+    split, whole = trainers
     logs = split.train(tf.constant(3))
     with eagerly():
         expected = whole.train(tf.constant(3))
@@ -339,23 +274,3 @@ def test_micro_batches_train_tasks_of_model_garden() -> None:
     pairs = [*zip(_weights(split), _weights(whole), strict=True), *zip(*averages, strict=True)]
     for one, other in pairs:
         np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-def _splitting(steps: int, strategy: tf.distribute.Strategy, **optimization: Any) -> Trainer:
-    config = convert(small_config(**optimization)).replace(trainer={"accumulate_steps": steps})
-    return _of_our_config(config, strategy)
-
-
-def _of_our_config(config: Any, strategy: tf.distribute.Strategy) -> Trainer:
-    with strategy.scope():
-        made: Trainer = create_trainer(config, task_factory.get_task(original(config.task)), True, False)
-    return made
-
-
-def test_micro_batches_refuse_loss_scales_of_tf_keras() -> None:
-    config = small_config()
-    config.runtime.mixed_precision_dtype = "float16"
-    config.runtime.loss_scale = "dynamic"
-    half_precision()
-    with pytest.raises(UsageError, match="accumulate_steps=2: an optimizer of tf_keras scales the loss"):
-        _of_our_config(convert(config).replace(trainer={"accumulate_steps": 2}), tf.distribute.get_strategy())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import replicas
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.pipelines import BCTModel
 from trainer_kit.errors import UsageError
@@ -136,7 +137,7 @@ def test_the_old_classifier_is_in_no_optimizer(whole: dict[str, Any]) -> None:
 
 
 def test_the_losses_of_two_replicas_add_up_to_that_of_one() -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    strategy = replicas(2)
     with strategy.scope():
         model = bct_model()
 

@@ -34,8 +34,7 @@ class Reader:
 
 READERS: dict[str, Callable[[], Any]] = {
     "an object": Reader,
-    "a method": lambda: Reader().method,
-    "a tf.function": lambda: tf.function(Reader().method),
+    "a tf.function of a method": lambda: tf.function(Reader().method),
     "a partial": lambda: functools.partial(lambda example, factor: (example, factor * example), factor=2),
     "any keywords": lambda: lambda **given: (given["example"], 2 * given["example"]),
 }

@@ -44,10 +44,6 @@ def functional(library: ModuleType = keras, **compiled: Any) -> Any:
     return model
 
 
-def sequential(library: ModuleType = keras) -> Any:
-    return library.Sequential([library.layers.Input((4,)), library.layers.Dense(2)])
-
-
 def built(build_model_func: Any, custom: type | None = None, objects: Any = None, **compiled: Any) -> Any:
     with custom_objects_known(objects):
         return build_model(build_model_func, custom, **compiled)
@@ -66,24 +62,17 @@ def test_a_checkpoint_is_never_passed() -> None:
 
     built(optional)
     built(any_keyword)
-    assert passed == ["its default", {}]
-
-
-def test_a_required_checkpoint_is_none() -> None:
-    passed = []
-    built(lambda checkpoint: passed.append(checkpoint) or functional())
-    assert passed == [None]
+    built(lambda checkpoint: passed.append(checkpoint) or functional())  # required: it is None
+    assert passed == ["its default", {}, None]
 
 
 @pytest.mark.parametrize(("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"])
-@pytest.mark.parametrize("build", [functional, sequential])
-def test_a_custom_class_takes_inputs_and_outputs(build: Any, library: ModuleType, kind: type) -> None:
-    made: list[Any] = []
-    model = built(lambda: made.append(build(library)) or made[-1], kind)
-    assert type(model) is not type(made[0])
+def test_a_custom_class_takes_inputs_and_outputs(library: ModuleType, kind: type) -> None:
+    plain = library.Sequential([library.layers.Input((4,)), library.layers.Dense(2)])
+    model = built(lambda: plain, kind)
     assert isinstance(model, kind)
     x = np.ones((3, 4), "float32")
-    np.testing.assert_array_equal(model(x), made[0](x))
+    np.testing.assert_array_equal(model(x), plain(x))
 
 
 def test_a_model_of_the_custom_class_stays() -> None:
@@ -103,6 +92,7 @@ def test_a_custom_class_needs_inputs_and_outputs(build: Any) -> None:
     [
         (None, r"build_model_func: None is not a callable object; give a function"),
         (lambda n: n, r"missing a required argument: 'n'; .*bind"),
+        (lambda: (1, 224), "build_model_func returned a tuple; it has to return a model of Keras"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused(function: Any, message: str) -> None:
@@ -110,37 +100,29 @@ def test_a_function_that_cannot_be_called_is_refused(function: Any, message: str
         build_model(function)
 
 
-def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(UsageError, match="build_model_func returned a tuple; it has to return a model of Keras"):
-        built(lambda: (functional(), 224))
-
-
-@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
-def test_training_compiles_a_model_that_is_not_compiled(library: ModuleType) -> None:
-    model = built(lambda: functional(library), optimizer="sgd", loss="mse", metrics=["mae"])
-    assert (type(model.optimizer).__name__, model.loss) == ("SGD", "mse")
-
-
-@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
-def test_a_compiled_model_stays_as_it_is(library: ModuleType) -> None:
-    made = functional(library, optimizer=library.optimizers.Adam(0.5), loss="mse")
-    optimizer = made.optimizer
-    assert built(lambda: made).optimizer is optimizer
-
-
-@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
-def test_arguments_count_before_what_the_model_has(library: ModuleType) -> None:
-    made = functional(library, optimizer="adam", loss="mse")
-    model = built(lambda: made, loss="mae")
-    assert (type(model.optimizer).__name__, model.loss) == ("Adam", "mae")
-
-
+@pytest.mark.parametrize(
+    ("before", "arguments", "after"),
+    [
+        ({}, {"optimizer": "sgd", "loss": "mse"}, ("SGD", "mse")),
+        ({"optimizer": "adam", "loss": "mse"}, {}, ("Adam", "mse")),
+        ({"optimizer": "adam", "loss": "mse"}, {"loss": "mae"}, ("Adam", "mae")),
+    ],
+    ids=["not compiled", "compiled", "other arguments"],
+)
+@pytest.mark.parametrize("custom", [False, True])
 @pytest.mark.parametrize(("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"])
-def test_a_wrapped_model_is_compiled_as_before(library: ModuleType, kind: type) -> None:
-    model = built(lambda: functional(library, optimizer=library.optimizers.Adam(0.5), loss="mse"), kind)
-    assert isinstance(model, kind)
-    assert (type(model.optimizer).__name__, model.loss) == ("Adam", "mse")
-    assert float(model.optimizer.learning_rate) == 0.5
+def test_arguments_count_before_what_the_model_has(
+    before: Any, arguments: Any, after: Any, custom: bool, library: ModuleType, kind: type
+) -> None:
+    model = built(lambda: functional(library, **before), kind if custom else None, **arguments)
+    assert (type(model.optimizer).__name__, model.loss) == after
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_the_optimizer_of_a_compiled_model_stays(library: ModuleType) -> None:
+    model = functional(library, optimizer=library.optimizers.Adam(0.5), loss="mse")
+    optimizer = model.optimizer
+    assert built(lambda: model).optimizer is optimizer
 
 
 @pytest.mark.parametrize(("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"])
@@ -186,18 +168,9 @@ def test_numbers_of_numpy_go_on_as_the_program_seeded_them() -> None:
     assert np.random.rand() == expected
 
 
-@pytest.fixture
-def without_seed() -> Any:
-    """Takes TensorFlow's global seed away, as in a program that sets none."""
+def test_a_program_without_a_seed_has_other_weights_each_time() -> None:
     tf.random.set_seed(None)  # the value that TensorFlow starts with
-
-
-def test_a_program_without_a_seed_has_other_weights_each_time(without_seed: None) -> None:
     assert not np.array_equal(weights(None), weights(None))
-
-
-def test_a_number_of_features_is_an_input_size() -> None:
-    assert input_size(functional()) == 4
 
 
 @pytest.mark.parametrize(("shape", "size"), [((32, 32, 3), 32), ((24, 32, 3), (24, 32))])
@@ -208,6 +181,7 @@ def test_the_size_of_images_is_an_input_size(library: ModuleType, shape: tuple[i
     assert input_size(model) == size
     inputs = {"image": layers.Input(shape, name="image"), "more": layers.Input((2,), name="more")}
     assert input_size(library.Model(inputs, layers.GlobalAveragePooling2D()(inputs["image"]))) == size
+    assert input_size(functional(library)) == 4  # the number of features
 
 
 @pytest.mark.parametrize("build", [Unbuilt, lambda: keras.Sequential([keras.layers.Input((None, None, 3))])])

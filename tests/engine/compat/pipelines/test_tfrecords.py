@@ -59,24 +59,18 @@ def test_images_and_labels_come_in_batches_of_known_shape(folder: Path) -> None:
     assert {int(one) for _, batch in dataset for one in batch[:, 0]} == set(range(count))
 
 
-def test_a_pass_has_each_example_of_all_files_once(folder: Path) -> None:
-    assert sorted(numbers(training(folder))) == list(range(TRAIN))
+def test_each_pass_has_all_examples_in_another_order(folder: Path) -> None:
+    dataset = training(folder)
+    first, second = numbers(dataset), numbers(dataset)
+    assert sorted(first) == sorted(second) == list(range(TRAIN))
+    assert first != second != sorted(second)
+    assert len(numbers(training(folder, 9))) == 36  # without the smaller last batch
 
 
 def test_validation_is_in_the_order_of_the_files(folder: Path) -> None:
     dataset = get_valid_ds(folder, number_in, 4)
     assert numbers(dataset) == list(range(100, 100 + VALID))
     assert [len(batch) for batch in dataset.as_numpy_iterator()] == [4, 4, 2]
-
-
-def test_training_leaves_a_smaller_last_batch_out(folder: Path) -> None:
-    dataset = training(folder, 9)
-    assert (len(dataset), len(numbers(dataset))) == (4, 36)
-
-
-def test_other_splits_are_read_like_validation(tmp_path: Path) -> None:
-    write(tmp_path / "test-00000.tfrec", range(5))
-    assert numbers(get_tfrecord_dataset(tmp_path, number_in, 3, "test")) == list(range(5))
 
 
 def test_is_train_says_the_split(folder: Path) -> None:
@@ -101,12 +95,6 @@ def test_augmentation_is_for_training_only(folder: Path) -> None:
 # ---- orders
 
 
-def test_each_pass_has_another_order(folder: Path) -> None:
-    dataset = training(folder)
-    first, second = numbers(dataset), numbers(dataset)
-    assert first != second != sorted(second)
-
-
 def test_the_order_follows_from_the_global_seed_alone(folder: Path) -> None:
     def order(seed: int) -> list[int]:
         tf.random.set_seed(seed)
@@ -116,9 +104,6 @@ def test_the_order_follows_from_the_global_seed_alone(folder: Path) -> None:
     tf.random.set_seed(1)
     tf.random.uniform([3])
     assert numbers(training(folder)) == first != other
-
-
-def test_a_program_without_a_seed_has_the_same_order(folder: Path) -> None:
     tf.random.set_seed(None)
     assert numbers(training(folder)) == numbers(training(folder))
 

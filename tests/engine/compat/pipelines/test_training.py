@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import replicas
 from trainer_kit.compat.pipelines import Training
 
 X = np.random.RandomState(0).normal(size=(40, 4)).astype("float32")
@@ -48,53 +50,14 @@ def test_without_a_tpu_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptur
     assert made.distribute_strategy is tf.distribute.get_strategy()
 
 
-def test_a_tpu_that_does_not_answer_is_a_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TPU_NAME", "grpc://127.0.0.1:1")
-    with pytest.raises(SystemExit) as ended:
-        job(tmp_path, use_tpu=True)
-    assert ended.value.code == 2
-    assert "tpu (TPU_NAME) failed" in capsys.readouterr().err
-
-
-def test_a_folder_is_checked_before_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "artifacts").write_text("a file")
-    with pytest.raises(SystemExit) as ended:
-        job(tmp_path)
-    assert ended.value.code == 6
-    assert "artifacts is a file, not a folder" in capsys.readouterr().err
-
-
 def test_a_job_trains_in_the_scope_of_its_strategy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    strategy = replicas(2)
     with strategy.scope():
         made = job(tmp_path, use_tpu=True)
     assert made.distribute_strategy is strategy
     assert "TPU" not in caplog.text
     made.run_train(data(), None, 1)
     np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["job_dir", "artifacts_dir"])
-def test_remote_folders_are_refused_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        Training(build_model, **{name: "gs://bucket/tmp/digits"}, use_tpu=False)
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {name}='gs://bucket/tmp/digits' is a remote folder; ")
-
-
-@pytest.mark.parametrize(
-    ("read", "epochs", "message"),
-    [(lambda: None, 1, "train_ds is None"), (data, "2", "epochs='2' is not a whole number")],
-)
-def test_a_mistake_in_run_train_is_one_line(
-    read: Any, epochs: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        job(tmp_path).run_train(read(), None, epochs)
-    assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,3 +142,39 @@ def test_without_folders_no_artifacts_are_written(
     assert f"job_dir is not given: the files are in {made.job_dir}" in caplog.text
     with pytest.raises(ValueError, match="save_model: artifacts_dir is not given"):
         made.save_model()
+
+
+REFUSALS: dict[str, tuple[Callable[[Path], Any], int, str]] = {
+    "a file in place of a folder": (
+        lambda path: Training(build_model, path / "job", path / "a file", use_tpu=False),
+        6,
+        "a file is a file, not a folder",
+    ),
+    "a remote job_dir": (
+        lambda path: Training(build_model, "gs://bucket/digits", use_tpu=False),
+        2,
+        "job_dir='gs://bucket/digits' is a remote folder; ",
+    ),
+    "a remote artifacts_dir": (
+        lambda path: Training(build_model, artifacts_dir="gs://bucket/digits", use_tpu=False),
+        2,
+        "artifacts_dir='gs://bucket/digits' is a remote folder; ",
+    ),
+    "no data": (lambda path: job(path).run_train(None, None, 1), 2, "train_ds is None"),
+    "epochs": (lambda path: job(path).run_train(data(), None, "2"), 2, "epochs='2' is not a whole number"),
+    "a TPU that does not answer": (lambda path: job(path, use_tpu=True), 2, "tpu (TPU_NAME) failed"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_mistake_is_one_line_and_an_exit_code(
+    refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("TPU_NAME", "grpc://127.0.0.1:1")
+    act, code, message = REFUSALS[refusal]
+    with pytest.raises(SystemExit) as ended:
+        act(tmp_path)
+    assert ended.value.code == code
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error

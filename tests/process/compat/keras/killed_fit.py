@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.process.compat.keras.doors import Kill
+from tests.process.compat.keras.programs import Kill
 from trainer_kit.compat import keras as tk_keras
 
 

@@ -1,99 +1,81 @@
-"""Programs in the manner of Keras's guides; each runs with Keras itself and with trainer_kit, which is killed in it.
+"""Programs in the manner of Keras's guides, which may kill their process; each has states of kinds of their own.
 
-Each has states of kinds of their own. killed_fit.py has callbacks, tests/engine/compat/keras/test_programs.py more
-programs. A program takes a Door, makes model and data from one seed, trains for four epochs of ten steps and returns
-the History.
+A program takes a folder and callbacks, makes model and data from one seed, trains for four epochs of ten steps and
+returns the History and all that has variables. `killed_fit.py` has callbacks, and
+tests/engine/compat/keras/test_programs.py compares with Keras.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Callable
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tests.process.compat.keras import models
+from tests.engine.compat.keras import keras_programs
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.compat import keras as tk_keras
 
 EPOCHS, STEPS, BATCH = 4, 10, 16
-EXAMPLES = STEPS * BATCH - 5  # the last batch of an epoch is a smaller one
-WEIGHTS = {0: 1.0, 1: 2.5, 2: 0.5}  # of the classes
+LOOPS = {"steps_per_loop": 4, "checkpoint_interval": 4}  # an epoch is no multiple of a loop
 
 
-class Door(Protocol):
-    """What a program trains with."""
+class Kill(Callback):
+    """Kills the process at the end of the loop that reaches a step."""
 
-    def fit(self, model: Any, *arguments: Any, **options: Any) -> Any:
-        """Trains as `model.fit` does, and returns its History."""
+    def __init__(self, step: int) -> None:
+        self._step = step
 
-    def train_loop(self, train_step: Any, train_ds: Any, **options: Any) -> Any:
-        """Trains as a loop by hand does, and returns a History."""
-
-
-def begin() -> None:
-    """Makes names and random numbers of a program independent of the programs before it."""
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(3)
+    def loop_end(self, run: Run, logs: Any) -> None:
+        if run.step >= self._step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def examples(seed: int = 0, number: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
-    """Returns features, float32 [number, 8], and classes, int64 [number], which a model can learn."""
-    random = np.random.RandomState(seed)
-    x = random.randn(number, 8).astype(np.float32)
+def examples() -> tuple[np.ndarray, np.ndarray]:
+    """Returns features, float32 [160, 8], and classes, int64 [160], which a model can learn."""
+    x = np.random.RandomState(0).randn(STEPS * BATCH, 8).astype(np.float32)
     return x, x[:, :3].argmax(1)
 
 
-def batches(*arrays: Any, shuffle: bool = True) -> tf.data.Dataset:
-    """Returns a dataset of batches, in another order in each epoch."""
-    dataset = tf.data.Dataset.from_tensor_slices(arrays if len(arrays) > 1 else arrays[0])
-    return (dataset.shuffle(EXAMPLES, seed=5) if shuffle else dataset).batch(BATCH)
-
-
-def classifier(*between: keras.layers.Layer) -> keras.Model:
+def classifier() -> keras.Model:
     """Returns a model of three classes, with dropout and batch normalization."""
     first = [keras.Input((8,)), layers.BatchNormalization(), layers.Dropout(0.2)]
-    return keras.Sequential([*first, *between, layers.Dense(3)])
+    return keras.Sequential([*first, layers.Dense(3)])
 
 
-def cross_entropy(**options: Any) -> keras.losses.Loss:
-    """Returns the loss of `classifier`."""
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
-
-
-def averaged_weights(door: Door) -> Any:
+def averaged_weights(folder: str, callbacks: list[Any]) -> Any:
     """A callback swaps in the moving average of the optimizer; a dataset is shuffled, and classes have weights."""
-    begin()
     model = classifier()
     adam = keras.optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9, clipnorm=1.0)
-    model.compile(adam, cross_entropy(), metrics=["accuracy"], weighted_metrics=["accuracy"])
-    callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
-    data, validation = batches(*examples()), batches(*examples(1, 40), shuffle=False)
-    options = {"validation_data": validation, "callbacks": callbacks, "class_weight": WEIGHTS, "verbose": 0}
-    return door.fit(model, data, epochs=EPOCHS, **options)
+    model.compile(adam, keras_programs.CROSSENTROPY, weighted_metrics=["accuracy"], jit_compile=False)
+    data = tf.data.Dataset.from_tensor_slices(examples()).shuffle(200, seed=5).batch(BATCH)
+    callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *callbacks]
+    options = {"validation_data": data, "callbacks": callbacks, "class_weight": {0: 1.0, 1: 2.5, 2: 0.5}, "verbose": 0}
+    history = tk_keras.fit(model, data, epochs=EPOCHS, **options, model_dir=folder, trainer=LOOPS, best=False)
+    return history, [model, adam]
 
 
-def gan(door: Door) -> Any:
-    """Two models that are not built have an optimizer each; random numbers come from a seed generator."""
-    begin()
-    model = models.Gan()
-    model.compile(
-        d_optimizer=keras.optimizers.Adam(1e-2, beta_1=0.5),
-        g_optimizer=keras.optimizers.Adam(3e-3, beta_1=0.5),
-        loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
-    )
-    return door.fit(model, examples()[0], batch_size=BATCH, epochs=EPOCHS, verbose=0)
+def gan(folder: str, callbacks: list[Any]) -> Any:
+    """Two models have an optimizer each; random numbers come from a seed generator."""
+    options = {"batch_size": BATCH, "epochs": EPOCHS, "callbacks": callbacks, "verbose": 0}
+    model = keras_programs.gan()
+    history = tk_keras.fit(model, examples()[0], **options, model_dir=folder, trainer=LOOPS)
+    return history, [model, model.d_optimizer, model.g_optimizer]
 
 
-def loop_by_hand(door: Door) -> Any:
+def loop_by_hand(folder: str, callbacks: list[Any]) -> Any:
     """The functions of a loop by hand: they use two models, optimizers, a counter and metrics around them."""
-    begin()
-    model, critic = classifier(models.ActivityLoss(1e-2)), keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    model, critic = classifier(), keras.Sequential([keras.Input((3,)), layers.Dense(1)])
     optimizer, critic_optimizer = keras.optimizers.Adam(1e-2), keras.optimizers.Adam(1e-2)
-    count, loss_fn = tf.Variable(0.0, trainable=False), cross_entropy()
-    train_metric = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
-    val_metric = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+    count = tf.Variable(0.0, trainable=False)
+    metric = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
 
     @tf.function
     def train_step(x: Any, y: Any) -> Any:
@@ -101,22 +83,38 @@ def loop_by_hand(door: Door) -> Any:
         with tf.GradientTape(persistent=True) as tape:
             logits = model(x, training=True)
             score = tf.reduce_mean(critic(logits)) / count
-            loss = loss_fn(y, logits) + sum(model.losses) - score
-        for one, by, value in ((model, optimizer, loss), (critic, critic_optimizer, score)):
-            gradients = tape.gradient(value, one.trainable_weights)
-            by.apply_gradients(zip(gradients, one.trainable_weights, strict=True))
-        train_metric.update_state(y, logits)
+            loss = keras_programs.CROSSENTROPY(y, logits) - score
+        for part, by, value in ((model, optimizer, loss), (critic, critic_optimizer, score)):
+            by.apply(tape.gradient(value, part.trainable_weights), part.trainable_weights)
+        metric.update_state(y, logits)
         return loss
 
-    def test_step(x: Any, y: Any) -> None:
-        val_metric.update_state(y, model(x, training=False))
-
-    x, y = examples(number=STEPS * BATCH)
-    return door.train_loop(
-        train_step, batches(x, y, shuffle=False), epochs=EPOCHS, model=model, optimizer=optimizer,
-        metrics=[train_metric], test_step=test_step, val_dataset=batches(*examples(1, 40), shuffle=False),
-        val_metrics=[val_metric],
-    )  # fmt: skip
+    options = {"epochs": EPOCHS, "metrics": [metric], "callbacks": callbacks, "verbose": 0}
+    data = tf.data.Dataset.from_tensor_slices(examples()).batch(BATCH)
+    history = tk_keras.train_loop(
+        train_step, data, model=model, optimizer=optimizer, **options, model_dir=folder, trainer=LOOPS
+    )
+    return history, [model, critic, critic_optimizer, optimizer]
 
 
-PROGRAMS: dict[str, Callable[[Door], Any]] = {one.__name__: one for one in (averaged_weights, gan, loop_by_hand)}
+PROGRAMS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (averaged_weights, gan, loop_by_hand)}
+
+
+def run_killed(name: str, folder: Path, step: int) -> None:
+    """Runs a program that kills its process."""
+    keras.utils.set_random_seed(3)
+    PROGRAMS[name](str(folder / "again" / name), [Kill(step)])
+
+
+def run_to_the_end(folder: Path) -> None:
+    """Runs the killed programs to their end, then all programs whole; writes history and bits to a file each."""
+    for kind in ("again", "whole"):
+        results = {}
+        for name, program in PROGRAMS.items():
+            keras.utils.clear_session()
+            keras.utils.set_random_seed(3)
+            history, holders = program(str(folder / kind / name), [])
+            variables = [variable for holder in holders for variable in holder.variables]
+            bits = [tf.convert_to_tensor(variable).numpy().tobytes().hex() for variable in variables]
+            results[name] = {"history": history.history, "epoch": history.epoch, "bits": bits}
+        (folder / f"{kind}.json").write_text(json.dumps(results))

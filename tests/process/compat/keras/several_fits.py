@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.process.compat.keras.doors import Kill
+from tests.process.compat.keras.programs import Kill
 from trainer_kit.compat import keras as tk_keras
 
 BATCH, STEPS = 16, 5

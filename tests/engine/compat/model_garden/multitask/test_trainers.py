@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,12 @@ from official.modeling.multitask import multitask, task_sampler
 
 from tests.engine.compat.model_garden.garden_task import eagerly
 from tests.engine.compat.model_garden.tiny import multi_task
-from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.multitask import (
     MultiTaskBaseTrainer,
     MultiTaskEvaluator,
     MultiTaskInterleavingTrainer,
 )
 from trainer_kit.compat.model_garden.multitask.trainers import DrawnTasks, evaluate_tasks
-from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.errors import UsageError
 from trainer_kit.testing.tiny_task import tiny_experiment
 
@@ -44,18 +41,8 @@ def tasks(data: Path) -> multitask.MultiTask:
     return multitask.MultiTask.from_config(multi_task.config_joint(data).task)
 
 
-def sgd() -> Any:
-    """An optimizer of tf_keras."""
-    return tf_keras.optimizers.SGD(0.05)
-
-
-def sampler(tasks: multitask.MultiTask) -> Any:
-    """In proportion to the weights."""
-    return task_sampler.ProportionalTaskSampler(tasks.task_weights)
-
-
 def test_a_joint_trainer_trains_all_in_each_step(tasks: multitask.MultiTask) -> None:
-    trainer = MultiTaskBaseTrainer(tasks, multi_task.model(), sgd())
+    trainer = MultiTaskBaseTrainer(tasks, multi_task.model(), tf_keras.optimizers.SGD(0.05))
     logs = [trainer.train(tf.constant(5)) for _ in range(4)]
     assert list(logs[0]) == ["total_loss", "sum", "difference", "learning_rate"]
     first, last = logs[0]["total_loss"]["training_loss"], logs[-1]["total_loss"]["training_loss"]
@@ -67,26 +54,29 @@ def test_a_joint_trainer_trains_all_in_each_step(tasks: multitask.MultiTask) -> 
     assert set(trainer.training_metrics) == set(multi_task.TASKS)
 
 
-def test_the_options_of_the_trainer_count(tasks: multitask.MultiTask) -> None:
-    options = orbit.StandardTrainerOptions(use_tf_function=False, use_tf_while_loop=False)
-    tf.random.set_seed(1)
-    models = [multi_task.model() for _ in range(2)]
-    for variable, other in zip(*(model.trainable_variables for model in models), strict=True):
-        other.assign(variable)
-    trainers = [
-        MultiTaskInterleavingTrainer(tasks, model, sgd(), sampler(tasks), given)
-        for model, given in zip(models, (None, options), strict=True)
-    ]
-    logs = [trainer.train(tf.constant(6)) for trainer in trainers]
-    for number, name in enumerate(multi_task.TASKS):
+def test_the_options_of_an_interleaving_trainer_count(tasks: multitask.MultiTask) -> None:
+    eager = orbit.StandardTrainerOptions(use_tf_function=False, use_tf_while_loop=False)
+    sampler = task_sampler.ProportionalTaskSampler(tasks.task_weights)
+    model = multi_task.model()
+    begin = [variable.numpy() for variable in model.variables]
+    logs = []
+    for options in (None, eager):
+        for variable, value in zip(model.variables, begin, strict=True):
+            variable.assign(value)
+        optimizer = tf_keras.optimizers.SGD(0.05)
+        trainer = MultiTaskInterleavingTrainer(tasks, model, optimizer, sampler, options)
+        logs.append(trainer.train(tf.constant(6)))
+        counts = [int(trainer.task_step_counter(name).numpy()) for name in multi_task.TASKS]
+        assert counts == DrawnTasks(sampler, 2).counts(6)
+    for name in multi_task.TASKS:
         assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-5)
-        drawn = DrawnTasks(sampler(tasks), 2).counts(6)[number]
-        assert [int(trainer.task_step_counter(name).numpy()) for trainer in trainers] == [drawn, drawn]
 
 
 def test_the_tasks_are_drawn_as_theirs_are(tasks: multitask.MultiTask) -> None:
     drawing = task_sampler.ProportionalTaskSampler({"sum": 3.0, "difference": 1.0})
-    theirs = their_interleaving.MultiTaskInterleavingTrainer(tasks, multi_task.model(), sgd(), drawing)
+    theirs = their_interleaving.MultiTaskInterleavingTrainer(
+        tasks, multi_task.model(), tf_keras.optimizers.SGD(0.05), drawing
+    )
     theirs._task_train_step_map = dict.fromkeys(multi_task.TASKS, lambda inputs: None)  # it draws, and trains nothing
     with eagerly():
         theirs.train(tf.constant(40))
@@ -105,10 +95,8 @@ class RoundedSampler(task_sampler.TaskSampler):
 def test_a_draw_beyond_the_last_bound_is_the_last_task() -> None:
     rare, often = DrawnTasks(RoundedSampler({}), 2).counts(20)  # theirs would draw the same number for ever
     assert rare + often == 20 and often > 10
-
-
-def test_a_task_without_weight_is_never_drawn() -> None:
-    assert DrawnTasks(task_sampler.ProportionalTaskSampler({"sum": 0.0, "difference": 1.0}), 2).counts(40) == [0, 40]
+    without_weight = task_sampler.ProportionalTaskSampler({"sum": 0.0, "difference": 1.0})
+    assert DrawnTasks(without_weight, 2).counts(40) == [0, 40]
 
 
 class TheirOwnStep(MultiTaskBaseTrainer):
@@ -132,7 +120,7 @@ class TheirOwnStep(MultiTaskBaseTrainer):
 
 
 def test_a_step_written_for_theirs_runs(tasks: multitask.MultiTask) -> None:
-    trainer = TheirOwnStep(tasks, multi_task.model(), sgd())
+    trainer = TheirOwnStep(tasks, multi_task.model(), tf_keras.optimizers.SGD(0.05))
     trainer.train(tf.constant(6))
     assert int(trainer.optimizer.iterations.numpy()) == 3
 
@@ -140,7 +128,7 @@ def test_a_step_written_for_theirs_runs(tasks: multitask.MultiTask) -> None:
 def test_batches_of_several_tasks_are_not_split(tasks: multitask.MultiTask) -> None:
     config = tiny_experiment(accumulate_steps=4)
     with pytest.raises(UsageError, match=r"=4: MultiTaskBaseTrainer has a training step of its own on each replica"):
-        MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), config=config)
+        MultiTaskBaseTrainer(tasks, multi_task.model(), tf_keras.optimizers.SGD(0.05), config=config)
 
 
 def test_an_evaluator_tells_what_theirs_tells(tasks: multitask.MultiTask) -> None:
@@ -210,14 +198,3 @@ def test_averaged_weights_are_evaluated(tasks: multitask.MultiTask) -> None:
     with eagerly():
         plain = MultiTaskEvaluator(tasks.tasks.values(), model).evaluate(tf.constant(-1))
     assert averaged["sum"]["validation_loss"] != plain["sum"]["validation_loss"]
-
-
-def test_several_tasks_are_evaluated_without_validation_sets(data: Path) -> None:
-    config = convert(multi_task.config_joint(data))
-    options = SimpleNamespace(**vars(config.trainer))
-    del options.validation_sets
-    tasks = list(multitask.MultiTask.from_config(multi_task.config_joint(data).task).tasks.values())
-    sections = SimpleNamespace(task=tasks[0].task_config, trainer=options, runtime=config.runtime)
-    trainer = Trainer(sections, tasks[0], multi_task.model().sub_tasks["sum"], sgd())
-    evaluate_tasks(trainer, tasks)
-    assert set(trainer.evaluate(tf.constant(1))) == set(multi_task.TASKS)

@@ -48,15 +48,6 @@ def write(folder: Path) -> None:
 
 def config(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> Any:
     """Without random crops and flips."""
-    return _resnet(folder, steps_per_loop, aug_crop=False, aug_rand_hflip=False)
-
-
-def config_with_crops(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> Any:
-    """With their default augmentation: random crops, random flips."""
-    return _resnet(folder, steps_per_loop)
-
-
-def _resnet(folder: Path, steps_per_loop: int, **augmentation: Any) -> Any:
     model = {
         "num_classes": CLASSES,
         "input_size": [SIZE, SIZE, 3],
@@ -66,7 +57,7 @@ def _resnet(folder: Path, steps_per_loop: int, **augmentation: Any) -> Any:
     task = {
         "model": model,
         "evaluation": {"top_k": 2},
-        "train_data": data(folder, "train", BATCH, **augmentation),
+        "train_data": data(folder, "train", BATCH, aug_crop=False, aug_rand_hflip=False),
         "validation_data": data(folder, "validation", BATCH),
     }
     optimizer_config = optimizer("sgd", 0.002, momentum=0.9)

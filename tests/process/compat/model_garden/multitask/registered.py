@@ -40,16 +40,11 @@ class TinyConfig(configs.MultiTaskConfig):
 
 @task_factory.register_task_cls(TinyConfig)
 class TinyMultiTask(multitask.MultiTask):
-    """Knows its model, and calls `on_step` in every step that trains both."""
+    """Knows its model."""
 
     def build_multitask_model(self) -> Any:
         """Returns the model of both."""
         return multi_task.SharedModel()
-
-    def joint_train_step(self, *arguments: Any, **named: Any) -> Any:
-        """Takes the step."""
-        tf.py_function(lambda: on_step(), [], [])
-        return super().joint_train_step(*arguments, **named)
 
 
 @dataclasses.dataclass

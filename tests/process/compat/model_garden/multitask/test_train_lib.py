@@ -14,11 +14,12 @@ import tensorflow as tf
 from official.modeling.multitask import multitask
 from official.modeling.multitask import train_lib as theirs
 
+from tests.builders import replicas
 from tests.engine.compat.model_garden.tiny import multi_task
 from tests.engine.compat.model_garden.tiny.curves import read_curves
 from tests.process.compat.model_garden.multitask import registered
 from trainer_kit.compat.model_garden.multitask import train_lib as ours
-from trainer_kit.errors import ConfigError, DataError, UsageError
+from trainer_kit.errors import DataError, UsageError
 from trainer_kit.runtime.determinism import seed_everything
 
 CONFIGS = {"joint": multi_task.config_joint, "interleaving": multi_task.config_interleaving}
@@ -71,31 +72,17 @@ def run(train_lib: Any, config: Any, model_dir: Path, mode: str = "train_and_eva
     strategy = options.pop("strategy", tf.distribute.get_strategy())
     with strategy.scope():
         task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
-    return train_lib.run_experiment(
-        distribution_strategy=strategy,
-        task=task,
-        model=model,
-        mode=mode,
-        params=config,
-        model_dir=str(model_dir),
-        **options,
-    )
+    common = {"distribution_strategy": strategy, "task": task, "model": model, "mode": mode, "params": config}
+    return train_lib.run_experiment(**common, model_dir=str(model_dir), **options)
 
 
 def run_separate(train_lib: Any, model_dir: Path, mode: str = "train_and_eval", **options: Any) -> Any:
     """Trains one task and evaluates two."""
     config = registered.separate()
     seed_everything(1)
-    task = registered.ToldTask(config.task)
-    return train_lib.run_experiment_with_multitask_eval(
-        distribution_strategy=tf.distribute.get_strategy(),
-        train_task=task,
-        eval_tasks=registered.eval_tasks(config),
-        mode=mode,
-        params=config,
-        model_dir=str(model_dir),
-        **options,
-    )
+    tasks = {"train_task": registered.ToldTask(config.task), "eval_tasks": registered.eval_tasks(config)}
+    common = {"distribution_strategy": tf.distribute.get_strategy(), "mode": mode, "params": config}
+    return train_lib.run_experiment_with_multitask_eval(**tasks, **common, model_dir=str(model_dir), **options)
 
 
 def assert_alike(one: Path, other: Path) -> None:
@@ -108,20 +95,17 @@ def assert_alike(one: Path, other: Path) -> None:
             assert {name: seen.get(name) for name in values} == pytest.approx(values, abs=1e-5), (part, step)
 
 
-def best_prefix(folder: Path) -> str:
-    """The best checkpoint of a run."""
-    return str(tf.train.latest_checkpoint(str(folder / "best_ckpt")))
-
-
 def best_step(folder: Path) -> int:
     """The step of the best weights."""
-    return int(tf.train.load_variable(best_prefix(folder), "global_step/.ATTRIBUTES/VARIABLE_VALUE"))
+    path = tf.train.latest_checkpoint(str(folder / "best_ckpt"))
+    return int(tf.train.load_variable(path, "global_step/.ATTRIBUTES/VARIABLE_VALUE"))
 
 
-def best_weights(folder: Path) -> dict[str, Any]:
-    """The best weights by name."""
-    reader = tf.train.load_checkpoint(best_prefix(folder))
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name.startswith("model/")}
+def saved(path: str, *parts: str) -> dict[str, np.ndarray]:
+    """The variables of some parts of a checkpoint, by name."""
+    reader = tf.train.load_checkpoint(path)
+    names = [name for name in reader.get_variable_to_shape_map() if name.partition("/")[0] in parts]
+    return {name: np.asarray(reader.get_tensor(name)) for name in names}
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -129,7 +113,9 @@ def test_the_curves_of_each_task_are_theirs(kind: str, pairs: dict[str, Path]) -
     assert_alike(pairs[kind] / "theirs", pairs[kind] / "ours")
     assert {f"{name}/training_loss" for name in multi_task.TASKS} < set(read_curves(pairs[kind] / "ours")["train"][50])
     assert best_step(pairs[kind] / "ours") == 50  # theirs always tells 0: its evaluator makes a counter of its own
-    ours_best, theirs_best = (best_weights(pairs[kind] / name) for name in ("ours", "theirs"))
+    ours_best, theirs_best = (
+        saved(tf.train.latest_checkpoint(str(pairs[kind] / name / "best_ckpt")), "model") for name in ("ours", "theirs")
+    )
     assert len(theirs_best) == 6
     for name, value in theirs_best.items():
         np.testing.assert_allclose(ours_best[name], value, rtol=1e-5, atol=1e-6)
@@ -149,13 +135,6 @@ def test_one_task_is_trained_and_others_evaluated_as_theirs(data: Path, tmp_path
     assert best_step(tmp_path / "ours") == 50
 
 
-def held(folder: Path) -> dict[str, np.ndarray]:
-    """The last weights, and the state of the optimizer."""
-    reader = tf.train.load_checkpoint(str(folder / "ckpt-50"))
-    names = [name for name in reader.get_variable_to_shape_map() if name.startswith(("model/", "optimizer/"))]
-    return {name: np.asarray(reader.get_tensor(name)) for name in names}
-
-
 def test_a_joint_run_goes_on_to_the_same_bits(data: Path, pairs: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(pairs["joint"] / "ours", tmp_path / "run"))
     for path in folder.glob("ckpt-50.*"):
@@ -165,7 +144,7 @@ def test_a_joint_run_goes_on_to_the_same_bits(data: Path, pairs: dict[str, Path]
     assert isinstance(model, multi_task.SharedModel)
     assert set(logs) == {"sum", "difference"}
     assert {"sum_error", "validation_loss"} <= set(logs["sum"])
-    found, expected = held(folder), held(pairs["joint"] / "ours")
+    found, expected = (saved(str(one / "ckpt-50"), "model", "optimizer") for one in (folder, pairs["joint"] / "ours"))
     assert found.keys() == expected.keys() and len(found) > 6
     assert [name for name, value in expected.items() if found[name].tobytes() != value.tobytes()] == []
 
@@ -182,17 +161,9 @@ def with_trainer(config: Any, model_dir: Path, mode: str, **options: Any) -> tup
     """Runs several tasks with a ready-made trainer; returns the model, the trainer, and what is returned."""
     task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
     trainer = ours.get_trainer(tf.distribute.get_strategy(), config, task, model)
-    result = ours.run_experiment(
-        distribution_strategy=tf.distribute.get_strategy(),
-        task=task,
-        model=model,
-        mode=mode,
-        params=config,
-        model_dir=str(model_dir),
-        trainer=trainer,
-        **options,
-    )
-    return model, trainer, result
+    strategy = tf.distribute.get_strategy()
+    common = {"distribution_strategy": strategy, "task": task, "model": model, "mode": mode, "params": config}
+    return model, trainer, ours.run_experiment(**common, model_dir=str(model_dir), trainer=trainer, **options)
 
 
 def state_of(folder: Path) -> dict[str, int]:
@@ -228,37 +199,9 @@ def test_a_ready_made_evaluating_trainer_has_a_best_of_its_own(
     assert [path.parent.parent.name for path in folder.glob("evals/*/best_ckpt/info.json")] == ["other"]
 
 
-def test_another_config_is_refused_before_the_best_is_touched(
-    data: Path, pairs: dict[str, Path], tmp_path: Path
-) -> None:
-    folder, config = Path(shutil.copytree(pairs["joint"] / "ours", tmp_path / "run")), multi_task.config_joint(data)
-    (folder / "best_ckpt" / "info.json").unlink()
-    before = state_of(folder / "best_ckpt")
-    best(config).trainer.optimizer_config.optimizer.type = "adam"
-    with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began"):
-        with_trainer(config, folder, "train_and_eval")
-    assert state_of(folder / "best_ckpt") == before
-
-
-def mirrored() -> tf.distribute.Strategy:
-    """Two replicas. Collectives of a second strategy in one process would wait for each other for ever."""
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-
-
 def test_on_several_replicas_the_curves_are_those_of_one(data: Path, pairs: dict[str, Path], tmp_path: Path) -> None:
-    run(ours, best(in_order(multi_task.config_joint(data))), tmp_path, strategy=mirrored())
+    run(ours, best(in_order(multi_task.config_joint(data))), tmp_path, strategy=replicas(2))
     assert_alike(pairs["joint"] / "ours", tmp_path)
-
-
-def test_on_several_replicas_tasks_in_turns_train_as_on_one(data: Path, pairs: dict[str, Path], tmp_path: Path) -> None:
-    run(ours, in_order(multi_task.config_interleaving(data)), tmp_path, "train", strategy=mirrored())
-    expected, found = (read_curves(folder)["train"] for folder in (pairs["interleaving"] / "ours", tmp_path))
-    for step in (10, 20):  # the loops before the first evaluation
-        assert {name: found[step].get(name) for name in expected[step]} == pytest.approx(expected[step], abs=1e-5)
-    weights, trained = (held(folder) for folder in (pairs["interleaving"] / "ours", tmp_path))
-    assert weights.keys() == trained.keys() and len(weights) > 6
-    for name, value in weights.items():
-        np.testing.assert_allclose(trained[name], value, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("part", ["train_data", "validation_data"])
@@ -280,21 +223,6 @@ def test_missing_data_of_a_task_that_is_only_evaluated_are_told(
         monkeypatch.setattr(registered, "separate", lambda config=config: config)
         with pytest.raises(kind, match=r"^eval_tasks\.1\.task_config\.validation_data: "):
             run_separate(ours, tmp_path)
-
-
-def test_what_an_optimizer_cannot_be_made_of_is_one_line(data: Path, tmp_path: Path) -> None:
-    config = multi_task.config_joint(data)
-    rate = {"type": "stepwise", "stepwise": {"boundaries": [1, 2], "values": [0.1]}}
-    config.override({"trainer": {"optimizer_config": {"learning_rate": rate}}})
-    with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: Model Garden refuses .*: The length of"):
-        run(ours, config, tmp_path)
-
-
-def test_what_an_optimizer_lacks_is_one_line(data: Path, tmp_path: Path) -> None:
-    config = multi_task.config_joint(data)
-    config.trainer.optimizer_config.optimizer.type = None
-    with pytest.raises(UsageError, match=r"trainer\.optimizer_config: Model Garden refuses its values: "):
-        run(ours, config, tmp_path)
 
 
 def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
