@@ -56,8 +56,14 @@ def averaged_weights(folder: str, callbacks: list[Any]) -> Any:
     adam = keras.optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9, clipnorm=1.0)
     model.compile(adam, keras_programs.CROSSENTROPY, weighted_metrics=["accuracy"], jit_compile=False)
     data = tf.data.Dataset.from_tensor_slices(examples()).shuffle(200, seed=5).batch(BATCH)
+    validation = tf.data.Dataset.from_tensor_slices(examples()).batch(BATCH)
     callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *callbacks]
-    options = {"validation_data": data, "callbacks": callbacks, "class_weight": {0: 1.0, 1: 2.5, 2: 0.5}, "verbose": 0}
+    options = {
+        "validation_data": validation,
+        "callbacks": callbacks,
+        "class_weight": {0: 1.0, 1: 2.5, 2: 0.5},
+        "verbose": 0,
+    }
     history = tk_keras.fit(model, data, epochs=EPOCHS, **options, model_dir=folder, trainer=LOOPS, best=False)
     return history, [model, adam]
 
