@@ -294,3 +294,17 @@ def test_an_option_of_ours_on_their_object_is_checked() -> None:
     theirs.override({"continuous_eval": {"policy": "newest"}}, is_strict=False)
     with pytest.raises(ConfigError, match=r"continuous_eval.policy .*: 'newest' is not one of all, latest"):
         _trainer(theirs)
+
+
+def test_a_value_that_their_class_refuses_is_told() -> None:
+    @dataclasses.dataclass
+    class Strict(base_config.Config):
+        size: int = 1
+
+        def override(self, override_params: Any, is_strict: bool = True) -> None:
+            if override_params.get("size", 1) > 2:
+                raise ValueError("too large")
+            super().override(override_params, is_strict)
+
+    with pytest.raises(ConfigError, match="too large"):
+        original(_overridden(Strict(), {"size": 3}))
