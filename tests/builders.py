@@ -65,6 +65,40 @@ def replicas(count: int) -> Any:
     return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
 
 
+def seeded_trainer(
+    config: Any, task_type: Any, count: int = 1, *, train: bool = True, evaluate: bool = True, cls: Any = None
+) -> Any:
+    """Returns a trainer over some replicas, whose initial weights are the same each time.
+
+    Args:
+      config: The experiment.
+      task_type: The class of the task.
+      count: The number of replicas.
+      train, evaluate: What the trainer is for.
+      cls: The class of the trainer; None: Trainer.
+    """
+    import keras
+
+    from trainer_kit.training.trainer import Trainer
+
+    keras.utils.set_random_seed(3)
+    with replicas(count).scope():
+        return (cls or Trainer).create(config, task_type(config.task), train=train, evaluate=evaluate)
+
+
+def trained_weights(trainer: Any) -> list[Any]:
+    """Returns the values of the trainable variables of its model, as NumPy arrays."""
+    return [variable.numpy() for variable in trainer.model.trainable_variables]
+
+
+def assert_all_close(values: Iterable[Any], expected: Iterable[Any], atol: float = 0.0) -> None:
+    """Compares arrays with arrays: bit by bit without a tolerance."""
+    import numpy as np
+
+    for value, other in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=0, atol=atol)
+
+
 def on_each_replica(strategy: Any, value: Any) -> list[Any]:
     """Returns the value of a variable or a tensor on each replica, as NumPy arrays."""
     import keras

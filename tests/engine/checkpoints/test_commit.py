@@ -63,17 +63,6 @@ def test_damage_of_any_file_is_told_by_name(prefix: str, name: str, damage: Call
     assert problem(prefix) == told.format(name, path.stat().st_size if path.exists() else 0, size)
 
 
-@pytest.mark.parametrize("name", PARTS)
-@pytest.mark.parametrize("damage", [_cut, flip_bit, Path.unlink])
-def test_without_a_record_damage_is_found_by_reading_all(
-    prefix: str, name: str, damage: Callable[[Path], None]
-) -> None:
-    Path(f"{prefix}.commit.json").unlink()
-    assert problem(prefix) == ""
-    damage(Path(prefix).with_name(name))
-    assert problem(prefix) == "ckpt-1.index is missing" or problem(prefix).startswith("it cannot be read (")
-
-
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"files": []}', '{"files": {}}', '{"files": {"ckpt-1.index": 7}}', "\udcff"]
 )

@@ -86,14 +86,6 @@ def test_a_resume_rewinds_reports_and_best_but_no_evaluation(told: _Told, tmp_pa
     assert told.best.best == ("accuracy", 0.9, 20)
 
 
-def test_a_rewind_takes_back_evaluations_and_the_best(told: _Told, tmp_path: Path) -> None:
-    told.run_history.rewind(10)
-    assert told.ledger.counting()[-1]["step"] == 10
-    told.evaluate((20, 0.6))
-    assert told.best.best == ("accuracy", 0.6, 20)
-    assert [item["metrics"]["accuracy"] for item in told.ledger.counting()] == [0.5, 0.6]
-
-
 def test_later_weights_are_moved_before_the_ledger_is_rewound(
     told: _Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

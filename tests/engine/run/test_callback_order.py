@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trainer_kit.callbacks.base import Callback, Loop, Run
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.profile import Profile
@@ -55,13 +57,28 @@ class _Made:
     def names(self, trainer: Any = None, **more: Any) -> list[str]:
         return [one.name for one in self.callbacks(trainer, **more)]
 
-    def sidecar(self) -> Sidecar:
-        lease = Lease(self.directory.evals, "side", lambda: ("wait", 0), lambda: True)
-        return Sidecar(self.directory, self.history.ledger, None, None, lease, 20, lambda: 0)
+
+@pytest.mark.parametrize(
+    ("options", "more", "last"),
+    [
+        ({}, {}, ["report", "finite_check", "recovery"]),
+        ({"recovery_max_trials": -1}, {}, ["report"]),
+        ({}, {"trains": False}, ["report"]),
+        ({}, {"trainer": object()}, ["report"]),
+    ],
+    ids=["a run that trains", "switched off", "a run that does not train", "a trainer of another kind"],
+)
+def test_a_record_comes_first_and_the_divergence_checks_last(
+    tmp_path: Path, options: dict[str, Any], more: dict[str, Any], last: list[str]
+) -> None:
+    assert _Made(tmp_path, **options).names(**more) == ["ledger", "_Mine", "actions", *last]
 
 
-def test_a_record_comes_first_and_the_divergence_checks_last(tmp_path: Path) -> None:
-    assert _Made(tmp_path).names() == ["ledger", "_Mine", "actions", "report", "finite_check", "recovery"]
+def test_a_sidecar_records_last_and_checks_no_divergence(tmp_path: Path) -> None:
+    made = _Made(tmp_path)
+    lease = Lease(made.directory.evals, "side", lambda: ("wait", 0), lambda: True)
+    sidecar = Sidecar(made.directory, made.history.ledger, None, None, lease, 20, lambda: 0)
+    assert made.names(sidecar=sidecar, trains=False) == ["_Mine", "actions", "report", "ledger"]
 
 
 def test_reports_follow_all_that_may_report(tmp_path: Path) -> None:
@@ -69,24 +86,6 @@ def test_reports_follow_all_that_may_report(tmp_path: Path) -> None:
     early = EarlyStopping(EarlyStoppingConfig(metric="accuracy", patience=3), made.history.ledger, "")
     names = made.names(early=early, profile=Profile("1:2", str(tmp_path)))
     assert names[1:6] == ["profile", "_Mine", "actions", early.name, "report"]
-
-
-def test_a_sidecar_records_last_and_checks_no_divergence(tmp_path: Path) -> None:
-    made = _Made(tmp_path)
-    names = made.names(sidecar=made.sidecar(), trains=False)
-    assert names == ["_Mine", "actions", "report", "ledger"]
-
-
-def test_a_run_that_does_not_train_checks_no_divergence(tmp_path: Path) -> None:
-    assert _Made(tmp_path).names(trains=False)[-1] == "report"
-
-
-def test_divergence_checks_can_be_switched_off(tmp_path: Path) -> None:
-    assert _Made(tmp_path, recovery_max_trials=-1).names()[-1] == "report"
-
-
-def test_a_trainer_of_another_kind_has_no_divergence_checks(tmp_path: Path) -> None:
-    assert _Made(tmp_path).names(trainer=object())[-1] == "report"
 
 
 def test_rates_count_the_examples_of_a_training_batch(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import FiniteCheck
 from trainer_kit.callbacks.reports import Reports
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.errors import DataError, DivergedError, StopTraining, UsageError
+from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.run.controller import Controller, Goal
 from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
@@ -46,17 +46,11 @@ class _Counter(BaseTrainer):
         return {"accuracy": tf.constant(0.5)}
 
 
-class _Seen(Callback):
-    """Notes the steps of evaluations; may stop the run at one."""
-
-    def __init__(self, stops: bool = False) -> None:
-        self.steps: list[int] = []
-        self._stops = stops
+class _StopsAtEvaluation(Callback):
+    """Stops the run at its first evaluation."""
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        self.steps.append(run.step)
-        if self._stops:
-            run.stop("enough")
+        run.stop("enough")
 
 
 class _Kept(Writer):
@@ -142,23 +136,6 @@ def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:
     assert list(complete_checkpoints(str(tmp_path))) == [12]
 
 
-def test_rates_are_of_steps_and_examples(tmp_path: Path) -> None:
-    controller, kept = _controller(tmp_path, _Counter(), batch_size=32)
-    controller.train(4)
-    report = kept.reports[0]
-    assert report.steps_per_second is not None and report.steps_per_second > 0
-    assert report.examples_per_second == pytest.approx(32 * report.steps_per_second)
-
-
-def test_evaluations_come_at_each_interval_and_once_at_the_end(tmp_path: Path) -> None:
-    counter, seen = _Counter(), _Seen()
-    controller, kept = _controller(tmp_path, counter, callbacks=[seen])
-    logs = controller.train_and_evaluate(train_steps=14, eval_interval=6)
-    assert counter.evaluated == seen.steps == _steps(kept, "validation") == [6, 12, 14]
-    assert logs == {"accuracy": 0.5}
-    assert list(complete_checkpoints(str(tmp_path))) == [10, 14]
-
-
 def test_a_trainer_that_takes_extra_steps_is_still_evaluated(tmp_path: Path) -> None:
     class Eager(_Counter):
         def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
@@ -168,17 +145,6 @@ def test_a_trainer_that_takes_extra_steps_is_still_evaluated(tmp_path: Path) -> 
     controller, _ = _controller(tmp_path, counter)
     controller.train_and_evaluate(train_steps=30, eval_interval=9)
     assert counter.evaluated == [10, 19, 28, 31]
-
-
-def test_data_that_ends_early_is_an_error_after_a_save(tmp_path: Path) -> None:
-    controller, _ = _controller(tmp_path / "early", _Counter(examples=7))
-    with pytest.raises(DataError, match="ended at step 7 of 20"):
-        controller.train(20)
-    assert list(complete_checkpoints(str(tmp_path / "early"))) == [7]
-    controller, kept = _controller(tmp_path / "asked", _Counter(examples=7))
-    controller.train(-1)
-    assert _steps(kept) == [4, 7]
-    assert kept.reports[0].total_steps is None
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 6.0])
@@ -199,18 +165,6 @@ def test_a_high_loss_counts_from_the_first_step_of_its_bound(tmp_path: Path) -> 
     assert _steps(kept) == [4, 8]
 
 
-@pytest.mark.parametrize(("saves", "steps"), [(True, [8]), (False, [])])
-def test_a_stop_ends_after_the_loop_and_saves_as_it_is_told(tmp_path: Path, saves: bool, steps: list[int]) -> None:
-    counter = _Counter()
-    controller, _ = _controller(
-        tmp_path, counter, stopping=lambda: int(counter.global_step) >= 8, save_on_stop=saves
-    )  # fmt: skip
-    controller.train(40, checkpoint_at_completion=False)
-    assert int(counter.global_step) == 8
-    assert list(complete_checkpoints(str(tmp_path))) == steps
-    assert controller.evaluate() == {}
-
-
 def _raise_stop(logs: Any) -> None:
     raise StopTraining("enough")
 
@@ -222,16 +176,6 @@ def test_an_action_that_stops_gets_a_save_and_an_evaluation(tmp_path: Path) -> N
     assert controller.train_and_evaluate(train_steps=40, eval_interval=20) == {"accuracy": 0.5}
     assert (controller.run.stop_reason, len(seen), counter.evaluated) == ("enough", 2, [8])
     assert (_steps(kept), list(complete_checkpoints(str(tmp_path)))) == ([4, 8], [8])
-
-
-@pytest.mark.parametrize("by_action", [True, False])
-def test_a_stop_after_an_evaluation_reports_it_and_saves(tmp_path: Path, by_action: bool) -> None:
-    counter, seen = _Counter(), _Seen(stops=not by_action)
-    actions = [_raise_stop] if by_action else []
-    controller, kept = _controller(tmp_path, counter, interval=99, callbacks=[seen], eval_actions=actions)
-    controller.train_and_evaluate(train_steps=40, eval_interval=6)
-    assert seen.steps == counter.evaluated == _steps(kept, "validation") == [6]
-    assert list(complete_checkpoints(str(tmp_path))) == [6]
 
 
 def test_a_diverged_loop_is_not_saved_when_an_action_stops(tmp_path: Path) -> None:
@@ -278,38 +222,18 @@ def test_a_rewind_cancels_the_stop_of_an_action(tmp_path: Path) -> None:
     assert (int(counter.global_step), controller.run.stop_reason, back.rewound_to) == (20, "", [(8, 8)])
 
 
-class _RestoringCallback(Callback):
-    """Restores step 8 once, at step 12: after the loop or after the evaluation."""
-
-    def __init__(self, event: str) -> None:
-        self._event, self._done = event, False
-
-    def restore_once(self, run: Run, event: str) -> None:
-        if event == self._event and run.step == 12 and not self._done:
-            self._done = True
-            run.trainer.global_step.assign(8)
-
-    def loop_end(self, run: Run, logs: Any) -> None:
-        self.restore_once(run, "loop_end")
-
-    def evaluation_end(self, run: Run, logs: Any) -> None:
-        self.restore_once(run, "evaluation_end")
-
-
 @pytest.mark.parametrize("event", ["loop_end", "evaluation_end"])
 def test_a_run_follows_a_callback_that_restores(tmp_path: Path, event: str) -> None:
-    counter = _Counter()
-    controller, _ = _controller(tmp_path, counter, interval=8, callbacks=[_RestoringCallback(event)])
+    counter, returns = _Counter(), iter([8])
+
+    def restore_once(callback: Callback, run: Run, logs: Any) -> None:
+        if run.step == 12:
+            counter.global_step.assign(next(returns, 12))
+
+    callback = type("Restores", (Callback,), {event: restore_once})()
+    controller, _ = _controller(tmp_path, counter, interval=8, callbacks=[callback])
     controller.train_and_evaluate(train_steps=16, eval_interval=12)
     assert (int(counter.global_step), controller.run.step) == (16, 16)
-
-
-def test_a_run_follows_an_eval_action_that_restores(tmp_path: Path) -> None:
-    counter, once = _Counter(), iter([True])
-    back = [lambda _: counter.global_step.assign(8) if next(once, False) else None]
-    controller, kept = _controller(tmp_path, counter, interval=8, eval_actions=back)
-    controller.train_and_evaluate(train_steps=16, eval_interval=12)
-    assert (_steps(kept), counter.evaluated) == ([4, 8, 12, 12, 16], [12, 12, 16])
 
 
 def test_a_step_that_an_action_moves_forward_counts(tmp_path: Path) -> None:
@@ -347,30 +271,10 @@ def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
 
 def test_all_sets_are_evaluated_when_a_callback_ends_the_run(tmp_path: Path) -> None:
     counter = _Sets()
-    controller, kept = _controller(tmp_path, counter, interval=4, callbacks=[_Seen(stops=True)])
+    controller, kept = _controller(tmp_path, counter, interval=4, callbacks=[_StopsAtEvaluation()])
     assert set(controller.train_and_evaluate(train_steps=40)) == {"often", "rare"}
     assert counter.taken == [(4, "often"), (4, "rare")]
     assert _steps(kept, "validation") == [4]
-
-
-class _Asks(Callback):
-    """Asks for a checkpoint and an evaluation at one step."""
-
-    def loop_end(self, run: Run, logs: Any) -> None:
-        if run.step == 8:
-            run.save()
-            run.evaluate(["rare"])
-
-
-def test_requests_of_a_callback_are_done_at_once_the_save_first(tmp_path: Path) -> None:
-    counter = _Sets()
-    controller, _ = _controller(tmp_path, counter, interval=99, callbacks=[_Asks()])
-    order: list[Any] = []
-    saved, evaluated = controller.checkpoint_manager.save, counter.evaluate
-    controller.checkpoint_manager.save = lambda **named: (order.append("save"), saved(**named))[1]  # type: ignore[method-assign]
-    counter.evaluate = lambda steps, sets: (order.append(sets), evaluated(steps, sets))[1]  # type: ignore[method-assign]
-    controller.train_and_evaluate(train_steps=12)
-    assert order == [["often"], "save", ["often", "rare"], "save", ["often", "rare"]]
 
 
 class _AsksIn(Callback):
@@ -399,15 +303,13 @@ class _AsksIn(Callback):
         self._ask("boundary_end", run)
 
 
-ASKED = {  # what happens beyond "save 8", "evaluate 8", "save 16", "evaluate 16" of a run of 16 steps
-    ("loop_end", "evaluate"): ["save 8", "evaluate 8", "save 16", "evaluate 16"],
-    ("checkpoint_begin", "save"): ["save 8", "evaluate 8", "save 16", "evaluate 16"],
-    ("evaluation_end", "save"): ["save 8", "evaluate 8", "save 16", "evaluate 16"],
+PLANNED = ["save 8", "evaluate 8", "save 16", "evaluate 16"]
+ASKED = {
+    ("loop_end", "evaluate"): PLANNED,
+    ("checkpoint_begin", "save"): PLANNED,
+    ("evaluation_end", "save"): PLANNED,
     ("boundary_end", "evaluate"): ["save 8", "evaluate 8", "evaluate 12", "save 16", "evaluate 16"],
-    ("loop_end", "stop"): ["save 8", "evaluate 8"],
-    ("checkpoint_begin", "stop"): ["save 8", "evaluate 8"],
-    ("evaluation_end", "stop"): ["save 8", "evaluate 8"],
-    ("boundary_end", "stop"): ["save 8", "evaluate 8"],
+    **{(event, "stop"): PLANNED[:2] for event in ("loop_end", "checkpoint_begin", "evaluation_end", "boundary_end")},
 }
 
 
@@ -489,19 +391,20 @@ GOAL = Goal(eval_steps=-1, intervals={"far": None, "dev": 4, "test": 6}, saves_l
 
 
 @pytest.mark.parametrize(
-    ("begin", "step", "sets"),
-    [(0, 3, []), (3, 5, ["dev"]), (5, 11, ["dev", "test"])],
+    ("begin", "step", "is_last", "requested", "sets"),
+    [
+        (0, 3, False, [], []),
+        (3, 5, False, [], ["dev"]),
+        (5, 11, False, [], ["dev", "test"]),
+        (4, 5, True, [], ["far", "dev", "test"]),
+        (3, 5, False, ["test", "far"], ["far", "dev", "test"]),
+    ],
+    ids=["before", "at a multiple", "two multiples", "the last step", "asked for"],
 )
-def test_sets_are_due_at_multiples_of_their_intervals(begin: int, step: int, sets: list[str]) -> None:
-    assert GOAL.due_sets(begin, step, is_last=False, requested=()) == sets
-
-
-def test_all_sets_are_due_at_the_last_step_wherever_it_is() -> None:
-    assert GOAL.due_sets(4, 5, is_last=True, requested=()) == ["far", "dev", "test"]
-
-
-def test_a_set_that_was_asked_for_takes_its_place_in_the_order() -> None:
-    assert GOAL.due_sets(3, 5, is_last=False, requested=["test", "far"]) == ["far", "dev", "test"]
+def test_sets_are_due_at_their_intervals_the_end_or_when_asked(
+    begin: int, step: int, is_last: bool, requested: list[str], sets: list[str]
+) -> None:
+    assert GOAL.due_sets(begin, step, is_last=is_last, requested=requested) == sets
 
 
 def test_without_intervals_nothing_is_due_even_if_asked_for() -> None:
@@ -509,50 +412,23 @@ def test_without_intervals_nothing_is_due_even_if_asked_for() -> None:
     assert goal.due_sets(16, 20, is_last=True, requested=["dev"]) == []
 
 
-class _Noting(Callback):
-    """Notes the events that it sees."""
-
-    def __init__(self, events: list[str]) -> None:
-        self._events = events
-
-    def loop_end(self, run: Run, logs: Any) -> None:
-        self._events.append("loop_end")
-
-    def boundary_begin(self, run: Run, logs: Any) -> None:
-        self._events.append("boundary_begin")
-
-    def checkpoint_begin(self, run: Run) -> None:
-        self._events.append("checkpoint_begin")
-
-    def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
-        self._events.append("checkpoint_saved")
-
-    def evaluation_begin(self, run: Run) -> None:
-        self._events.append("evaluation_begin")
-
-    def evaluation_end(self, run: Run, logs: Any) -> None:
-        self._events.append("evaluation_end")
-
-    def epoch_end(self, run: Run, epoch: int, logs: Any) -> None:
-        self._events.append("epoch_end")
-
-    def boundary_end(self, run: Run) -> None:
-        self._events.append("boundary_end")
+BOUNDARY = [
+    "loop_end",
+    "boundary_begin",
+    "checkpoint_begin",
+    "evaluation_begin",
+    "checkpoint_saved",
+    "evaluation_end",
+    "epoch_end",
+    "boundary_end",
+]
 
 
 def test_a_boundary_has_its_events_in_the_order_of_the_contract(tmp_path: Path) -> None:
     events: list[str] = []
-    controller, _ = _controller(tmp_path, _Counter(), interval=4, callbacks=[_Noting(events)])
+    methods = {event: lambda *arguments, event=event: events.append(event) for event in BOUNDARY}
+    callback = type("Notes", (Callback,), methods)()
+    controller, _ = _controller(tmp_path, _Counter(), interval=4, callbacks=[callback])
     controller.run.epochs = Epochs(Fraction(4))
     controller.train_and_evaluate(train_steps=4, eval_interval=4)
-    assert events == [
-        "boundary_end",  # of the start
-        "loop_end",
-        "boundary_begin",
-        "checkpoint_begin",
-        "evaluation_begin",
-        "checkpoint_saved",
-        "evaluation_end",
-        "epoch_end",
-        "boundary_end",
-    ]
+    assert events == ["boundary_end", *BOUNDARY]  # the first one is of the start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders import final_record, read_json
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from tests.engine.telemetry.test_tensorboard import read_curves
 from trainer_kit import files
@@ -130,7 +130,7 @@ def without_best(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
-    records = [json.loads(path.read_text()) for path in folder.glob("metrics-*.json")]
+    records = [read_json(path) for path in folder.glob("metrics-*.json")]
     return {record["step"]: record for record in sorted(records, key=lambda record: int(record["step"]))}
 
 
@@ -140,10 +140,10 @@ def test_the_metrics_of_each_checkpoint_differ_and_name_it(finished: Path, pretr
     assert [record["checkpoint"] for record in found.values()] == [f"{pretrained}/ckpt-{step}" for step in found]
     assert len({record["metrics"]["validation_loss"] for record in found.values()}) == 3
     for step, record in found.items():
-        final = json.loads((finished / f"finetune-{step}/final.json").read_text())
+        final = final_record(finished / f"finetune-{step}")
         assert (record["metrics"], record["finetune_steps"], record["best"]) == (final["metrics"], 10, final["best"])
         assert f"{pretrained}/ckpt-{step}" in (finished / f"finetune-{step}/params.yaml").read_text()
-    last = json.loads((finished / "final.json").read_text())
+    last = final_record(finished)
     assert (last["step"], last["mode"], last["metrics"]) == (30, MODE, found[30]["metrics"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import final_record, read_json, replicas
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit import Callback
@@ -82,11 +82,11 @@ def test_saves_and_evaluations_come_at_the_ends_of_epochs(ready: ReadyTrainer, t
     assert _steps(tmp_path, "validation") == [16, 31]
     assert _steps(tmp_path, "train") == [5, 10, 11, 16, 21, 26, 31]
     assert "train_steps: 3 epochs" in (tmp_path / "params.yaml").read_text()
-    assert json.loads((tmp_path / "manifest.json").read_text())["train_steps"] == 31
+    assert read_json(tmp_path / "manifest.json")["train_steps"] == 31
     _, logs = launch(
         config, "continuous_eval", str(tmp_path), trainer=ready.again()
     )  # it knows that the run is finished
-    assert logs == json.loads((tmp_path / "final.json").read_text())["metrics"]
+    assert logs == final_record(tmp_path)["metrics"]
 
 
 def test_loops_end_where_summaries_are_due(ready: ReadyTrainer, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_an_epoch_of_a_ready_made_trainer_is_that_of_its_dataset(tmp_path: Path)
 
 
 def test_replicas_end_their_epochs_when_their_batches_end(tmp_path: Path) -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    strategy = replicas(2)
     noted, config = Noted(), _config(train_steps="2 epochs", steps_per_loop=100, summary_interval=100)
     with strategy.scope():
         task = Dataset(config.task)

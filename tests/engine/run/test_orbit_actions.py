@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Evaluation, Loop, Run
-from trainer_kit.errors import StopTraining
 from trainer_kit.run.orbit_adapters import Actions, keep_states
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
@@ -51,32 +50,10 @@ def test_states_of_actions_are_saved_and_restored() -> None:
     assert second.waited == 1
 
 
-def test_all_actions_are_called_although_one_stops_the_run() -> None:
-    def stop(logs: Any) -> None:
-        raise StopTraining("enough")
-
-    seen: list[Any] = []
-    run = _run()
-    Actions([stop, seen.append], []).loop_end(run, {"a": 1})
-    assert (run.requests.stop, seen) == ("enough", [{"a": 1}])
-
-
-def test_an_action_that_sets_global_step_back_takes_the_run_back() -> None:
-    run = _run()
-    Actions([lambda _: run.trainer.global_step.assign(5)]).loop_end(run, {})
-    assert run.requests.rewind == 5
-
-
 def test_an_eval_action_that_sets_global_step_back_does_so_too() -> None:
     run = _run()
     Actions([], [lambda _: run.trainer.global_step.assign(5)]).evaluation_end(run, {})
     assert (run.requests.rewind, run.step) == (5, 5)
-
-
-def test_an_action_that_moves_global_step_forward_moves_the_run() -> None:
-    run = _run()
-    Actions([lambda _: run.trainer.global_step.assign(12)]).loop_end(run, {})
-    assert (run.requests.rewind, run.step) == (None, 12)
 
 
 def test_actions_after_evaluations_see_no_replayed_one() -> None:

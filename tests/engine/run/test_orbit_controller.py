@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ def _controller(
     folder: Path,
     *,
     trains: bool = True,
-    stopping: Callable[[], bool] = lambda: False,
     train_actions: Sequence[Any] = (),
     eval_actions: Sequence[Any] = (),
 ) -> OrbitController:
@@ -51,7 +50,7 @@ def _controller(
     manager = manager_of(trainer, folder, max_to_keep=99, interval=8, asynchronous=False)
     return OrbitController(
         orbit.Controller, trainer=counter if trains else None, evaluator=counter, global_step=counter.global_step,
-        checkpoint_manager=manager, strategy=tf.distribute.get_strategy(), stopping=stopping, steps_per_loop=4,
+        checkpoint_manager=manager, strategy=tf.distribute.get_strategy(), stopping=lambda: False, steps_per_loop=4,
         callbacks=CallbackList(Run(counter, str(folder))), actions=Actions(train_actions, eval_actions),
     )  # fmt: skip
 
@@ -67,21 +66,6 @@ def test_actions_are_called_with_the_logs(tmp_path: Path) -> None:
     assert [list(names) for names in logs] == [["loss"], ["accuracy"]] * 2
     assert float(last_logs["accuracy"]) == 8.0
     assert controller.run.step == 8
-
-
-def test_an_action_stops_the_run_with_its_reason(tmp_path: Path) -> None:
-    def stop(logs: Any) -> None:
-        raise StopTraining("enough")
-
-    controller = _controller(tmp_path, train_actions=[stop])
-    controller.train(20)
-    assert (_saved(tmp_path), controller.stopping, controller.run.stop_reason) == ([4], True, "enough")
-
-
-def test_a_stop_from_outside_is_saved_and_has_no_reason(tmp_path: Path) -> None:
-    controller = _controller(tmp_path, stopping=lambda: True)
-    controller.train(20)
-    assert (_saved(tmp_path), controller.stopping, controller.run.stop_reason) == ([4], True, "")
 
 
 def test_a_stop_that_the_trainer_was_asked_for_ends_the_run(tmp_path: Path) -> None:
@@ -105,13 +89,6 @@ def test_the_checkpoints_of_a_run_are_evaluated_until_it_ends(tmp_path: Path) ->
     controller = _controller(tmp_path, trains=False, eval_actions=[logs.append])
     controller.evaluate_continuously(-1, 0.0, lambda: True)
     assert [float(evaluation["accuracy"]) for evaluation in logs] == [8.0]
-
-
-def test_a_checkpoint_is_restored_by_its_path(tmp_path: Path) -> None:
-    controller, path = _controller(tmp_path), str(tmp_path / "ckpt-4")
-    controller.train(12)
-    assert controller.restore_checkpoint(path) == path
-    assert int(controller.trainer.global_step.numpy()) == 4
 
 
 @pytest.mark.parametrize("action", [keras.callbacks.EarlyStopping(), 5])

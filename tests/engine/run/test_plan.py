@@ -14,7 +14,7 @@ from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.configured_callbacks import register_callback
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.errors import ModelDirInUseError, UsageError
+from trainer_kit.errors import ModelDirInUseError
 from trainer_kit.run.plan import RunOptions, RunPlan, add_task_callbacks, plan_run
 from trainer_kit.run.progress import Progress
 from trainer_kit.testing import tiny_experiment
@@ -44,44 +44,10 @@ def test_a_plan_changes_nothing(tmp_path: Path, mode: str) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("mode", "post", "trains", "evaluates"),
-    [
-        ("train", False, True, False),
-        ("train", True, True, True),
-        ("train_and_eval", False, True, True),
-        ("continuous_eval", False, False, True),
-    ],
-)
-def test_a_mode_or_a_last_evaluation_says_what_is_needed(
-    tmp_path: Path, mode: str, post: bool, trains: bool, evaluates: bool
-) -> None:
-    plan = _plan(tmp_path, mode, run_post_eval=post)
-    assert (plan.trains, plan.evaluates) == (trains, evaluates)
-
-
-def test_a_mode_of_several_runs_names_the_function_for_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"trainer_kit\.launch\(config, 'continuous_train_and_eval', model_dir\)"):
-        _plan(tmp_path, "continuous_train_and_eval")
-
-
 def test_callbacks_of_the_config_come_before_those_given(tmp_path: Path) -> None:
     config = tiny_experiment(callbacks=[{"name": "planned"}])
     plan = _plan(tmp_path, config=config, callbacks=[_Given()])
     assert [type(one) for one in plan.callbacks] == [_Registered, _Given]
-
-
-def test_actions_of_one_use_can_be_gone_through_again(tmp_path: Path) -> None:
-    actions = [print, repr]
-    plan = _plan(tmp_path, train_actions=iter(actions[:1]), eval_actions=iter(actions[1:]))
-    assert [[*plan.train_actions], [*plan.train_actions], [*plan.eval_actions]] == [[print], [print], [repr]]
-
-
-def test_only_eval_looks_for_its_checkpoint(tmp_path: Path) -> None:
-    path = _checkpoint(tmp_path, 10)
-    _checkpoint(tmp_path, 5)
-    assert _plan(tmp_path, "eval").checkpoint == path
-    assert _plan(tmp_path, "continuous_eval", checkpoint="best").checkpoint == "best"
 
 
 @pytest.mark.parametrize(("mode", "sets"), [("continuous_eval", ["test"]), ("train_and_eval", ["dev", "test"])])
@@ -90,11 +56,6 @@ def test_only_a_sidecar_leaves_out_validation_sets(tmp_path: Path, mode: str, se
     data, chosen = config.task.validation_data, {"continuous_eval": {"validation_sets": ["test"]}}
     config = config.replace(task={"validation_data": {"dev": data, "test": data}}, trainer=chosen)
     assert list(validation_sets(_plan(tmp_path, mode, config).config.task)) == sets
-
-
-def test_a_sidecar_has_files_of_its_own_name(tmp_path: Path) -> None:
-    assert _plan(tmp_path, "continuous_eval", eval_name="side").directory.own == str(tmp_path / "evals" / "side")
-    assert _plan(tmp_path, "train", eval_name="side").directory.own == str(tmp_path)
 
 
 def test_a_folder_behind_a_link_is_planned_by_its_own_path(tmp_path: Path) -> None:

@@ -74,15 +74,10 @@ def test_the_time_of_each_phase_is_counted() -> None:
     assert (account.unaccounted, account.wall) == (2, 6)
 
 
-def test_before_there_is_a_controller_a_run_starts() -> None:
-    assert Progress().phase_and_step() == ("start", 0)
-
-
 def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
-    assert (
-        Progress().describe_activity() == ("building the model", 0, 0, 0)
-        and Progress().find_total("evaluating") is None
-    )
+    assert Progress().phase_and_step() == ("start", 0)
+    assert Progress().describe_activity() == ("building the model", 0, 0, 0)
+    assert Progress().find_total("evaluating") is None
     assert _run("evaluate", 5, 0)[0].describe_activity() == ("evaluating", 5, 5, 7)
     assert _run("evaluate", 5, 0)[0].find_total("evaluating") == 30
     assert _run("wait", 5, 0)[0].describe_activity() == ("", 5, 5, 7)
@@ -96,10 +91,6 @@ def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
     assert training.describe_activity() == ("training", 6, 6, 7) and training.find_total("training") == 20
 
 
-def test_phase_and_step_come_from_controller_and_variable() -> None:
-    assert _run("save", 5, 0)[0].phase_and_step() == ("save", 5)
-
-
 def test_a_batch_of_an_evaluation_is_progress_and_so_is_waiting() -> None:
     progress, _ = _run("evaluate", 5, 0)
     before = progress.work_mark()
@@ -109,24 +100,23 @@ def test_a_batch_of_an_evaluation_is_progress_and_so_is_waiting() -> None:
     assert waiting.work_mark() != waiting.work_mark()
 
 
-@pytest.mark.parametrize("phase", ["evaluate", "report"])
-def test_between_loops_the_weights_come_back_and_are_saved(phase: str) -> None:
-    progress, done = _run(phase, 5, 0)
-    assert progress.save_late()
-    assert done == ["weights back", "save", "sync"]
-
-
-def test_what_is_saved_already_is_waited_for_only() -> None:
-    progress, done = _run("evaluate", 5, 5)
-    assert progress.save_late()
-    assert done == ["weights back", "sync"]
-
-
-@pytest.mark.parametrize(("phase", "saved"), [("train", 5), ("save", 0), ("start", -1), ("wait", 0)])
-def test_what_the_main_thread_is_about_is_left_to_it(phase: str, saved: int) -> None:
-    progress, done = _run(phase, 5, saved)
-    assert not progress.save_late()
-    assert done == []
+@pytest.mark.parametrize(
+    ("phase", "saved", "done"),
+    [
+        ("evaluate", 0, ["weights back", "save", "sync"]),
+        ("report", 0, ["weights back", "save", "sync"]),
+        ("evaluate", 5, ["weights back", "sync"]),
+        ("train", 5, []),
+        ("save", 0, []),
+        ("start", -1, []),
+        ("wait", 0, []),
+    ],
+)
+def test_a_late_save_takes_place_between_loops_only(phase: str, saved: int, done: list[str]) -> None:
+    progress, did = _run(phase, 5, saved)
+    assert progress.phase_and_step() == (phase, 5)
+    assert progress.save_late() == bool(done)
+    assert did == done
 
 
 def test_inside_a_step_nothing_is_saved_and_a_warning_comes(caplog: pytest.LogCaptureFixture) -> None:

@@ -135,12 +135,6 @@ def test_the_parts_are_named_and_nothing_is_saved_twice(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", ["tf_keras", "tf.Module"])
-def test_state_that_tensorflow_tracks_is_saved_only_once(tmp_path: Path, kind: str) -> None:
-    shapes = saved_shapes(_Run(MODELS[kind]).save(tmp_path, 1))
-    assert {name.split("/")[1] for name in shapes if name.startswith("random/")} == {"keras", "tensorflow"}
-
-
 def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
     path = _Run(average=False).save(tmp_path, 1)
     run = _Run()
@@ -152,24 +146,6 @@ def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
     )
     run.restore(bare.save(str(tmp_path / "bare" / "ckpt")))
     assert run.note is None and run.average.resets == 2
-
-
-def test_without_a_checkpoint_every_part_starts_anew() -> None:
-    run = _Run()
-    run.state.restored(None)
-    assert run.note is None
-    assert run.average is not None and run.average.resets == 1
-
-
-def test_evaluation_restores_weights_average_and_task_state(tmp_path: Path) -> None:
-    saved = _Run()
-    path = saved.save(tmp_path, 1)
-    reader = _Run(trains=False)
-    reader.restore(path, whole=False)
-    assert [v.numpy().tolist() for v in reader.model.variables] == [v.numpy().tolist() for v in saved.model.variables]
-    assert reader.average is not None and reader.average.resets == 0
-    reader.state.restored(path)
-    assert int(reader.task.seen) == 1
 
 
 def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
@@ -243,13 +219,6 @@ def test_what_is_evaluated_comes_back_and_nothing_else_changes(tmp_path: Path, k
     assert run.note == {"step": 2}
     run.state.restore_weights(f"{tmp_path}/ckpt-2")
     assert _weights(run) == _weights_at(run, 2)
-
-
-def test_an_unsaved_average_begins_at_the_weights(tmp_path: Path) -> None:
-    path = _Run(average=False).save(tmp_path, 1)
-    run = _Run()
-    run.state.restore_weights(path)
-    assert run.average is not None and run.average.resets == 1
 
 
 def _weights(run: _Run) -> list[Any]:

@@ -1,6 +1,10 @@
 """Names of variables in a checkpoint."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
+import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -18,36 +22,38 @@ def _model() -> keras.Model:
     )
 
 
-def test_names_do_not_depend_on_what_the_process_built_before() -> None:
+def _adam(model: keras.Model, other: keras.Model) -> keras.Optimizer:
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def _adam_of_both(model: keras.Model, other: keras.Model) -> keras.Optimizer:
+    optimizer = keras.optimizers.Adam()
+    optimizer.build([*model.trainable_variables, *other.trainable_variables])
+    return optimizer
+
+
+def _adam_in_a_loss_scale(model: keras.Model, other: keras.Model) -> keras.Optimizer:
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    optimizer.apply([tf.zeros(one.shape) for one in model.trainable_variables], model.trainable_variables)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (_adam, "adam/sequential/dense_1/kernel/velocity"),
+        (_adam_of_both, "adam/others/sequential/dense_1/kernel/velocity"),
+        (_adam_in_a_loss_scale, "loss_scale_optimizer/adam/sequential/dense_1/kernel/velocity"),
+    ],
+)
+def test_names_do_not_depend_on_what_the_process_built_before(make: Callable[..., Any], name: str) -> None:
     first, second = _model(), _model()
     assert first.layers[0].path != second.layers[0].path
     assert list(model_variables(first)) == list(model_variables(second))
-    adam = [keras.optimizers.Adam() for _ in range(2)]
-    for optimizer, model in zip(adam, (first, second), strict=True):
-        optimizer.build(model.trainable_variables)
-    names = [list(optimizer_variables(o, m)) for o, m in zip(adam, (first, second), strict=True)]
-    assert names[0] == names[1]
-    assert "adam/sequential/dense_1/kernel/velocity" in names[0]
-
-
-def test_slots_of_another_model_do_not_depend_on_earlier_models() -> None:
-    names = []
-    for model, other in ((_model(), _model()), (_model(), _model())):
-        adam = keras.optimizers.Adam()
-        adam.build([*model.trainable_variables, *other.trainable_variables])
-        names.append(list(optimizer_variables(adam, model)))
-    assert names[0] == names[1]
-    assert "adam/others/sequential/dense_1/kernel/velocity" in names[0]
-
-
-def test_names_in_a_loss_scale_do_not_depend_on_earlier_models() -> None:
-    names = []
-    for model in (_model(), _model()):
-        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
-        optimizer.apply([tf.zeros(one.shape) for one in model.trainable_variables], model.trainable_variables)
-        names.append(list(optimizer_variables(optimizer, model)))
-    assert names[0] == names[1]
-    assert "loss_scale_optimizer/adam/sequential/dense_1/kernel/velocity" in names[0]
+    names = [list(optimizer_variables(make(model, _model()), model)) for model in (first, second)]
+    assert names[0] == names[1] and name in names[0]
 
 
 def test_numbers_count_below_the_same_parent() -> None:

@@ -65,8 +65,8 @@ class _Batches(keras.utils.PyDataset):
 def test_a_run_goes_on_with_data_of_another_kind(begins_with_a_dataset: bool, tmp_path: Path) -> None:
     data: list[Any] = [tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(100, seed=3).batch(25), _Batches()]
     first, second = data if begins_with_a_dataset else reversed(data)
-    tk_keras.fit(classifier(), first, epochs=1, verbose=0, model_dir=str(tmp_path))
-    history = tk_keras.fit(classifier(), second, epochs=2, verbose=0, model_dir=str(tmp_path))
+    tk_keras.fit(linear(), first, epochs=1, verbose=0, model_dir=str(tmp_path))
+    history = tk_keras.fit(linear(), second, epochs=2, verbose=0, model_dir=str(tmp_path))
     assert history.epoch == [0, 1]
 
 
