@@ -60,13 +60,6 @@ def test_a_restored_run_has_the_same_bits_with_dropout_and_slots(tmp_path: Path,
     assert all(np.array_equal(a, b) for a, b in zip(run.values(), again.values(), strict=True))
 
 
-def test_step_0_is_saved_once(tmp_path: Path) -> None:
-    manager = _Run(tmp_path).manager
-    assert manager.save(0) == str(tmp_path / "ckpt-0")
-    assert manager.save(0) is None
-    manager.sync()
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_reports_are_settled_before_a_checkpoint_is_in_place(tmp_path: Path, asynchronous: bool) -> None:
     found: list[list[str]] = []

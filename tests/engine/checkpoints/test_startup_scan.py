@@ -19,7 +19,6 @@ from trainer_kit.checkpoints.retention import remove_old_checkpoints
 from trainer_kit.checkpoints.startup_scan import (
     DAMAGED,
     archive_later,
-    check_from_step,
     done_going_back,
     going_back,
     newest_whole,
@@ -27,7 +26,7 @@ from trainer_kit.checkpoints.startup_scan import (
     remove_debris,
     set_aside,
 )
-from trainer_kit.errors import ExitCode, StorageError, UsageError
+from trainer_kit.errors import ExitCode, StorageError
 
 RECORD, DATA, INDEX, ITERATOR, ITERATOR_INDEX = parts(3)[0], *parts(3)[1:3], *parts(3)[3:]
 FOREIGN = ("ckpt-final.txt", "ckpt-2.notes", "my-ckpt-3.index", "notes.md", ".ckpt-3.swp", "checkpoint.bak", "x_temp")
@@ -175,20 +174,6 @@ def test_one_file_of_a_checkpoint_prevents_a_start_from_step_0(folder: Path, kep
     assert names(folder) == [kept]
 
 
-def test_archiving_all_lets_the_run_start_anew(folder: Path) -> None:
-    for step in (1, 2, 3):
-        _cut(folder / parts(step)[1])
-    archive_later(str(folder), 0)
-    assert names(folder) == ["archived"]
-    assert going_back(str(folder)) == 0
-    done_going_back(str(folder))
-    assert names(folder / "archived") == sorted(part for step in (1, 2, 3) for part in parts(step))  # and no pointer
-    run = SmallRun(folder)
-    assert run.start == 0
-    run.train_to(1)
-    assert SmallRun(folder).start == 1
-
-
 def test_an_unfinished_rewind_is_known_until_it_is_done(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert going_back(str(folder)) is None
     archive_later(str(folder), 1)
@@ -201,17 +186,6 @@ def test_an_unfinished_rewind_is_known_until_it_is_done(folder: Path, caplog: py
     (folder / "archived" / "going_back.json").write_text("{")
     with pytest.raises(StorageError, match=r"going_back\.json cannot be read.*start again with --from_step=N"):
         going_back(str(folder))
-
-
-def test_resuming_from_an_unsaved_step_lists_the_saved_ones(folder: Path, tmp_path: Path) -> None:
-    before = names(folder)
-    with pytest.raises(UsageError, match=r"--from_step: there is no checkpoint of step 7; there are: 1, 2, 3; give 0"):
-        check_from_step(str(folder), 7)
-    assert names(folder) == before
-    with pytest.raises(UsageError, match="model_dir holds no checkpoint"):
-        check_from_step(str(tmp_path / "nowhere"), 7)
-    check_from_step(str(tmp_path / "nowhere"), 0)
-    check_from_step(str(folder), 2)
 
 
 def test_only_a_lost_checkpoint_is_missed_not_a_moved_one(folder: Path) -> None:
@@ -347,14 +321,6 @@ def test_a_heartbeat_that_this_process_is_writing_is_left_alone(tmp_path: Path) 
     (tmp_path / f".heartbeat.json.{os.getpid() + 1}.tmp").touch()
     remove_debris(str(tmp_path))
     assert names(tmp_path) == [f".heartbeat.json.{os.getpid()}.tmp"]
-
-
-def test_an_empty_folder_or_none_has_no_checkpoint(tmp_path: Path) -> None:
-    remove_debris(str(tmp_path / "nowhere"))
-    assert newest_whole(str(tmp_path / "nowhere")) is None
-    (tmp_path / "checkpoint").write_text("")
-    assert newest_whole(str(tmp_path)) is None
-    assert SmallRun(tmp_path).start == 0
 
 
 def test_setting_aside_a_step_twice_keeps_both(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit import files
-from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import StorageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.ledger import Ledger
@@ -84,19 +82,6 @@ def test_a_resume_rewinds_reports_and_best_but_no_evaluation(told: _Told, tmp_pa
     told.evaluate(*EVALUATIONS[1:])
     assert _steps(told) == [10, 20, 30]
     assert told.best.best == ("accuracy", 0.9, 20)
-
-
-def test_later_weights_are_moved_before_the_ledger_is_rewound(
-    told: _Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(point: str, path: str) -> None:
-        if point == "ledger.append":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(files, "on_write_point", die)
-    with pytest.raises(KeyboardInterrupt):
-        told.run_history.rewind(10)
-    assert list(complete_checkpoints(str(tmp_path / "best_ckpt/archived"))) == [20]
 
 
 def test_a_start_at_0_is_refused_if_the_ledger_has_a_checkpoint(told: _Told) -> None:

@@ -363,18 +363,6 @@ def test_a_rewind_to_a_step_without_a_checkpoint_says_so(tmp_path: Path) -> None
         controller.train(20)
 
 
-def test_a_new_controller_resumes_and_does_not_save_again(tmp_path: Path) -> None:
-    _controller(tmp_path, _Counter())[0].train(12)
-    counter = _Counter()
-    controller, kept = _controller(tmp_path, counter)
-    assert int(counter.global_step) == 12
-    before = (tmp_path / "ckpt-12.index").stat().st_mtime_ns
-    controller.save_checkpoint()
-    assert (tmp_path / "ckpt-12.index").stat().st_mtime_ns == before
-    controller.train(16)
-    assert _steps(kept) == [16]
-
-
 def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

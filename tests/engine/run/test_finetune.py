@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import signal
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 from tests.builders import final_record, read_json
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from tests.engine.telemetry.test_tensorboard import read_curves
-from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
@@ -24,8 +21,6 @@ from trainer_kit.errors import (
     ConfigError,
     ModelDirInUseError,
     NothingToWaitForError,
-    PreemptedError,
-    StorageError,
     UsageError,
 )
 from trainer_kit.process.run_directory import count_starts
@@ -97,26 +92,6 @@ def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def alone(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder in which the last checkpoint alone is fine-tuned, by a process that ended just before its metrics were
-    there and one that was started after it; and what was in metrics.jsonl in between.
-    """
-
-    def full(point: str, path: str) -> None:
-        if point == "metrics.rename":
-            raise OSError("full")
-
-    folder, config = tmp_path_factory.mktemp("alone"), _config(pretrained, _NotedConfig(), continuous_eval=LATEST)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "on_write_point", full)
-        with pytest.raises(StorageError, match=r"metrics-30\.json cannot be written"):
-            launch(config, MODE, str(folder))
-    reports = (folder / "finetune-30/metrics.jsonl").read_text()
-    launch(config, MODE, str(folder))
-    return folder, reports
-
-
-@pytest.fixture(scope="module")
 def without_best(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the last checkpoint is fine-tuned and none is its best, beside what no run of ours has left."""
     folder = tmp_path_factory.mktemp("without_best")
@@ -166,10 +141,10 @@ def test_a_model_is_freed_before_the_next_fine_tuning(finished: Path) -> None:
     assert [there for there in _models if isinstance(there, int)] == [0, 0, 0]
 
 
-def test_what_came_before_in_the_process_changes_no_bit(finished: Path, alone: tuple[Path, str]) -> None:
-    folder, _ = alone
-    assert list(_metrics(folder)) == [30]
-    assert compare_runs(folder / "finetune-30", finished / "finetune-30") == []
+def test_what_came_before_in_the_process_changes_no_bit(finished: Path, pretrained: Path, tmp_path: Path) -> None:
+    launch(_config(pretrained, _NotedConfig(), continuous_eval=LATEST), MODE, str(tmp_path))
+    assert list(_metrics(tmp_path)) == [30]
+    assert compare_runs(tmp_path / "finetune-30", finished / "finetune-30") == []
 
 
 def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretrained: Path) -> None:
@@ -180,12 +155,6 @@ def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretraine
     assert count_starts(finished) == 2
 
 
-def test_an_end_before_the_metrics_repeats_no_step(alone: tuple[Path, str]) -> None:
-    folder, reports = alone
-    assert (folder / "finetune-30/metrics.jsonl").read_text() == reports
-    assert list(_metrics(folder)) == [30]
-
-
 def test_an_ended_one_is_trained_further_with_more_train_steps(
     without_best: Path, pretrained: Path, tmp_path: Path
 ) -> None:
@@ -194,27 +163,6 @@ def test_an_ended_one_is_trained_further_with_more_train_steps(
     config = _config(pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST, train_steps=15)
     launch(config, MODE, str(run))
     assert _metrics(run)[30]["finetune_steps"] == 15
-
-
-def test_a_removed_one_is_repeated_and_sigterm_stops_after_it(
-    finished: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(point: str, path: str) -> None:
-        if point == "final.rename" and "finetune-10" in path:  # the run has nothing more to train, save or evaluate
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    removed = shutil.ignore_patterns("*-10", "*-30", "*-10.json", "*-30.json", "final.json")
-    run = Path(shutil.copytree(finished, tmp_path / "run", ignore=removed))  # the second one is done
-    config = _config(pretrained, _NotedConfig())
-    with monkeypatch.context() as patch, pytest.raises(PreemptedError, match="stopped by SIGTERM between two"):
-        patch.setattr(files, "on_write_point", stop)
-        launch(config, MODE, str(run))
-    assert list(_metrics(run)) == [10, 20] and not (run / "finetune-30").exists()
-    launch(config, MODE, str(run))
-    assert list(_metrics(run)) == [10, 20, 30]
-    assert count_starts(run / "finetune-10") == 1
-    assert (run / "metrics-10.json").read_text() == (finished / "metrics-10.json").read_text()
-    assert compare_runs(run / "finetune-10", finished / "finetune-10") == []
 
 
 def test_a_lease_keeps_the_checkpoint_that_is_read(finished: Path) -> None:

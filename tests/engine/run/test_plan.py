@@ -38,12 +38,6 @@ def _checkpoint(folder: Path, step: int) -> str:
     return path
 
 
-@pytest.mark.parametrize("mode", ["train", "train_and_eval", "continuous_eval"])
-def test_a_plan_changes_nothing(tmp_path: Path, mode: str) -> None:
-    _plan(tmp_path / "run", mode)
-    assert os.listdir(tmp_path) == []
-
-
 def test_callbacks_of_the_config_come_before_those_given(tmp_path: Path) -> None:
     config = tiny_experiment(callbacks=[{"name": "planned"}])
     plan = _plan(tmp_path, config=config, callbacks=[_Given()])

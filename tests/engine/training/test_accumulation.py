@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import assert_all_close, seeded_trainer, trained_weights
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import apply_gradients
 from trainer_kit.callbacks.recovery import gradient_norms
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.runtime.precision import set_precision
+from trainer_kit.runtime.precision import precision
 from trainer_kit.testing import CLASSES, FEATURES, TinyTask, tiny_arrays
 from trainer_kit.training.task import split_batch
 from trainer_kit.training.trainer import Trainer
@@ -39,28 +39,17 @@ MOMENTUM: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def strategies() -> Mapping[int, tf.distribute.Strategy]:
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-    return {1: tf.distribute.get_strategy(), 2: mirrored}
-
-
 def _trainer(
     task_type: type[TinyTask] = LinearTask,
-    strategy: tf.distribute.Strategy | None = None,
+    count: int = 1,
     cls: type[Trainer] = Trainer,
     task: dict[str, Any] | None = None,
     runtime: dict[str, Any] | None = None,
     **trainer: Any,
 ) -> Trainer:
-    keras.utils.set_random_seed(3)
     data = task or {"train_data": {"global_batch_size": 32}}
     config = linear_experiment(optimizer_config=MOMENTUM).replace(task=data, runtime=runtime or {})
-    config = config.replace(trainer=trainer)
-    with (strategy or tf.distribute.get_strategy()).scope():
-        made = task_type(config.task)
-        optimizer = made.create_optimizer(config.trainer.optimizer_config, config.runtime)
-        return cls(config, made, made.build_model(), optimizer)
+    return seeded_trainer(config.replace(trainer=trainer), task_type, count, evaluate=False, cls=cls)
 
 
 @dataclass(frozen=True)
@@ -86,14 +75,8 @@ def whole() -> _Trained:
 def _assert_equal(trainer: Trainer, whole: _Trained) -> None:
     """Trains and compares weights, averages, optimizers, logs and counts of steps."""
     split = _trained(trainer)
-    for one, other in zip(split.logs, whole.logs, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-    _assert_same_state(trainer, whole)
-
-
-def _assert_same_state(trainer: Trainer, whole: _Trained) -> None:
-    for one, other in zip(_state(trainer), whole.state, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert_all_close(split.logs, whole.logs, atol=1e-6)
+    assert_all_close(split.state, whole.state, atol=1e-6)
 
 
 def _state(trainer: Trainer) -> list[np.ndarray]:
@@ -109,15 +92,10 @@ def two_layers() -> _Trained:
     return _trained(_trainer(TinyTask, optimizer_config=OPTIMIZATION))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_4_times_8_examples_train_as_32_do(
-    replicas: int,
-    two_layers: _Trained,
-    strategies: Mapping[int, tf.distribute.Strategy],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_4_times_8_examples_train_as_32_do(count: int, two_layers: _Trained, caplog: pytest.LogCaptureFixture) -> None:
     options = {"accumulate_steps": 4, "require_exact_resume": True, "optimizer_config": OPTIMIZATION}
-    split = _trainer(TinyTask, strategies[replicas], **options)
+    split = _trainer(TinyTask, count, **options)
     _assert_equal(split, two_layers)
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert not warnings  # such as of state that no checkpoint holds, or of batch normalization, which there is not
@@ -132,6 +110,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "XLA": {"accumulate_steps": 4, "runtime": {"enable_xla": True}},
     "one thread": {"accumulate_steps": 4, "runtime": {"executor": "single_threaded"}},
     "an example each": {"accumulate_steps": 32},
+    "more parts than examples of a replica": {"accumulate_steps": 32, "count": 2},
 }
 
 
@@ -147,26 +126,13 @@ RAGGED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def ragged() -> _Trained:
-    """Whole batches on one replica, the last of them ragged."""
-    return _trained(_trainer(task=RAGGED))
-
-
-def test_a_ragged_last_batch_counts_each_example_once(
-    ragged: _Trained, strategies: Mapping[int, tf.distribute.Strategy]
-) -> None:
-    _assert_equal(_trainer(strategy=strategies[2], task=RAGGED, accumulate_steps=8), ragged)
-
-
-def test_a_ragged_last_batch_of_fused_steps_is_split(ragged: _Trained) -> None:
-    _assert_equal(_trainer(task=RAGGED, accumulate_steps=8, fuse_steps=5), ragged)
+@pytest.mark.parametrize("options", [{"count": 2}, {"fuse_steps": 5}], ids=["two replicas", "fused steps"])
+def test_a_ragged_last_batch_counts_each_example_once(options: dict[str, Any]) -> None:
+    _assert_equal(_trainer(task=RAGGED, accumulate_steps=8, **options), _trained(_trainer(task=RAGGED)))
 
 
 class _Keras(LinearTask):
     """Applies gradients by the methods of Keras' optimizers, and returns its own kind of loss and logs."""
-
-    way = "apply_gradients"
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
         features, labels = split_batch(inputs)
@@ -175,23 +141,22 @@ class _Keras(LinearTask):
             loss = self.build_losses(labels, outputs)
             share = loss / tf.distribute.get_strategy().num_replicas_in_sync
         gradients = tape.gradient(share, model.trainable_variables)
-        if self.way == "apply":
-            optimizer.apply(gradients, model.trainable_variables)
-        else:
-            optimizer.apply_gradients(list(zip(gradients, model.trainable_variables, strict=True)))
+        self.apply(optimizer, gradients, model.trainable_variables)
         self.process_metrics(metrics or [], labels, outputs)
         return {self.loss: loss}
 
+    def apply(self, optimizer: Any, gradients: Any, variables: Any) -> None:
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+
 
 class _Apply(_Keras):
-    way = "apply"
+    def apply(self, optimizer: Any, gradients: Any, variables: Any) -> None:
+        optimizer.apply(gradients, variables)
 
 
-@pytest.mark.parametrize(("replicas", "task_type"), [(1, _Keras), (2, _Apply)])
-def test_own_train_steps_may_call_the_optimizer(
-    task_type: type[TinyTask], replicas: int, whole: _Trained, strategies: Mapping[int, tf.distribute.Strategy]
-) -> None:
-    _assert_equal(_trainer(task_type, strategies[replicas], accumulate_steps=2), whole)
+@pytest.mark.parametrize(("count", "task_type"), [(1, _Keras), (2, _Apply)])
+def test_own_train_steps_may_call_the_optimizer(task_type: type[TinyTask], count: int, whole: _Trained) -> None:
+    _assert_equal(_trainer(task_type, count, accumulate_steps=2), whole)
 
 
 class _TwoOptimizers(LinearTask):
@@ -213,36 +178,11 @@ class _TwoOptimizers(LinearTask):
         return {self.loss: loss}
 
 
-def test_each_of_several_optimizers_has_its_sums() -> None:
-    _assert_equal(_trainer(_TwoOptimizers, accumulate_steps=2), _trained(_trainer(_TwoOptimizers)))
-
-
 class _Regularized(LinearTask):
-    """Adds the loss of a layer, takes a dict of features with a scalar, and returns a compiled model."""
+    """Adds the loss of a layer."""
 
     def build_model(self) -> Any:
-        points, scale = keras.Input((FEATURES,), name="points"), keras.Input((), batch_size=1, name="scale")
-        outputs = keras.layers.Dense(CLASSES, kernel_regularizer="l2")(points)
-        return keras.Model({"points": points, "scale": scale}, outputs)
-
-    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
-        points, labels = tiny_arrays(True)
-        data = tf.data.Dataset.from_tensor_slices((points, labels)).batch(params.global_batch_size, drop_remainder=True)
-        return data.map(lambda x, y: ({"points": x, "scale": tf.constant(2.0)}, y)).repeat()
-
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
-        features, labels = inputs
-        assert features["scale"].shape.rank == 0
-        return super().train_step(
-            ({"points": features["points"] * features["scale"], "scale": tf.ones([1])}, labels),
-            model,
-            optimizer,
-            metrics,
-        )
-
-
-def test_losses_of_layers_and_nested_features_count_once() -> None:
-    _assert_equal(_trainer(_Regularized, accumulate_steps=2), _trained(_trainer(_Regularized)))
+        return keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(CLASSES, kernel_regularizer="l2")])
 
 
 class _Compiled(LinearTask):
@@ -258,24 +198,21 @@ class _Compiled(LinearTask):
         return tf.constant(0.0)
 
 
-def test_metrics_of_a_compiled_model_are_those_of_the_batch() -> None:
-    _assert_equal(_trainer(_Compiled, accumulate_steps=2), _trained(_trainer(_Compiled)))
+@pytest.mark.parametrize("task_type", [_TwoOptimizers, _Regularized, _Compiled])
+def test_sums_losses_and_metrics_are_those_of_the_batch(task_type: type[TinyTask]) -> None:
+    _assert_equal(_trainer(task_type, accumulate_steps=2), _trained(_trainer(task_type)))
 
 
-def test_float16_scales_and_skips_whole_batches(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
+def test_float16_scales_and_skips_whole_batches() -> None:
     runtime = {"mixed_precision_dtype": "float16"}
-    set_precision(RuntimeConfig(mixed_precision_dtype="float16"))
-    try:
-        split = _trainer(_Overflowing, strategies[2], runtime=runtime, accumulate_steps=2)
+    with precision(RuntimeConfig(**runtime)):
+        split = _trainer(_Overflowing, 2, runtime=runtime, accumulate_steps=2)
         whole = _trainer(_Overflowing, runtime=runtime)
-        split.train(tf.constant(3)), whole.train(tf.constant(3))
-    finally:
-        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
     for one in (split, whole):
+        one.train(tf.constant(3))
         assert float(one.optimizer.dynamic_scale.numpy()) == 2.0**14  # halved once
         assert int(one.optimizer.inner_optimizer.iterations.numpy()) == 2 and one.global_step.numpy() == 3
-    for mine, theirs in zip(split.model.trainable_variables, whole.model.trainable_variables, strict=True):
-        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=5e-3)  # activations are float16
+    assert_all_close(trained_weights(split), trained_weights(whole), atol=5e-3)  # activations are float16
 
 
 class _Overflowing(LinearTask):
@@ -297,10 +234,8 @@ class _Normalized(LinearTask):
         return keras.Sequential([keras.Input((FEATURES,)), block])
 
 
-def test_batch_normalization_gets_one_warning(
-    strategies: Mapping[int, tf.distribute.Strategy], caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = _trainer(_Normalized, strategies[2], accumulate_steps=2)
+def test_batch_normalization_gets_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = _trainer(_Normalized, 2, accumulate_steps=2)
     logs = [trainer.train(tf.constant(2)), trainer.train(tf.constant(2))]
     assert all(np.isfinite(one["training_loss"]) for one in logs)
     (told,) = [text for text in caplog.messages if "batch normalization" in text]
@@ -344,7 +279,7 @@ def test_sums_of_an_interrupted_step_do_not_count(whole: _Trained) -> None:
     for variable in split.accumulation.variables:
         variable.assign(np.full(variable.shape, np.nan, np.float32))
     split.train(tf.constant(STEPS // 2))
-    _assert_same_state(split, whole)
+    assert_all_close(_state(split), whole.state, atol=1e-6)
 
 
 def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
@@ -413,12 +348,6 @@ def test_a_replaced_optimizer_is_the_one_that_updates() -> None:
     assert int(optimizer.iterations.numpy()) == 2
 
 
-def test_a_replica_with_fewer_examples_takes_one_at_a_time(
-    strategies: Mapping[int, tf.distribute.Strategy], whole: _Trained
-) -> None:
-    _assert_equal(_trainer(strategy=strategies[2], accumulate_steps=32), whole)
-
-
 def test_a_run_that_was_begun_with_auto_resumes_with_its_number(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=4, checkpoint_interval=2, accumulate_steps=4)
     launch(config, "train", str(tmp_path))
@@ -447,10 +376,3 @@ def test_a_step_without_memory_names_the_number_to_try_next() -> None:
     with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
         _trainer(_OutOfMemory, accumulate_steps=4).train(tf.constant(1))
     assert raised.value.__notes__[0].startswith("try trainer.accumulate_steps=8, which trains on a batch in so many")
-
-
-def test_batches_are_whole_by_default(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    trainer = _trainer()
-    assert trainer.accumulation.steps == 1 and not trainer.accumulation.variables
-    assert not [text for text in caplog.messages if "accumulate" in text]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit
+from tests.builders import assert_all_close, json_lines, read_json, replicas
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -77,7 +77,7 @@ def _held(trainer: Any) -> list[bytes]:
 
 
 def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
+    with replicas(2).scope():
         trainer, plain = _trained(EMA), _trained({**EMA, "evaluate": ("weights",)}, steps=0)
         before, logs = _held(trainer), trainer.evaluate(tf.constant(-1))
         assert _held(trainer) == before
@@ -163,7 +163,7 @@ def _value(model: Any, metric: str) -> float:
 
 @pytest.mark.parametrize("place", ["best_ckpt", "best_checkpoints/average", "best_checkpoints/fast"])
 def test_best_checkpoints_hold_the_weights_of_their_metric(run: Path, place: str) -> None:
-    info = json.loads((run / place / "info.json").read_text())
+    info = read_json(run / place / "info.json")
     model = _loaded(str(run / place / info["checkpoint"]))
     assert _value(model, info["metric"].rpartition("|")[2]) == pytest.approx(info["value"], rel=1e-5)
     values = {info["metrics"][f"dev|{name}validation_loss"] for name in ("", "weights|", "fast|")}
@@ -171,10 +171,10 @@ def test_best_checkpoints_hold_the_weights_of_their_metric(run: Path, place: str
 
 
 def test_reports_say_which_weights_a_metric_is_of(run: Path) -> None:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = json_lines(run / "metrics.jsonl")
     reported = [line["metrics"] for line in lines if line["kind"] == "validation"][-1]
     flat = {name.replace("/", "|"): value for name, value in reported.items()}
-    records = [json.loads(line) for line in (run / "evals/validation.jsonl").read_text().splitlines()]
+    records = json_lines(run / "evals/validation.jsonl")
     last = {one["dataset"]: one["metrics"] for one in records if one["step"] == 40}
     recorded = flat_scalars({name: metrics[name] for name, metrics in last.items()}, "|")
     best = {name: value for name, value in flat.items() if "best_" in name}
@@ -206,12 +206,11 @@ def test_ema_checkpoints_hold_the_averages(run: Path, folder: str, average: str,
     assert complete_checkpoints(str(place)).keys() == steps
     model, other = _loaded(tf.train.latest_checkpoint(str(place))), _loaded(str(run / "best_ckpt/ckpt-40"))
     trainer_kit.load_weights(other, run / "ckpt-40", averaged=average)
-    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_all_close(model.get_weights(), other.get_weights())
 
 
 def test_a_model_is_loaded_with_the_weights_asked_for(run: Path) -> None:
-    records = [json.loads(line) for line in (run / "evals/validation.jsonl").read_text().splitlines()]
+    records = json_lines(run / "evals/validation.jsonl")
     (logs,) = (one["metrics"]["dev"] for one in records if (one["step"], one["dataset"]) == (40, "dev"))
     for weights, loss in (("", logs), ("average", logs), ("weights", logs["weights"]), ("fast", logs["fast"])):
         model = trainer_kit.load_model(run, "latest", weights=weights)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
+from tests.builders import seeded_trainer
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.errors import UsageError
@@ -45,7 +46,7 @@ _KERAS = {"type": "keras", "keras": {"metric": "SparseTopKCategoricalAccuracy", 
 
 def _trainer(*metrics: Any) -> Trainer:
     config = linear_experiment(metrics=metrics)
-    return Trainer.create(config, LinearTask(config.task), train=True, evaluate=True)
+    return seeded_trainer(config, LinearTask)
 
 
 def test_training_and_evaluation_report_them() -> None:

@@ -28,31 +28,6 @@ class _Model(tf.Module):
         return float(self.generator.normal([]))
 
 
-@pytest.mark.parametrize(("averaged", "value"), [(True, 1.0), (False, 2.0)])
-def test_the_average_replaces_the_weights_in_the_block_if_any(averaged: bool, value: float) -> None:
-    model = _Model(averaged)
-    with model.evaluated.averaged():
-        assert float(model.weight) == value
-    assert float(model.weight) == 2.0
-
-
-def test_the_weights_come_back_after_an_error_in_the_block() -> None:
-    model = _Model(averaged=True)
-    with pytest.raises(ZeroDivisionError), model.evaluated.averaged():
-        raise ZeroDivisionError
-    assert float(model.weight) == 2.0
-
-
-def test_weights_that_are_back_stay_when_they_are_put_back_again() -> None:
-    model = _Model(averaged=True)
-    model.evaluated.use_average()
-    model.evaluated.use_average()
-    assert float(model.weight) == 1.0
-    for _ in range(2):
-        model.evaluated.put_back()
-        assert float(model.weight) == 2.0
-
-
 @pytest.mark.parametrize("averaged", [True, False])
 def test_training_draws_what_it_would_without_the_evaluation(averaged: bool) -> None:
     model, other = _Model(averaged), _Model(averaged)

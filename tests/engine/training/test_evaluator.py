@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -16,17 +14,16 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.builders import on_each_replica, seeded_trainer
 from tests.engine.linear_task import SGD, LinearConfig, LinearTask, linear_experiment
 from trainer_kit.errors import DataError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.optimizers.moving_average import MovingAverage
-from trainer_kit.optimizers.per_variable import native_variable
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
 from trainer_kit.training.task_inputs import ValidationSets
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.training.trainer_creation import create_trainer
 
 AVERAGED = {"optimizer": {"type": "adam"}, "learning_rate": {"type": "constant"}, "ema": {"average_decay": 0.9}}
 
@@ -61,21 +58,12 @@ class _Watched(Trainer):
 
 
 def _trainer(
-    cls: type[Trainer] = Trainer,
-    task_type: type[LinearTask] = LinearTask,
-    *,
-    eval_tf_while_loop: bool = False,
-    **arguments: Any,
+    cls: type[Trainer] = Trainer, task_type: type[LinearTask] = LinearTask, exporter: BestCheckpoint | None = None
 ) -> Any:
     """Returns a trainer whose weights are not their moving average, but worse."""
-    config = linear_experiment(
-        best_checkpoint_eval_metric="validation_loss",
-        optimizer_config=AVERAGED,
-        eval_tf_while_loop=eval_tf_while_loop,
-    )
-    keras.utils.set_random_seed(3)
-    task = task_type(config.task)
-    trainer = cls(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config), **arguments)
+    config = linear_experiment(optimizer_config=AVERAGED, eval_tf_while_loop=False)
+    trainer = seeded_trainer(config, task_type, cls=cls)
+    trainer.checkpoint_exporter = exporter
     for variable in trainer.model.trainable_variables:
         variable.assign(10.0 * variable + 1.0)
     return trainer
@@ -104,57 +92,6 @@ def test_failed_evaluation_restores_the_weights() -> None:
         assert _held(trainer) == weights
     trainer.then = {}
     assert trainer.evaluate(-1) == logs
-
-
-class _Growing(LinearTask):
-    """Aggregates in graph, no more than so many batches."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        self.most = tf.Variable(99)
-
-    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
-        loss = tf.reshape(step_logs["loss"][0], [1])
-        losses = loss if state is None else tf.concat([state, loss], axis=0)
-        tf.debugging.assert_less_equal(tf.size(losses), self.most, "too many")
-        return losses
-
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
-        return {"first": float(aggregated_logs[0]), "batches": len(aggregated_logs)}
-
-
-def test_failed_graph_loop_restores_the_weights() -> None:
-    trainer, by_step = (_trainer(task_type=_Growing, eval_tf_while_loop=looped) for looped in (True, False))
-    weights, logs = _held(trainer), trainer.evaluate(-1)
-    assert logs == by_step.evaluate(-1)
-    trainer.task.most.assign(2)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="too many"):
-        trainer.evaluate(-1)
-    assert _held(trainer) == weights
-    trainer.task.most.assign(99)
-    assert trainer.evaluate(-1) == logs
-
-
-def test_the_weights_come_back_when_a_swap_itself_fails() -> None:
-    trainer = _trainer()
-    weights, logs = _held(trainer), trainer.evaluate(-1)
-    average = trainer._average
-    exchange = average._exchange_all["average"]
-    for failing in (1, 2):
-        calls: list[None] = []
-
-        def fails_once(calls: list[None] = calls, failing: int = failing) -> None:
-            calls.append(None)
-            if len(calls) == failing:
-                raise MemoryError("no room")
-            exchange()
-
-        average._exchange_all["average"] = fails_once
-        with pytest.raises(MemoryError, match="no room"):
-            trainer.evaluate(-1)
-        assert (_held(trainer), average.swapped) == (weights, "")
-        average._exchange_all["average"] = exchange
-        assert trainer.evaluate(-1) == logs
 
 
 def test_concurrent_end_averaging_restores_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,14 +123,14 @@ class _Interrupted(BestCheckpoint):
 
 def test_average_is_exported_while_a_thread_ends_averaging(tmp_path: Path) -> None:
     best = _Interrupted(str(tmp_path), "validation_loss")
-    trainer = best.trainer = _trainer(_Watched, checkpoint_exporter=best)
+    trainer = best.trainer = _trainer(_Watched, exporter=best)
     trainer.evaluate(-1)
     trainer.state.weights.read(str(tmp_path / "ckpt-0"))
     assert ("begun", _held(trainer)) in trainer.notes
 
 
 def test_nothing_is_exported_as_best_once_a_stop_was_asked_for(tmp_path: Path) -> None:
-    trainer = _trainer(_Watched, checkpoint_exporter=BestCheckpoint(str(tmp_path), "validation_loss"))
+    trainer = _trainer(_Watched, exporter=BestCheckpoint(str(tmp_path), "validation_loss"))
     first = trainer.evaluate(-1)["validation_loss"]
     trainer.initialize()  # the average is now what the weights are
     trainer.global_step.assign(5)
@@ -238,14 +175,12 @@ class _CountedByName(_ByName):
         return {"batches": aggregated_logs, "set": {"name_length": len(self.validation_set)}}
 
 
-def _of_sets(task_type: type[LinearTask], *names: str, **trainer: Any) -> Any:
+def _of_sets(task_type: type[LinearTask], *names: str, count: int = 1, **trainer: Any) -> Any:
     config = linear_experiment(best_checkpoint_eval_metric="dev|validation_loss", best_checkpoint_metric_comp="lower")
     data = config.task.validation_data
     sets = {name: data.replace(global_batch_size=8 + index) for index, name in enumerate(names)}
     config = config.replace(task={"validation_data": sets}, trainer=trainer)
-    keras.utils.set_random_seed(3)
-    task = task_type(config.task)
-    return Trainer(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+    return seeded_trainer(config, task_type, count)
 
 
 @pytest.fixture(scope="module")
@@ -292,16 +227,13 @@ class _Repeated(LinearTask):
         return repeated.filter(lambda points, labels: True) if params.global_batch_size == 10 else repeated
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_evaluating_all_of_an_endless_set_is_refused(replicas: int) -> None:
-    devices = [f"CPU:{index}" for index in range(replicas)]
-    strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else tf.distribute.get_strategy()
+@pytest.mark.parametrize("count", [1, 2])
+def test_evaluating_all_of_an_endless_set_is_refused(count: int) -> None:
     names = ("short", "long", "unknown")
-    with strategy.scope():
-        trainer = _of_sets(_Repeated, *names)
-        several = _of_sets(_Repeated, *names, validation_sets={"long": {"steps": 2}, "unknown": {"steps": 1}})
-        own = _of_sets(_Repeated, *names, validation_steps=2, validation_sets={"long": {"steps": -1}})
-        some = _of_sets(_Repeated, *names, validation_steps=2)
+    trainer = _of_sets(_Repeated, *names, count=count)
+    several = _of_sets(_Repeated, *names, count=count, validation_sets={"long": {"steps": 2}, "unknown": {"steps": 1}})
+    own = _of_sets(_Repeated, *names, count=count, validation_steps=2, validation_sets={"long": {"steps": -1}})
+    some = _of_sets(_Repeated, *names, count=count, validation_steps=2)
     message = "validation_data.long never ends, but trainer.{}=-1 evaluates all"
     with pytest.raises(DataError, match=message.format("validation_steps")):
         trainer.check_data()
@@ -313,26 +245,16 @@ def test_evaluating_all_of_an_endless_set_is_refused(replicas: int) -> None:
         own.check_data()
     some.check_data()
     several.check_data()
-    if replicas > 1:
+    if count > 1:
         assert several.evaluate(tf.constant(-1), sets=["long"])["long"]["validation_loss"] > 0
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step."""
-    folder = tmp_path_factory.mktemp("trained")
-    launch(linear_experiment(train_steps=1, checkpoint_interval=1, steps_per_loop=1), "train", str(folder))
-    return folder
-
-
-@pytest.mark.parametrize("mode", ["train_and_eval", "train_and_post_eval", "eval", "continuous_eval"])
-def test_no_mode_begins_with_validation_data_that_never_ends(mode: str, trained: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(trained, tmp_path / "run")) if mode in ("eval", "continuous_eval") else tmp_path
-    config = linear_experiment(train_steps=2, checkpoint_interval=1, steps_per_loop=1)
-    endless = config.replace(task={"validation_data": {"is_training": True}})
+@pytest.mark.parametrize("mode", ["train_and_eval", "train_and_post_eval"])
+def test_no_mode_begins_with_validation_data_that_never_ends(mode: str, tmp_path: Path) -> None:
+    endless = linear_experiment().replace(task={"validation_data": {"is_training": True}})
     with pytest.raises(DataError, match=r"task.validation_data never ends.*is_training=false for a Source"):
-        launch(endless, mode, str(run))
-    assert not (run / "ckpt-2.index").exists() and not list(run.glob("evals/*.jsonl"))
+        launch(endless, mode, str(tmp_path))
+    assert not list(tmp_path.glob("ckpt-*")) and not list(tmp_path.glob("evals/*.jsonl"))
 
 
 class _WithOwnMetric(Trainer):
@@ -358,8 +280,7 @@ class _CountingTask(LinearTask):
 
 
 def test_a_subclass_may_evaluate_with_a_metric_of_its_own() -> None:
-    config = linear_experiment()
-    trainer = _WithOwnMetric(config, task := _CountingTask(config.task), task.build_model(), None, train=False)
+    trainer = seeded_trainer(linear_experiment(), _CountingTask, train=False, cls=_WithOwnMetric)
     trainer.seen = keras.metrics.Sum()
     assert trainer.evaluate(tf.constant(-1))["seen"] > 0
 
@@ -368,15 +289,9 @@ def test_without_validation_sets_an_evaluation_reports_nothing() -> None:
     config = linear_experiment()
     task = LinearTask(config.task)
     trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
+    assert (trainer.validation_loss.name, len(trainer.validation_metrics)) == ("validation_loss", 1)
     trainer.set_validation_sets(ValidationSets([]))
     assert trainer.evaluate(tf.constant(-1)) == {}
-
-
-def test_without_validation_sets_the_task_has_the_metrics() -> None:
-    config = linear_experiment()
-    task = LinearTask(config.task)
-    trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
-    assert (trainer.validation_loss.name, len(trainer.validation_metrics)) == ("validation_loss", 1)
 
 
 class _NamedTask(LinearTask):
@@ -390,8 +305,8 @@ class _NamedTask(LinearTask):
 
 def test_subclass_evaluates_its_replaced_model_and_task() -> None:
     config = linear_experiment()
-    first, second = _NamedTask(config.task), _NamedTask(config.task)
-    trainer: Any = Trainer(config, first, first.build_model(), None, train=False)
+    trainer = seeded_trainer(config, _NamedTask, train=False)
+    first, second = trainer.task, _NamedTask(config.task)
     trainer._model, trainer._task = second.build_model(), second
     trainer.evaluate(tf.constant(1))
     assert second.evaluated is trainer.model and not hasattr(first, "evaluated")
@@ -412,20 +327,9 @@ class _AsksForMore(Trainer):
 
 
 def test_error_of_a_greedy_subclass_loop_names_the_setting() -> None:
-    config = linear_experiment()
-    trainer = _AsksForMore(config, task := LinearTask(config.task), task.build_model(), None, train=False)
+    trainer = seeded_trainer(linear_experiment(), LinearTask, train=False, cls=_AsksForMore)
     with pytest.raises(DataError, match=r"task\.validation_data has no more batches.*validation_steps"):
         trainer.evaluate(tf.constant(-1))
-
-
-def _on_replicas(task_type: type[LinearTask], replicas: int, **trainer: Any) -> Any:
-    """Returns a trainer on so many replicas of one CPU, with the same initial weights each time."""
-    config = linear_experiment(**trainer)
-    keras.utils.set_random_seed(3)
-    devices = [f"CPU:{number}" for number in range(replicas)]
-    several = tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
-    with several.scope() if replicas > 1 else contextlib.nullcontext():
-        return create_trainer(config, task_type(config.task))
 
 
 class _NormalizedTask(LinearTask):
@@ -443,6 +347,11 @@ class _NormalizedTaskOfKeras2(LinearTask):
         return tf_keras.Sequential([normalization, layers.Dense(CLASSES)])
 
 
+def _on_all_replicas(trainer: Any) -> list[bytes]:
+    variables = trainer.model.variables
+    return [value.tobytes() for variable in variables for value in on_each_replica(trainer.strategy, variable)]
+
+
 @pytest.mark.parametrize(
     ("task_type", "ema"),
     [
@@ -454,16 +363,14 @@ class _NormalizedTaskOfKeras2(LinearTask):
 def test_replicas_evaluate_what_the_checkpoint_holds(
     task_type: type[LinearTask], ema: dict[str, Any] | None, tmp_path: Path
 ) -> None:
-    trainer = _on_replicas(task_type, 2, optimizer_config={**SGD, "ema": ema})
+    trainer = seeded_trainer(linear_experiment(optimizer_config={**SGD, "ema": ema}), task_type, 2)
     trainer.train(tf.constant(5))
-    variables = [native_variable(variable) for variable in trainer.model.variables]
-    parts = [part for variable in variables for part in trainer.strategy.experimental_local_results(variable)]
-    own_values = [part.numpy().tobytes() for part in parts]
-    assert len(set(own_values)) > len(variables)  # the replicas differ
+    own_values = _on_all_replicas(trainer)
+    assert len(set(own_values)) > len(trainer.model.variables)  # the replicas differ
 
     logs = trainer.evaluate(-1)
 
-    assert [part.numpy().tobytes() for part in parts] == own_values
+    assert _on_all_replicas(trainer) == own_values
     trainer.write_weights(str(tmp_path / "weights"))
     plain_model = task_type(LinearConfig()).build_model()
     tf.train.Checkpoint(model=plain_model).read(str(tmp_path / "weights")).expect_partial()
@@ -512,17 +419,17 @@ class _UnlabelledTask(_TableTask):
 
 
 @pytest.mark.parametrize(
-    ("task_type", "replicas"), [(_TableTask, 1), (_TableTask, 2), (_ScalarTask, 2), (_UnlabelledTask, 1)]
+    ("task_type", "count"), [(_TableTask, 1), (_TableTask, 2), (_ScalarTask, 2), (_UnlabelledTask, 1)]
 )
-def test_batches_count_by_their_labels(task_type: type[LinearTask], replicas: int) -> None:
-    logs = _on_replicas(task_type, replicas).evaluate(-1)
+def test_batches_count_by_their_labels(task_type: type[LinearTask], count: int) -> None:
+    logs = seeded_trainer(linear_experiment(), task_type, count).evaluate(-1)
     assert logs == {"validation_loss": 5.0, "label": 5.0}
 
 
 def test_a_batch_whose_examples_cannot_be_counted_is_refused() -> None:
     named = r"cannot be counted: {a_table: .*, target: .*}; return \(features, labels\)"
     with pytest.raises(tf.errors.InvalidArgumentError, match=named):
-        _on_replicas(_UnlabelledTask, 2).evaluate(-1)
+        seeded_trainer(linear_experiment(), _UnlabelledTask, 2).evaluate(-1)
 
 
 class _Lazy(keras.metrics.Metric):
@@ -553,9 +460,9 @@ class _LazyTask(LinearTask):
             metric.update_state(tf.one_hot(labels, CLASSES), tf.nn.softmax(model_outputs))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_metrics_that_make_variables_late_have_keras_values(replicas: int) -> None:
-    trainer = _on_replicas(_LazyTask, replicas, best_checkpoint_eval_metric="lazy")
+@pytest.mark.parametrize("count", [1, 2])
+def test_metrics_that_make_variables_late_have_keras_values(count: int) -> None:
+    trainer = seeded_trainer(linear_experiment(best_checkpoint_eval_metric="lazy"), _LazyTask, count)
     assert trainer.validation_metric_names() == ["f1_score", "r2_score", "auc", "lazy", "validation_loss"]
     assert {"f1_score", "r2_score", "auc", "lazy"} < trainer.train(tf.constant(2)).keys()
 

@@ -11,9 +11,10 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
+from tests.builders import assert_all_close, on_each_replica, replicas, seeded_trainer
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, UsageError
-from trainer_kit.runtime.precision import set_precision
+from trainer_kit.runtime.precision import precision
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.trainer import Trainer
 
@@ -38,30 +39,15 @@ class Points(tk.GanTask):
         return keras.Sequential([keras.Input((inputs,)), *layers], name=name)
 
 
-class Plain(Points):
-    """Nets without batch normalization, in which a mean of real points would be lost."""
-
-    def _net(self, name: str, inputs: int, outputs: int) -> keras.Model:
-        layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(outputs)]
-        return keras.Sequential([keras.Input((inputs,)), *layers], name=name)
-
-
-@pytest.fixture(scope="module")
-def strategies() -> Mapping[int, tf.distribute.Strategy]:
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-    return {1: tf.distribute.get_strategy(), 2: mirrored}
-
-
 def _trainer(
     task: Mapping[str, Any] | None = None,
     generator: Mapping[str, Any] | None = None,
     discriminator: Mapping[str, Any] | None = None,
     task_type: type[tk.GanTask] = Points,
-    strategy: tf.distribute.Strategy | None = None,
+    count: int = 1,
     runtime: Mapping[str, Any] | None = None,
     **trainer: Any,
 ) -> Trainer:
-    keras.utils.set_random_seed(3)
     data = tk.DataConfig(global_batch_size=16, is_training=True, seed=1)
     section = tk.GanConfig(latent_size=4, train_data=data, validation_data=data.replace(is_training=False))
     optimizers = {"generator": {**SGD, **(generator or {})}, "discriminator": {**SGD, **(discriminator or {})}}
@@ -69,9 +55,7 @@ def _trainer(
     config = tk.ExperimentConfig(task=section.replace(**(task or {})), trainer=base.trainer).replace(
         runtime=dict(runtime or {})
     )
-    with (strategy or tf.distribute.get_strategy()).scope():
-        made: Trainer = Trainer.create(config, task_type(config.task), train=True, evaluate=True)
-        return made
+    return seeded_trainer(config, task_type, count)
 
 
 def _values(net: keras.Model) -> list[np.ndarray]:
@@ -83,13 +67,11 @@ def _changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("updates", "waiting", "replicas"),
+    ("updates", "waiting", "count"),
     [("in_turns", "generator", 1), ("in_turns", "discriminator", 2), ("joint", "generator", 2)],
 )
-def test_each_net_is_updated_in_its_own_period(
-    updates: str, waiting: str, replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
-) -> None:
-    trainer = _trainer({"updates": updates}, strategy=strategies[replicas], **{waiting: {"period": 5}})
+def test_each_net_is_updated_in_its_own_period(updates: str, waiting: str, count: int) -> None:
+    trainer = _trainer({"updates": updates}, count=count, **{waiting: {"period": 5}})
     nets = {name: getattr(trainer.model, name) for name in ("generator", "discriminator")}
     before = {name: _values(net) for name, net in nets.items()}
     weights = [one.numpy() for one in nets[waiting].trainable_variables]
@@ -136,16 +118,39 @@ def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
     for variable, value in zip(model.discriminator.non_trainable_variables, kept, strict=True):
         variable.assign(value)
     for net in ("generator", "discriminator"):
-        for value, expected in zip(_values(getattr(one_step.model, net)), _values(getattr(model, net)), strict=True):
-            np.testing.assert_allclose(value, expected, atol=1e-6)
+        assert_all_close(_values(getattr(one_step.model, net)), _values(getattr(model, net)), atol=1e-6)
 
 
-def test_replicas_generate_from_different_latents(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
-    trainer = _trainer(strategy=strategies[2])
-    draw = tf.function(lambda: strategies[2].run(lambda: trainer.model.latents(8)))
-    first, second = strategies[2].experimental_local_results(draw())
-    assert abs(float(tf.reduce_mean(first * second))) < 0.5 and not np.array_equal(first, second)
-    assert not np.array_equal(first, strategies[2].experimental_local_results(draw())[0])
+def test_replicas_generate_from_different_latents() -> None:
+    trainer, strategy = _trainer(count=2), replicas(2)
+    draw = tf.function(lambda: strategy.run(lambda: trainer.model.latents(8)))
+    first, second = on_each_replica(strategy, draw())
+    assert abs(float(np.mean(first * second))) < 0.5 and not np.array_equal(first, second)
+    assert not np.array_equal(first, on_each_replica(strategy, draw())[0])
+
+
+@pytest.mark.parametrize("runtime", [{"mixed_precision_dtype": "float16"}, {"enable_xla": True}])
+def test_both_nets_train_in_float16_and_compiled_by_xla(runtime: dict[str, Any]) -> None:
+    with precision(RuntimeConfig(**runtime)):
+        trainer = _trainer(runtime=runtime)
+    nets = (trainer.model.generator, trainer.model.discriminator)
+    before = [_values(net) for net in nets]
+    logs = trainer.train(tf.constant(4))
+    assert all(_changed(values, _values(net)) for values, net in zip(before, nets, strict=True))
+    assert np.isfinite(float(logs["training_loss"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizers": {}, "optimizer_config": SGD}, "configure each of them in trainer"),
+        ({"optimizers": {"generator": SGD}}, r"names discriminator, which trainer\.optimizers lacks"),
+        ({"optimizers": {"generater": SGD, "discriminator": SGD}}, "rename generater to generator"),
+    ],
+)
+def test_both_optimizers_are_needed_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _trainer(**options)
 
 
 @pytest.mark.parametrize(
@@ -161,17 +166,6 @@ def test_losses_are_those_of_the_papers(loss: str, of_discriminator: float, of_g
     task, real, fake = Points(tk.GanConfig(loss=loss)), tf.constant([2.0, -1.0]), tf.constant([0.5, -3.0])
     assert float(task.discriminator_loss(real, fake)) == pytest.approx(of_discriminator, abs=1e-5)
     assert float(task.generator_loss(fake)) == pytest.approx(of_generator, abs=1e-5)
-
-
-def test_training_moves_the_points_towards_the_real_ones() -> None:
-    trainer = _trainer({"r1_penalty": 0.1}, task_type=Plain)
-    far = _mean_of_samples(trainer)
-    trainer.train(tf.constant(60))
-    assert _mean_of_samples(trainer) > far + 0.5  # the real ones are around 3
-
-
-def _mean_of_samples(trainer: Trainer) -> float:
-    return float(tf.reduce_mean(trainer.model.generator(tf.random.stateless_normal([64, 4], [1, 2]), training=True)))
 
 
 def test_the_penalty_is_half_its_weight_times_the_square() -> None:
@@ -205,44 +199,8 @@ def test_micro_batches_need_joint_updates() -> None:
         _trainer(accumulate_steps=2)
 
 
-def test_both_optimizers_are_needed_by_name() -> None:
-    with pytest.raises(UsageError, match="configure each of them in trainer"):
-        _trainer(optimizers={}, optimizer_config=SGD)
-    with pytest.raises(
-        UsageError, match=r"names discriminator, which trainer\.optimizers lacks; the optimizers are: generator"
-    ):
-        _trainer(optimizers={"generator": SGD})
-    with pytest.raises(
-        UsageError, match=r"names generator, which trainer\.optimizers lacks; rename generater to generator"
-    ):
-        _trainer(optimizers={"generater": SGD, "discriminator": SGD})
-
-
 def test_a_penalty_leaves_the_averages_as_they_are(one_step: Trainer) -> None:
     penalised = _trainer({"r1_penalty": 1e-9})
     penalised.train(tf.constant(1))
     means = [trainer.model.discriminator.layers[0].moving_mean.numpy() for trainer in (one_step, penalised)]
     np.testing.assert_allclose(*means, rtol=1e-5)
-
-
-def test_both_nets_train_in_float16() -> None:
-    set_precision(RuntimeConfig(mixed_precision_dtype="float16"))
-    try:
-        trainer = _trainer(runtime={"mixed_precision_dtype": "float16"})
-        before = [_values(net) for net in (trainer.model.generator, trainer.model.discriminator)]
-        trainer.train(tf.constant(4))
-    finally:
-        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
-    scales = {name: float(one.dynamic_scale.numpy()) for name, one in trainer.optimizer.items()}
-    assert set(scales) == {"generator", "discriminator"} and min(scales.values()) > 1
-    after = [_values(net) for net in (trainer.model.generator, trainer.model.discriminator)]
-    assert all(_changed(one, other) for one, other in zip(before, after, strict=True))
-
-
-def test_a_step_compiled_by_xla_trains_both_nets() -> None:
-    trainer = _trainer(runtime={"enable_xla": True})
-    before = [_values(net) for net in (trainer.model.generator, trainer.model.discriminator)]
-    logs = trainer.train(tf.constant(2))
-    after = [_values(net) for net in (trainer.model.generator, trainer.model.discriminator)]
-    assert all(_changed(one, other) for one, other in zip(before, after, strict=True))
-    assert np.isfinite(float(logs["training_loss"]))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import assert_all_close, seeded_trainer, trained_weights
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
@@ -37,23 +38,13 @@ PROCESSORS = (
 
 
 class SpikingTask(LinearTask):
-    """The batch of some steps is `size` times as large: a norm is then 10 times as large, or not finite."""
-
-    at: tuple[int, ...] = (6,)
-    size = 100.0
+    """The batch of step 6 is not finite."""
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
         features, labels = inputs
-        now = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64) + 1
-        spikes = tf.reduce_any(tf.equal(now, tf.constant(self.at, tf.int64)))
-        features = tf.cast(features, tf.float32) * tf.where(spikes, self.size, 1.0)
+        spikes = tf.equal(tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64), 5)
+        features = tf.cast(features, tf.float32) * tf.where(spikes, float("inf"), 1.0)
         return super().train_step((features, labels), model, optimizer, metrics)
-
-
-@pytest.fixture(scope="module")
-def strategies() -> Mapping[int, tf.distribute.Strategy]:
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-    return {1: tf.distribute.get_strategy(), 2: mirrored}
 
 
 def _config(processors: Any = (), fields: Mapping[str, Any] | None = None, **trainer: Any) -> Any:
@@ -62,36 +53,20 @@ def _config(processors: Any = (), fields: Mapping[str, Any] | None = None, **tra
     return config.replace(task={"train_data": {"global_batch_size": 16}})
 
 
-def _trainer(
-    config: Any, task_type: type[TinyTask] = LinearTask, strategy: tf.distribute.Strategy | None = None
-) -> Trainer:
-    keras.utils.set_random_seed(3)
-    with (strategy or tf.distribute.get_strategy()).scope():
-        made: Trainer = Trainer.create(config, task_type(config.task), train=True, evaluate=False)
-        return made
+def _trainer(config: Any, task_type: type[TinyTask] = LinearTask, count: int = 1) -> Trainer:
+    return seeded_trainer(config, task_type, count, evaluate=False)
 
 
-def _weights(trainer: Trainer) -> list[np.ndarray]:
-    return [variable.numpy() for variable in trainer.model.trainable_variables]
-
-
-def _same(trainer: Trainer, other: Trainer, atol: float = 1e-6) -> None:
-    for weight, expected in zip(_weights(trainer), _weights(other), strict=True):
-        np.testing.assert_allclose(weight, expected, atol=atol, rtol=1e-5)
-
-
-def test_processors_train_alike_on_replicas_and_micro_batches(
-    strategies: Mapping[int, tf.distribute.Strategy],
-) -> None:
+def test_processors_train_alike_on_replicas_and_micro_batches() -> None:
     one = _trainer(_config(PROCESSORS))
     logs = one.train(tf.constant(6))
-    for strategy, parts in ((strategies[2], 1), (strategies[1], 2)):
-        other = _trainer(_config(PROCESSORS, accumulate_steps=parts, report_gradient_norm=True), strategy=strategy)
+    for count, parts in ((2, 1), (1, 2)):
+        other = _trainer(_config(PROCESSORS, accumulate_steps=parts, report_gradient_norm=True), count=count)
         assert other.train(tf.constant(6))["training_loss"] == pytest.approx(logs["training_loss"], rel=1e-5)
-        _same(other, one)
+        assert_all_close(trained_weights(other), trained_weights(one), atol=2e-6)
     plain = _trainer(_config())
     plain.train(tf.constant(6))
-    assert not np.allclose(_weights(plain)[0], _weights(one)[0], atol=1e-3)
+    assert not np.allclose(trained_weights(plain)[0], trained_weights(one)[0], atol=1e-3)
 
 
 def test_processors_come_before_the_bounds_of_the_optimizer() -> None:
@@ -100,7 +75,7 @@ def test_processors_come_before_the_bounds_of_the_optimizer() -> None:
     scaled, plain = _trainer(_config([scale], {"clipnorm": 1e-3})), _trainer(_config([], {"clipnorm": 1e-3}))
     for trainer in (scaled, plain):
         trainer.train(tf.constant(3))
-    _same(scaled, plain, 1e-7)
+    assert_all_close(trained_weights(scaled), trained_weights(plain), atol=2e-6)
 
 
 def test_processors_see_float16_gradients_without_the_scale() -> None:
@@ -110,22 +85,20 @@ def test_processors_see_float16_gradients_without_the_scale() -> None:
     )
     with precision(config.runtime):
         trainer = _trainer(config)
-    before = _weights(trainer)
+    before = trained_weights(trainer)
     logs = trainer.train(tf.constant(1))
-    assert max(np.abs(old - new).max() for old, new in zip(before, _weights(trainer), strict=True)) <= 0.05e-3 * 1.01
+    assert_all_close(before, trained_weights(trainer), atol=0.05e-3 * 1.01)
     assert 0.05 < logs["gradient_norm"] < 5.0
 
 
-def test_the_reported_norm_is_the_mean_of_unclipped_ones(
-    strategies: Mapping[int, tf.distribute.Strategy],
-) -> None:
+def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
     """SGD without momentum moves weights by the rate times the gradient; one replica reports what two do."""
-    trainer = _trainer(_config(report_gradient_norm=True), strategy=strategies[2])
+    trainer = _trainer(_config(report_gradient_norm=True), count=2)
     norms = []
     for _ in range(4):
-        before = _weights(trainer)
+        before = trained_weights(trainer)
         logs = trainer.train(tf.constant(1))
-        moved = np.concatenate([(a - b).ravel() for a, b in zip(before, _weights(trainer), strict=True)])
+        moved = np.concatenate([(a - b).ravel() for a, b in zip(before, trained_weights(trainer), strict=True)])
         norms.append(np.linalg.norm(moved) / 0.05)
         assert logs["gradient_norm"] == pytest.approx(norms[-1], rel=1e-4)
     again = _trainer(_config(report_gradient_norm=True))
@@ -136,14 +109,12 @@ def test_the_reported_norm_is_the_mean_of_unclipped_ones(
 
 def test_a_report_changes_no_bit_of_the_weights() -> None:
     """The third of a sum, three times, is another number."""
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(3)], tf.distribute.ReductionToOneDevice())
     trainers = []
     for reports in ({}, {"report_gradient_norm": True}):
         config = _config(**reports).replace(task={"train_data": {"global_batch_size": 15}})
-        trainers.append(_trainer(config, strategy=strategy))
+        trainers.append(_trainer(config, count=3))
         trainers[-1].train(tf.constant(5))
-    for weight, expected in zip(*map(_weights, trainers), strict=True):
-        np.testing.assert_array_equal(weight, expected)
+    assert_all_close(*map(trained_weights, trainers))
     plain, reporting = (len(trainer.optimizer.variables) for trainer in trainers)
     assert plain == reporting  # the variables of reports are not the optimizer's
 
@@ -191,18 +162,6 @@ class OwnUpdate(LinearTask):
         return {self.loss: loss}
 
 
-@pytest.mark.parametrize(
-    ("config", "path"),
-    [
-        (_config(report_gradient_norm=True), "report_gradient_norm"),
-        (_config([NOISE]), "optimizer_config.gradient_processors"),
-    ],
-)
-def test_a_step_with_another_way_to_update_is_refused(config: Any, path: str) -> None:
-    with pytest.raises(UsageError, match=rf"trainer\.{path}: the training step applies gradients in another way"):
-        _trainer(config, OwnUpdate).train(tf.constant(1))
-
-
 class OneOwnUpdate(LinearTask):
     """Applies the gradients of one of two optimizers without trainer_kit."""
 
@@ -216,23 +175,10 @@ class OneOwnUpdate(LinearTask):
         return {self.loss: loss}
 
 
-def test_an_update_that_ignores_its_processors_is_refused() -> None:
-    sgd = {"optimizer": {"type": "sgd"}, "learning_rate": RATE, "gradient_processors": [NOISE]}
-    sections = {"noisy": {**sgd, "variables": ("bias",)}, "ignoring": {**sgd, "variables": (".",)}}
-    trainer = _trainer(linear_experiment(optimizer_config={}, optimizers=sections), OneOwnUpdate)
-    with pytest.raises(UsageError, match=r"trainer\.optimizers\.ignoring\.gradient_processors: the training step"):
-        trainer.train(tf.constant(1))
-
-
 class OwnOptimizer(LinearTask):
     @classmethod
     def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
         return keras.optimizers.SGD(0.1)
-
-
-def test_an_optimizer_without_its_processors_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"create_optimizer of OwnOptimizer .* call super\(\)\.create_optimizer"):
-        _trainer(_config([NOISE]), OwnOptimizer).train(tf.constant(1))
 
 
 class OwnNorm(LinearTask):
@@ -240,43 +186,43 @@ class OwnNorm(LinearTask):
         return {**super().train_step(inputs, model, optimizer, metrics), "gradient_norm": tf.constant(7.0)}
 
 
-def test_a_scalar_with_the_name_of_a_report_is_refused() -> None:
-    assert _trainer(_config(), OwnNorm).train(tf.constant(1))["gradient_norm"] == 7.0
-    with pytest.raises(UsageError, match=r"a scalar called 'gradient_norm', and trainer\.report_gradient_norm reports"):
-        _trainer(_config(report_gradient_norm=True), OwnNorm).train(tf.constant(1))
+SGD = {"optimizer": {"type": "sgd"}, "learning_rate": RATE}
+ONE_IGNORED = {
+    "noisy": {**SGD, "gradient_processors": [NOISE], "variables": ("bias",)},
+    "ignoring": {**SGD, "gradient_processors": [NOISE], "variables": (".",)},
+}
 
 
-class NotFinite(SpikingTask):
-    size = float("inf")
-
-
-def test_a_check_names_variable_and_step_before_the_update(
-    strategies: Mapping[int, tf.distribute.Strategy],
+@pytest.mark.parametrize(
+    ("task_type", "config", "message"),
+    [
+        (OwnUpdate, _config(report_gradient_norm=True), r"trainer\.report_gradient_norm: the training step applies"),
+        (OwnUpdate, _config([NOISE]), r"trainer\.optimizer_config\.gradient_processors: the training step applies"),
+        (OwnOptimizer, _config([NOISE]), r"create_optimizer of OwnOptimizer .* call super\(\)\.create_optimizer"),
+        (OwnNorm, _config(report_gradient_norm=True), r"'gradient_norm', and trainer\.report_gradient_norm reports"),
+        (
+            OneOwnUpdate,
+            linear_experiment(optimizer_config={}, optimizers=ONE_IGNORED),
+            r"trainer\.optimizers\.ignoring\.gradient_processors: the training step",
+        ),
+    ],
+)
+def test_a_step_that_a_report_or_processor_misses_is_refused(
+    task_type: type[TinyTask], config: Any, message: str
 ) -> None:
-    trainer = _trainer(_config([{"type": "check"}]), NotFinite, strategies[2])
+    with pytest.raises(UsageError, match=message):
+        _trainer(config, task_type).train(tf.constant(1))
+
+
+def test_a_scalar_may_have_the_name_of_a_report_that_is_off() -> None:
+    assert _trainer(_config(), OwnNorm).train(tf.constant(1))["gradient_norm"] == 7.0
+
+
+def test_a_check_names_variable_and_step_before_the_update() -> None:
+    trainer = _trainer(_config([{"type": "check"}]), SpikingTask, 2)
     with pytest.raises(DivergedError, match=r"the gradient of \S*dense\S*/kernel is not finite at step 6"):
         trainer.train(tf.constant(8))
-    assert all(np.isfinite(weight).all() for weight in _weights(trainer))
-
-
-class NotFiniteOnce(LinearTask):
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
-        if not hasattr(self, "tries"):
-            self.tries = tf.Variable(0, trainable=False)
-        size = tf.where(tf.equal(self.tries.assign_add(1), 6), float("inf"), 1.0)
-        return super().train_step((tf.cast(inputs[0], tf.float32) * size, inputs[1]), model, optimizer, metrics)
-
-
-def test_a_step_that_a_check_refused_is_not_repeated() -> None:
-    """The failed step may have added to global_step already, so a repeated one would name the step after it."""
-    trainer = _trainer(_config([{"type": "check"}]), NotFiniteOnce)
-    with pytest.raises(DivergedError, match="is not finite at step 6"):
-        trainer.train(tf.constant(8))
-    assert trainer.task.tries.numpy() == 6
-
-
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    return [line["metrics"] for line in active_history(str(folder / "metrics.jsonl"))]
+    assert all(np.isfinite(weight).all() for weight in trained_weights(trainer))
 
 
 def _run(folder: Path, task_type: type[TinyTask], config: Any, steps: int, from_step: int | None = None) -> None:
@@ -289,10 +235,11 @@ def test_a_resumed_run_has_the_same_noise_and_norms(tmp_path: Path) -> None:
     options = {"steps_per_loop": 4, "summary_interval": 4, "checkpoint_interval": 4, "report_gradient_norm": True}
     config = _config([NOISE], **options)
     _run(tmp_path, LinearTask, config, 12)
-    whole = _lines(tmp_path)
+    history = str(tmp_path / "metrics.jsonl")
+    whole = [line["metrics"] for line in active_history(history)]
     _run(tmp_path, LinearTask, config, 12, from_step=8)
-    assert whole == _lines(tmp_path)
-    assert all(line["gradient_norm"] > 0 for line in whole)
+    assert whole == [line["metrics"] for line in active_history(history)]
+    assert all(metrics["gradient_norm"] > 0 for metrics in whole)
 
 
 class OneInfiniteExample(LinearTask):

@@ -9,6 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.builders import seeded_trainer
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.training.trainer import Trainer
@@ -45,8 +46,7 @@ class OwnOptimizer(LinearTask):
 
 def _trainer(task: type[LinearTask] = LinearTask, **trainer: Any) -> Trainer:
     config = linear_experiment(**{"optimizer_config": ADAM, **trainer})
-    made: Trainer = Trainer.create(config, task(config.task), train=True, evaluate=True)
-    return made
+    return seeded_trainer(config, task)
 
 
 SEVERAL: dict[str, Any] = {

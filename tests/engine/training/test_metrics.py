@@ -37,13 +37,6 @@ def test_loss_is_the_mean_over_examples_for_any_batches(wrap: Callable[[Any], An
     assert metrics.results()["validation_loss"].numpy() == pytest.approx(losses.mean(), rel=1e-6)
 
 
-def test_without_the_batch_every_loss_counts_the_same() -> None:
-    metrics = MetricSet("training_loss", [])
-    for loss in (1.0, 2.0, 6.0):
-        metrics.update_loss(tf.constant(loss, tf.float16))
-    assert metrics.results()["training_loss"].numpy() == 3.0
-
-
 def test_batches_of_scalars_count_as_one_example() -> None:
     metrics = MetricSet("loss", [])
     metrics.update_loss(tf.constant(2.0), tf.constant(5))
@@ -127,19 +120,6 @@ def test_metrics_of_a_compiled_model_leave_out_its_loss_tracker() -> None:
     assert model_metrics(tf.Module()) == []
 
 
-def test_nested_tensors_become_numpy_values() -> None:
-    values = to_numpy({"a": tf.constant(1.5), "b": {"c": tf.constant([1, 2])}, "d": 3})
-    assert values["a"] == 1.5 and isinstance(values["a"], np.float32)
-    assert values["b"]["c"].tolist() == [1, 2]
-    assert values["d"] == 3
-
-
-def test_a_variable_on_several_replicas_becomes_its_value() -> None:
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
-        mirrored = tf.Variable(3)
-    assert int(to_numpy(mirrored)) == 3
-
-
 def test_two_metrics_of_one_name_are_refused() -> None:
     twice = [keras.metrics.Mean("accuracy"), keras.metrics.Sum("accuracy")]
     with pytest.raises(UsageError, match="several metrics are called accuracy"):
@@ -169,20 +149,3 @@ def test_what_is_no_list_of_metrics_is_told_with_the_method(made: Any, told: str
 
     with pytest.raises(UsageError, match=rf"^Wrong\.build_metrics returned .*{told}"):
         task_metrics(Wrong(TinyConfig()), True)
-
-
-def test_the_losses_of_micro_batches_count_as_one_batch() -> None:
-    whole, split = MetricSet("loss", []), MetricSet("loss", [])
-    for losses in ([1.0, 3.0, 5.0, 7.0], [2.0, 2.0, 2.0, 4.0]):
-        whole.update_loss(tf.reduce_mean(losses))
-        split.update_loss(tf.reduce_mean(losses[:3]), share=tf.constant(0.75))
-        split.update_loss(tf.reduce_mean(losses[3:]), share=tf.constant(0.25))
-        split.update_loss(tf.constant(float("nan")), share=tf.constant(0.0))
-    assert float(split.results()["loss"]) == pytest.approx(float(whole.results()["loss"])) == 3.25
-
-
-def test_losses_of_single_examples_need_no_share() -> None:
-    split = MetricSet("loss", [])
-    split.update_loss(tf.constant([1.0, 3.0]), share=tf.constant(0.5))
-    split.update_loss(tf.constant([5.0]), share=tf.constant(0.5))
-    assert float(split.results()["loss"]) == 3.0

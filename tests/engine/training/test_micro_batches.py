@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import on_each_replica, replicas
 from trainer_kit.errors import UsageError
-from trainer_kit.training.accumulation import MicroBatches, batch_size, check_batch, kept_where, part_of
+from trainer_kit.training.accumulation import MicroBatches, batch_size, check_batch, part_of
 
 
 class _Parts:
@@ -61,12 +62,6 @@ def test_a_known_size_gives_parts_of_one_static_shape() -> None:
     assert _run(4, 10, known=False).static == [None]
 
 
-def test_eager_steps_are_split_too() -> None:
-    noted = _Parts(3)
-    noted.batches(tf.range(6))
-    assert [values for values, _, _ in noted.seen[:-1]] == [[0, 1], [2, 3], [4, 5]]
-
-
 def _totals(n: int, parts: int, in_xla: bool) -> Any:
     total, calls = tf.Variable(0.0), tf.Variable(0)
 
@@ -108,13 +103,9 @@ def test_a_batch_that_cannot_be_split_is_refused() -> None:
         check_batch([tf.zeros([4, 3]), tf.zeros([8])])
 
 
-@pytest.fixture(scope="module")
-def mirrored() -> tf.distribute.Strategy:
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-
-
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 2), (3, 1)])
-def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int], mirrored: tf.distribute.Strategy) -> None:
+def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int]) -> None:
+    mirrored = replicas(2)
     with mirrored.scope():
         mean = tf.Variable(0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=SUM)
         metric = keras.metrics.Mean()
@@ -128,8 +119,7 @@ def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int], mirrored
     data = iter(mirrored.distribute_datasets_from_function(lambda _: _replica_batches(sizes)))
     tf.function(lambda: batches(next(data)), autograph=False)()
     whole = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
-    found = [part.numpy() for part in mirrored.experimental_local_results(mean)]
-    np.testing.assert_allclose(found, [part.mean() for part in whole], rtol=1e-6)
+    np.testing.assert_allclose(on_each_replica(mirrored, mean), [part.mean() for part in whole], rtol=1e-6)
     assert float(metric.result()) == pytest.approx(np.concatenate(whole).mean())  # repeated examples count once
 
 
@@ -140,11 +130,3 @@ def _replica_batches(sizes: tuple[int, int]) -> tf.data.Dataset:
     """Returns a dataset with a batch for each replica, of sizes that are not known before."""
     batches = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
     return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=tf.TensorSpec([None], tf.float32))
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_variables_are_kept_where_an_example_is_repeated(keep: bool) -> None:
-    variable = tf.Variable(1.0)
-    with kept_where(tf.constant(keep), [variable]):
-        variable.assign(5.0)
-    assert float(variable.numpy()) == (1.0 if keep else 5.0)

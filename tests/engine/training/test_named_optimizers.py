@@ -13,12 +13,13 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.builders import assert_all_close, replicas, seeded_trainer, trained_weights
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 from trainer_kit.run.launcher import launch
-from trainer_kit.runtime.precision import set_precision
+from trainer_kit.runtime.precision import precision
 from trainer_kit.serving.load import load_weights
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
@@ -43,39 +44,25 @@ class ByMethod(LinearTask):
         return {"head": [model.layers[0].bias], "rest": [model.layers[0].kernel]}
 
 
-@pytest.fixture(scope="module")
-def strategies() -> Mapping[int, tf.distribute.Strategy]:
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-    return {1: tf.distribute.get_strategy(), 2: mirrored}
-
-
 def _trainer(
     optimizers: Mapping[str, Any],
     task_type: type[TinyTask] = LinearTask,
-    strategy: tf.distribute.Strategy | None = None,
+    count: int = 1,
     runtime: Mapping[str, Any] | None = None,
     **trainer: Any,
 ) -> Trainer:
-    keras.utils.set_random_seed(3)
     optimizer_config = {} if optimizers else {**SGD}
     config = tiny_experiment(optimizer_config=optimizer_config, optimizers=dict(optimizers), **trainer)
     config = config.replace(runtime=dict(runtime or {}), task={"train_data": {"global_batch_size": 16}})
-    with (strategy or tf.distribute.get_strategy()).scope():
-        made: Trainer = Trainer.create(config, task_type(config.task), train=True, evaluate=True)
-        return made
+    return seeded_trainer(config, task_type, count)
 
 
-def _weights(trainer: Trainer) -> list[np.ndarray]:
-    return [variable.numpy() for variable in trainer.model.trainable_variables]
-
-
-def test_equal_optimizers_train_as_one(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
-    two = _trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, strategy=strategies[2])
-    one = _trainer({}, strategy=strategies[2])
+def test_equal_optimizers_train_as_one() -> None:
+    two = _trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, count=2)
+    one = _trainer({}, count=2)
     for trainer in (two, one):
         trainer.train(tf.constant(4))
-    for weight, expected in zip(_weights(two), _weights(one), strict=True):
-        np.testing.assert_array_equal(weight, expected)
+    assert_all_close(trained_weights(two), trained_weights(one))
 
 
 @pytest.mark.parametrize("task_type", [LinearTask, ByMethod])
@@ -86,10 +73,10 @@ def test_each_has_slots_for_its_own_variables_only(task_type: type[TinyTask]) ->
     assert shapes == {"head": [(3,)] * 2, "rest": [(8, 3)] * 2}
 
 
-def test_a_period_of_5_updates_twice_in_10_steps(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
+def test_a_period_of_5_updates_twice_in_10_steps() -> None:
     """In loops of one step, and then in loops of five."""
     sections = {"head": {**MOMENTUM, **HEAD, "period": 5}, "rest": {**MOMENTUM, **REST}}
-    trainer = _trainer(sections, strategy=strategies[2])
+    trainer = _trainer(sections, count=2)
     head, changes = trainer.model.layers[0].bias, []
     for steps in [1] * 10 + [5] * 2:
         before = head.numpy()
@@ -101,7 +88,7 @@ def test_a_period_of_5_updates_twice_in_10_steps(strategies: Mapping[int, tf.dis
     assert trainer.global_step.numpy() == 20
 
 
-def test_gradients_of_a_period_are_averaged_if_asked(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
+def test_gradients_of_a_period_are_averaged_if_asked() -> None:
     """With weights that change only at the end of a period, that is SGD on the four batches together.
 
     Gradients of one optimizer are clipped, which hides a factor; those of the other are not.
@@ -111,14 +98,13 @@ def test_gradients_of_a_period_are_averaged_if_asked(strategies: Mapping[int, tf
     batches = [(np.float32(x), y) for x, y in _points(4)]
     together = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
     whole = _trainer(sections)
-    whole.train_dataset = _dataset([together], strategies[1])
+    whole.train_dataset = _dataset([together], 1)
     whole.train(tf.constant(1))
-    for strategy in strategies.values():
-        trainer = _trainer({name: {**one, **period} for name, one in sections.items()}, strategy=strategy)
-        trainer.train_dataset = _dataset(batches, strategy)
+    for count in (1, 2):
+        trainer = _trainer({name: {**one, **period} for name, one in sections.items()}, count=count)
+        trainer.train_dataset = _dataset(batches, count)
         trainer.train(tf.constant(4))
-        for weight, expected in zip(_weights(trainer), _weights(whole), strict=True):
-            np.testing.assert_allclose(weight, expected, atol=1e-7)
+        assert_all_close(trained_weights(trainer), trained_weights(whole), atol=2e-7)
 
 
 def _points(batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -126,10 +112,10 @@ def _points(batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(random.normal(size=(16, 8)), random.integers(0, 3, 16)) for _ in range(batches)]
 
 
-def _dataset(batches: list[Any], strategy: tf.distribute.Strategy) -> Any:
+def _dataset(batches: list[Any], count: int) -> Any:
     features, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     dataset = tf.data.Dataset.from_tensor_slices((features, labels)).batch(len(batches[0][0]), drop_remainder=True)
-    return strategy.experimental_distribute_dataset(dataset) if strategy.num_replicas_in_sync > 1 else dataset
+    return replicas(count).experimental_distribute_dataset(dataset) if count > 1 else dataset
 
 
 @pytest.mark.parametrize(
@@ -137,67 +123,38 @@ def _dataset(batches: list[Any], strategy: tf.distribute.Strategy) -> Any:
     [{"accumulate_steps": 2}, {"fuse_steps": 3, "steps_per_loop": 6, "summary_interval": 6}],
     ids=["micro-batches", "fused"],
 )
-def test_every_form_of_a_step_counts_periods(options: dict[str, Any], plain: list[np.ndarray]) -> None:
-    trainer = _trainer(PERIOD_OF_3, **options)
-    trainer.train(tf.constant(6))
-    assert trainer.optimizer["head"].iterations.numpy() == 2
-    for weight, expected in zip(_weights(trainer), plain, strict=True):
-        np.testing.assert_allclose(weight, expected, atol=1e-6)
-
-
-PERIOD_OF_3 = {"head": {**MOMENTUM, **HEAD, "period": 3}, "rest": {**SGD, **REST}}
-
-
-@pytest.fixture(scope="module")
-def plain() -> list[np.ndarray]:
-    """The weights after six steps of whole batches that are not fused."""
-    trainer = _trainer(PERIOD_OF_3)
-    trainer.train(tf.constant(6))
-    assert trainer.optimizer["head"].iterations.numpy() == 2
-    return _weights(trainer)
+def test_every_form_of_a_step_counts_periods(options: dict[str, Any]) -> None:
+    sections = {"head": {**MOMENTUM, **HEAD, "period": 3}, "rest": {**SGD, **REST}}
+    trainer, plain = _trainer(sections, **options), _trainer(sections)
+    for one in (trainer, plain):
+        one.train(tf.constant(6))
+        assert one.optimizer["head"].iterations.numpy() == 2
+    assert_all_close(trained_weights(trainer), trained_weights(plain), atol=1e-6)
 
 
 def test_each_optimizer_has_a_loss_scale_of_its_own() -> None:
-    fixed = {"loss_scale": 8.0}
-    set_precision(RuntimeConfig(mixed_precision_dtype="float16"))
-    try:
-        sections = {"head": {**SGD, **HEAD, **fixed}, "rest": {**SGD, **REST}}
-        trainer = _trainer(sections, runtime={"mixed_precision_dtype": "float16"})
+    sections = {"head": {**SGD, **HEAD, "loss_scale": 8.0}, "rest": {**SGD, **REST}}
+    runtime = {"mixed_precision_dtype": "float16"}
+    with precision(RuntimeConfig(**runtime)):
+        several = _trainer(sections, runtime=runtime)
+        single = _trainer({}, runtime={**runtime, "loss_scale": 8.0})
+    for trainer in (several, single):
         trainer.train(tf.constant(2))
-        scales = {name: float(one.dynamic_scale.numpy()) for name, one in trainer.optimizer.items()}
-        one = _trainer({}, runtime={"mixed_precision_dtype": "float16", "loss_scale": 8.0})
-        one.train(tf.constant(2))
-    finally:
-        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
+    scales = {name: float(one.dynamic_scale.numpy()) for name, one in several.optimizer.items()}
     assert scales == {"head": 8.0, "rest": 2.0**15}
-    for weight, expected in zip(_weights(trainer), _weights(one), strict=True):
-        np.testing.assert_allclose(weight, expected, atol=1e-6)
+    assert_all_close(trained_weights(several), trained_weights(single), atol=1e-6)
 
 
-def test_the_average_of_one_replaces_its_variables_only() -> None:
-    trainer = _trainer({"head": {**SGD, **HEAD, "ema": {"average_decay": 0.5}}, "rest": {**SGD, **REST}})
-    trainer.train(tf.constant(5))
-    before = _weights(trainer)
-    with trainer.averaged_weights():
-        inside = _weights(trainer)
-    same = [bool((one == other).all()) for one, other in zip(before, inside, strict=True)]
-    assert same == [True, False]
-    assert all((one == other).all() for one, other in zip(before, _weights(trainer), strict=True))
-
-
-def test_checkpoints_with_averages_of_a_part_are_loaded(
-    tmp_path: Path, strategies: Mapping[int, tf.distribute.Strategy]
-) -> None:
+def test_checkpoints_with_averages_of_a_part_are_loaded(tmp_path: Path) -> None:
     sections = {"head": {**SGD, **HEAD, "ema": {"more_decays": {"fast": 0.5}}}, "rest": {**SGD, **REST}}
-    trainer = _trainer(sections, strategy=strategies[2])
+    trainer = _trainer(sections, count=2)
     trainer.train(tf.constant(5))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-5"))
     model = _trainer({}).model
     for name in ("average", "fast"):
         assert load_weights(model, path, averaged=True if name == "average" else name).averaged
         with trainer.averaged_weights(name):
-            for weight, expected in zip(model.trainable_variables, _weights(trainer), strict=True):
-                np.testing.assert_array_equal(weight.numpy(), expected)
+            assert_all_close(model.get_weights(), trained_weights(trainer))
 
 
 def test_averages_have_the_keys_of_one_average_of_all() -> None:
@@ -219,9 +176,9 @@ def test_each_optimizer_has_several_averages_of_its_variables() -> None:
     }
     trainer = _trainer(sections)
     trainer.train(tf.constant(5))
-    before = _weights(trainer)
+    before = trained_weights(trainer)
     with trainer.averaged_weights("fast"):
-        inside = _weights(trainer)
+        inside = trained_weights(trainer)
     same = [bool((one == other).all()) for one, other in zip(before, inside, strict=True)]
     assert same == [False, True] and trainer.averages == ["average", "fast"]
 
@@ -238,10 +195,24 @@ def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureF
         trainer = _trainer({"head": {**SGD, "variables": ("/dense_1/",)}}, TwoLayers)
     (warning,) = [one.getMessage() for one in caplog.records if "no optimizer updates" in one.getMessage()]
     assert "dense/kernel" in warning and "dense_1" not in warning
-    before = _weights(trainer)
+    before = trained_weights(trainer)
     trainer.train(tf.constant(2))
-    changed = [bool((one != other).any()) for one, other in zip(before, _weights(trainer), strict=True)]
+    changed = [bool((one != other).any()) for one, other in zip(before, trained_weights(trainer), strict=True)]
     assert changed == [False, False, True, True]
+
+
+class OwnOptimizers(ByMethod):
+    """Makes the optimizers by itself; only one of them scales the loss."""
+
+    @classmethod
+    def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
+        return {"head": LossScaleOptimizer(keras.optimizers.SGD(0.05)), "rest": keras.optimizers.SGD(0.05)}
+
+
+class OneOfKeras2(ByMethod):
+    @classmethod
+    def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
+        return {"head": tf_keras.optimizers.SGD(0.05), "rest": keras.optimizers.SGD(0.05)}
 
 
 @pytest.mark.parametrize(
@@ -257,6 +228,8 @@ def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureF
         ({"heads": {**SGD, **REST}}, ByMethod, "names head, rest, which .*; rename heads to head"),
         ({"head": {**SGD, **REST}, "rest": SGD}, ByMethod, "two optimizers would update .*: head and rest"),
         ({}, ByMethod, "ByMethod.optimizer_variables names .* head, rest, and there is one optimizer"),
+        ({"head": {**SGD, **HEAD}}, OwnOptimizers, "create_optimizer returns several optimizers"),
+        ({}, OneOfKeras2, "the optimizer 'head' is a tf_keras.*SGD; several optimizers .* Keras 3"),
     ],
 )
 def test_a_mistake_is_told_before_the_first_step(
@@ -284,44 +257,11 @@ def _optimizer_state(config: Any, folder: Path, from_step: int | None) -> dict[s
     return {name: reader.get_tensor(name) for name in names}
 
 
-class OwnOptimizers(ByMethod):
-    """Makes the optimizers by itself; only one of them scales the loss."""
-
-    made: Any = staticmethod(lambda: {"head": LossScaleOptimizer(keras.optimizers.SGD(0.05)), "rest": _sgd()})
-
-    @classmethod
-    def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
-        return cls.made()
-
-
-def _sgd() -> keras.Optimizer:
-    return keras.optimizers.SGD(0.05)
-
-
 def test_some_optimizers_with_a_loss_scale_train_as_none() -> None:
     own, plain = _trainer({}, OwnOptimizers), _trainer({})
     for trainer in (own, plain):
         trainer.train(tf.constant(2))
-    for weight, expected in zip(_weights(own), _weights(plain), strict=True):
-        np.testing.assert_allclose(weight, expected, atol=1e-6)
-
-
-class OneOfKeras2(OwnOptimizers):
-    made: Any = staticmethod(lambda: {"head": tf_keras.optimizers.SGD(0.05), "rest": _sgd()})
-
-
-@pytest.mark.parametrize(
-    ("optimizers", "task_type", "message"),
-    [
-        ({"head": {**SGD, **HEAD}}, OwnOptimizers, "create_optimizer returns several optimizers"),
-        ({}, OneOfKeras2, "the optimizer 'head' is a tf_keras.*SGD; several optimizers .* Keras 3"),
-    ],
-)
-def test_optimizers_of_the_task_that_do_not_fit_are_told(
-    optimizers: Mapping[str, Any], task_type: type[TinyTask], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        _trainer(optimizers, task_type)
+    assert_all_close(trained_weights(own), trained_weights(plain), atol=1e-6)
 
 
 @pytest.mark.parametrize("field", ["optimizer", "learning_rate"])

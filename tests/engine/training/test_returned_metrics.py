@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.builders import seeded_trainer
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import tiny_arrays
@@ -46,11 +47,10 @@ class _Aggregating(_Sums):
         return {"batches": float(aggregated_logs)}
 
 
-def _trainer(task_type: type[Task] = _Sums, strategy: Any = None, **settings: Any) -> Trainer:
+def _trainer(task_type: type[Task] = _Sums, count: int = 1, **settings: Any) -> Trainer:
     runtime = {"enable_xla": settings.pop("enable_xla", False)}
     config = linear_experiment(**settings).replace(task={"train_data": {"is_training": False}}, runtime=runtime)
-    with (strategy or tf.distribute.get_strategy()).scope():
-        return Trainer.create(config, task_type(config.task), train=True, evaluate=True)
+    return seeded_trainer(config, task_type, count)
 
 
 FORMS: list[dict[str, Any]] = [
@@ -66,8 +66,7 @@ def test_each_training_loop_reports_the_result_of_its_steps(settings: dict[str, 
 
 
 def test_replicas_report_the_result_over_all_examples() -> None:
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-    trainer = _trainer(strategy=mirrored)
+    trainer = _trainer(count=2)
     assert trainer.train(tf.constant(STEPS))["sum"] == tiny_arrays(False)[1][: 8 * STEPS].sum()
     assert trainer.evaluate(tf.constant(-1))["sum"] == tiny_arrays(False)[1].sum()
 
@@ -82,15 +81,8 @@ def test_each_evaluation_reports_the_result_of_its_examples(
     trainer.train(tf.constant(STEPS))
     sums = [trainer.evaluate(tf.constant(-1))["sum"] for _ in range(2)]
     assert sums == [tiny_arrays(False)[1].sum()] * 2
-    assert not caplog.records  # such as of a variable that an evaluation changes and training uses
-
-
-def test_a_loop_that_goes_on_keeps_the_state_of_its_metrics() -> None:
-    trainer, labels = _trainer(), tiny_arrays(False)[1]
-    run = trainer._run_segments
-    trainer._run_segments = lambda *given: (run(*given), setattr(trainer, "metrics_continue", True))  # as after a stop
-    trainer.train(tf.constant(STEPS))
-    assert trainer.train(tf.constant(STEPS))["sum"] == labels[: 16 * STEPS].sum()
+    warnings = [record for record in caplog.records if record.name.startswith("trainer_kit")]
+    assert not warnings  # such as of a variable that an evaluation changes and training uses
 
 
 def _left(metrics: MetricSet, logs: dict[str, Any], task: Task | None = None) -> Any:
@@ -125,23 +117,3 @@ def test_a_scalar_with_the_name_of_a_metric_gets_one_warning(caplog: pytest.LogC
     assert left.keys() == {"total", "length"}
     (told,) = caplog.messages
     assert told.startswith("the step returns the scalar 'total', and the task or the model holds a metric of this name")
-
-
-class _Tracking(LinearTask):
-    """Returns the running mean that its model keeps, as a train_step of Keras does."""
-
-    def build_model(self) -> Any:
-        model = super().build_model()
-        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        return model
-
-    def train_step(self, inputs: Any, model: Any, *arguments: Any, **named: Any) -> dict[str, Any]:
-        logs = super().train_step(inputs, model, *arguments, **named)
-        tracker = next(metric for metric in model.metrics if metric.name == "loss")
-        tracker.update_state(logs[self.loss])
-        return {self.loss: tracker.result()}
-
-
-def test_the_running_mean_of_a_models_tracker_gets_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    _trainer(_Tracking).train(tf.constant(STEPS))
-    assert "scalar 'loss', and the task or the model holds a metric of this name" in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +61,6 @@ class _Seen(Callback):
         run.task.seen.assign_add(1)
 
 
-class _LookingAtOneBatch(Callback):
-    """Evaluates one batch at each step, which is not the run's evaluation."""
-
-    name = "looking"
-
-    def loop_end(self, run: Run, logs: Any) -> None:
-        run.trainer.evaluate(tf.constant(1))
-
-
 def _config(**trainer: Any) -> ExperimentConfig:
     return linear_experiment(
         train_steps=20, steps_per_loop=5, checkpoint_interval=5, summary_interval=5, validation_interval=10, **trainer
@@ -112,10 +102,3 @@ def test_a_variable_that_a_callback_creates_late_comes_back(tmp_path: Path, capl
     run_experiment(None, task, "train_and_eval", _config(), str(tmp_path), callbacks=[Resumed()])
     assert set(seen) == {2}  # the value of step 10
     assert "task/seen, which this run does not have yet" in caplog.text
-
-
-def test_an_evaluation_of_a_callback_exports_no_best_weights(tmp_path: Path) -> None:
-    options = {"best_checkpoint_eval_metric": "validation_loss", "best_checkpoint_metric_comp": "higher"}
-    _run(LinearTask, _LookingAtOneBatch(), tmp_path, **options)
-    info = json.loads((tmp_path / "best_ckpt/info.json").read_text())
-    assert info["step"] == 10  # the loss is higher at step 5, where only the callback evaluates

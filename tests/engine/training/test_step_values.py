@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import seeded_trainer
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import tiny_arrays
@@ -31,15 +32,9 @@ def _of(labels: tf.Tensor) -> dict[str, Any]:
     return {"label": mean, "whole": 2, "labels": labels, "text": tf.constant("a"), "nothing": None}
 
 
-def _trainer(strategy: Any = None, **settings: Any) -> Trainer:
+def _trainer(count: int = 1, **settings: Any) -> Trainer:
     config = linear_experiment(**settings).replace(task={"train_data": {"drop_remainder": False, "is_training": False}})
-    with (strategy or tf.distribute.get_strategy()).scope():
-        return Trainer.create(config, _Reports(config.task), train=True, evaluate=True)
-
-
-def _mirrored() -> tf.distribute.Strategy:
-    """Two replicas that sum by copying: collective operations allow one group size in the life of a process."""
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    return seeded_trainer(config, _Reports, count)
 
 
 _STEPS = 13  # one pass over 103 examples in batches of 8: the last one has 7
@@ -56,7 +51,7 @@ def test_training_reports_means_weighted_by_examples(settings: dict[str, Any]) -
 
 
 def test_each_loop_reports_the_mean_over_all_examples() -> None:
-    trainer, (_, labels) = _trainer(_mirrored()), tiny_arrays(False)
+    trainer, (_, labels) = _trainer(2), tiny_arrays(False)
     first, second = (trainer.train(tf.constant(5))["label"] for _ in range(2))
     assert first == pytest.approx(labels[:40].mean(), rel=1e-6)
     assert second == pytest.approx(labels[40:80].mean(), rel=1e-6)
@@ -73,15 +68,3 @@ def test_too_many_scalars_are_an_error_that_names_one() -> None:
     metrics.update_step_values(task, {f"value_{number}": 1.0 for number in range(64)}, tf.ones([1]))
     with pytest.raises(UsageError, match="more than 64 scalars in addition to the loss; 'one_more' is one too many"):
         metrics.update_step_values(task, {"one_more": 1.0}, tf.ones([1]))
-
-
-def test_a_batch_without_examples_adds_nothing() -> None:
-    metrics, task = MetricSet("loss", []), LinearTask(None)
-
-    @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([])], autograph=False)
-    def step(batch: tf.Tensor, value: tf.Tensor) -> None:
-        metrics.update_step_values(task, {"mean": value}, batch)
-
-    step(tf.ones([2]), 3.0)
-    step(tf.ones([0]), float("nan"))
-    assert float(metrics.results()["mean"]) == 3.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,12 +11,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.gradients import apply_gradients
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
-from trainer_kit.training.task import Task, full_precision, is_compiled, scalar_loss, split_batch
-from trainer_kit.training.trainer_creation import create_trainer
+from trainer_kit.testing import TinyConfig, TinyTask
+from trainer_kit.training.task import Task, full_precision, scalar_loss, split_batch
 
 _X = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 1.0]], np.float32)
 _Y = np.array([[1.0], [0.0], [2.0]], np.float32)
@@ -91,48 +87,11 @@ def test_losses_of_layers_are_counted_once(library: Any, compiled: bool) -> None
     assert float(validated["loss"]) == float(trained["loss"]) == pytest.approx(_LOSS + 0.5, rel=1e-6)
 
 
-@pytest.mark.parametrize("library", [keras, tf_keras])
-def test_only_a_compiled_model_counts_as_one(library: Any) -> None:
-    model = _keras(library)
-    assert not is_compiled(model)
-    model.compile(loss="mse")
-    assert is_compiled(model)
-    assert not is_compiled(_Module())
-
-
 def test_validation_changes_no_weight_and_updates_the_metrics() -> None:
     model, metric = _keras(keras), keras.metrics.MeanSquaredError()
     logs = _Regression(None).validation_step((_X, _Y), model, [metric])
     assert float(logs["loss"]) == float(metric.result()) == pytest.approx(_LOSS, rel=1e-6)
     np.testing.assert_array_equal(model.get_weights()[0], _KERNEL)
-
-
-class _Twofold(TinyTask):
-    """Two optimizers, each for a layer of its own."""
-
-    @classmethod
-    def create_optimizer(cls, optimizer_config: OptimizationConfig, runtime_config: Any = None) -> Any:
-        return {"slow": keras.optimizers.SGD(0.0), "fast": keras.optimizers.SGD(0.5)}
-
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
-        with tf.GradientTape() as tape:
-            loss = self.build_losses(inputs[1], model(inputs[0], training=True))
-        variables = model.trainable_variables
-        pairs = list(zip(tape.gradient(loss, variables), variables, strict=True))
-        apply_gradients(optimizer["slow"], pairs[:2])
-        apply_gradients(optimizer["fast"], pairs[2:])
-        return {self.loss: loss}
-
-
-def test_optimizers_share_a_step_counter_but_not_a_rate() -> None:
-    config = tiny_experiment()
-    trainer = create_trainer(config, _Twofold(config.task))
-    before = trainer.model.get_weights()
-    logs = trainer.train(tf.constant(4))
-    moved = [not np.array_equal(a, b) for a, b in zip(before, trainer.model.get_weights(), strict=True)]
-    assert moved[:4] == [False, False, True, True]
-    assert logs["learning_rate"] == {"slow": 0.0, "fast": 0.5}
-    assert int(trainer.global_step) == 4
 
 
 def test_low_precision_outputs_become_float32_and_others_stay() -> None:
@@ -153,27 +112,6 @@ def test_a_task_is_named_by_argument_config_or_class() -> None:
     assert TinyTask(TinyConfig(name="configured")).name == "configured"
     assert TinyTask(TinyConfig(name="configured"), name="given").name == "given"
     assert (_Regression(None).logging_dir, _Regression(None, "runs/a").logging_dir) == ("", "runs/a")
-
-
-def test_weights_come_from_init_checkpoint_if_there_is_one(tmp_path: Path) -> None:
-    old, new = TinyTask(TinyConfig()).build_model(), TinyTask(TinyConfig()).build_model()
-    before = new.get_weights()
-    TinyTask(TinyConfig()).initialize(new)
-    assert all(np.array_equal(a, b) for a, b in zip(before, new.get_weights(), strict=True))
-    config = tiny_experiment()
-    trainer = create_trainer(config, TinyTask(config.task))
-    path = trainer.checkpoint.write(str(tmp_path / "ckpt-1"))
-    TinyTask(TinyConfig(init_checkpoint=path)).initialize(old)
-    np.testing.assert_array_equal(old.get_weights()[0], trainer.model.get_weights()[0])
-    with pytest.raises(UsageError, match="missing"):
-        TinyTask(TinyConfig(init_checkpoint=f"{tmp_path}/missing")).initialize(old)
-
-
-def test_nothing_is_aggregated_without_an_override() -> None:
-    task = _Regression(None)
-    assert not task.aggregates()
-    assert task.aggregate_logs(None, {"loss": (1.0,)}) is None
-    assert task.reduce_aggregated_logs(None) == {}
 
 
 class _VectorLoss(TinyTask):

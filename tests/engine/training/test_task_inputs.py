@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import replicas
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.errors import ConfigError, UsageError
@@ -47,10 +47,6 @@ def _inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInp
     return TaskInputs(config, one), one
 
 
-def _two_replicas() -> tf.distribute.Strategy:
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-
-
 def _size(batch: Any) -> int:
     return int(batch[0].shape[0])
 
@@ -63,14 +59,6 @@ def test_data_is_opened_when_it_is_first_needed() -> None:
     for needed in (feed, data, feed):
         assert needed.dataset is not None
     assert task.opened == [8, 6]
-
-
-def test_each_validation_set_has_the_data_of_its_section() -> None:
-    inputs, task = _inputs(dev=4, test=5)
-    feeds = inputs.validation_feeds(None)
-    assert [(name, _size(next(feed.iterator()))) for name, feed in feeds.items()] == [("dev", 4), ("test", 5)]
-    assert list(_inputs()[0].validation_feeds(None)) == [""]
-    assert task.opened == [4, 5]
 
 
 def test_ready_made_data_takes_the_place_of_the_tasks() -> None:
@@ -95,26 +83,8 @@ def test_ready_made_sets_replace_a_single_one() -> None:
     assert list(inputs.validation_feeds({"new": tf.data.Dataset.range(3)})) == ["new"]
 
 
-def test_training_data_begins_at_the_batch_of_its_step() -> None:
-    inputs, _ = _inputs()
-
-    def batches(step: int, count: int) -> Sequence[np.ndarray]:
-        iterator = inputs.train_data(tf.Variable(step, dtype=tf.int64), None).iterator()
-        return [next(iterator)[0].numpy() for _ in range(count)]
-
-    np.testing.assert_array_equal(batches(0, 4)[3], batches(3, 1)[0])
-
-
-def test_replicas_share_each_batch() -> None:
-    with _two_replicas().scope():
-        inputs, _ = _inputs(dev=8)
-    (feed,) = inputs.validation_feeds(None).values()
-    batch = next(feed.iterator())
-    assert [int(part.shape[0]) for part in batch[0].values] == [4, 4]
-
-
 def test_a_batch_that_replicas_cannot_share_names_its_set() -> None:
-    with _two_replicas().scope():
+    with replicas(2).scope():
         inputs, _ = _inputs(_PipelineTask, dev=8, test=7)
         feeds = inputs.validation_feeds(None)
         assert feeds["dev"].dataset is not None
@@ -153,8 +123,7 @@ class _ShardedTask(_PlainTask):
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
         dataset = super().build_inputs(params, input_context)
-        dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
-        return dataset
+        return dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
 
 
 class _InputsOfWorker(TaskInputs):

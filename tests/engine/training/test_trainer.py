@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,12 @@ import tensorflow as tf
 import tf_keras
 
 import trainer_kit
+from tests.builders import assert_all_close, seeded_trainer, trained_weights
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.errors import ConfigError, DataError, UsageError
-from trainer_kit.runtime.precision import set_precision
+from trainer_kit.errors import DataError, UsageError
+from trainer_kit.runtime.precision import precision
 from trainer_kit.testing import TinyConfig, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
@@ -31,25 +29,10 @@ def _trainer(
     config: ExperimentConfig | None = None,
     task_type: type[LinearTask] = LinearTask,
     cls: type[Trainer] = Trainer,
-    strategy: tf.distribute.Strategy | None = None,
+    count: int = 1,
     **arguments: Any,
 ) -> Trainer:
-    config = config or linear_experiment()
-    keras.utils.set_random_seed(3)
-    with (strategy or tf.distribute.get_strategy()).scope():
-        task = task_type(config.task)
-        optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime)
-        return cls(config, task, task.build_model(), optimizer, **arguments)
-
-
-def _mirrored(replicas: int) -> tf.distribute.Strategy:
-    """Replicas that sum by copying: collective operations allow one group size in the life of a process."""
-    devices = [f"CPU:{i}" for i in range(replicas)]
-    return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
-
-
-def _weights(trainer: Trainer) -> list[np.ndarray]:
-    return [variable.numpy() for variable in trainer.model.trainable_variables]
+    return seeded_trainer(config or linear_experiment(), task_type, count, cls=cls, **arguments)
 
 
 @dataclass(frozen=True)
@@ -73,7 +56,7 @@ def plain() -> dict[int, _Reached]:
     trainer, reached, before = _trainer(), {}, 0
     for steps in (0, 5, 6, 10, 20):
         loss = trainer.train(tf.constant(steps - before))["training_loss"] if steps else None
-        reached[steps], before = _Reached(_weights(trainer), loss, trainer.evaluate(tf.constant(-1))), steps
+        reached[steps], before = _Reached(trained_weights(trainer), loss, trainer.evaluate(tf.constant(-1))), steps
     return reached
 
 
@@ -106,41 +89,25 @@ def test_every_other_way_of_looping_gives_the_same_weights(
 ) -> None:
     trainer = _trainer(linear_experiment(**switches))
     trainer.train(tf.constant(6))
-    for mine, theirs in zip(_weights(trainer), plain[6].weights, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
-
-
-@contextlib.contextmanager
-def _precision(dtype: str) -> Iterator[ExperimentConfig]:
-    """A context in which models are of this precision; yields the config of one."""
-    config = linear_experiment().replace(runtime={"mixed_precision_dtype": dtype})
-    set_precision(config.runtime)
-    try:
-        yield config
-    finally:
-        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
+    assert_all_close(trained_weights(trainer), plain[6].weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None:
-    with _precision(dtype) as config:
+    config = linear_experiment().replace(runtime={"mixed_precision_dtype": dtype})
+    with precision(config.runtime):
         trainer = _trainer(config)
-        first, reached = trainer.train(tf.constant(10)), _weights(trainer)
+        first, reached = trainer.train(tf.constant(10)), trained_weights(trainer)
         last, evaluated = trainer.train(tf.constant(95)), trainer.evaluate(tf.constant(-1))
         if dtype == "float16":  # whose loss is scaled, which the step of the guide has to do as well
             own = _trainer(config, _documented_task())
             own.train(tf.constant(10))
-            _assert_close(_weights(own), reached)
+            assert_all_close(trained_weights(own), reached, atol=2e-5)
     assert trainer.model.compute_dtype == dtype
     assert {weight.dtype for weight in reached} == {np.dtype("float32")}
     assert last["training_loss"] < first["training_loss"] < 2
     assert evaluated["validation_loss"].dtype == evaluated["accuracy"].dtype == np.float32
     assert (type(trainer.optimizer).__name__ == "LossScaleOptimizer") == (dtype == "float16")
-
-
-def _assert_close(mine: list[np.ndarray], theirs: list[np.ndarray]) -> None:
-    for one, other in zip(mine, theirs, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_xla_gives_the_same_loss(plain: dict[int, _Reached]) -> None:
@@ -155,21 +122,15 @@ class _RunsPython(LinearTask):
 
 
 def test_with_xla_the_whole_step_is_compiled() -> None:
-    config = linear_experiment().replace(runtime={"enable_xla": True})
-    trainer = Trainer.create(config, _RunsPython(config.task), train=True, evaluate=False)
+    trainer = _trainer(linear_experiment().replace(runtime={"enable_xla": True}), _RunsPython)
     with pytest.raises(tf.errors.OpError, match=r"PyFunc|compil"):
         trainer.train(tf.constant(1))
 
 
-def test_xla_with_replicas_is_refused_with_a_way_out() -> None:
-    with pytest.raises(UsageError, match=r"2: XLA cannot.*enable_xla=false"):
-        _trainer(linear_experiment().replace(runtime={"enable_xla": True}), strategy=_mirrored(2))
-
-
 def test_replicas_train_and_evaluate_like_one_device(plain: dict[int, _Reached]) -> None:
-    several = _trainer(strategy=_mirrored(2))
+    several = _trainer(count=2)
     several.train(tf.constant(20))
-    _assert_close(_weights(several), plain[20].weights)
+    assert_all_close(trained_weights(several), plain[20].weights, atol=2e-5)
     mine, theirs = several.evaluate(tf.constant(-1)), plain[20].evaluated
     assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-6)
     assert mine["validation_loss"] == pytest.approx(theirs["validation_loss"], abs=1e-5)
@@ -188,7 +149,7 @@ def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> 
 @pytest.mark.parametrize("batch", [1, 7])  # a replica without an example, and one with fewer than the other
 def test_replicas_share_any_batch_to_evaluate_on(batch: int) -> None:
     config = linear_experiment(validation_steps=5).replace(task={"validation_data": {"global_batch_size": batch}})
-    several = _trainer(config, strategy=_mirrored(2))
+    several = _trainer(config, count=2)
     for steps in (-1, 5):
         mine = several.evaluate(tf.constant(steps))
         assert mine == pytest.approx(_expected(several, batch * steps if steps > 0 else None), abs=1e-6)
@@ -205,30 +166,11 @@ def _expected(trainer: Trainer, examples: int | None = None) -> dict[str, float]
     }
 
 
-class _PipelineTask(LinearTask):
-    def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
-        size = input_context.get_per_replica_batch_size(params.global_batch_size)
-        return tf.data.Dataset.from_tensor_slices(tiny_arrays(False)).batch(size)
-
-
-def test_indivisible_batch_error_names_the_nearest_batch_size() -> None:
-    config = linear_experiment().replace(task={"validation_data": {"global_batch_size": 7}})
-    trainer = _trainer(config, _PipelineTask, strategy=_mirrored(2))
-    with pytest.raises(ConfigError, match=r"task\.validation_data\.global_batch_size: batch 7 on 2.*: 6 or 8"):
-        trainer.evaluate(tf.constant(-1))
-
-
 def test_metrics_do_not_count_past_the_end_of_static_batches() -> None:
     config = linear_experiment().replace(task={"validation_data": {"global_batch_size": 103}})
     trainer = _trainer(config, _AggregatingTask)
     expected = np.float32(_expected(trainer)["accuracy"])
     assert {trainer.evaluate(tf.constant(-1))["accuracy"] for _ in range(20)} == {expected}
-
-
-def test_too_many_validation_steps_warn_and_use_all_data(caplog: pytest.LogCaptureFixture) -> None:
-    logs = _trainer().evaluate(tf.constant(100))
-    assert "13 batches of the 100" in caplog.text
-    assert logs["validation_loss"] > 0
 
 
 def _documented_task() -> type[LinearTask]:
@@ -241,9 +183,9 @@ def _documented_task() -> type[LinearTask]:
 
 
 def test_train_step_of_the_guide_equals_the_default_one(plain: dict[int, _Reached]) -> None:
-    own = _trainer(task_type=_documented_task(), strategy=_mirrored(2))
+    own = _trainer(task_type=_documented_task(), count=2)
     own.train(tf.constant(10))
-    _assert_close(_weights(own), plain[10].weights)
+    assert_all_close(trained_weights(own), plain[10].weights, atol=2e-5)
 
 
 @pytest.mark.parametrize(("fresh", "same"), [(True, True), (False, False)])
@@ -251,26 +193,6 @@ def test_config_decides_whether_evaluations_restart_the_data(fresh: bool, same: 
     trainer = _trainer(linear_experiment(eval_recreate_iterator=fresh, validation_steps=2))
     first, second = (trainer.evaluate(tf.constant(2))["validation_loss"] for _ in range(2))
     assert (first == second) == same
-
-
-class _AddedLoss(keras.layers.Layer):
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        self.add_loss(0.5 + 0.0 * tf.reduce_sum(inputs))
-        return inputs
-
-
-class _TaskWithAddedLoss(LinearTask):
-    def build_model(self) -> keras.Model:
-        model = super().build_model()
-        return keras.Sequential([keras.Input((8,)), _AddedLoss(), *model.layers])
-
-
-def test_losses_that_layers_add_are_counted_exactly_once(plain: dict[int, _Reached]) -> None:
-    added = _trainer(task_type=_TaskWithAddedLoss)
-    added.model.set_weights(plain[0].weights)
-    assert added.train(tf.constant(5))["training_loss"] - plain[5].training_loss == pytest.approx(0.5, abs=1e-5)
-    evaluated = added.evaluate(tf.constant(-1))["validation_loss"]
-    assert evaluated - plain[5].evaluated["validation_loss"] == pytest.approx(0.5, abs=1e-5)
 
 
 class _KerasTwoTask(LinearTask):
@@ -298,37 +220,17 @@ class _ModuleTask(LinearTask):
 
 @pytest.mark.parametrize("task_type", [_KerasTwoTask, _ModuleTask])
 def test_models_of_other_kinds_train_evaluate_and_restore(task_type: type[LinearTask], tmp_path: Any) -> None:
-    strategy = _mirrored(2)
-    trainer = _trainer(task_type=task_type, strategy=strategy)
+    trainer = _trainer(task_type=task_type, count=2)
     losses = [trainer.train(tf.constant(20))["training_loss"] for _ in range(3)]
     assert losses[2] < losses[0]
     before = trainer.evaluate(tf.constant(-1))
     assert before["accuracy"] > 0.5
     path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
-    again = _trainer(task_type=task_type, strategy=strategy)
+    again = _trainer(task_type=task_type, count=2)
     again.checkpoint.read(path).assert_consumed()
     held = [[variable.numpy().tobytes() for variable in one.model.variables] for one in (trainer, again)]
     assert held[0] == held[1]
     assert (int(again.global_step.numpy()), trainer.evaluate(tf.constant(-1))) == (60, before)
-
-
-class _CompiledTask(LinearTask):
-    def build_model(self) -> keras.Model:
-        model = super().build_model()
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(loss=loss, metrics=[keras.metrics.SparseCategoricalAccuracy("compiled_accuracy")])
-        return model
-
-    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
-        return tf.constant(0.0)
-
-
-def test_a_compiled_model_brings_its_own_loss_and_metrics(plain: dict[int, _Reached]) -> None:
-    trainer = _trainer(task_type=_CompiledTask)
-    logs, expected = trainer.evaluate(tf.constant(-1)), plain[0].evaluated
-    assert logs["validation_loss"] == pytest.approx(expected["validation_loss"], abs=1e-5)
-    assert logs["compiled_accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
-    assert "compiled_accuracy" in trainer.train(tf.constant(2))
 
 
 class _AggregatingTask(LinearTask):
@@ -344,7 +246,7 @@ class _AggregatingTask(LinearTask):
 
 
 def test_logs_of_all_examples_are_aggregated() -> None:
-    trainer = _trainer(task_type=_AggregatingTask, strategy=_mirrored(2))
+    trainer = _trainer(task_type=_AggregatingTask, count=2)
     logs = trainer.evaluate(tf.constant(-1))
     assert logs["examples"] == 103
     assert logs["labels_seen"] == {"sum": int(tiny_arrays(False)[1].sum())}
@@ -422,7 +324,10 @@ class _BrokenTask(LinearTask):
 
 def test_ready_made_datasets_replace_build_inputs() -> None:
     data = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(10)
-    trainer = _trainer(task_type=_BrokenTask, train_dataset=data.repeat(), validation_dataset=data)
+    config = linear_experiment()
+    task = _BrokenTask(config.task)
+    optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime)
+    trainer = Trainer(config, task, task.build_model(), optimizer, train_dataset=data.repeat(), validation_dataset=data)
     trainer.train(tf.constant(20))
     assert trainer.evaluate(tf.constant(-1))["accuracy"] > 0.3
     trainer.train_dataset = data.take(2)
@@ -440,49 +345,11 @@ def test_what_is_not_needed_is_not_built() -> None:
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_data_without_a_batch_is_an_error_naming_the_section(section: str) -> None:
     empty = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).take(0).batch(4)
-    trainer = _trainer(train_dataset=empty.repeat(), validation_dataset=empty)
+    trainer = _trainer()
+    trainer.train_dataset = empty.repeat()
+    trainer.eval_dataset = empty
     with pytest.raises(DataError, match=f"task.{section} has no batch"):
         (trainer.train if section == "train_data" else trainer.evaluate)(tf.constant(2))
-
-
-class _FailingTrainer(Trainer):
-    """Fails at the end of an evaluation when it is told to."""
-
-    fails = False
-
-    def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
-        if self.fails:
-            raise RuntimeError("in eval_end")
-        return super().eval_end(aggregated_logs)
-
-
-@pytest.fixture(scope="module")
-def averaging() -> _FailingTrainer:
-    """Has trained for 20 steps, and evaluates the moving average."""
-    average = {"ema": {"average_decay": 0.9, "dynamic_decay": False}}
-    config = linear_experiment().replace(trainer={"optimizer_config": average})
-    trainer = _trainer(config, cls=_FailingTrainer)
-    trainer.train(tf.constant(20))
-    return trainer
-
-
-def test_moving_average_is_evaluated_and_weights_are_restored(
-    averaging: _FailingTrainer, plain: dict[int, _Reached]
-) -> None:
-    weights = _weights(averaging)
-    assert averaging.evaluate(tf.constant(-1))["validation_loss"] != plain[20].evaluated["validation_loss"]
-    assert all(np.array_equal(a, b) for a, b in zip(weights, _weights(averaging), strict=True))
-
-
-def test_the_weights_come_back_after_an_exception_too(averaging: _FailingTrainer) -> None:
-    weights = _weights(averaging)
-    averaging.fails = True
-    try:
-        with pytest.raises(RuntimeError, match="in eval_end"):
-            averaging.evaluate(tf.constant(-1))
-    finally:
-        averaging.fails = False
-    assert all(np.array_equal(a, b) for a, b in zip(weights, _weights(averaging), strict=True))
 
 
 class _ModelWithItems(_Module):
@@ -505,13 +372,6 @@ def test_what_the_model_adds_is_in_the_checkpoint(tmp_path: Any) -> None:
     assert int(again.model.checkpoint_items["extra"].count) == 8
 
 
-def test_synchronous_training_has_no_coordinator() -> None:
-    trainer = _trainer()
-    trainer.join()
-    with pytest.raises(UsageError, match="in the scope of a"):
-        trainer.coordinator_for_async()
-
-
 def test_model_gardens_init_async_refuses_parameter_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = _trainer()
     trainer.init_async()
@@ -530,41 +390,6 @@ def test_loop_functions_can_be_had_by_themselves() -> None:
     loop(iter(trainer.eval_dataset), tf.constant(2), None, lambda state, output: outputs.append(output))
     assert len(outputs) == 2
     assert isinstance(outputs[0]["loss"], tuple)
-
-
-def test_a_model_without_variables_that_no_call_makes_is_refused() -> None:
-    class Identity(tf.Module):
-        def __call__(self, features: tf.Tensor, training: bool = False) -> tf.Tensor:
-            return features
-
-    class Unbuilt(LinearTask):
-        def build_model(self) -> Any:
-            return Identity()
-
-    with pytest.raises(UsageError, match="has no variables yet; build it in build_model"):
-        _trainer(task_type=Unbuilt)
-
-
-@pytest.mark.parametrize("missing", ["trainer", "task", "runtime"])
-def test_a_missing_section_is_named(missing: str) -> None:
-    class Partial:
-        pass
-
-    config = linear_experiment()
-    partial = Partial()
-    for name in {"trainer", "task", "runtime"} - {missing}:
-        setattr(partial, name, getattr(config, name))
-    task = LinearTask(TinyConfig())
-    with pytest.raises(AttributeError, match=missing):
-        Trainer(partial, task, task.build_model(), None)
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_a_trainer_makes_model_and_optimizer_itself(train: bool) -> None:
-    config = linear_experiment()
-    made = Trainer.create(config, LinearTask(config.task), train=train, evaluate=True)
-    assert type(made) is Trainer and made.model.built
-    assert made.trains == train == (made.optimizer is not None)
 
 
 def test_the_class_that_is_registered_with_a_task_trains_it() -> None:

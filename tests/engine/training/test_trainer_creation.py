@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras
-import orbit
 import pytest
 import tensorflow as tf
 
@@ -26,7 +25,6 @@ from trainer_kit.training.trainer_creation import (
     check_best_metric,
     check_cut_data,
     check_freeze,
-    check_trainer,
     create_exporter,
     create_trainer,
 )
@@ -78,17 +76,6 @@ def test_bests_with_names_are_kept_as_the_config_has_them(tmp_path: Path) -> Non
     assert exporter.named["top"].export_dir == str(tmp_path / "best_checkpoints" / "top")
 
 
-def test_the_best_is_kept_only_when_the_config_names_a_metric(tmp_path: Path) -> None:
-    assert _exporter(tiny_experiment(), tmp_path) is None
-    lower = tiny_experiment(best_checkpoint_eval_metric="validation_loss", best_checkpoint_metric_comp="lower")
-    exporter = _exporter(lower, tmp_path)
-    assert isinstance(exporter, BestCheckpoint)
-    assert exporter.export_dir == str(tmp_path / "best_ckpt")
-    checkpoint = tf.train.Checkpoint(value=tf.Variable(1))
-    assert [exporter.maybe_export_checkpoint(checkpoint, {"validation_loss": v}, s) for s, v in enumerate([2, 3, 1])] \
-        == [True, False, True]  # fmt: skip
-
-
 class _Aggregating(TinyTask):
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
         return state
@@ -132,11 +119,6 @@ def test_labels_and_weights_are_not_given_to_the_model() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Keras warns of inputs of another structure
         assert "FLOPs unknown" not in model_cost(SimpleNamespace(model=model, batch_spec=spec))
-
-
-def test_a_trainer_of_orbit_is_refused_with_what_drives_it() -> None:
-    with pytest.raises(UsageError, match=r"compat\.model_garden\.run_experiment, which also runs trainers of Orbit"):
-        check_trainer(orbit.AbstractTrainer)
 
 
 def test_a_trainer_that_opens_its_data_itself_cannot_cut_it() -> None:

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
-from trainer_kit.errors import DataError
 from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets, shared_sets
 
@@ -63,28 +62,3 @@ def test_the_batches_of_the_evaluated_sets_are_added() -> None:
     assert sets.batches(-1, 1) == 2  # the set without a known length is not evaluated
     sets.evaluated = sets.names
     assert sets.batches(-1, 1) is None
-
-
-def test_an_empty_set_is_refused_by_name() -> None:
-    _sets(dev=3, test=1).check(-1)
-    with pytest.raises(DataError, match=r"validation_data\.test has no batch"):
-        _sets(dev=3, test=0).check(-1)
-
-
-def test_the_first_set_is_current_until_another_one_is() -> None:
-    sets = _sets(dev=3, test=3)
-    assert sets.current is not None and sets.current.name == "dev"
-    assert sets.turn_to("test") is sets.current and sets.current.name == "test"
-
-
-def test_data_is_replaced_by_the_name_of_its_set() -> None:
-    sets, new = _sets(dev=3, test=3), tf.data.Dataset.range(1)
-    dev = sets.turn_to("dev").feed.dataset
-    sets.replace({"test": new})
-    assert sets.have_names and sets.dataset == {"dev": dev, "test": new}
-
-
-def test_the_data_of_a_single_set_has_no_name() -> None:
-    sets, new = _sets(single=3), tf.data.Dataset.range(1)
-    sets.replace(new)
-    assert not sets.have_names and sets.dataset is new

@@ -23,7 +23,7 @@ class _Layers(keras.layers.Layer):  # type: ignore[misc]
 
 
 class _Task:
-    """A step counts up by a level, which evaluations raise, in an attribute and in a closure."""
+    """A step counts up by a level, in an attribute and in a closure."""
 
     def __init__(self) -> None:
         self.layers = _Layers()
@@ -33,9 +33,6 @@ class _Task:
     def step(self) -> None:
         self.layers.count.assign_add(self.layers.level)
         self.count()
-
-    def evaluate(self) -> None:
-        self.layers.level.assign_add(1.0)
 
     def make(self) -> None:
         self.made = tf.Variable(0.0)
@@ -89,18 +86,6 @@ def test_what_the_first_step_makes_is_kept_at_the_save() -> None:
     run.task.make()
     run.state.keep_attributes([])
     assert run.names == {*ATTRIBUTES, HIDDEN, "made"}
-
-
-def test_an_evaluation_is_reported_when_training_is_known(caplog: pytest.LogCaptureFixture) -> None:
-    run = _Run()
-    evaluation = _graph(run.task.evaluate)
-    run.state.check_evaluation(evaluation, [])
-    run.state.keep_written(_graph(run.task.step), [])
-    run.state.check_evaluation(None, [])  # of an evaluation that is not compiled
-    assert not caplog.records
-    run.state.check_evaluation(evaluation, [])
-    (record,) = caplog.records
-    assert "/level" in record.getMessage() and "which training uses" in record.getMessage()
 
 
 def test_state_that_cannot_be_saved_is_an_error_if_required() -> None:

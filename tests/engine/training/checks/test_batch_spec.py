@@ -177,26 +177,6 @@ def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:
     ]
 
 
-def test_the_end_of_data_traces_no_model_again(tmp_path: Any) -> None:
-    calls = []
-
-    class Counted(Net):
-        def call(self, points: Any, training: bool = False) -> Any:
-            calls.append(1)
-            return super().call(points, training)
-
-    def build_inputs(self: Any, params: Any, input_context: Any = None) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors((tf.zeros([2, 8]), tf.zeros([2], tf.int32))).repeat(3)
-
-    def traced(steps: int) -> int:
-        calls.clear()
-        config = _config().replace(trainer={"train_steps": steps})
-        run_experiment(None, _task(Counted, build_inputs=build_inputs), "train", config, str(tmp_path / str(steps)))
-        return len(calls)
-
-    assert traced(-1) == traced(2)
-
-
 @pytest.mark.parametrize("error", [tf.errors.UnavailableError(None, None, "gone"), DataError("damaged")])
 def test_an_error_that_is_not_the_models_gets_no_note(error: Exception) -> None:
     task = LinearTask(TinyConfig())

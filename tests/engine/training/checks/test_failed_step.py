@@ -148,14 +148,11 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
         if next(steps) == 15:
             sys.exit(75)
 
-    def run() -> None:
+    line = exit_at_step_15.__code__.co_firstlineno + 2
+    with caplog.at_level(logging.INFO, "trainer_kit"), pytest.raises(TrainerKitError) as raised:
         run_experiment(
             None, LinearTask(config.task), "train", config, str(tmp_path / "run"), train_actions=[exit_at_step_15]
         )
-
-    line = exit_at_step_15.__code__.co_firstlineno + 2
-    with caplog.at_level(logging.INFO, "trainer_kit"), pytest.raises(TrainerKitError) as raised:
-        run()
     assert str(raised.value).startswith(f"{__file__}:{line}: this line ends the program (SystemExit(75));")
     assert raised.value.exit_code == 1
     alone = strategy == "one worker"

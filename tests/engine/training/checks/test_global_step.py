@@ -109,14 +109,6 @@ def _stopping(kind: type[Trainer], step: int) -> type[Trainer]:
     return Stops
 
 
-def test_a_stop_that_user_code_requests_saves_and_resumes(tmp_path: Path) -> None:
-    with pytest.raises(PreemptedError, match=r"stopped by trainer\.request_stop\(\) at step 15"):
-        _run(_stopping(Trainer, 15), tmp_path)
-    assert list(complete_checkpoints(str(tmp_path))) == [10, 15]
-    _run(Trainer, tmp_path)
-    assert _steps(tmp_path) == [5, 10, 15, 20]
-
-
 @pytest.mark.parametrize(
     ("kind", "method", "mode"),
     [

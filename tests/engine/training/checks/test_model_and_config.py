@@ -47,22 +47,20 @@ def test_a_model_without_variables_is_refused_with_what_to_do() -> None:
         check_model(tf.Module(), RuntimeConfig(), tf.distribute.get_strategy())
 
 
-def test_xla_is_refused_on_several_replicas() -> None:
-    model, replicas = tf.Module(), SimpleNamespace(num_replicas_in_sync=2)
+@pytest.mark.parametrize(
+    ("runtime", "message"),
+    [
+        ({"enable_xla": True}, "enable_xla needs one replica, and there are 2"),
+        ({"executor": "single_threaded"}, "one device only, and there are 2 replicas; set executor=default"),
+    ],
+)
+def test_what_needs_one_replica_is_refused_on_several(runtime: dict[str, Any], message: str) -> None:
+    model, config, replicas = tf.Module(), RuntimeConfig(**runtime), SimpleNamespace(num_replicas_in_sync=2)
     model.weight = tf.Variable(1.0)
-    with pytest.raises(UsageError, match="enable_xla needs one replica, and there are 2"):
-        check_model(model, RuntimeConfig(enable_xla=True), replicas)
+    with pytest.raises(UsageError, match=message):
+        check_model(model, config, replicas)
     check_model(model, RuntimeConfig(), replicas)
-    check_model(model, RuntimeConfig(enable_xla=True), tf.distribute.get_strategy())
-
-
-def test_single_threaded_executor_is_refused_on_replicas() -> None:
-    model, replicas = tf.Module(), SimpleNamespace(num_replicas_in_sync=2)
-    model.weight = tf.Variable(1.0)
-    one_thread = RuntimeConfig(executor="single_threaded")
-    with pytest.raises(UsageError, match=r"one device only, and there are 2 replicas; set executor=default"):
-        check_model(model, one_thread, replicas)
-    check_model(model, one_thread, tf.distribute.get_strategy())
+    check_model(model, config, tf.distribute.get_strategy())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,30 +111,24 @@ def test_what_xla_refuses_is_named_with_its_place() -> None:
         loop(iterator, tf.constant(4))
 
 
-def test_a_traced_step_that_writes_a_summary_is_refused(tmp_path: Path) -> None:
-    class SummaryCounter(Counter):
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (lambda iterator: tf.summary.scalar("own", 1.0, step=0), r"it writes a tf\.summary \(.*\); report the value"),
+        (next, "takes more than one batch from its iterator"),
+    ],
+    ids=["a summary", "two batches"],
+)
+def test_a_traced_step_that_cannot_be_fused_is_refused(
+    first: Callable[[Any], Any], message: str, tmp_path: Path
+) -> None:
+    class UnfitCounter(Counter):
         def step(self, iterator: Any) -> dict[str, tf.Tensor]:
-            tf.summary.scalar("own", 1.0, step=0)
+            first(iterator)
             return super().step(iterator)
 
-    counter = SummaryCounter()
-    loop = FusedLoop(counter, counter.stop, Stack(), 4)
-    with (
-        tf.summary.create_file_writer(str(tmp_path)).as_default(),
-        pytest.raises(UsageError, match=r"it writes a tf\.summary \(.*\); report the value as a metric, or set"),
-    ):
-        loop(iter(stacked(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
-
-
-def test_a_traced_step_that_takes_two_batches_is_refused() -> None:
-    class GreedyCounter(Counter):
-        def step(self, iterator: Any) -> dict[str, tf.Tensor]:
-            next(iterator)
-            return super().step(iterator)
-
-    counter = GreedyCounter()
-    loop = FusedLoop(counter, counter.stop, Stack(), 4)
-    with pytest.raises(UsageError, match="takes more than one batch from its iterator"):
+    loop = _loop(UnfitCounter(), Stack())
+    with tf.summary.create_file_writer(str(tmp_path)).as_default(), pytest.raises(UsageError, match=message):
         loop(iter(stacked(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
 
 

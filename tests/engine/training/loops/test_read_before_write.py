@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from tests.builders import replicas
 from trainer_kit.training.loops.tracing import writes_after
 
 
@@ -31,24 +32,9 @@ def test_writes_wait_for_the_batch_and_reads_do_not() -> None:
     assert (int(count), float(total)) == (2, 6.0)
 
 
-def test_nothing_waits_for_constants_and_variables_of_a_batch() -> None:
-    count, scale, outside = tf.Variable(0), tf.Variable(2.0), tf.constant(3.0)
-
-    @tf.function(autograph=False)
-    def step(batch: tf.Tensor) -> tf.Tensor:
-        with writes_after([batch, scale, outside]):
-            count.assign_add(1)
-        return batch * scale * outside
-
-    assert float(step(tf.constant(1.0))) == 6.0
-    assert int(count) == 1
-
-
 @pytest.mark.parametrize("ragged", [False, True])
 def test_replicas_write_nothing_after_the_end_of_the_data(ragged: bool) -> None:
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice("CPU:0")
-    )
+    strategy = replicas(2)
     with strategy.scope():
         count = tf.Variable(
             0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
@@ -70,10 +56,3 @@ def test_replicas_write_nothing_after_the_end_of_the_data(ragged: bool) -> None:
     with pytest.raises(tf.errors.OutOfRangeError):
         loop(iterator)
     assert float(count.numpy()) == 4 * 2.0
-
-
-def test_what_runs_eagerly_writes_as_it_comes() -> None:
-    count = tf.Variable(0)
-    with writes_after([tf.constant(1.0)]):
-        count.assign_add(1)
-    assert int(count) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
 from trainer_kit.telemetry.profile_window import ProfileSteps, ProfileWindow
@@ -64,19 +63,6 @@ def test_the_first_call_of_a_fused_loop_is_a_program() -> None:
     parts, _ = _parts(loop)
     assert (parts.run(loop, iter(range(100)), 10, True), parts.results) == (10, sum(range(10)))
     assert loop.calls == [(4, True), (6, False)]
-
-
-@pytest.mark.parametrize("window", [(2, 2), (1, 3), (3, 7), (4, 5), (9, 20)])
-def test_a_window_changes_no_result_and_is_traced_to_the_step(window: tuple[int, int]) -> None:
-    plain, traced = _Loop(), _Loop()
-    runs = [(loop, iter(range(100)), *_parts(loop, *steps)) for loop, steps in ((plain, ()), (traced, window))]
-    results = [
-        [(parts.run(loop, numbers, 5, fresh), parts.results) for fresh in (True, True, False)]
-        for loop, numbers, parts, _ in runs
-    ]
-    assert results[0] == results[1]
-    assert runs[1][3] == [number for number in (window[0] - 1, window[1]) if number <= 15]
-    assert len([fresh for _, fresh in traced.calls if fresh]) == 2
 
 
 def test_a_loop_that_stops_in_a_part_gets_no_further_call() -> None:

@@ -13,22 +13,6 @@ from trainer_kit.training.loops.tracing import Readback
 from trainer_kit.training.loops.train_loop import TrainLoop
 
 
-@pytest.mark.parametrize(("function", "loop"), [(True, True), (True, False), (False, False)])
-def test_every_way_of_running_the_train_loop_gives_the_same(function: bool, loop: bool) -> None:
-    counter = Counter()
-    train = TrainLoop(counter, counter.stop, use_tf_function=function, use_tf_while_loop=loop)
-    iterator = iter(batches())
-    assert train(iterator, tf.constant(2)) == (2, {"total": 15.0})
-    assert train(iterator, tf.constant(1)) == (1, {"total": 21.0})  # reset at the start of a loop
-
-
-def test_a_number_of_steps_may_be_of_any_integer_type() -> None:
-    counter = Counter()
-    train, iterator = TrainLoop(counter, counter.stop), iter(batches())
-    for one_step in (tf.constant(1), tf.constant(1, tf.int64), np.int64(1), 1):
-        assert train(iterator, one_step)[0] == 1
-
-
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_waits_for_batches_are_measured(exact: bool) -> None:
     def wait(batch: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,28 +14,24 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
+from tests.builders import assert_all_close, read_json, replicas, trained_weights
 from tests.engine.training.multitask.two_tasks import TwoTasks, two_tasks
 from trainer_kit.errors import UsageError
-from trainer_kit.evals.continuous_eval import with_chosen_sets
 from trainer_kit.run.launcher import launch
-from trainer_kit.testing import CLASSES, FEATURES, TinyConfig, TinyTask
-from trainer_kit.training.multitask.task import MultiTaskModel, model_of_task
+from trainer_kit.testing import TinyConfig, TinyTask
+from trainer_kit.training.multitask.task import model_of_task
 from trainer_kit.training.multitask.trainer import MultiTaskTrainer
 from trainer_kit.training.trainer_creation import create_trainer
 
 SGD = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}}}
 
 
-def _trainer(config: tk.ExperimentConfig, strategy: tf.distribute.Strategy | None = None) -> MultiTaskTrainer:
+def _trainer(config: tk.ExperimentConfig, count: int = 1) -> MultiTaskTrainer:
     keras.utils.set_random_seed(3)
-    with (strategy or tf.distribute.get_strategy()).scope():
+    with replicas(count).scope():
         trainer = create_trainer(config, TwoTasks(config.task))
     assert isinstance(trainer, MultiTaskTrainer)
     return trainer
-
-
-def _weights(model: Any) -> list[np.ndarray]:
-    return [variable.numpy() for variable in model.trainable_variables]
 
 
 @dataclass(frozen=True)
@@ -59,9 +54,9 @@ class _Trained:
 def _train(training: str) -> _Trained:
     trainer = _trainer(_config(training))
     first_logs = trainer.train(tf.constant(1))
-    first = {name: _weights(part) for name, part in trainer.model.sub_tasks.items()}
+    first = {name: part.get_weights() for name, part in trainer.model.sub_tasks.items()}
     trainer.train(tf.constant(9))
-    return _Trained(first_logs, first, trainer.train(tf.constant(10)), _weights(trainer.model))
+    return _Trained(first_logs, first, trainer.train(tf.constant(10)), trained_weights(trainer))
 
 
 def _config(training: str, **trainer: Any) -> tk.ExperimentConfig:
@@ -88,8 +83,7 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses(trained: Callable[[str]
         variable.assign_sub(0.1 * gradient)
     logs, weights = trained("joint").first_logs, trained("joint").first
     for name, part in model.sub_tasks.items():
-        for weight, value in zip(weights[name], _weights(part), strict=True):
-            np.testing.assert_allclose(weight, value, atol=1e-6)
+        assert_all_close(weights[name], part.get_weights(), atol=1e-6)
     assert float(logs["training_loss"]) == pytest.approx(float(total), rel=1e-5)
     for name, loss in losses.items():
         assert float(logs[name]["training_loss"]) == pytest.approx(float(loss), rel=1e-5)
@@ -100,7 +94,7 @@ def test_an_interleaved_step_changes_only_the_drawn_task(trained: Callable[[str]
     trainer = _trainer(_config("interleaving"))
     drawn = [*trainer.task.tasks][int(next(iter(trainer.task.build_inputs(None).at(0)))[0])]
     logs, other = trained("interleaving").first_logs, "small" if drawn == "large" else "large"
-    before, after = _weights(model_of_task(trainer.model, other)), trained("interleaving").first[other]
+    before, after = model_of_task(trainer.model, other).get_weights(), trained("interleaving").first[other]
     assert all((one == old).all() for one, old in zip(after[2:], before[2:], strict=True))
     assert any((one != old).any() for one, old in zip(after[:2], before[:2], strict=True))
     assert logs[drawn]["steps"] == 1 and other not in logs
@@ -109,15 +103,13 @@ def test_an_interleaved_step_changes_only_the_drawn_task(trained: Callable[[str]
 
 @pytest.mark.parametrize("training", ["joint", "interleaving"])
 def test_two_replicas_and_fused_steps_train_alike(training: str, trained: Callable[[str], _Trained]) -> None:
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     expected = trained(training)
-    for other in (_trainer(_config(training), mirrored), _trainer(_config(training, fuse_steps=5))):
+    for other in (_trainer(_config(training), 2), _trainer(_config(training, fuse_steps=5))):
         logs = [other.train(tf.constant(10)) for _ in range(2)][-1]
         for name in ("large", "small"):
             values = {metric: float(value) for metric, value in expected.last_logs[name].items()}
             assert logs[name] == pytest.approx(values, rel=1e-4)
-        for one, two in zip(expected.last, _weights(other.model), strict=True):
-            np.testing.assert_allclose(one, two, atol=1e-5)
+        assert_all_close(trained_weights(other), expected.last, atol=2e-5)
         if training == "interleaving":
             assert sum(logs[name]["steps"] for name in ("large", "small")) == 10
 
@@ -139,27 +131,24 @@ def test_each_task_is_evaluated_on_its_own_data() -> None:
     assert trainer.evaluate(tf.constant(-1), ["small"]).keys() == {"small"}
 
 
-def test_a_sidecar_evaluates_the_tasks_that_it_is_asked_for() -> None:
-    sidecar = with_chosen_sets(two_tasks().replace(trainer={"continuous_eval": {"validation_sets": ("large",)}}))
-    logs = _trainer(sidecar).evaluate(tf.constant(1))
-    assert {*logs} == {"large"} and len(sidecar.task.task_routines) == 2
-
-
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     bests = {"small": {"metric": "small|accuracy"}}
     config = two_tasks(best_checkpoint_eval_metric="large|accuracy", best_checkpoints=bests)
-    whole, resumed = (_trained(config, tmp_path, from_step) for from_step in (None, 10))
-    for one, other in zip(whole[0], resumed[0], strict=True):
-        np.testing.assert_array_equal(one, other)
+    results = []
+    for from_step in (None, 10):
+        model, logs = launch(config, "train_and_eval", str(tmp_path), from_step=from_step)
+        results.append((model.get_weights(), logs, read_json(tmp_path / "best_ckpt" / "info.json")))
+    whole, resumed = results
+    assert_all_close(whole[0], resumed[0])
     assert whole[1:] == resumed[1:] and (tmp_path / "best_checkpoints" / "small" / "info.json").is_file()
-    logs = resumed[1]
     assert {*logs} == {"large", "small"} and "best_accuracy" in logs["large"]
 
 
-def _trained(config: tk.ExperimentConfig, folder: Path, from_step: int | None) -> tuple[Any, Any, Any]:
-    """Trains to the end, and returns the weights, the logs of the last evaluation and what is known of the best."""
-    model, logs = launch(config, "train_and_eval", str(folder), from_step=from_step)
-    return _weights(model), logs, json.loads((folder / "best_ckpt" / "info.json").read_text())
+def _routine(task_type: type[TinyTask]) -> tk.TaskRoutine:
+    """Registers a task with a config of its own, and returns a routine of it."""
+    config = tk.configclass(type(f"{task_type.__name__}Config", (TinyConfig,), {"__module__": __name__}))
+    tk.register_task(config, task_type)
+    return tk.TaskRoutine(task_config=config())
 
 
 class OwnStep(TinyTask):
@@ -167,14 +156,6 @@ class OwnStep(TinyTask):
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
         return super().train_step(inputs, model, optimizer, metrics)
-
-
-@tk.configclass
-class OwnStepConfig(TinyConfig):
-    """The config of OwnStep."""
-
-
-tk.register_task(OwnStepConfig, OwnStep)
 
 
 class Counting(TinyTask):
@@ -190,17 +171,9 @@ class Counting(TinyTask):
         return {**super().train_step(inputs, model, optimizer, metrics), "examples": self.examples}
 
 
-@tk.configclass
-class CountingConfig(TinyConfig):
-    """The config of Counting."""
-
-
-tk.register_task(CountingConfig, Counting)
-
-
 def test_a_metric_that_the_step_of_a_task_returns_is_reported() -> None:
     """XLA compiles the step, which cannot return a metric then."""
-    routines = {"large": tk.TaskRoutine(task_config=CountingConfig())}
+    routines = {"large": _routine(Counting)}
     trainer = _trainer(two_tasks({"task_routines": routines}).replace(runtime={"enable_xla": True}))
     for _ in range(2):  # it is reset between the loops
         logs = trainer.train(tf.constant(6))["large"]
@@ -221,7 +194,7 @@ def test_names_that_the_run_reports_itself_are_refused() -> None:
 
 
 def test_joint_training_refuses_a_step_that_it_would_not_call() -> None:
-    routines = {"small": tk.TaskRoutine(task_config=OwnStepConfig())}
+    routines = {"small": _routine(OwnStep)}
     with pytest.raises(UsageError, match=r"does not call the train_step of the task 'small' \(OwnStep\)"):
         _trainer(two_tasks({"training": "joint", "task_routines": routines}))
 
@@ -236,31 +209,19 @@ def test_every_task_needs_a_model() -> None:
         create_trainer(config, OneModel(config.task))
 
 
-def test_the_model_returns_the_outputs_of_all_tasks() -> None:
-    points = keras.Input((FEATURES,))
-    model = MultiTaskModel({name: keras.Model(points, keras.layers.Dense(CLASSES)(points)) for name in "ab"})
-    outputs = model(np.ones((2, FEATURES), np.float32))
-    assert {name: tuple(one.shape) for name, one in outputs.items()} == {"a": (2, CLASSES), "b": (2, CLASSES)}
-
-
 def test_the_own_state_of_tasks_is_saved_by_their_names() -> None:
     config = two_tasks()
     assert not hasattr(TwoTasks(config.task), "state")
     counts: dict[str, int] = {}
 
-    class Counting(TinyTask):
+    class Remembering(TinyTask):
         def state(self) -> int:
             return counts.setdefault(self.name, 7)
 
         def restore(self, state: int) -> None:
             counts[self.name] = state
 
-    @tk.configclass
-    class CountingConfig(TinyConfig):
-        """The config of Counting."""
-
-    tk.register_task(CountingConfig, Counting)
-    task = TwoTasks(two_tasks({"task_routines": {"small": tk.TaskRoutine(task_config=CountingConfig())}}).task)
+    task = TwoTasks(two_tasks({"task_routines": {"small": _routine(Remembering)}}).task)
     assert task.state() == {"small": 7}
     task.restore({"small": 9})
     assert task.state() == {"small": 9}
