@@ -208,4 +208,5 @@ def test_workers_that_keep_nothing_decide_like_the_one_that_does(tmp_path: Path)
     assert other.best == ("accuracy", 0.9, 2)
     other.rewind(1, [])
     assert other.maybe_export_checkpoint(_Weights().at(2), {"accuracy": 0.8}, 2)
+    assert other.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.95}, 3)  # the chief would remove step 2
     assert sorted(path.name for path in tmp_path.iterdir()) == before
