@@ -52,7 +52,8 @@ def create_optimizer(
     """
     if not config.optimizer.type:
         raise UsageError(
-            f"no optimizer was chosen; set optimizer.type to one of {', '.join(OptimizerConfig.branches())}"
+            "no optimizer was chosen; set trainer.optimizer_config.optimizer.type to one of "
+            f"{', '.join(OptimizerConfig.branches())}"
         )
     optimizer = with_rate_groups(_build(config), RateGroups.from_config(config))
     optimizer.clipping = Clipping.from_config(config)

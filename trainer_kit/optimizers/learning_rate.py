@@ -200,7 +200,8 @@ def _schedule(config: LrConfig) -> float | Schedule:
     chosen = config.get()
     if chosen is None:
         raise UsageError(
-            f"no learning rate was chosen; set learning_rate.type to one of {', '.join(config.branches())}"
+            "no learning rate was chosen; set trainer.optimizer_config.learning_rate.type to one of "
+            f"{', '.join(config.branches())}"
         )
     if config.type == "constant":
         return float(chosen.learning_rate)
