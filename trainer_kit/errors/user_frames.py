@@ -10,7 +10,6 @@ from __future__ import annotations
 import linecache
 import os
 import re
-import sys
 import sysconfig
 import traceback
 from collections.abc import Collection, Iterable, Iterator
@@ -69,15 +68,6 @@ def is_users_file(file: str) -> bool:
         return False
     # A notebook's cell has known lines without a file; "<string>" and compiled modules have none.
     return os.path.isfile(file) or (file in linecache.cache and not file.startswith("<"))
-
-
-def is_framework(module: str | None) -> bool:
-    """Whether a module, by its dotted name, belongs to Python, trainer_kit, TensorFlow, Keras or a similar package.
-
-    Other installed packages do not count, since a task may be installed.
-    """
-    top = (module or "").partition(".")[0]
-    return top == "trainer_kit" or top in _FRAMEWORKS or (top in sys.stdlib_module_names and top != "__main__")
 
 
 def frames_in(text: str) -> list[Frame]:

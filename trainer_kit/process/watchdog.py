@@ -126,7 +126,6 @@ class Watchdog:
       timeout_seconds: The longest time without progress; None: there is only a warning.
       warn_after_seconds: The seconds without progress until the warning, which comes once per stall.
       poll_seconds: The seconds between two checks.
-      on_stall: Called before the end, in another thread; it has a few seconds.
       exit: Ends the process with the given code at once, without a clean-up that could stall as well.
       last_resort_seconds: The seconds after the timeout until the last resort ends a process whose threads cannot run.
     """
@@ -138,7 +137,6 @@ class Watchdog:
         timeout_seconds: float | None,
         warn_after_seconds: float = 30.0,
         poll_seconds: float = 1.0,
-        on_stall: Callable[[], None] | None = None,
         exit: Callable[[int], None] = os._exit,
         last_resort_seconds: float = 30.0,
     ) -> None:
@@ -146,7 +144,6 @@ class Watchdog:
         self._timeout = timeout_seconds
         self._warn_after = warn_after_seconds
         self._poll = poll_seconds
-        self._on_stall = on_stall
         self._exit = exit
         self._last_resort = last_resort_seconds
         self._left = threading.Event()
@@ -213,8 +210,6 @@ class Watchdog:
                 f" (trainer.hang_timeout_seconds is {self._timeout:g}); the stacks of all threads {where}\n"
             )
             call_within(_PATIENCE, lambda: os.write(_STANDARD_ERROR, text.encode()))
-            if self._on_stall is not None:
-                call_within(_PATIENCE, self._on_stall)
         finally:
             self._exit(ExitCode.STALLED)
 

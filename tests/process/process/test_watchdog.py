@@ -97,18 +97,6 @@ print("trained")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_on_stall_is_called_and_may_neither_raise_nor_hang(tmp_path: Path) -> None:
-    called = (
-        _IMPATIENT
-        + "def act():\n    print('called', flush=True)\n    {}\nwith watch(on_stall=act):\n    native_call()\n"
-    )
-    acts = ("raise ValueError('mine')", "time.sleep(60)")
-    runs = _run_together([tmp_path] * 2, [called.format(act) for act in acts])
-    for what, done in zip(acts, runs, strict=True):
-        assert (done.returncode, done.stdout) == (7, "called\n")
-        assert ("ValueError('mine')" in done.stderr) == ("raise" in what)
-
-
 def test_the_end_comes_without_a_place_for_stacks_disk_or_log(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     hanging = """
