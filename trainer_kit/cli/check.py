@@ -64,6 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
+        from trainer_kit.training.trainer_creation import check_optimizer_choice
+
+        check_optimizer_choice(config, task_type)
         checks.begin("machine: the devices and the strategy can be used, and the batch sizes divide among the replicas")
         from trainer_kit.run.launcher import prepare
 

@@ -22,6 +22,7 @@ from trainer_kit.runtime.lost_workers import peers_needed
 from trainer_kit.runtime.precision import set_precision
 from trainer_kit.runtime.strategy import create_strategy
 from trainer_kit.runtime.tf_config import configure_cluster, parameter_server_mistakes, read_cluster
+from trainer_kit.training.trainer_creation import check_optimizer_choice
 
 
 def launch(
@@ -63,6 +64,8 @@ def launch(
         )
     task_type = task_class(config.task)
     before_task()
+    if lookup_mode(mode).trains:
+        check_optimizer_choice(config, task_type)
     with only_run_of_process(), peers_needed():
         strategy = prepare(config, kept_threads(model_dir))
 

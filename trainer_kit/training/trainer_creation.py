@@ -11,13 +11,16 @@ from trainer_kit.config.experiments import trainer_class
 from trainer_kit.config.imported_names import imported
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
-from trainer_kit.errors import UsageError
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.best.criterion import comparison_by_name
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.multitask.trainer import MultiTaskTrainer
+from trainer_kit.training.task import Task
 from trainer_kit.training.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
@@ -91,6 +94,34 @@ def _warn_of_other_comparison(field: str, metric: str, comparison: str) -> None:
             "%s is %s, so that the weights with the %s %s are kept as the best; set it to %s if %s values are better",
             field, comparison, "highest" if comparison == "higher" else "lowest", metric, by_name, by_name,
         )  # fmt: skip
+
+
+def check_optimizer_choice(config: ExperimentConfig, task_type: Any) -> None:
+    """Raises ConfigError when training needs an optimizer that neither the config nor the user's code makes.
+
+    It is no rule of the config, since only the classes of task and trainer tell whether they make one.
+    The report also names a learning rate and batch sizes that are missing, which would be found later.
+    """
+    options = config.trainer
+    section = options.optimizer_config
+    own_methods = [getattr(task_type, "create_optimizer", None), trainer_class_of(config).create]
+    theirs = [getattr(method, "__func__", None) for method in own_methods]
+    is_ours = theirs == [Task.create_optimizer.__func__, Trainer.create.__func__]  # type: ignore[attr-defined]
+    if not is_ours or not isinstance(section, OptimizationConfig) or options.optimizers or section.optimizer.type:
+        return
+
+    place = "trainer.optimizer_config"
+    choices = ", ".join(OptimizerConfig.branches())
+    problem = f"is needed to train: {task_type.__name__} makes no optimizer of its own"
+    mistakes = [Mistake(f"{place}.optimizer.type", problem, f"set it to one of {choices}")]
+    if not section.learning_rate.type:
+        advice = "the simplest is constant"
+        mistakes.append(Mistake(f"{place}.learning_rate.type", "is needed when an optimizer is set", advice))
+    for name in ("train_data", "validation_data"):
+        if getattr(getattr(config.task, name, None), "global_batch_size", None) == 0:
+            advice = "set it to 1 or more if build_inputs reads it"
+            mistakes.append(Mistake(f"task.{name}.global_batch_size", "is 0", advice))
+    raise ConfigError(mistakes)
 
 
 def check_trainer(trainer: Any) -> None:

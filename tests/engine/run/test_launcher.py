@@ -43,6 +43,18 @@ class _ToldTask(LinearTask):
 
 
 @configclass
+class _OwnOptimizerConfig(LinearConfig):
+    pass
+
+
+@register_task(_OwnOptimizerConfig)
+class _OwnOptimizerTask(_ToldTask):
+    @classmethod
+    def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
+        return keras.optimizers.SGD(0.1)
+
+
+@configclass
 class _SilentConfig(ExperimentConfig):
     """Tells nothing about batches, as when only the machine knows how many replicas there are."""
 
@@ -70,6 +82,27 @@ def test_an_error_in_before_task_comes_before_any_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="refused"):
         launch(linear_experiment(), "train", str(tmp_path / "run"), before_task=refuse)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_optimizer_is_one_report_with_what_else_is_missing(tmp_path: Path) -> None:
+    nothing = {"optimizer_config": {"optimizer": {"type": None}, "learning_rate": {"type": None}}}
+    config = linear_experiment().replace(trainer=nothing, task={"validation_data": {"global_batch_size": 0}})
+    with pytest.raises(ConfigError) as refusal:
+        launch(config, "train_and_eval", str(tmp_path / "run"))
+    assert [mistake.path for mistake in refusal.value.mistakes] == [
+        "trainer.optimizer_config.optimizer.type",
+        "trainer.optimizer_config.learning_rate.type",
+        "task.validation_data.global_batch_size",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimizer_of_the_task_needs_none_in_the_config(tmp_path: Path) -> None:
+    _story.clear()
+    nothing = {"optimizer_config": {"optimizer": {"type": None}, "learning_rate": {"type": None}}}
+    config = linear_experiment().replace(task=_OwnOptimizerConfig(), trainer=nothing)
+    with pytest.raises(InterruptedError):
+        launch(config, "train", str(tmp_path / "run"))
 
 
 def test_a_config_without_a_task_names_the_decorator(tmp_path: Path) -> None:
