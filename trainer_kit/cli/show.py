@@ -13,8 +13,10 @@ from typing import Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
 from trainer_kit.cli.view.tables import terminal
+from trainer_kit.config.allowed_values import show
 from trainer_kit.config.experiments import get_experiment
-from trainer_kit.config.field_docs import FieldDoc, docs_by_path
+from trainer_kit.config.field_docs import docs_by_path
+from trainer_kit.config.fields import leaves
 from trainer_kit.config.resolve import describe
 from trainer_kit.errors import ExitCode, UsageError, suggestion
 
@@ -34,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints path, value and origin of each value, one per line, and the explanations that were asked for."""
     resolved = resolve_arguments(arguments)
-    values = describe(resolved, against=get_experiment(arguments.experiment) if arguments.diff else None)
+    experiment = get_experiment(arguments.experiment)
+    values = describe(resolved, against=experiment if arguments.diff else None)
+    defaults = leaves(experiment)
     if not values:
         print("every value is the experiment's default")
     chosen = _chosen(values, arguments.paths)
@@ -44,7 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
     for path, value, origin in chosen:
         print(f"{f'{path} = {value!r}':<{min(left, 72)}}  # {origin}")
         if path in docs:
-            for line in _explained(docs[path], bool(arguments.paths), min(console.width if console else 100, 100)):
+            doc = docs[path]
+            texts = [doc.sentence]
+            if arguments.paths:
+                default = show(defaults[path]) if path in defaults else doc.default
+                texts = [doc.text, f"It takes {doc.allowed}; the default here is {default or 'not set'}."]
+            for line in _wrapped(texts, min(console.width if console else 100, 100)):
                 console.print(line, style="dim", markup=False) if console else print(line)
     return ExitCode.DONE
 
@@ -63,8 +72,7 @@ def _chosen(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
     return [one for one in values if not paths or any(f"{one[0]}.".startswith(f"{path}.") for path in paths)]
 
 
-def _explained(doc: FieldDoc, whole: bool, width: int) -> Iterator[str]:
-    """Yields the explanation of a value as lines: one sentence, or the whole text with allowed values and default."""
-    texts = [doc.text, f"It takes {doc.allowed}; the default is {doc.default}."] if whole else [doc.sentence]
-    for text in texts[: 2 if doc.default else 1]:
+def _wrapped(texts: Sequence[str], width: int) -> Iterator[str]:
+    """Yields texts as indented lines."""
+    for text in texts:
         yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")

@@ -16,9 +16,9 @@ NO_SUCH_KEY = "there is no such key"
 # The fields and values of earlier releases, with the advice for a config that still has them.
 REMOVED = {
     "gradient_spike_alarm": "it was removed; report_gradient_norm reports the norm of the gradients",
-    "accumulate_steps=auto": "auto was removed; give a number",
-    "fuse_steps=auto": "auto was removed; give a number",
-    "executor=auto": "auto was removed; the default is default",
+    "accumulate_steps=auto": "auto was removed; set trainer.accumulate_steps=1, or to the parts that fit into memory",
+    "fuse_steps=auto": "auto was removed; set trainer.fuse_steps=1, or to 20 for a small dense model",
+    "executor=auto": "auto was removed; set runtime.executor=default",
 }
 
 _NAMES: dict[Any, str] = {

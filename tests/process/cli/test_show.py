@@ -58,8 +58,15 @@ def test_a_value_that_is_named_is_explained(trainer_kit: Command) -> None:
     assert done.stdout.splitlines() == [
         "trainer.max_to_keep = 5  # default",
         "    How many of the newest checkpoints are kept.",
-        "    It takes a whole number of at least 1; the default is 5.",
+        "    It takes a whole number of at least 1; the default here is 5.",
     ]
+
+
+def test_the_default_that_is_shown_is_that_of_the_experiment(trainer_kit: Command) -> None:
+    path = "task.validation_data.drop_remainder"
+    done = trainer_kit("show", "digits", path, f"--params_override={path}=true", folder=ROOT)
+    assert done.stdout.splitlines()[0] == f"{path} = True  # --params_override"
+    assert done.stdout.endswith("the default here is false.\n")
 
 
 def test_a_section_that_is_named_is_explained_value_by_value(trainer_kit: Command) -> None:
