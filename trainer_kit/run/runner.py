@@ -42,7 +42,7 @@ from trainer_kit.runtime.collectives import barrier
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
-from trainer_kit.telemetry.report_lines import epoch_text
+from trainer_kit.telemetry.report_lines import best_text, epoch_text
 from trainer_kit.training.named_tensors import check_evaluation_tensors
 from trainer_kit.training.trainer import Trainer
 
@@ -300,6 +300,10 @@ def run_mode(plan: RunPlan, controller: Any, history: RunHistory, sidecar: Sidec
                 watched=sidecar,
                 newest_only=options.continuous_eval.policy == "latest",
             )
+            if not controller.stopping:
+                best = history.best.best if history.best is not None else None
+                ending = best_text(best) if best else "it keeps no best"
+                _LOG.info("continuous_eval finished at step %d; %s", controller.run.step, ending)
             return dict(logs or sidecar.last_metrics())
 
     raise AssertionError(f"{plan.mode} is no mode of a single run")
