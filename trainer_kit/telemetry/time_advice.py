@@ -152,6 +152,8 @@ def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
         )
     if share < max(times.share(name) for name in times.seconds):
         return f"nothing stands out: {took}{waits}"
+    if settings.on_cpu and settings.fused:
+        return f"compute-bound: {took}{waits}; if the model has convolutions, try trainer.fuse_steps=1{_NEW_RUN}"
     if settings.on_cpu:
         return f"compute-bound: {took}{waits}; a faster device or more devices would help"
     return f"compute-bound: {took}{waits}; if the device supports it, try runtime.mixed_precision_dtype=bfloat16"

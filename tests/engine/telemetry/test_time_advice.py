@@ -57,6 +57,11 @@ def test_a_setting_is_shown_as_the_config_has_it() -> None:
     assert verdict(_times(save=30), epochs).endswith("raise trainer.checkpoint_interval (now 1 epoch)")
 
 
+def test_fused_steps_on_a_cpu_may_be_slow_convolutions() -> None:
+    fused = replace(_SETTINGS, on_cpu=True, can_fuse=False, fused=True)
+    assert "if the model has convolutions, try trainer.fuse_steps=1" in verdict(_times(), fused)
+
+
 def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
     told = verdict(_times(), replace(_SETTINGS, on_cpu=True))
     assert told.startswith("compute-bound: 94 %") and "a faster device" in told and "bfloat16" not in told
