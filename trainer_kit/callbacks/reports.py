@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ class Reports(Callback):
         self._written: Loop | None = None
         self._logs: Mapping[str, Any] = {}
         self._evaluations: list[Evaluation] = []
+        self._first: tuple[int, float] | None = None  # the end of the first loop, which was slow: step, and time
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Reports the hyper-parameters that were changed since the last loop began."""
@@ -48,6 +50,13 @@ class Reports(Callback):
         loop = self._written = run.loop
         assert loop is not None
         rate = loop.steps / loop.seconds if loop.seconds > 0 else None
+        seconds_left = None
+        now = time.monotonic()
+        if self._first is None or loop.end <= self._first[0]:  # the run begins, or has gone back
+            self._first = (loop.end, now)
+        elif run.total is not None:
+            step, since = self._first
+            seconds_left = max(0, run.total - loop.end) * (now - since) / (loop.end - step)
         self._write(
             run,
             kind="train",
@@ -56,6 +65,7 @@ class Reports(Callback):
             steps_per_second=rate,
             examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
             seconds=loop.seconds,
+            seconds_left=seconds_left,
         )
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:

@@ -44,6 +44,8 @@ class Report:
       steps_per_second: The speed of this loop; None for an evaluation or if it is not known.
       examples_per_second: The same in examples of the global batch.
       seconds: The duration of the loop or the evaluation.
+      seconds_left: The time to the last step, as the run has gone so far with its callbacks, saves and evaluations;
+        None if that is not known yet.
       best: (name, value, step) of the best metric so far; None when there is none yet.
       reason: What changed the hyper-parameter; "" for the other kinds.
       seconds_of_sets: The durations of an evaluation by validation set, if there are several; they group its metrics.
@@ -56,6 +58,7 @@ class Report:
     steps_per_second: float | None = None
     examples_per_second: float | None = None
     seconds: float = 0.0
+    seconds_left: float | None = None
     best: tuple[str, float, int] | None = None
     epoch: EpochPlace | None = None
     reason: str = ""

@@ -100,7 +100,9 @@ def best_text(best: tuple[str, float, int]) -> str:
 
 
 def seconds_left(report: Report) -> float | None:
-    """Returns the seconds to the last step at the current rate; None if they are not known."""
+    """Returns the seconds to the last step, by the rate of the loop in the first report; None if they are not known."""
+    if report.seconds_left is not None:
+        return report.seconds_left
     rate = report.steps_per_second
     if report.total_steps is None or rate is None or not 0 < rate < math.inf:
         return None

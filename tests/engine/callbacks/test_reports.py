@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from trainer_kit.callbacks import reports as reports_module
 from trainer_kit.callbacks.base import Evaluation, Loop, Run
 from trainer_kit.callbacks.reports import Reports
 from trainer_kit.telemetry.report import Report, Writer
+from trainer_kit.telemetry.report_lines import seconds_left
 
 
 class _Kept(Writer):
@@ -42,6 +44,18 @@ def test_rates_are_of_the_steps_and_of_the_examples_in_them() -> None:
 def test_a_loop_too_short_to_time_has_no_rate() -> None:
     report = _report(_run(seconds=0.0), 32)
     assert report.steps_per_second is report.examples_per_second is None
+
+
+def test_the_time_left_counts_what_happens_between_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, run = _Kept(), _run()
+    reports = Reports(kept)
+    times = iter([100.0, 130.0])
+    monkeypatch.setattr(reports_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    reports.loop_end(run, {})
+    run.loop = Loop(50, 60, 2.0, {})
+    reports.loop_end(run, {})
+    assert [report.seconds_left for report in kept.reports] == [None, 120.0]  # 40 steps of 3 s
+    assert [seconds_left(report) for report in kept.reports] == [10.0, 120.0]
 
 
 def test_the_best_is_that_which_is_kept_now() -> None:
