@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer_kit.config.allowed_values import REMOVED, show
+from trainer_kit.config.allowed_values import show
 from trainer_kit.config.fields import leaves, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.optimization import AVERAGE
@@ -125,8 +125,6 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
         now = after.get(path, ABSENT)
         if was == now and isinstance(was, bool) == isinstance(now, bool):
             continue
-        if f"{path.rpartition('.')[2]}={was}" in REMOVED:
-            continue  # nothing has recorded what the value was in effect
         # Other numbers of fused steps give the same bits in any grouping. Evaluations may use further weights, as
         # long as the first ones, which decide the best, stay.
         both_fused = path == "trainer.fuse_steps" and all(type(value) is int and value > 1 for value in (was, now))
@@ -145,24 +143,18 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     ]
 
 
-def check_resume(
-    old_yaml_text: str,
-    new: ExperimentConfig,
-    allowed_paths: Sequence[str],
-    choices: Mapping[str, Any] | None = None,
-) -> list[Change]:
+def check_resume(old_yaml_text: str, new: ExperimentConfig, allowed_paths: Sequence[str]) -> list[Change]:
     """Returns the changes since a run began that do not prevent a resume: the safe ones and those allowed.
 
     Args:
       old_yaml_text: The text of the run's params.yaml.
       new: The config to resume with.
       allowed_paths: The values of --allow_config_change: dotted paths of values or of whole sections.
-      choices: What auto, a value of earlier releases, stands for in the old config, by the path of the field.
 
     Raises:
       ConfigError: names each dangerous change that is not allowed, and the flag that would allow it.
     """
-    changes = compare(read_params(old_yaml_text, choices or {}).values, new)
+    changes = compare(read_params(old_yaml_text).values, new)
     refused = [
         change
         for change in changes

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from trainer_kit import files
+from trainer_kit.config.allowed_values import REMOVED
 from trainer_kit.config.merge import apply
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import yaml_loader
@@ -19,13 +18,8 @@ def to_yaml(config: ExperimentConfig) -> str:
     return yaml_loader.dump(config.as_dict())
 
 
-def read_params(text: str, choices: Mapping[str, Any]) -> yaml_loader.Parsed:
+def read_params(text: str) -> yaml_loader.Parsed:
     """Returns the values in the text of a params.yaml, with their lines.
-
-    Args:
-      text: The text.
-      choices: What stands in place of `auto`, a value of earlier releases, by the path of the field, such as
-        trainer.fuse_steps.
 
     Raises:
       ConfigError: when the text is not YAML, or holds no config.
@@ -34,28 +28,25 @@ def read_params(text: str, choices: Mapping[str, Any]) -> yaml_loader.Parsed:
     if not isinstance(parsed.values, dict):
         advice = "it needs the sections of an experiment; restore it, or start in another model_dir"
         raise ConfigError([Mistake("", "holds no config", advice, "params.yaml")])
-    for path, choice in choices.items():
-        section, field = path.split(".")
-        fields = parsed.values.get(section)
-        if isinstance(fields, dict) and fields.get(field) == "auto":
-            fields[field] = choice
     return parsed
 
 
-def from_yaml(
-    text: str, default_config: ExperimentConfig, choices: Mapping[str, Any] | None = None
-) -> ExperimentConfig:
+def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
     """Returns the config that `text` describes; `default_config` gives its classes and all values that are left out.
+
+    `auto`, a value of earlier releases for how a training loop runs, counts as left out.
 
     Args:
       text: The text of a params.yaml.
       default_config: The default config of the experiment.
-      choices: What stands in place of auto, see `read_params`; None: auto is refused.
 
     Raises:
       ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their lines.
     """
-    parsed = read_params(text, choices or {})
+    parsed = read_params(text)
+    for section, fields in parsed.values.items():
+        if section in ("trainer", "runtime") and isinstance(fields, dict):
+            parsed.values[section] = {name: value for name, value in fields.items() if f"{name}={value}" not in REMOVED}
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
     return apply(default_config, [Layer(parsed.values, origins, complete=True)]).config
 

@@ -275,8 +275,7 @@ def check_model_dir(
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):
         return []
-    choices = removed_auto_choices(directory.path)
-    return check_resume(_read_params(directory.params), config, tuple(allowed), choices)
+    return check_resume(_read_params(directory.params), config, tuple(allowed))
 
 
 def read_run_id(model_dir: str) -> str:
@@ -310,16 +309,6 @@ def kept_threads(model_dir: str) -> dict[str, int] | None:
     threads = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("threads")
     valid = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
     return threads if valid else None
-
-
-def removed_auto_choices(model_dir: str) -> dict[str, Any]:
-    """Returns what a run of an earlier release has chosen for fields that were auto, by their paths."""
-    manifest = files.read_json(os.path.join(model_dir, "manifest.json")) or {}
-    steps = {f"trainer.{field}": manifest.get(field) for field in ("fuse_steps", "accumulate_steps")}
-    choices: dict[str, Any] = {path: number for path, number in steps.items() if type(number) is int and number > 0}
-    if manifest.get("executor") in ("default", "single_threaded"):
-        choices["runtime.executor"] = manifest["executor"]
-    return choices
 
 
 def count_starts(model_dir: str | os.PathLike[str]) -> int:

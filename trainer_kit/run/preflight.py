@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints, require_step
@@ -18,7 +18,7 @@ from trainer_kit.config.schema.evaluation import OWN_EVALUATIONS, folder_name_pr
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.process.finetune_directory import pretraining_mistakes
-from trainer_kit.process.run_directory import RunDirectory, check_model_dir, removed_auto_choices
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.process.run_lock import check_not_held
 from trainer_kit.runtime.tf_config import parameter_server_mistakes, worker_number
 from trainer_kit.telemetry.profile_window import profile_steps
@@ -84,13 +84,7 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
             if request.mode == CONTINUOUS_FINETUNE:
                 mistakes += pretraining_mistakes(resolved.config, request.model_dir or "")
     except ConfigError as error:
-        # Where auto has been removed, the advice names what the run in model_dir has chosen.
-        choices = removed_auto_choices(request.model_dir) if request.model_dir else {}
-        for mistake in error.mistakes:
-            if mistake.path in choices and "'auto'" in mistake.problem:
-                choice = f"set {mistake.path}={choices[mistake.path]}"
-                mistake = replace(mistake, advice=f"{choice}, the value that this run was started with")
-            mistakes.append(mistake)
+        mistakes += error.mistakes
         cause = error
     except UsageError as error:
         mistakes.append(Mistake("", str(error)))

@@ -14,7 +14,6 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.config.serialize import from_yaml
 from trainer_kit.errors import UsageError, path_suggestion
-from trainer_kit.process.run_directory import removed_auto_choices
 
 _FLAG = "--import_module"
 
@@ -80,9 +79,7 @@ def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), opti
                 f"module by {option}."
             ) from error
     text = (folder / "params.yaml").read_text(encoding="utf-8")
-    # Evaluations had the default executor, whatever a run had chosen for its training loop.
-    choices = {"trainer.fuse_steps": 1, "trainer.accumulate_steps": 1, "runtime.executor": "default"}
-    config = from_yaml(text, get_experiment(name), {**choices, **removed_auto_choices(str(folder))})
+    config = from_yaml(text, get_experiment(name))
     kept = ("mixed_precision_dtype", "loss_scale", "random_seed")
     plain, of_run = RuntimeConfig(distribution_strategy="off").as_dict(), config.runtime.as_dict()
     return config.replace(runtime={key: plain[key] for key in of_run if key in plain and key not in kept})

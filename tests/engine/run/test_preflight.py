@@ -47,18 +47,6 @@ def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> 
     assert isinstance(error.value.__cause__, ConfigError)
 
 
-@pytest.mark.parametrize("field", ["fuse_steps", "accumulate_steps"])
-def test_auto_is_refused_with_the_recorded_number(field: str, name: str, tmp_path: Path) -> None:
-    sources = Sources(params_overrides=(f"trainer.{field}=auto",))
-    with pytest.raises(ConfigError, match=r"'auto' is not a whole number") as new:
-        _check(name, tmp_path, sources=sources)
-    assert new.value.exit_code == 2
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "manifest.json").write_text(json.dumps({field: 20}))
-    with pytest.raises(ConfigError, match=rf"; set trainer\.{field}=20, the value that this run was started with$"):
-        _check(name, tmp_path, sources=sources)
-
-
 def test_early_stopping_needs_evaluations_during_training(name: str, tmp_path: Path) -> None:
     overrides = "trainer.early_stopping.metric=accuracy,trainer.early_stopping.patience=3"
     sources = Sources(params_overrides=(overrides,))

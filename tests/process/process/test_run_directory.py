@@ -188,16 +188,6 @@ def test_safe_changes_are_returned_and_dangerous_ones_refused(tmp_path: Path) ->
     assert str(allowed[-1]) == "trainer.train_steps: 50 -> 80"
 
 
-def test_a_run_begun_with_executor_auto_keeps_its_choice(tmp_path: Path) -> None:
-    directory = _started(tmp_path)
-    params, manifest = tmp_path / "params.yaml", tmp_path / "manifest.json"
-    params.write_text(params.read_text().replace("executor: default\n", "executor: auto\n"))
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "executor": "single_threaded"}))
-    assert refused(check_model_dir, directory, _config(), "mine", []).keys() == {"runtime.executor"}
-    on_one_thread = _config().replace(runtime={"executor": "single_threaded"})
-    assert check_model_dir(directory, on_one_thread, "mine", []) == []
-
-
 @pytest.mark.parametrize("missing", ["params.yaml", "ckpt-10.index"])
 def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(tmp_path: Path, missing: str) -> None:
     directory = _started(tmp_path)
