@@ -1,8 +1,4 @@
-"""A generic registry of names; a failed lookup lists the nearest names.
-
-Names may have parts, such as `a/b/c`. A name that another one begins with (`a/b` and `a/b/c`) is refused, so that a
-lookup never meets a folder where an object is expected.
-"""
+"""A generic registry of names, which may have parts such as `a/b/c`; a failed lookup lists the nearest names."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ class Registry(Generic[Entry]):
         """Returns a decorator that registers what it decorates under `name`.
 
         Raises:
-          UsageError: when the name is empty or taken, or one name is the beginning of the other.
+          UsageError: when the name is empty or taken.
         """
         if not name or any(not part for part in name.split("/")):
             raise UsageError(f"{name!r} is not a name for a {self.kind}: use words separated by single slashes")
@@ -40,11 +36,6 @@ class Registry(Generic[Entry]):
                     f"the {self.kind} {name!r} is registered already, by {_whence(self._entries[name])}; "
                     f"{_whence(entry)} needs another name"
                 )
-            for other in self._entries:
-                if other.startswith(name + "/") or name.startswith(other + "/"):
-                    raise UsageError(
-                        f"the {self.kind} name {name!r} clashes with {other!r}: one would be inside the other"
-                    )
             self._entries[name] = entry
             return entry
 
@@ -56,12 +47,9 @@ class Registry(Generic[Entry]):
         Raises:
           UsageError: when there is none; the message has the nearest names.
         """
-        if name in self._entries:
-            return self._entries[name]
-        inside = [known for known in self.names() if known.startswith(name + "/")]
-        if inside:
-            raise UsageError(f"{name!r} is not a whole {self.kind} name; these begin with it: {', '.join(inside[:5])}")
-        raise UsageError(f"no {self.kind} is called {name!r}; {suggestion(name, self.names())}")
+        if name not in self._entries:
+            raise UsageError(f"no {self.kind} is called {name!r}; {suggestion(name, self.names())}")
+        return self._entries[name]
 
     def names(self) -> list[str]:
         """Returns all registered names, sorted."""
