@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_kit.config.experiments import get_experiment
@@ -59,7 +59,7 @@ def resolve(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
         if sources.gin_files or sources.gin_params:
             first = gin_first_pass(sources.gin_files, sources.gin_params, name)
         else:
-            first = FirstPass(get_experiment(name), Layer(), {}, ())
+            first = FirstPass(get_experiment(name), Layer())
     except ConfigError as error:
         raise ConfigError([*mistakes, *error.mistakes]) from None
     except UsageError as error:
@@ -71,18 +71,7 @@ def resolve(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
         mistakes += error.mistakes
     if mistakes:
         raise ConfigError([*mistakes, *first.near_misses])
-    if not first.arguments:
-        return resolved
-
-    # The origin of what a bound argument of the factory has changed is that argument.
-    before = leaves(get_experiment(name))
-    arguments = ", ".join(f"{argument} of {place}" for argument, place in first.arguments.items())
-    origins = dict(resolved.origins)
-    for path, value in leaves(first.config).items():
-        is_changed = path not in before or before[path] != value
-        if is_changed and origins.get(path) == DEFAULT:
-            origins[path] = arguments
-    return replace(resolved, origins=origins)
+    return resolved
 
 
 def describe(

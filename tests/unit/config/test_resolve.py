@@ -31,7 +31,7 @@ def test_each_source_wins_over_those_before_it(experiment: str, tmp_path: Path) 
     third = written(tmp_path, "c.gin", "TrainerConfig.train_steps = 4")
     flags = Layer({"trainer": {"train_steps": 8}}, {"trainer.train_steps": "--train_steps"})
     sources = [
-        ("gin_params", f"{experiment}.steps = 1", f"{experiment}.steps of --gin_params"),
+        ("gin_params", f"{experiment}.steps = 1", "default"),
         ("config_files", first, f"{first}:1"),
         ("config_files", second, f"{second}:1"),
         ("gin_files", third, f"{third}:1"),
@@ -69,7 +69,7 @@ def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: P
         ("trainer.train_step", "typo.yaml:2"),
         ("", "broken.yaml:1:5"),
         ("", "missing.yaml"),
-        ("", "broken.gin:1:3"),
+        ("", "broken.gin:1"),
         ("task.model.rate", "--gin_params"),
         ("validation_dta/DataConfig.seed", "--gin_params"),
         ("runtime.num_gpu", "--params_override"),

@@ -29,7 +29,6 @@ class Binding:
       value: The value as gin reads it; references and macros in it are not followed.
       origin: "conf.gin:3" or "--gin_params".
       unknown: Names in the value under which nothing is registered.
-      macros: The names of the macros in the value.
     """
 
     scope: str
@@ -38,7 +37,6 @@ class Binding:
     value: Any
     origin: str
     unknown: tuple[str, ...]
-    macros: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -82,8 +80,8 @@ def _scan_text(gin: Any, text: str, path: str, found: Scan, around: tuple[str, .
         for statement in gin.config_parser.ConfigParser(text, gin.config.ParserDelegate(skip_unknown=True)):
             _note(gin, statement, path, found, around)
     except (SyntaxError, tokenize.TokenError, ValueError) as error:
-        line, column, problem = _where(error)
-        place = ":".join(str(part) for part in (path, line, column) if part) if path else PARAMS_FLAG
+        line, problem = _where(error)
+        place = PARAMS_FLAG if not path else path if line is None else f"{path}:{line}"
         problem = f"is not gin: {problem}" if path else f"{text.strip()!r} is not gin: {problem}"
         found.mistakes.append(Mistake("", problem, _ADVICE, place))
 
@@ -93,7 +91,7 @@ def _note(gin: Any, statement: Any, path: str, found: Scan, around: tuple[str, .
     origin = f"{path}:{statement.location.line_num}" if path else PARAMS_FLAG
     if isinstance(statement, parser.BindingStatement):
         names = statement.scope, statement.selector, statement.arg_name
-        found.bindings.append(Binding(*names, statement.value, origin, *_referred(gin, statement.value)))
+        found.bindings.append(Binding(*names, statement.value, origin, _unknown_names(gin, statement.value)))
     elif isinstance(statement, parser.ImportStatement):
         if statement.module.startswith("__gin__."):
             problem = f"{statement.module} is not supported"
@@ -105,27 +103,25 @@ def _note(gin: Any, statement: Any, path: str, found: Scan, around: tuple[str, .
         _scan_file(gin, beside if os.path.exists(beside) else statement.filename, found, around)
 
 
-def _referred(gin: Any, value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the unknown names and the macros that a value refers to."""
-    unknown, macros, inside = [], [], [value]
+def _unknown_names(gin: Any, value: Any) -> tuple[str, ...]:
+    """Returns the names that a value refers to, and that nothing is registered under."""
+    unknown, inside = [], [value]
     for item in inside:
         if isinstance(item, dict):
             inside += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple)):
             inside += item
-        elif isinstance(item, gin.config.ConfigurableReference):
-            macros += ["/".join(item.scopes)] if item.selector == "gin.macro" else []
-        elif type(item).__module__ == "gin.config":
+        elif type(item).__module__ == "gin.config" and not isinstance(item, gin.config.ConfigurableReference):
             unknown.append(item.selector)
-    return tuple(unknown), tuple(macros)
+    return tuple(unknown)
 
 
-def _where(error: Exception) -> tuple[int | None, int | None, str]:
+def _where(error: Exception) -> tuple[int | None, str]:
+    """Returns the line of a mistake, and what is wrong."""
     if isinstance(error, SyntaxError):
         unread = re.search(r"Failed to parse token '(.*)'", str(error.msg), re.DOTALL)
         problem = f"{unread[1]} is not a value" if unread else " ".join(str(error.msg).split())
-        from_0 = error.offset is not None and not isinstance(error, IndentationError)  # gin's own count from 0
-        return error.lineno, (error.offset or 0) + from_0, problem
+        return error.lineno, problem
     if isinstance(error, tokenize.TokenError):
-        return error.args[1][0], error.args[1][1] + 1, str(error.args[0])
-    return None, None, " ".join(str(error).split())
+        return error.args[1][0], str(error.args[0])
+    return None, " ".join(str(error).split())

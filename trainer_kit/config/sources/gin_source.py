@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import inspect
 import re
 import sys
 from collections import Counter
@@ -50,7 +49,6 @@ class FirstPass:
     Attributes:
       config: The experiment's default config, made with the factory arguments that gin binds.
       layer: The values for its sections.
-      arguments: The bound factory arguments and the place of each.
       mistakes: The mistakes so far; names that are not known yet are left to the second pass.
       near_misses: Mistakes about unknown names that look like a name of trainer_kit. They are reported only together
         with other mistakes: a module that is imported later may register such a name.
@@ -58,8 +56,7 @@ class FirstPass:
 
     config: ExperimentConfig
     layer: Layer
-    arguments: dict[str, str]
-    mistakes: tuple[Mistake, ...]
+    mistakes: tuple[Mistake, ...] = ()
     near_misses: tuple[Mistake, ...] = ()
 
 
@@ -88,7 +85,7 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
         layer = reading.read_sections(config)
         reading.note_unread()
     mistakes = dict.fromkeys(reading.mistakes)  # sections of one class may have the same one
-    return FirstPass(config, layer, reading.arguments, tuple(mistakes), tuple(reading.near_misses()))
+    return FirstPass(config, layer, tuple(mistakes), tuple(reading.near_misses()))
 
 
 def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
@@ -140,7 +137,6 @@ class _Reading:
         self._statements = statements
         self._read: set[tuple[str, str]] = set()  # the scopes and selectors of bindings that something reads
         self.mistakes = list(statements.mistakes)
-        self.arguments: dict[str, str] = {}
 
     def make_config(self, name: str) -> ExperimentConfig:
         """Returns the config of the experiment's factory with its bound arguments; without them if it fails."""
@@ -153,19 +149,11 @@ class _Reading:
         self.mistakes += _bind_others(self._gin, self._statements, strict=False)
         for stale in sorted(before - _bound):
             problem = "an earlier run of this process has bound it, and gin keeps it"
-            self.mistakes.append(Mistake(_written(*stale), problem, "start each run in a new process", "gin"))
+            bound = "{}/{}.{}".format(*stale).lstrip("/")
+            self.mistakes.append(Mistake(bound, problem, "start each run in a new process", "gin"))
         _bound.update(before)
 
         values, origins = self._read_values(selector, scope)
-        parameters = inspect.signature(experiments.lookup(name)).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        for argument in list(values):
-            if argument not in parameters and not takes_any:
-                problem = "the experiment's factory has no such argument"
-                advice = suggestion(argument, list(parameters))
-                self.mistakes.append(Mistake(f"{name}.{argument}", problem, advice, origins.pop(argument)))
-                del values[argument]
-        self.arguments = {f"{name}.{argument}": origin for argument, origin in origins.items()}
         if values:
             try:
                 return get_experiment(name, **values)
@@ -205,12 +193,9 @@ class _Reading:
             if not selector or (binding.scope, selector) in self._read:
                 continue
             scopes = [scope for scope in dict.fromkeys(_selectors[selector]) if scope]
-            if binding.scope:
-                problem = f"no section reads {binding.selector} in the scope {binding.scope}"
-                advice = suggestion(binding.scope, scopes) if scopes else "write it without a scope"
-            else:
-                problem = "several sections have this class, and none of them is set"
-                advice = f"name one: {', '.join(f'{scope}/{binding.name}' for scope in scopes)}"
+            where = f"in the scope {binding.scope}" if binding.scope else "without a scope: several have this class"
+            problem = f"no section reads {binding.selector} {where}"
+            advice = suggestion(binding.scope, scopes) if scopes else "write it without a scope"
             self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
 
     def near_misses(self) -> list[Mistake]:
@@ -239,31 +224,18 @@ class _Reading:
         # The longest scope wins, and of equal ones the last binding.
         chosen = {binding.argument: binding for binding in sorted(bindings, key=lambda binding: len(binding.scope))}
         for argument, binding in chosen.items():
-            problem, advice = self._reference_problem(binding)
-            if not problem:
-                try:
-                    with self._gin.config_scope(scope.split("/") if scope else None):
-                        values[argument] = copy.deepcopy(binding.value)  # a reference makes its value in a copy
-                    origins[argument] = binding.origin
-                    continue
-                except Exception as error:
-                    problem, advice = "gin cannot make the value", _reason(error)
-            self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
-        return values, origins
-
-    def _reference_problem(self, binding: Binding) -> tuple[str, str]:
-        """Returns what is wrong with the references of a binding, and advice; ("", "") if they are known."""
-        for name in binding.unknown:
-            advice = "give a plain value, or import its module first"
-            return f"refers to @{name}, which is not registered yet", advice
-        for macro in binding.macros:
+            if binding.unknown:
+                problem = f"refers to @{binding.unknown[0]}, which is not registered yet"
+                advice = "give a plain value, or import its module first"
+                self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
+                continue
             try:
-                self._gin.query_parameter(f"{macro}/gin.macro.value")
-            except ValueError:
-                macros = [other.name for other in self._statements.bindings if not other.argument]
-                advice = suggestion(macro, macros) if macros else f"define it: {macro} = ..."
-                return f"%{macro} is not defined", advice
-        return "", ""
+                with self._gin.config_scope(scope.split("/") if scope else None):
+                    values[argument] = copy.deepcopy(binding.value)  # a reference makes its value in a copy
+                origins[argument] = binding.origin
+            except Exception as error:
+                self.mistakes.append(Mistake(binding.name, "gin cannot make the value", _reason(error), binding.origin))
+        return values, origins
 
 
 def _selector_of(binding: Binding) -> str:
@@ -283,28 +255,18 @@ def _bind_others(gin: Any, statements: Scan, strict: bool) -> list[Mistake]:
         if _selector_of(binding):
             continue
         matches = matching_names(gin, binding.selector)
-        if len(matches) > 1:
-            problem = f"{binding.selector} can be any of {', '.join(sorted(matches))}"
-            mistakes.append(Mistake(binding.name, problem, "write the whole name", binding.origin))
-        elif not matches or binding.unknown:
+        if not matches or binding.unknown:
             for name in [*([] if matches else [binding.selector]), *binding.unknown] if strict else []:
                 others = [other.rpartition(".")[2] for other in (*registered_names(gin), *_selectors)]
                 advice = suggestion(name.rpartition(".")[2], others)
                 mistakes.append(Mistake(binding.name, f"nothing called {name} is registered", advice, binding.origin))
         else:
             try:
-                gin.bind_parameter((binding.scope, matches[0], binding.argument), binding.value)
+                gin.bind_parameter((binding.scope, binding.selector, binding.argument), binding.value)
                 _bound.add((binding.scope, matches[0], binding.argument))
-            except ValueError:
-                arguments = list(inspect.signature(gin.get_configurable(matches[0])).parameters)
-                problem = f"{binding.selector} has no argument {binding.argument} that can be bound"
-                advice = suggestion(binding.argument, arguments)
-                mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
+            except (KeyError, ValueError) as error:  # for an argument that is not there, and for an ambiguous name
+                mistakes.append(Mistake(binding.name, "gin refuses the binding", _reason(error), binding.origin))
     return mistakes
-
-
-def _written(scope: str, selector: str, argument: str) -> str:
-    return f"{scope}/{selector}.{argument}".lstrip("/")
 
 
 def _reason(error: Exception) -> str:

@@ -104,10 +104,7 @@ def test_a_registered_function_can_make_a_value(experiment: str) -> None:
 
 def test_the_experiments_name_binds_factory_arguments(experiment: str) -> None:
     resolved = resolve(experiment, Sources(gin_params=(f"{experiment}.learning_rate = 3e-4",)))
-    learning_rate = "trainer.optimizer_config.learning_rate.constant.learning_rate"
     assert resolved.config.trainer.optimizer_config.learning_rate.get().learning_rate == 3e-4
-    assert resolved.origins[learning_rate] == f"{experiment}.learning_rate of --gin_params"
-    assert resolved.origins["trainer.train_steps"] == "default"
 
 
 def test_a_name_with_slashes_and_other_characters(register: Callable[[str], str]) -> None:
@@ -137,11 +134,11 @@ def test_a_decorated_factory_is_bound_once(register: Callable[[str], str]) -> No
     [
         ("validation_dta/DataConfig.seed = 1", "scope validation_dta", "validation_data"),
         ("x/ExperimentConfig.trainer = {}", "scope x", "without a scope"),
-        ("TrainerConfig.train_steps = %steps", "%steps is not defined", "define it"),
+        ("TrainerConfig.train_steps = %steps", "gin cannot make the value", "in scope 'steps'"),
         ("TrainerConfig.train_steps = @nobody()", "@nobody", "import its module"),
         ("NetConfig.name = [@nobody, 1]", "@nobody", "import its module"),
         ("TrainerConfig.train_steps = @failing_value()", "cannot make the value", "no such thing"),
-        ("{experiment}.learning_rat = 1.0", "no such argument", "learning_rate"),
+        ("{experiment}.learning_rat = 1.0", "the factory fails with learning_rat=1.0", "unexpected keyword"),
         ("{experiment}.steps = 'many'", "steps='many'", "train_steps"),
     ],
 )
@@ -247,7 +244,7 @@ def test_code_imported_between_the_passes_gets_its_bindings(experiment: str) -> 
     assert "late_thing.size = 4" in operative_gin()
     (mistake,) = second_pass_mistakes(*bindings, "late_thing.sise = 5")
     assert mistake.path == "late_thing.sise"
-    assert "size" in mistake.advice
+    assert "doesn't have a parameter named 'sise'" in mistake.advice
 
 
 def test_only_the_second_pass_imports_a_gin_files_modules(
@@ -268,7 +265,7 @@ def test_an_ambiguous_name_has_to_be_written_whole(experiment: str) -> None:
     for module in ("one_place", "two_place"):
         gin.external_configurable(lambda size=1: size, name="ambiguous_thing", module=module)
     mistake = only_mistake(experiment, "ambiguous_thing.size = 4")
-    assert "one_place.ambiguous_thing" in mistake.problem
+    assert "one_place.ambiguous_thing" in mistake.advice
     assert first_pass(experiment, "two_place.ambiguous_thing.size = 4") == ({}, [])
 
 
