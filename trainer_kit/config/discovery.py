@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -41,19 +40,12 @@ def import_user_module(name: str, option: str = "--import_module") -> None:
             _import_file(Path(name), option)
             return
         try:
-            spec = importlib.util.find_spec(name)
+            __import__(name)  # import_module has a TypeError for a name like .mine
         except ModuleNotFoundError as error:
             if not f"{name}.".startswith(f"{error.name}."):
-                raise  # the package is there, and imports something that is not
-            spec = None
-        if spec is None:
-            # Near names are those of the modules in the working directory at the same depth.
-            paths = [path.relative_to(".") for path in Path(".").glob("*/" * name.count(".") + "*")]
-            modules = [path for path in paths if path.suffix == ".py" or (path / "__init__.py").is_file()]
-            near = near_names(name, [".".join(path.with_suffix("").parts) for path in modules])
-            advice = f"did you mean {' or '.join(near)}?" if near else "give a dotted name or the path of a .py file"
-            raise UsageError(f"{option}: no module is called {name!r}; {advice}")
-        importlib.import_module(name)
+                raise  # the module is there, and imports something that is not
+            advice = "give a dotted name or the path of a .py file"
+            raise UsageError(f"{option}: no module is called {name!r}; {advice}") from None
 
 
 def find_experiment(name: str, modules: Iterable[str] = (), option: str = "--import_module") -> None:
@@ -137,10 +129,7 @@ def local_experiments() -> list[str]:
 
 @contextmanager
 def _explained(flag: str, module: str) -> Iterator[None]:
-    """Turns a failed import of a user's module into a UsageError that says why and where it failed.
-
-    In a command, a KeyboardInterrupt comes from the module: the command's own handlers of SIGINT raise none.
-    """
+    """Turns a failed import of a user's module into a UsageError that says why and where it failed."""
     try:
         yield
     except SyntaxError as error:
@@ -149,10 +138,8 @@ def _explained(flag: str, module: str) -> Iterator[None]:
     except ImportError as error:
         reason = f"{_place(error)}: {error}; correct or install it"
         raise UsageError(f"{flag}: {module} cannot be imported: {reason}") from error
-    except (SystemExit, KeyboardInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            raise
-        how = f"{_place(error, '<module>')}: {type(error).__name__}: {error}".removesuffix(": ")
+    except SystemExit as error:
+        how = f"{_place(error, '<module>')}: SystemExit: {error}".removesuffix(": ")
         advice = 'guard that call by `if __name__ == "__main__":`'
         raise UsageError(f"{flag}: {module} ends the program when it is imported: {how}; {advice}") from error
 

@@ -176,22 +176,12 @@ def test_a_misspelt_file_names_the_files_beside_it(write: Write, name: str) -> N
         discovery.import_user_module("nowhere/a.py")
 
 
-@pytest.mark.parametrize(
-    ("misspelt", "said"),
-    [
-        ("no_such_module", "give a dotted name or the path"),
-        ("elsewhere.qqqq", "give a dotted name or the path"),
-        ("{}_tusk", "did you mean .*{}_task"),
-        ("{}_packege.inner", "did you mean .*{}_package.inner"),
-        ("{}_package.iner", "did you mean .*{}_package.inner"),
-    ],
-)
-def test_a_misspelt_module_names_the_nearest_here(write: Write, name: str, misspelt: str, said: str) -> None:
-    write(f"{name}_task.py", name)
+@pytest.mark.parametrize("missing", ["no_such_module", "elsewhere.qqqq", "{}_package.iner", ".mine"])
+def test_a_module_that_is_missing_is_a_message(write: Write, name: str, missing: str) -> None:
     write(f"{name}_package/inner.py", name)
-    misspelt = misspelt.format(name)
-    with pytest.raises(UsageError, match=f"no module is called '{misspelt}'.*{said.format(name)}"):
-        discovery.import_user_module(misspelt)
+    missing = missing.format(name)
+    with pytest.raises(UsageError, match=f"no module is called '{missing}'; give a dotted name or the path"):
+        discovery.import_user_module(missing)
 
 
 def test_a_file_named_like_a_module_that_is_imported_is_refused(write: Write) -> None:
