@@ -13,9 +13,8 @@ from trainer_kit.config.schema.section import Section
 from trainer_kit.errors import near_names, suggestion
 
 NO_SUCH_KEY = "there is no such key"
-# The fields and values of earlier releases, with the advice for a config that still has them.
+# The values of earlier releases, with the advice for a config that still has them.
 REMOVED = {
-    "gradient_spike_alarm": "it was removed; report_gradient_norm reports the norm of the gradients",
     "accumulate_steps=auto": "auto was removed; set trainer.accumulate_steps=1, or to the parts that fit into memory",
     "fuse_steps=auto": "auto was removed; set trainer.fuse_steps=1, or to 20 for a small dense model",
     "executor=auto": "auto was removed; set runtime.executor=default",
@@ -88,8 +87,6 @@ def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: It
       siblings: The keys that its section has.
       known: The dotted paths of all values.
     """
-    if name in REMOVED:
-        return REMOVED[name]
     if "." in name:
         return "nest the keys, or write it as a.b=c in --params_override"
     elsewhere = [path for path in known if path.rpartition(".")[2] == name]

@@ -17,7 +17,7 @@ from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.section import FieldError, is_configclass
-from trainer_kit.errors import ConfigError, UsageError, suggestion
+from trainer_kit.errors import ConfigError, UsageError
 
 Factory = Callable[..., ExperimentConfig]
 AnyFactory = TypeVar("AnyFactory", bound=Factory)
@@ -35,7 +35,7 @@ def register_experiment(name: str) -> Callable[[AnyFactory], AnyFactory]:
     The factory's own arguments need defaults; gin can bind them.
 
     Raises:
-      UsageError: when the name is taken, or one name is the beginning of the other.
+      UsageError: when the name is taken.
     """
     return experiments.register(name)  # type: ignore[return-value]
 
@@ -112,10 +112,9 @@ def task_class(config: Config) -> Any:
     """
     bound = _task_of.get(type(config))
     if bound is None:
-        known = [cls.__qualname__ for cls in _task_of]
         raise UsageError(
             f"no task is registered for {type(config).__qualname__}; decorate the task class with "
-            f"@trainer_kit.register_task({type(config).__qualname__}) ({suggestion(type(config).__qualname__, known)})"
+            f"@trainer_kit.register_task({type(config).__qualname__})"
         )
     found = _imported(bound)
     if missing := sorted(getattr(found, "__abstractmethods__", ())):

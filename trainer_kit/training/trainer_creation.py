@@ -103,7 +103,7 @@ def check_optimizer_choice(config: ExperimentConfig, task_type: Any) -> None:
     The report also names a learning rate and batch sizes that are missing, which would be found later.
     """
     options = config.trainer
-    section = options.optimizer_config
+    section: Any = options.optimizer_config  # that of a Model Garden task has another class
     own_methods = [getattr(task_type, "create_optimizer", None), trainer_class_of(config).create]
     theirs = [getattr(method, "__func__", None) for method in own_methods]
     is_ours = theirs == [Task.create_optimizer.__func__, Trainer.create.__func__]  # type: ignore[attr-defined]

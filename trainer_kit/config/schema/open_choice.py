@@ -54,11 +54,8 @@ class OpenOneOfConfig(OneOfConfig):
     def __post_init__(self) -> None:
         known = self.branches()
         if self.type is not None and self.type not in known:
-            mistake = Mistake("type", f"{self.type!r} is not one of {', '.join(known)}")
-            if not known:
-                problem = f"no {self.registry.kind} is registered, so none is called {self.type!r}"
-                mistake = Mistake("type", problem, "name the module of it with --import_module")
-            raise FieldError(type(self), [mistake])
+            names = ", ".join(known) or f"the registered ones: no {self.registry.kind} is registered"
+            raise FieldError(type(self), [Mistake("type", f"{self.type!r} is not one of {names}")])
         registered = self.type in self.registry
         if registered:
             object.__setattr__(self, str(self.type), self.own)

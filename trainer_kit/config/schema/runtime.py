@@ -76,9 +76,9 @@ class RuntimeConfig(Config):
     run_eagerly: bool = False
     batchnorm_spatial_persistent: bool = False
     tpu_enable_xla_dynamic_padder: bool | None = None
-    num_cores_per_replica: SomeSteps = 1
-    default_shard_dim: int = -1
-    use_tpu_mp_strategy: bool = False
+    num_cores_per_replica: Literal[1] = 1
+    default_shard_dim: Literal[-1] = -1
+    use_tpu_mp_strategy: Literal[False] = False
     virtual_cpus: Steps = 0
     executor: Literal["default", "single_threaded"] = "default"
     random_seed: Annotated[int, Field(ge=0, lt=2**32)] = 1  # the limit of NumPy
@@ -86,17 +86,10 @@ class RuntimeConfig(Config):
     inter_op_threads: Steps = 0
     intra_op_threads: Steps = 0
 
-    def model_parallelism(self) -> dict[str, int]:
-        """Returns the TPU model parallelism settings as keywords."""
-        return {"num_cores_per_replica": self.num_cores_per_replica, "default_shard_dim": self.default_shard_dim}
-
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks settings that need another setting, or exclude one."""
         if self.loss_scale is not None and self.mixed_precision_dtype not in ("float16", "mixed_float16"):
             yield "loss_scale", "is for mixed_precision_dtype=float16 only; remove loss_scale, or set that dtype"
-        if self.num_cores_per_replica != 1 or self.default_shard_dim != -1 or self.use_tpu_mp_strategy:
-            defaults = "num_cores_per_replica=1, default_shard_dim=-1 and use_tpu_mp_strategy=false"
-            yield "num_cores_per_replica", f"model parallelism is not supported; leave {defaults}"
         if self.per_gpu_thread_count and self.gpu_thread_mode not in ("gpu_private", "gpu_shared"):
             yield "per_gpu_thread_count", "needs gpu_thread_mode=gpu_private or gpu_shared; set it, or remove the count"
 

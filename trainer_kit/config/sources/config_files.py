@@ -78,8 +78,6 @@ def read_text(name: str) -> str:
         ]
         advice = path_suggestion(Path(name), near, "config files")
         raise ConfigError([Mistake("", "there is no such file", advice, name)]) from None
-    except IsADirectoryError:
-        raise ConfigError([Mistake("", "is a folder", "name a file in it", name)]) from None
     except OSError as error:
         raise ConfigError([Mistake("", f"cannot be read: {error.strerror or error}", "", name)]) from None
     except UnicodeDecodeError as error:

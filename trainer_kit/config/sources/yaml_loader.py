@@ -225,8 +225,7 @@ class _Reader:
 def _broken(error: yaml.YAMLError, text: str, name: str) -> Mistake:
     place = name
     if isinstance(error, yaml.reader.ReaderError):
-        before = text[: error.position]
-        place = f"{name}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
+        place = f"{name}:{text.count(chr(10), 0, error.position) + 1}"
     elif isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         place = f"{name}:{error.problem_mark.line + 1}:{error.problem_mark.column + 1}"
     parts = (getattr(error, "context", None), getattr(error, "problem", None) or getattr(error, "reason", None))

@@ -48,7 +48,7 @@ def test_a_missing_file_names_the_near_ones_in_its_folder(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.mkdir(), "cannot be read: Is a directory"),
         (lambda path: path.write_bytes(b"a: \xff\xfe"), "UTF-8 (byte 3)"),
         (lambda path: path.symlink_to(path), "cannot be read"),
         (lambda path: path.symlink_to("/dev/zero"), "is longer than"),

