@@ -52,18 +52,17 @@ def run(arguments: argparse.Namespace) -> int:
 def table(name: str, evaluations: Sequence[Evaluation], choice: Choice | None, folder: Path) -> Table:
     """Returns a ledger as a table with one row per evaluation; the best of each dataset is marked."""
     best, metrics = _best(evaluations, choice), ledgers.metric_names(evaluations)
-    rows, styles = [], {}
-    for row, one in enumerate(evaluations):
+    rows = []
+    for one in evaluations:
         mark = "best" if id(one) in best else "" if one.active else "superseded"
         values = [number(one.metrics.get(metric)) for metric in metrics]
         rows.append(
             [str(one.step), one.dataset, *values, number(one.seconds), ledgers.checkpoint_cell(one, folder), mark]
         )
-        styles[row] = {"best": "bold green", "superseded": "dim"}.get(mark, "")
     count = f"{len(rows)} evaluation{'' if len(rows) == 1 else 's'}"
     title = f"{name}: {count}" + (f", best by {choice.metric} ({choice.comparison})" if choice and best else "")
     headers = ["step", "dataset", *metrics, "seconds", "checkpoint", "mark"]
-    return Table(title, headers, rows, styles, left=frozenset({"dataset", "checkpoint", "mark"} - {*metrics}))
+    return Table(title, headers, rows, left=frozenset({"dataset", "checkpoint", "mark"} - {*metrics}))
 
 
 def as_json(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -> dict[str, Any]:

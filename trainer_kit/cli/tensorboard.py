@@ -30,8 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="A folder with runs in it, at any depth, or of one run.")
     port = "The port of the server. Default: 6006, or the next one that is free; 0: any free one."
     parser.add_argument("--port", type=int, metavar="N", help=port)
-    reload = "Seconds between two readings of the files. Default: 5."
-    parser.add_argument("--reload_interval", type=int, default=5, metavar="S", help=reload)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,14 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"FOLDER: there is no folder {folder}; give the folder that holds the folders of runs")
     if arguments.port is not None and not 0 <= arguments.port <= _LAST_PORT:
         raise UsageError(f"--port: {arguments.port} is not a port; give a number from 0 to {_LAST_PORT}")
-    if arguments.reload_interval < 1:
-        raise UsageError(f"--reload_interval: {arguments.reload_interval} is not a number of seconds of 1 or more")
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("TensorBoard is not installed; run `pip install tensorboard`")
     show([_table(folder)], sys.stdout)
     sys.stdout.flush()
     command = ["tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
-    command += ["--reload_interval", str(arguments.reload_interval)]
     command += [] if arguments.port is None else ["--port", str(arguments.port)]
     quiet = ["-W", "ignore::UserWarning"]  # what TensorBoard's own imports warn of is not the user's
     os.execv(sys.executable, [sys.executable, *quiet, "-m", *command])  # so that signals reach TensorBoard itself
