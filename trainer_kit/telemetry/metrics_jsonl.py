@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import logging
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,11 +27,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer_kit import files
-from trainer_kit.errors import StorageError, UsageError, suggestion
+from trainer_kit.errors import StorageError
 from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import flat_scalars, from_json_number, to_json_number
 
-_LOG = logging.getLogger(__name__)
 RESUME = "resume"
 WALL_CLOCK_FIELDS = ("steps_per_second", "examples_per_second", "seconds")  # fields that differ between equal runs
 _MARKER = b'"kind": "resume"'  # as earlier versions wrote it between the reports
@@ -49,7 +47,6 @@ class JsonLinesWriter:
         self.path = os.fspath(path)
         self._stream: IO[bytes] | None = None
         self._last_step: int | None = None
-        self._size = 0  # of the file after the last report
 
     def write(self, report: Report) -> None:
         """Appends {"kind", "step", "steps_per_second", "examples_per_second", "seconds", "metrics"}.
@@ -131,29 +128,13 @@ class JsonLinesWriter:
 
     def _append(self, record: dict[str, Any]) -> None:
         try:
-            if self._stream is not None:
-                self._warn_of_loss(self._stream)
             if self._stream is None:
                 self._stream = _open_to_append(self.path)
             self._stream.write(_line(record))
             self._stream.flush()
-            self._size = self._stream.tell()
-        except StorageError:
-            raise
         except Exception as error:
             raise _storage_error(self.path, error) from error
         self._last_step = record["step"]
-
-    def _warn_of_loss(self, stream: IO[bytes]) -> None:
-        """Warns when somebody has truncated or removed the file since the last report; recreates a removed file."""
-        found = os.fstat(stream.fileno())
-        if found.st_nlink and found.st_size >= self._size:
-            return
-        what = "cut" if found.st_nlink else "removed"
-        _LOG.warning("%s was %s during the run: reports up to step %d are lost", self.path, what, self._last_step or 0)
-        if not found.st_nlink:
-            self._stream = None
-            stream.close()
 
     def _put(self, record: dict[str, Any]) -> None:
         self.close()
@@ -163,30 +144,10 @@ class JsonLinesWriter:
         files.write_text(self.path, text.decode(errors="replace"), point="history")
 
 
-class History(list[dict[str, Any]]):
-    """The records of reports in the order of their steps, with the content of the file; every metric is a float."""
-
-    def get_history(self, name: str, kind: str | None = None) -> list[tuple[int, float]]:
-        """Returns (step, value) of the metric `name` for all reports that have it, in the order of the steps.
-
-        Args:
-          name: The metric, as "group/name" if it is in a group; or "steps_per_second", "examples_per_second",
-            "seconds".
-          kind: "train" or "validation" to use only these reports.
-
-        Raises:
-          UsageError: when no report has the metric; the message has the nearest names.
-        """
-        records = [record for record in self if kind in (None, record["kind"])]
-        values = [(record["step"], _named(record)[name]) for record in records if name in _named(record)]
-        if not values:
-            known = sorted({known for record in records for known in _named(record)})
-            raise UsageError(f"no report has a metric {name!r}; {suggestion(name, known)}")
-        return values
-
-
-def active_history(path: str | os.PathLike[str]) -> History:
+def active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the reports in the file at `path` that count: each (kind, step) once, in the order of steps.
+
+    A record has the content of its line; every metric is a float.
 
     Changes of several hyper-parameters at one step all count, the last of each.
 
@@ -237,8 +198,8 @@ def superseded_path(path: str | os.PathLike[str]) -> str:
     return f"{root}.superseded{suffix}"
 
 
-def _active(records: Iterable[Mapping[str, Any]]) -> History:
-    history = History()
+def _active(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    history: list[dict[str, Any]] = []
     for record in records:
         kind, step = record["kind"], record["step"]
         if kind in (RESUME, "train"):
@@ -249,7 +210,7 @@ def _active(records: Iterable[Mapping[str, Any]]) -> History:
     return history
 
 
-def _insert(history: History, record: dict[str, Any]) -> None:
+def _insert(history: list[dict[str, Any]], record: dict[str, Any]) -> None:
     place = len(history)
     while place > 0 and history[place - 1]["step"] >= record["step"]:
         place -= 1
@@ -364,11 +325,6 @@ def _decode(record: Mapping[str, Any]) -> dict[str, Any]:
     rates = {name: from_json_number(record[name]) for name in WALL_CLOCK_FIELDS if record.get(name) is not None}
     numbers = {name: from_json_number(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
     return {**record, **rates, "metrics": numbers}
-
-
-def _named(record: Mapping[str, Any]) -> dict[str, float]:
-    rates = {name: record[name] for name in WALL_CLOCK_FIELDS if record.get(name) is not None}
-    return {**rates, **record["metrics"]}
 
 
 def _storage_error(path: str, error: Exception) -> StorageError:

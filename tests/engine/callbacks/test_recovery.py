@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.builders import read_json, replicas
+from tests.builders import curve, read_json, replicas
 from tests.engine.linear_task import SGD, LinearTask
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import DataConfig
@@ -294,11 +294,11 @@ def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> 
         recovery_policy="lower_learning_rate",
         recovery_learning_rate_factor=0.01,
     )
-    history = active_history(tmp_path / "metrics.jsonl")
-    assert all(loss < 50 for _, loss in history.get_history("training_loss", "train"))
-    step, factor = history.get_history("recovery_learning_rate_factor")[-1]
+    history = tmp_path / "metrics.jsonl"
+    assert all(loss < 50 for _, loss in curve(history, "training_loss", "train"))
+    step, factor = curve(history, "recovery_learning_rate_factor")[-1]
     assert step == 0 and factor < 1
-    assert history.get_history("learning_rate")[0] == (5, pytest.approx(1e4 * factor))
+    assert curve(history, "learning_rate")[0] == (5, pytest.approx(1e4 * factor))
 
 
 def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:

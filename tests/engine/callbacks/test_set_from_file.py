@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders import curve
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.callbacks.base import Callback, Run
@@ -49,8 +50,8 @@ def test_an_edit_counts_from_the_next_loop_on(ready: ReadyTrainer, tmp_path: Pat
     first, second = "learning_rate: 1e-3\n", "learning_rate: 1e-3\nlearning_rate_factor: 0.5\n"
     changes = _run(tmp_path, ready, {5: first, 15: second})
     assert changes == [(5, {"learning_rate": 0.001}), (15, {"learning_rate_factor": 0.5})]
-    curve = active_history(tmp_path / "metrics.jsonl").get_history("learning_rate", "train")
-    assert curve == [(step, pytest.approx(rate)) for step, rate in [(5, 0.01), (10, 0.001), (15, 0.001), (20, 0.0005)]]
+    rates = curve(tmp_path / "metrics.jsonl", "learning_rate", "train")
+    assert rates == [(step, pytest.approx(rate)) for step, rate in [(5, 0.01), (10, 0.001), (15, 0.001), (20, 0.0005)]]
 
 
 def test_a_file_that_cannot_be_used_changes_nothing(

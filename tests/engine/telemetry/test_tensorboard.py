@@ -13,10 +13,10 @@ import tensorflow as tf
 from tensorboard import context
 from tensorboard.backend.event_processing import data_provider, event_accumulator, plugin_event_multiplexer
 
-from tests.builders import report
+from tests.builders import curve, report
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.telemetry.background_writer import BackgroundWriter
-from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter, active_history
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
 
 
@@ -169,10 +169,10 @@ def test_event_files_and_history_tell_the_same(tmp_path: Path) -> None:
         loss, rate = random.random(), np.float32(random.random())
         writer.write(report(step, loss=loss, lr=rate, steps_per_second=random.random()))
     writer.close()
-    history, curves = active_history(tmp_path / "metrics.jsonl"), read_curves(tmp_path)["train"]
+    curves = read_curves(tmp_path)["train"]
     assert set(curves) == {"loss", "lr", "steps_per_second"}
     for name, points in curves.items():
-        assert points == [(step, float(np.float32(value))) for step, value in history.get_history(name)]
+        assert points == [(step, float(np.float32(value))) for step, value in curve(tmp_path / "metrics.jsonl", name)]
 
 
 def test_a_manager_goes_on_after_close(tmp_path: Path) -> None:

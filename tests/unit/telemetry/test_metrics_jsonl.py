@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.builders import json_lines, report, run_program
-from trainer_kit.errors import StorageError, UsageError
+from tests.builders import curve, json_lines, report, run_program
+from trainer_kit.errors import StorageError
 from trainer_kit.telemetry.metrics_jsonl import (
     RESUME,
     WALL_CLOCK_FIELDS,
@@ -86,7 +86,7 @@ def test_a_change_is_written_again_only_with_other_values(tmp_path: Path) -> Non
     write(path, report(5), report(5, CHANGE, learning_rate=0.1))
     write(path, report(5, CHANGE, learning_rate=0.1), report(5, CHANGE, learning_rate=0.2), resume=5)
     assert [line["metrics"] for line in json_lines(path)] == [{}, {"learning_rate": 0.1}, {"learning_rate": 0.2}]
-    assert active_history(path).get_history("learning_rate") == [(5, 0.2)]
+    assert curve(path, "learning_rate") == [(5, 0.2)]
 
 
 def test_changes_at_one_step_count_each(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_changes_at_one_step_count_each(tmp_path: Path) -> None:
         {"weight": 2.0},
         {"learning_rate": 3.0},
     ]
-    assert active_history(path).get_history("learning_rate") == [(5, 0.1), (6, 3.0)]
-    assert active_history(path).get_history("weight")[-1][1] == 2.0
+    assert curve(path, "learning_rate") == [(5, 0.1), (6, 3.0)]
+    assert curve(path, "weight")[-1][1] == 2.0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -138,21 +138,18 @@ def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
         stream.writelines(json.dumps(line) + "\n" for line in lines)
         stream.write("\0\0\0\n" + '{"kind": "train", "step": 5, "metrics": {"loss": [1], "acc": "inf"}}\n')
     assert places(path) == [("train", 1), ("train", 5)]
-    assert math.isnan(active_history(path).get_history("loss")[-1][1])
-    assert active_history(path).get_history("acc")[-1][1] == math.inf
+    assert math.isnan(curve(path, "loss")[-1][1])
+    assert curve(path, "acc")[-1][1] == math.inf
 
 
 def test_a_metric_is_found_by_name_and_kind(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     train = report(1, loss=1.0, steps_per_second=7.0, seconds=1.5)
     write(path, train, report(1, "validation", loss=3.0, set={"acc": 0.5}))
-    history = active_history(path)
-    assert history.get_history("loss", kind="train") == [(1, 1.0)]
-    assert history.get_history("loss", kind="validation")[-1][1] == 3.0
-    assert history.get_history("set/acc")[-1][1] == 0.5
-    assert history.get_history("steps_per_second")[-1][1] == 7.0
-    with pytest.raises(UsageError, match="set/acc"):
-        history.get_history("set/ac")
+    assert curve(path, "loss", "train") == [(1, 1.0)]
+    assert curve(path, "loss", "validation")[-1][1] == 3.0
+    assert curve(path, "set/acc")[-1][1] == 0.5
+    assert curve(path, "steps_per_second")[-1][1] == 7.0
 
 
 def test_a_path_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
@@ -287,7 +284,7 @@ def write_old(path: Path, lines: Sequence[tuple[str, int]]) -> None:
 def test_an_old_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_old(path, OLD)
-    assert active_history(path).get_history("number") == [(1, 0.0), (1, 5.0), (2, 6.0)]
+    assert curve(path, "number") == [(1, 0.0), (1, 5.0), (2, 6.0)]
     assert reported(path, "train", 2) and reported(path, "validation", 1)
     assert not reported(path, "train", 3)
     write_old(path, [("train", 1), ("train", 2), ("validation", 2), ("resume", 1), ("train", 2), ("train", 3)])
