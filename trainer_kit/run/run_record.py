@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_kit.config.schema.durations import Duration
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import PreemptedError, explained
 from trainer_kit.errors.user_exits import exits_as_errors
@@ -195,7 +194,6 @@ def _account_for_time(plan: RunPlan, trainer: Any, ledger: TimeLedger) -> tuple[
 
     config = plan.config
     options = config.trainer
-    train_data = getattr(config.task, "train_data", None)
     compiling = {
         "trainer.train_tf_function=true": options.train_tf_function,
         "trainer.train_tf_while_loop=true": options.train_tf_while_loop,
@@ -203,18 +201,10 @@ def _account_for_time(plan: RunPlan, trainer: Any, ledger: TimeLedger) -> tuple[
     }
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
-        checkpoint_interval=options.checkpoint_interval,
-        validation_interval=options.validation_interval,
-        # As they were written, since the advice names them.
-        written={name: value for name, value in vars(plan.written.trainer).items() if isinstance(value, Duration)},
         to_compile=tuple(setting for setting, is_set in compiling.items() if not is_set),
         fused=trainer.fuse_steps > 1,
         can_fuse=options.fuse_steps == 1 and not trainer.problem_of_fusing(),
         can_use_one_thread=config.runtime.executor == "default" and not problem_of_one_thread(trainer.strategy),
-        cache=getattr(train_data, "cache", False),
-        prefetches=getattr(train_data, "prefetch_buffer_size", None) != 0,
-        saves_position=trainer.saves_position,
-        in_memory=trainer.has_arrays,
         on_cpu=only_cpus(),
     )
     advice = verdict(times, settings)

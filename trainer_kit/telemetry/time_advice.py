@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trainer_kit.telemetry.report_lines import number_text
 from trainer_kit.telemetry.time_ledger import TimeAccount, percent
@@ -14,6 +13,23 @@ _SHORT_LOOP = 5e-3  # seconds; a loop costs the host about half a millisecond be
 _NEW_RUN = ", in a new model_dir"  # a run keeps the value it was started with
 _FUSE = "trainer.fuse_steps=20"
 _START = 0.5  # the share of the start above which no other advice is given
+# For each activity, the share above which it is worth a change, how its time was spent, and what to try.
+_ADVICE: dict[str, tuple[float, str, str]] = {
+    "input": (
+        0.2,
+        "waiting for data",
+        "try larger batches, maps with num_parallel_calls=tf.data.AUTOTUNE in build_inputs, task.train_data.cache=true "
+        "if it reads that, or runtime.dataset_num_private_threads",
+    ),
+    "evaluation": (
+        0.2,
+        "in evaluations",
+        "raise trainer.validation_interval, or evaluate in another process with --mode=continuous_eval",
+    ),
+    "save": (0.1, "saving", "raise trainer.checkpoint_interval"),
+    "callbacks": (0.1, "in actions", "raise trainer.steps_per_loop, so that they are called less often"),
+    "report": (0.1, "between loops", "raise trainer.steps_per_loop, so that there are fewer loops"),
+}
 
 
 @dataclass(frozen=True)
@@ -21,37 +37,20 @@ class RunSettings:
     """The settings of a run that the verdict depends on.
 
     Attributes:
-      steps_per_loop, checkpoint_interval, validation_interval: The trainer's settings, in steps; checkpoint_interval
-        may be a time, as the config has it.
-      written: Those of these settings that the config has in epochs or as a share of the run, by name.
+      steps_per_loop: The trainer's setting, in steps.
       to_compile: The settings to change so that steps are compiled in one loop; empty if they are.
       fused: Whether several steps are one program.
       can_fuse: Whether steps could be fused, but are not.
       can_use_one_thread: Whether runtime.executor could be single_threaded, but is not.
-      cache: Whether the training data is cached.
-      prefetches: Whether batches of the training data are prepared in advance.
-      saves_position: Whether checkpoints hold the state of the data's iterator.
-      in_memory: Whether the training data consists of arrays, which need no cache and no map.
       on_cpu: Whether all devices are CPUs, on which low precision is not faster.
     """
 
     steps_per_loop: int
-    checkpoint_interval: int | str
-    validation_interval: int
-    written: Mapping[str, str] = field(default_factory=dict)
     to_compile: tuple[str, ...] = ()
     fused: bool = False
     can_fuse: bool = False
     can_use_one_thread: bool = False
-    cache: bool = False
-    prefetches: bool = True
-    saves_position: bool = False
-    in_memory: bool = False
     on_cpu: bool = False
-
-    def now(self, name: str) -> str:
-        """Returns the value of a setting as the config has it, for an advice."""
-        return f"(now {self.written.get(name, getattr(self, name))})"
 
 
 def verdict(times: TimeAccount, settings: RunSettings) -> str:
@@ -70,8 +69,15 @@ def verdict(times: TimeAccount, settings: RunSettings) -> str:
         )
     shares = {name: _share_to_save(times, name) for name in _ADVICE}
     large = [name for name, share in shares.items() if share >= _ADVICE[name][0]]
-    advice = _ADVICE[max(large, key=shares.__getitem__)][1] if large else _of_steps
-    return advice(times, settings)
+    if not large:
+        return _advise_on_steps(times, settings)
+
+    name = max(large, key=shares.__getitem__)
+    _, activity, advice = _ADVICE[name]
+    seconds = times.seconds[name] + times.seconds.get("step", 0.0)
+    if name == "input" and settings.can_fuse and seconds < _SHORT_STEP * times.steps:
+        advice = f"steps are short: try {_FUSE}, which takes many batches at once{_NEW_RUN}"
+    return f"{name}: {percent(times.share(name))} of the time was spent {activity}; {advice}"
 
 
 def _share_to_save(times: TimeAccount, name: str) -> float:
@@ -84,62 +90,14 @@ def _share_to_save(times: TimeAccount, name: str) -> float:
     return later * times.evaluations / times.wall
 
 
-def _of_input(times: TimeAccount, settings: RunSettings) -> str:
-    share = times.share("input")
-    head = "input-bound" if share >= times.share("step") else "input"
-    spent = f"{head}: {percent(share)} of the time was spent waiting for data"
-    if settings.can_fuse and times.seconds["input"] + times.seconds.get("step", 0.0) < _SHORT_STEP * times.steps:
-        return f"{spent}, and steps are short; try {_FUSE}, which takes many batches at once{_NEW_RUN}"
-    if settings.in_memory:
-        return f"{spent}; try larger batches, or runtime.dataset_num_private_threads"
-    first = "" if settings.prefetches else "task.train_data.prefetch_buffer_size=null (0 makes no batch ahead), "
-    cache = "" if settings.cache else "task.train_data.cache=true if build_inputs reads it, "
-    return (
-        f"{spent}; try {first}{cache}"
-        "maps with num_parallel_calls=tf.data.AUTOTUNE in build_inputs, or runtime.dataset_num_private_threads"
-    )
-
-
-def _of_evaluation(times: TimeAccount, settings: RunSettings) -> str:
-    return (
-        f"evaluation: {percent(times.share('evaluation'))} of the time was spent in {times.evaluations} evaluations; "
-        f"raise trainer.validation_interval {settings.now('validation_interval')}, or evaluate in another process with "
-        "--mode=continuous_eval"
-    )
-
-
-def _of_save(times: TimeAccount, settings: RunSettings) -> str:
-    spent = f"save: {percent(times.share('save'))} of the time was spent saving"
-    if settings.saves_position:
-        spent += ", which waits for the batches that are being made"
-        spent += "; lower trainer.fuse_steps if batches come slowly" if settings.fused else ""
-    if isinstance(settings.checkpoint_interval, int) and settings.checkpoint_interval >= times.steps:
-        return f"{spent}; a longer run saves less often"
-    return f"{spent}; raise trainer.checkpoint_interval {settings.now('checkpoint_interval')}"
-
-
-def _of_callbacks(times: TimeAccount, settings: RunSettings) -> str:
-    return (
-        f"callbacks: {percent(times.share('callbacks'))} of the time was spent in actions; raise "
-        f"trainer.steps_per_loop {settings.now('steps_per_loop')}, so that they are called less often"
-    )
-
-
-def _of_report(times: TimeAccount, settings: RunSettings) -> str:
-    return (
-        f"report: {percent(times.share('report'))} of the time was spent between loops; raise trainer.steps_per_loop "
-        f"{settings.now('steps_per_loop')}, so that there are fewer loops"
-    )
-
-
-def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
+def _advise_on_steps(times: TimeAccount, settings: RunSettings) -> str:
     """Returns the advice for a run that spends most of its time in the steps themselves."""
     share, each = times.share("step"), times.seconds.get("step", 0.0) / times.steps
     took = f"{percent(share)} of the time was spent in steps of {number_text(1000 * each, 2)} ms"
     if settings.to_compile:
         return f"eager steps: {took}; try {' and '.join(settings.to_compile)}"
     if each * settings.steps_per_loop < _SHORT_LOOP:
-        return f"short loops: {took}; raise trainer.steps_per_loop {settings.now('steps_per_loop')}"
+        return f"short loops: {took}; raise trainer.steps_per_loop"
     if each < _SHORT_STEP and settings.can_fuse:
         return f"short steps: {took}; try {_FUSE}{_NEW_RUN}"
     if each < _TINY_STEP and not settings.fused and settings.can_use_one_thread:
@@ -157,13 +115,3 @@ def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
     if settings.on_cpu:
         return f"compute-bound: {took}{waits}; a faster device or more devices would help"
     return f"compute-bound: {took}{waits}; if the device supports it, try runtime.mixed_precision_dtype=bfloat16"
-
-
-# The share above which an activity is worth a change, and the function that returns the advice.
-_ADVICE: dict[str, tuple[float, Callable[[TimeAccount, RunSettings], str]]] = {
-    "input": (0.2, _of_input),
-    "evaluation": (0.2, _of_evaluation),
-    "save": (0.1, _of_save),
-    "callbacks": (0.1, _of_callbacks),
-    "report": (0.1, _of_report),
-}

@@ -76,16 +76,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return type(self).__name__
 
     @property
-    def saves_position(self) -> bool:
-        """Whether checkpoints hold the state of the dataset iterator."""
-        return False
-
-    @property
-    def has_arrays(self) -> bool:
-        """Whether the training data is known to be in memory."""
-        return False
-
-    @property
     def tracing_seconds(self) -> float:
         """The seconds that the last loop needed to start and write a profiler trace."""
         return 0.0

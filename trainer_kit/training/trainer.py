@@ -22,7 +22,6 @@ from trainer_kit.config.schema.evaluation import training_sets
 from trainer_kit.errors import DataError, add_note
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
-from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.sources.base import identity_of
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.gradient_processors import refused_gradient
@@ -379,16 +378,6 @@ class Trainer(Evaluator):
     def first_step_at(self) -> float:
         """The time.perf_counter() at the end of the first step of the newest loop function; 0 before that."""
         return self.loop_parts.ready_at
-
-    @property
-    def saves_position(self) -> bool:
-        """Whether checkpoints hold the state of the data's iterator."""
-        return bool(self.data.saves_position)
-
-    @property
-    def has_arrays(self) -> bool:
-        """Whether the training data is in memory."""
-        return isinstance(self.data.made, ArraySource)
 
     def check_data(self) -> None:
         """Raises DataError when a dataset is known to be empty, or endless where it must end; after the restore."""

@@ -12,7 +12,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.telemetry.time_advice import RunSettings, verdict
 from trainer_kit.telemetry.time_ledger import TimeAccount
 
-_SETTINGS = RunSettings(steps_per_loop=100, checkpoint_interval=10, validation_interval=20, can_fuse=True)
+_SETTINGS = RunSettings(steps_per_loop=100, can_fuse=True)
 
 
 def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.0, **seconds: float) -> TimeAccount:
@@ -26,16 +26,15 @@ def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.
     ("times", "told"),
     [
         (_times(start=60), r"^start-up dominates: 60 % of 100\.0 s .*; for advice .* make a longer run$"),
-        (_times(input=62), r"^input-bound: 62 % of the time was spent waiting for data; try task\.train_data\.cache="),
-        (_times(input=62, steps=400_000), r"^input-bound: 62 % .* steps are short; try trainer\.fuse_steps=20, which"),
+        (_times(input=62), r"^input: 62 % of the time was spent waiting for data; try larger batches, maps"),
+        (_times(input=62, steps=400_000), r"^input: 62 % .* steps are short: try trainer\.fuse_steps=20, which"),
         (_times(input=25), r"^input: 25 % of the time was spent waiting"),
-        (_times(evaluation=40), r"^evaluation: 40 % .*raise trainer\.validation_interval \(now 20\), or .*continuous"),
-        (_times(save=30), r"^save: 30 % .*raise trainer\.checkpoint_interval \(now 10\)$"),
-        (_times(callbacks=12), r"^callbacks: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
-        (_times(report=12), r"^report: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
-        (_times(steps=2 * 10**6), r"^short loops: 94 % .* of 0\.047 ms; raise trainer\.steps_per_loop \(now 100\)$"),
+        (_times(evaluation=40), r"^evaluation: 40 % .*raise trainer\.validation_interval, or .*continuous"),
+        (_times(save=30), r"^save: 30 % .*raise trainer\.checkpoint_interval$"),
+        (_times(callbacks=12), r"^callbacks: 12 % .*raise trainer\.steps_per_loop"),
+        (_times(report=12), r"^report: 12 % .*raise trainer\.steps_per_loop"),
+        (_times(steps=2 * 10**6), r"^short loops: 94 % .* of 0\.047 ms; raise trainer\.steps_per_loop$"),
         (_times(steps=400_000), r"^short steps: 94 % .* of 0\.23 ms; try trainer\.fuse_steps=20, in a new"),
-        (_times(steps=8, save=30), r"^save: 30 % of the time was spent saving; a longer run saves less often$"),
         (_times(steps=1000), r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype="),
         (_times(steps=10), r"in steps of 9400 ms; "),
         (_times(start=40, input=19, step=20), r"^start-up took the most, 40 % of the time, and 20 % .* a longer run$"),
@@ -50,11 +49,6 @@ def test_the_verdict_names_the_cause_and_the_setting_to_try(times: TimeAccount, 
 def test_the_largest_of_what_is_worth_a_change_comes_first() -> None:
     assert verdict(_times(evaluation=19, save=12), _SETTINGS).startswith("save: 12 %")
     assert verdict(_times(evaluation=21, save=12), _SETTINGS).startswith("evaluation: 21 %")
-
-
-def test_a_setting_is_shown_as_the_config_has_it() -> None:
-    epochs = replace(_SETTINGS, written={"checkpoint_interval": "1 epoch"})
-    assert verdict(_times(save=30), epochs).endswith("raise trainer.checkpoint_interval (now 1 epoch)")
 
 
 def test_fused_steps_on_a_cpu_may_be_slow_convolutions() -> None:
@@ -74,9 +68,6 @@ def test_a_final_evaluation_and_tracing_cannot_be_saved() -> None:
 
 
 def test_what_the_run_has_already_is_not_advised() -> None:
-    assert "train_data.cache" not in verdict(_times(input=62), replace(_SETTINGS, cache=True))
-    assert "prefetch_buffer_size" not in verdict(_times(input=62), _SETTINGS)
-    assert "prefetch_buffer_size=null" in verdict(_times(input=62), replace(_SETTINGS, prefetches=False))
     short = _times(steps=400_000)
     assert verdict(short, replace(_SETTINGS, can_fuse=False)).startswith("compute-bound")
     tiny = replace(_SETTINGS, can_fuse=False, can_use_one_thread=True, steps_per_loop=1000)
@@ -88,16 +79,6 @@ def test_what_the_run_has_already_is_not_advised() -> None:
     assert verdict(short, replace(_SETTINGS, steps_per_loop=1)).startswith("short loops: 94 %")
     eager = replace(_SETTINGS, to_compile=("runtime.run_eagerly=false",))
     assert re.search(r"^eager steps: 94 % .*; try runtime\.run_eagerly=false$", verdict(short, eager))
-    in_memory = verdict(_times(input=62), replace(_SETTINGS, in_memory=True))
-    assert in_memory.endswith("; try larger batches, or runtime.dataset_num_private_threads")
-
-
-def test_a_save_of_a_fused_run_may_wait_for_stacks_of_batches() -> None:
-    fused = replace(_SETTINGS, fused=True, saves_position=True)
-    assert "lower trainer.fuse_steps if batches come slowly; raise" in verdict(_times(save=30), fused)
-    assert "fuse_steps" not in verdict(_times(save=30), replace(fused, saves_position=False))
-    plain = verdict(_times(save=30), replace(fused, fused=False))
-    assert "which waits for the batches that are being made; raise" in plain
 
 
 def test_where_the_wait_for_data_is_not_known_the_steps_say_so() -> None:
@@ -106,13 +87,12 @@ def test_where_the_wait_for_data_is_not_known_the_steps_say_so() -> None:
 
 
 def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
-    bad = replace(_SETTINGS, prefetches=False)
     runs = [_times(**{name: 50}) for name in ("input", "evaluation", "save", "callbacks", "report")]
-    lines = [verdict(times, bad) for times in (*runs, _times(), _times(steps=400_000))]
-    lines += [verdict(_times(save=50), replace(bad, fused=True, saves_position=True))]
+    lines = [verdict(times, _SETTINGS) for times in (*runs, _times(), _times(steps=400_000))]
+    lines += [verdict(_times(), replace(_SETTINGS, on_cpu=True, fused=True))]
     eager = ("trainer.train_tf_function=true", "trainer.train_tf_while_loop=true", "runtime.run_eagerly=false")
-    lines += [verdict(_times(), replace(bad, to_compile=eager))]
-    lines += [verdict(_times(steps=600_000), replace(bad, can_fuse=False, can_use_one_thread=True))]
+    lines += [verdict(_times(), replace(_SETTINGS, to_compile=eager))]
+    lines += [verdict(_times(steps=600_000), replace(_SETTINGS, can_fuse=False, can_use_one_thread=True))]
     named = {name for line in lines for name in re.findall(r"\b(?:task|trainer|runtime)\.[a-z_.]*[a-z_]", line)}
     config = ExperimentConfig()
     known = {
@@ -120,4 +100,4 @@ def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
     }
     known |= {f"task.train_data.{name}" for name in fields_of(type(config.task.train_data))}
     assert named <= known
-    assert len(named) >= 11
+    assert len(named) >= 10

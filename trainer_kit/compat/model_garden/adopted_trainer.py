@@ -125,11 +125,6 @@ class AdoptedTrainer(ActingTrainer):
         return getattr(self._inner, "checkpoint_exporter", None)
 
     @property
-    def saves_position(self) -> bool:
-        """Whether checkpoints hold the state of the data iterator."""
-        return self.data.saves_position
-
-    @property
     def train_dataset(self) -> Any:
         """The training data; setting it takes effect with the next loop."""
         return self._inner.train_dataset
