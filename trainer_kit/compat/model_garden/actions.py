@@ -19,7 +19,7 @@ from official.core.actions import get_eval_actions as model_garden_eval_actions
 
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
-from trainer_kit.compat.model_garden.gin_names import configurable
+from trainer_kit.compat.model_garden.gin_names import takes_bindings_of
 from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.training.base_trainer import BaseTrainer
@@ -30,7 +30,7 @@ FOLDER = "ema_checkpoints"
 NAME = "average_weights"
 
 
-@configurable("official.core.actions.get_eval_actions")
+@takes_bindings_of("official.core.actions.get_eval_actions")
 def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
     """Returns the actions that run after each evaluation: if weights are averaged, saving the averages.
 
@@ -46,7 +46,7 @@ def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
     return [AveragesSaver(trainer, model_dir, params.trainer.max_to_keep)]
 
 
-@configurable("official.core.actions.get_train_actions")
+@takes_bindings_of("official.core.actions.get_train_actions")
 def get_train_actions(
     params: Any, trainer: Any, model_dir: str, checkpoint_manager: tf.train.CheckpointManager
 ) -> list[Any]:

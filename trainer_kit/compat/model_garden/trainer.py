@@ -23,7 +23,7 @@ from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExport
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors, part_of
 from trainer_kit.compat.model_garden.config_classes import original
 from trainer_kit.compat.model_garden.conversion import sections
-from trainer_kit.compat.model_garden.gin_names import bindings_of, configurable
+from trainer_kit.compat.model_garden.gin_names import bindings_of, takes_bindings_of
 from trainer_kit.compat.model_garden.optimizers import (
     OptimizersAverage,
     averaging,
@@ -177,7 +177,7 @@ class Trainer(ActingTrainer, engine.Trainer):
         return own_reduce or type(task).aggregate_logs is not base_task.Task.aggregate_logs
 
 
-@configurable("official.core.train_utils.create_trainer")
+@takes_bindings_of("official.core.train_utils.create_trainer")
 def create_trainer(
     params: Any,
     task: Any,

@@ -105,14 +105,13 @@ def test_pruning_without_its_package_names_it(tmp_path: Path, monkeypatch: pytes
         actions.get_train_actions(params, SimpleNamespace(model=None, optimizer=None), str(tmp_path), None)
 
 
-def test_a_short_gin_binding_is_for_ours_with_theirs_imported(tmp_path: Path) -> None:
+def test_a_short_gin_binding_is_for_both(tmp_path: Path) -> None:
     gin.parse_config(f"get_eval_actions.model_dir = '{tmp_path}'")
     params = _garden_params(EMA)
     trainer = _garden_trainer(params)
-    (action,) = actions.get_eval_actions(params, trainer)  # type: ignore[call-arg]
-    assert action._checkpoint_manager.directory == str(tmp_path / "ema_checkpoints")
-    with pytest.raises(TypeError, match="model_dir"):
-        theirs.get_eval_actions(params, trainer)
+    for get_eval_actions in (actions.get_eval_actions, theirs.get_eval_actions):
+        (action,) = get_eval_actions(params, trainer)  # type: ignore[call-arg]
+        assert action._checkpoint_manager.directory == str(tmp_path / "ema_checkpoints")
 
 
 def test_a_task_that_prunes_gets_the_action(tmp_path: Path) -> None:
