@@ -12,12 +12,12 @@ from typing import Any
 _TRANSLATED = {
     "actions": ("RecoveryAction", "RecoveryCondition", "get_eval_actions", "get_train_actions"),
     "best_checkpoint": ("BestCheckpointExporter", "maybe_create_best_ckpt_exporter"),
-    "parsing": ("ExperimentParser", "parse_configuration", "serialize_config"),
+    "parsing": ("parse_configuration", "serialize_config"),
     "optimizers": ("create_optimizer",),
     "runner": ("OrbitExperimentRunner", "run_experiment"),
     "strategy": ("get_distribution_strategy",),
     "trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
-}  # fmt: skip
+}
 _MODEL_GARDENS = {
     "official.common.distribute_utils": ("configure_cluster", "get_strategy_scope"),
     "official.common.flags": ("define_flags",),
@@ -25,9 +25,9 @@ _MODEL_GARDENS = {
     "official.core.exp_factory": ("get_exp_config", "register_config_factory"),
     "official.core.task_factory": ("get_task", "get_task_cls", "register_task_cls"),
     "official.core.train_utils": (
-        "ParseConfigOptions", "cast_leaf_nested_dict", "get_leaf_nested_dict", "read_global_step_from_checkpoint",
-        "remove_ckpts", "save_gin_config", "try_count_flops", "try_count_params", "write_json_summary",
-        "write_model_params", "write_summary",
+        "ExperimentParser", "ParseConfigOptions", "cast_leaf_nested_dict", "get_leaf_nested_dict",
+        "read_global_step_from_checkpoint", "remove_ckpts", "save_gin_config", "try_count_flops", "try_count_params",
+        "write_json_summary", "write_model_params", "write_summary",
     ),
 }  # fmt: skip
 _HOME = {

@@ -157,16 +157,6 @@ def test_their_restrictions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None
     assert parsing.parse_configuration(flags).trainer.train_steps == 5
 
 
-def test_a_subclass_can_change_a_step(files: Path) -> None:
-    class Patient(parsing.ExperimentParser):
-        def parse_runtime(self, params: Any) -> Any:
-            return super().parse_runtime(params).replace(trainer={"train_steps": 100})
-
-    flags = ParseConfigOptions("mock", [str(files / "data.yaml")], params_override="trainer.max_to_keep=2")
-    config = Patient(flags).parse()
-    assert (config.trainer.train_steps, config.trainer.max_to_keep) == (100, 2)
-
-
 @pytest.mark.parametrize("ours", [False, True])
 def test_the_record_is_one_of_our_runs(tmp_path: Path, files: Path, ours: bool) -> None:
     _, params = _both(files, config_file=["data.yaml", "rates.yaml"])

@@ -16,7 +16,7 @@ from official.modeling.multitask import multitask as their_multitask
 from official.modeling.multitask import train_lib as their_multitask_lib
 
 from trainer_kit.compat import model_garden
-from trainer_kit.compat.model_garden import actions, best_checkpoint, multitask, parsing, runner, trainer
+from trainer_kit.compat.model_garden import actions, best_checkpoint, multitask, runner, trainer
 
 MODULES = (base_trainer, train_lib, distribute_utils, their_actions, train_utils)
 MULTITASK = [
@@ -33,13 +33,6 @@ ELSEWHERE |= {"train_actions_factory", "eval_actions_factory"}
 # Public names of those modules that only Model Garden's own code uses.
 NOT_OFFERED = {"DummyContextManager", "get_runtime_options", "tpu_initialize"}
 METHODS = {
-    parsing.ExperimentParser: (
-        train_utils.ExperimentParser,
-        [
-            *("parse", "base_experiment", "parse_config_file", "parse_runtime", "parse_data_service"),
-            "parse_params_override",
-        ],
-    ),
     trainer.Trainer: (
         base_trainer.Trainer,
         [
