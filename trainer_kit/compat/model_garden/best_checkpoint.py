@@ -66,7 +66,7 @@ class BestCheckpointExporter(BestCheckpoint):
         folder = GardenBestFolder(export_dir, keeps)
         folder.adopt(metric_name)
         super().__init__(export_dir, metric_name, metric_comp, keeps=keeps, folder=folder)
-        self._last: _Logs | None = None
+        self._last: dict[str, Any] | None = None
 
     def maybe_export_checkpoint(
         self,
@@ -95,8 +95,9 @@ class BestCheckpointExporter(BestCheckpoint):
         overridden = type(self).export_best_eval_metric is not BestCheckpointExporter.export_best_eval_metric
         if exported and write_logs and overridden:  # else info.json is written already
             self.export_best_eval_metric(logs, step)
-        if self.metric_name in flat_scalars(logs, "|"):
-            self._last = _Logs(logs, step)
+        value = flat_scalars(logs, "|").get(self.metric_name)
+        if value is not None:
+            self._last = {**logs, GARDEN_STEP: float(step), self.metric_name: value}
         return exported
 
     def export_best_eval_metric(self, eval_logs: Mapping[str, Any], global_step: Any) -> None:
@@ -113,12 +114,14 @@ class BestCheckpointExporter(BestCheckpoint):
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
-        """The metrics of the best evaluation so far, nested as they were; names joined by `|` can be looked up too.
+        """The metrics of the best evaluation so far, nested as they were, with the deciding one under its own name too.
 
         Until an evaluation has a finite metric, these are the last evaluation's; None before the first evaluation.
         """
         best = self.criterion.best(self._so_far)
-        return _Logs(nested(best.record["metrics"]), best.step) if best else self._last
+        if best is None:
+            return self._last
+        return {**self._folder.written_form(best.record), self.metric_name: best.value}
 
     @property
     def best_ckpt_logs_path(self) -> str:
@@ -154,22 +157,6 @@ def maybe_create_best_ckpt_exporter(params: Any, data_dir: str) -> Any:
 def numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns nested logs with their single numbers as floats, in the same order; other values are left out."""
     return nested(flat_scalars(logs, "|"))
-
-
-class _Logs(dict[str, Any]):
-    """Nested metrics that can also be looked up by names joined by `|`; the step is one of them."""
-
-    def __init__(self, logs: Mapping[str, Any], step: int) -> None:
-        super().__init__(logs)
-        self._step = step
-
-    def __missing__(self, key: str) -> Any:
-        if key == GARDEN_STEP:
-            return float(self._step)
-        found: Any = dict(self)
-        for name in key.split("|"):
-            found = found[name]
-        return found
 
 
 class GardenBestFolder(BestFolder):
