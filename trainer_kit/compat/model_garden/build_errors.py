@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -15,11 +14,6 @@ from trainer_kit.process.error_report import reason
 
 _DOWNLOADERS = ("/tensorflow_datasets/", "/tensorflow_hub/")
 _NO_FILES = "does not match any files"  # the words of Model Garden's input reader
-
-
-def sections_of(tasks: Iterable[Any]) -> dict[str, Any]:
-    """Returns the sections of Model Garden tasks by their dotted paths, given in the order of `task.task_routines`."""
-    return {f"task.task_routines.{number}.task_config": task.task_config for number, task in enumerate(tasks)}
 
 
 @contextlib.contextmanager
@@ -57,17 +51,3 @@ def explain_config_errors(path: str) -> Iterator[None]:
             raise UsageError(f"{path}: Model Garden refuses its values: {reason(error)[0]}") from error
         add_note(error, f"this happened in the use of the section {path} of the config")
         raise
-
-
-def part_of(sections: Mapping[str, Any], data: Any) -> str:
-    """Returns the dotted path of a data section inside the section of a task; "task" if it is in none.
-
-    Args:
-      sections: The sections of tasks by their dotted paths.
-      data: The data section.
-    """
-    for path, section in sections.items():
-        for name, value in getattr(section, "__dict__", {}).items():
-            if value is data and data is not None:
-                return f"{path}.{name}"
-    return "task"

@@ -20,7 +20,7 @@ from official.core import base_task, base_trainer, task_factory
 from trainer_kit.compat.model_garden.actions import ActingTrainer
 from trainer_kit.compat.model_garden.adopted_trainer import adopted
 from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
-from trainer_kit.compat.model_garden.build_errors import explain_config_errors, part_of
+from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.config_classes import original
 from trainer_kit.compat.model_garden.conversion import sections
 from trainer_kit.compat.model_garden.gin_names import bindings_of, takes_bindings_of
@@ -60,23 +60,19 @@ class ModelGardenInputs(TaskInputs):
       config, task: See TaskInputs.
 
     Attributes:
-      sections: The config sections of Model Garden's tasks, by their dotted paths.
+      section_paths: The dotted paths in the config of those sections that are not sections of `task`.
     """
 
     pass_pipeline = EqualPassPipeline
 
     def __init__(self, config: Any, task: Any) -> None:
         super().__init__(config, task)
-        self.sections: dict[str, Any] = getattr(task, "config_sections", None) or {"task": task.task_config}
-
-    def add_evaluated(self, tasks: list[Any]) -> None:
-        """Adds the sections of tasks that are evaluated, after those of the same tasks in training."""
-        evaluated = {f"eval_tasks.{number}.task_config": task.task_config for number, task in enumerate(tasks)}
-        self.sections = self.sections | evaluated
+        self.section_paths: dict[str, str] = {}
 
     def distribute(self, pipeline: WorkerPipeline) -> Any:
         """Returns the dataset of a pipeline over the replicas; runs eagerly."""
-        with explain_config_errors(part_of(self.sections, pipeline.section.params)):
+        section = pipeline.section.path
+        with explain_config_errors(self.section_paths.get(section, f"task.{section}")):
             return super().distribute(pipeline)
 
 

@@ -7,15 +7,13 @@ import importlib
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from official.vision.configs.image_classification import ImageClassificationTask
 
 from tests.process.compat.model_garden.lazy import ONE_BLOCK
 from trainer_kit.cli.main import main
-from trainer_kit.compat.model_garden.build_errors import explain_config_errors, part_of, sections_of
+from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.runtime.precision import precision
@@ -92,12 +90,6 @@ def test_a_missing_package_or_file_is_told() -> None:
     message = r"^task\.model: FileNotFoundError: cannot open no/1$"
     with pytest.raises(DataError, match=message), explain_config_errors("task.model"):
         raise FileNotFoundError("cannot open no/1")
-
-
-def test_data_of_one_of_several_tasks_is_found_by_its_section() -> None:
-    tasks = [SimpleNamespace(task_config=ImageClassificationTask()) for _ in range(2)]
-    path = "task.task_routines.1.task_config.train_data"
-    assert part_of(sections_of(tasks), tasks[1].task_config.train_data) == path
 
 
 def test_another_error_gets_a_note() -> None:

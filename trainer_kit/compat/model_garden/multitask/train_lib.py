@@ -13,7 +13,7 @@ from official.modeling.multitask import task_sampler
 from official.modeling.multitask.multitask import MultiTask
 
 from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
-from trainer_kit.compat.model_garden.build_errors import explain_config_errors, sections_of
+from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.config_classes import original
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.gin_names import bindings_of
@@ -153,7 +153,7 @@ def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
     """
     theirs = original(config)
     registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
-    with logging_folder(logging_dir), explain_config_errors(" or ".join(sections_of(theirs.task_routines))):
+    with logging_folder(logging_dir), explain_config_errors("task.task_routines"):
         return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))
 
 

@@ -13,7 +13,7 @@ import orbit
 import tensorflow as tf
 from official.modeling.multitask.multitask import MultiTask
 
-from trainer_kit.compat.model_garden.build_errors import explain_config_errors, part_of, sections_of
+from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.conversion import Sections, convert
 from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
@@ -59,11 +59,6 @@ class EngineTask:
             self.step_counters = {name: orbit.utils.create_global_step() for name in self.tasks}
 
     @property
-    def config_sections(self) -> dict[str, Any]:
-        """The config sections of the tasks, by their dotted paths."""
-        return sections_of(self.tasks.values())
-
-    @property
     def tasks(self) -> dict[str, Any]:
         """The tasks of Model Garden by name."""
         return dict(self.multi_task.tasks)
@@ -97,8 +92,8 @@ class EngineTask:
           input_context: The worker's place among the others.
         """
         parts = {}
-        for name, task in self.tasks.items():
-            with explain_config_errors(part_of(self.config_sections, params[name])):
+        for number, (name, task) in enumerate(self.tasks.items()):
+            with explain_config_errors(f"task.task_routines.{number}.task_config.train_data"):
                 parts[name] = made_inputs(task.build_inputs, params[name], input_context)
         return tasks_data(parts, self.sampler, input_context)
 
@@ -298,8 +293,8 @@ class MultiTaskEvaluator(Trainer):
         self._given_step = global_step
         self._eval_tasks = list(eval_tasks)
         tasks = {task.name: task for task in self._eval_tasks}
-        for name, path in zip(tasks, sections_of(tasks.values()), strict=True):
-            with explain_config_errors(path):
+        for number, name in enumerate(tasks):
+            with explain_config_errors(f"task.task_routines.{number}.task_config"):
                 build_model(tasks[name].task_config, tasks[name], model_of_task(model, name), train=False)
         task = EngineTask(SimpleNamespace(tasks=tasks))
         super().__init__(_trainer_sections(config, tasks), task, model, optimizer, train=False, evaluate=False)
@@ -343,10 +338,13 @@ def evaluate_tasks(
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
         raise UsageError(f"two tasks to evaluate have the same name: {', '.join(names)}; give each a name of its own")
-    trainer.inputs.add_evaluated(tasks)
+    trained = list(getattr(trainer.task, "tasks", {}).values())
     sets = []
     with trainer.strategy.scope():
-        for task in tasks:
+        for number, task in enumerate(tasks):
+            section = f"{'task.task_routines' if task in trained else 'eval_tasks'}.{number}.task_config"
+            path = trainer.inputs.validation_section(task.name)
+            trainer.inputs.section_paths[path] = f"{section}.validation_data"
             feed = trainer.inputs.validation_feed(task.name, task.task_config.validation_data, task)
             metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
             model = model_of_task(trainer.model, task.name)
