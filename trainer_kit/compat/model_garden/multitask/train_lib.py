@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import official.modeling.multitask.interleaving_trainer  # noqa: F401 - gin files may bind it
 import tensorflow as tf
 from official.core import task_factory
 from official.modeling.multitask import task_sampler
@@ -16,19 +15,16 @@ from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExport
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.config_classes import original
 from trainer_kit.compat.model_garden.conversion import convert
-from trainer_kit.compat.model_garden.gin_names import bindings_of
 from trainer_kit.compat.model_garden.multitask.trainers import (
     EngineTask,
     MultiTaskBaseTrainer,
     MultiTaskEvaluator,
     MultiTaskInterleavingTrainer,
-    check_trainer,
     evaluate_tasks,
 )
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
 from trainer_kit.compat.model_garden.runner import OrbitExperimentRunner
 from trainer_kit.compat.model_garden.trainer import Trainer, logging_folder
-from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError, suggestion
@@ -49,6 +45,11 @@ class RunTasks:
     train_task: Any
     eval_tasks: list[Any]
     eval_steps: Mapping[str, int | None]
+
+    @property
+    def build_inputs(self) -> Any:
+        """The method of the trained task, by which a run finds the length of an epoch."""
+        return self.train_task.build_inputs
 
 
 def run_tasks(config: ExperimentConfig, train_task: Any, eval_tasks: list[Any] | None = None) -> RunTasks:
@@ -134,15 +135,11 @@ def get_trainer(distribution_strategy: tf.distribute.Strategy, params: Any, task
         raise UsageError(f"trainer.trainer_type: there is no trainer type {kind!r}; {suggestion(kind, list(TRAINERS))}")
 
     arguments: dict[str, Any] = {"config": config}
-    module = "base_trainer"
     if kind == "interleaving":
         sampling = original(options.task_sampler)
         arguments["task_sampler"] = task_sampler.get_task_sampler(sampling, task.task_weights)
-        module = "interleaving_trainer"
-    theirs = f"official.modeling.multitask.{module}.{TRAINERS[kind].__name__}"
-    bound = bindings_of(theirs, [*arguments, "multi_task", "multi_task_model", "optimizer"])
     with distribution_strategy.scope():
-        return TRAINERS[kind](task, model, create_optimizer(task, config), **arguments, **bound)
+        return TRAINERS[kind](task, model, create_optimizer(task, config), **arguments)
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
@@ -162,7 +159,6 @@ class MultiTaskRunner(OrbitExperimentRunner):
 
     def run(self) -> tuple[Any, Mapping[str, Any]]:
         """Runs the experiment; see OrbitExperimentRunner."""
-        check_trainer(self._trainer)
         if self._trainer is not None and self._evaluates:
             self._check_run_directory()
             exporter = self._build_best_checkpoint_exporter()
@@ -243,7 +239,7 @@ def run_experiment_with_multitask_eval(
     """
     config = convert(params)
     tasks = run_tasks(config, train_task, eval_tasks)
-    if not lookup_mode(mode).trains:
+    if "train" not in mode:
         trainer = None
     run = MultiTaskRunner(
         distribution_strategy, tasks, mode, config, model_dir, run_post_eval, trainer=trainer, **options

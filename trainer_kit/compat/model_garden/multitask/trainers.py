@@ -333,7 +333,12 @@ def evaluate_tasks(
     Raises:
       UsageError: when the trainer is one of Model Garden, two tasks have one name, or the model lacks a part.
     """
-    check_trainer(trainer)
+    if not isinstance(trainer, Trainer):
+        kind = type(getattr(trainer, "_inner", trainer))  # an AdoptedTrainer has it as _inner
+        raise UsageError(
+            f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run; pass a trainer of "
+            "trainer_kit.compat.model_garden (its arguments are the same), or no trainer"
+        )
     tasks = list(tasks)
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
@@ -350,23 +355,12 @@ def evaluate_tasks(
             model = model_of_task(trainer.model, task.name)
 
             # A number of steps in the config, an option of trainer_kit, comes before Model Garden's.
-            options = getattr(trainer.config.trainer, "validation_sets", {}).get(task.name)
-            task_steps = (steps or {}).get(task.name)
-            if task_steps and (options is None or options.steps is None):
-                options = (options or ValidationSetConfig()).replace(steps=task_steps)
+            options = getattr(trainer.config.trainer, "validation_sets", {}).get(task.name) or ValidationSetConfig()
+            if steps and options.steps is None:
+                options = options.replace(steps=steps.get(task.name) or None)
             sets.append(ValidationSet(task.name, feed, options, task, model, metrics))
         trainer.set_validation_sets(ValidationSets(sets))
     trainer.checkpoint_exporter = checkpoint_exporter
-
-
-def check_trainer(trainer: Any) -> None:
-    """Raises UsageError for a trainer of Model Garden, which cannot evaluate several tasks; None passes."""
-    if trainer is not None and not isinstance(trainer, Trainer):
-        kind = type(getattr(trainer, "_inner", trainer))  # an AdoptedTrainer has it as _inner
-        raise UsageError(
-            f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run; pass a trainer of "
-            "trainer_kit.compat.model_garden (its arguments are the same), or no trainer"
-        )
 
 
 def _trainer_sections(config: Any, tasks: Mapping[str, Any], trainer_options: Any = None) -> Sections:

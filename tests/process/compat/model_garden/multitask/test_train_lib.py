@@ -19,7 +19,7 @@ from tests.engine.compat.model_garden.tiny import multi_task
 from tests.engine.compat.model_garden.tiny.curves import read_curves
 from tests.process.compat.model_garden.multitask import registered
 from trainer_kit.compat.model_garden.multitask import train_lib as ours
-from trainer_kit.errors import DataError, UsageError
+from trainer_kit.errors import ConfigError, DataError, UsageError
 from trainer_kit.runtime.determinism import seed_everything
 
 CONFIGS = {"joint": multi_task.config_joint, "interleaving": multi_task.config_interleaving}
@@ -233,12 +233,20 @@ def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="train_and_eval"):
         run(ours, config, tmp_path, "train_and_evaluate")
     theirs_one = theirs.base_trainer.MultiTaskBaseTrainer
-    for mode in ("train", "train_and_eval"):
-        with pytest.raises(
-            UsageError, match=r"MultiTaskBaseTrainer cannot evaluate several tasks in trainer_kit's run;"
-        ):
+    for mode, problem in (("train", "has no strategy, config"), ("train_and_eval", "cannot evaluate several tasks")):
+        with pytest.raises(UsageError, match=rf"MultiTaskBaseTrainer {problem}"):
             run(ours, multi_task.config_joint(data), tmp_path, mode, trainer=theirs_one.__new__(theirs_one))
     config = best(multi_task.config_joint(data))
     config.override({"trainer": {"best_checkpoint_eval_metric": "sum_error"}})
     with pytest.raises(UsageError, match=r"sum\|sum_error"):
         run(ours, config, tmp_path)
+
+
+def test_epochs_are_counted_in_the_data_of_the_trained_task(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = registered.separate()
+    config.override({"trainer": {"train_steps": "1 epochs"}})
+    monkeypatch.setattr(registered, "separate", lambda: config)
+    with pytest.raises(ConfigError, match=r"trainer\.train_steps: .*task\.train_data has no end"):
+        run_separate(ours, tmp_path)
