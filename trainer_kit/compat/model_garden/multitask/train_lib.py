@@ -11,6 +11,8 @@ from official.core import task_factory
 from official.modeling.multitask import task_sampler
 from official.modeling.multitask.multitask import MultiTask
 
+from trainer_kit.compat.model_garden import runner
+from trainer_kit.compat.model_garden.adopted_trainer import adopted
 from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.config_classes import original
@@ -23,7 +25,6 @@ from trainer_kit.compat.model_garden.multitask.trainers import (
     evaluate_tasks,
 )
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
-from trainer_kit.compat.model_garden.runner import OrbitExperimentRunner
 from trainer_kit.compat.model_garden.trainer import Trainer, logging_folder
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -40,11 +41,13 @@ class RunTasks:
       train_task: The task that is trained, of Model Garden, or an EngineTask.
       eval_tasks: The Model Garden tasks that are evaluated on its model.
       eval_steps: The batches per evaluation of each evaluated task, by its name.
+      trainer: A ready-made trainer of the trained task, or None.
     """
 
     train_task: Any
     eval_tasks: list[Any]
     eval_steps: Mapping[str, int | None]
+    trainer: Any = None
 
     @property
     def build_inputs(self) -> Any:
@@ -52,18 +55,21 @@ class RunTasks:
         return self.train_task.build_inputs
 
 
-def run_tasks(config: ExperimentConfig, train_task: Any, eval_tasks: list[Any] | None = None) -> RunTasks:
+def run_tasks(
+    config: ExperimentConfig, train_task: Any, eval_tasks: list[Any] | None = None, trainer: Any = None
+) -> RunTasks:
     """Returns the tasks of a run; called in strategy scope.
 
     Args:
       config: The experiment's config. Without a section `eval_tasks`, the run evaluates what it trains.
       train_task: The task that is trained: a task or a MultiTask of Model Garden, or an EngineTask.
       eval_tasks: The tasks to evaluate; None: those of the config are created.
+      trainer: A ready-made trainer of the trained task, or None.
     """
     if isinstance(train_task, MultiTask):
         train_task = EngineTask(train_task)
     if not hasattr(config, "eval_tasks"):
-        return RunTasks(train_task, list(train_task.tasks.values()), train_task.multi_task.task_eval_steps)
+        return RunTasks(train_task, list(train_task.tasks.values()), train_task.multi_task.task_eval_steps, trainer)
 
     routines = original(config).eval_tasks
     steps = {}
@@ -78,7 +84,7 @@ def run_tasks(config: ExperimentConfig, train_task: Any, eval_tasks: list[Any] |
             name = routine.task_name or section.name
             with explain_config_errors(f"eval_tasks.{number}.task_config"):
                 eval_tasks.append(task_factory.get_task(section, logging_dir=logging_dir, name=name))
-    return RunTasks(train_task, eval_tasks, steps)
+    return RunTasks(train_task, eval_tasks, steps, trainer)
 
 
 class MultiTaskTrainers:
@@ -90,7 +96,9 @@ class MultiTaskTrainers:
     def create(
         cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
-        """Returns a trainer of the kind in trainer.trainer_type, or of one task, or an evaluator; called in scope.
+        """Returns the ready-made trainer, one of the kind in trainer.trainer_type or of one task, or an evaluator.
+
+        Called in strategy scope.
 
         Args:
           config: The experiment's config.
@@ -101,7 +109,9 @@ class MultiTaskTrainers:
         """
         tasks = task if isinstance(task, RunTasks) else run_tasks(config, task)
         trained = tasks.train_task
-        if not isinstance(trained, EngineTask):
+        if tasks.trainer is not None:
+            trainer = tasks.trainer
+        elif not isinstance(trained, EngineTask):
             trainer = Trainer.create(config, trained, train, False)
         else:
             check_values(trained.multi_task, config)
@@ -113,7 +123,7 @@ class MultiTaskTrainers:
                 trainer = MultiTaskEvaluator(trained.tasks.values(), model, config=config, optimizer=optimizer)
         if evaluate:
             evaluate_tasks(trainer, tasks.eval_tasks, tasks.eval_steps, checkpoint_exporter)
-        return trainer
+        return adopted(trainer, config.runtime.random_seed)
 
 
 def get_trainer(distribution_strategy: tf.distribute.Strategy, params: Any, task: Any, model: Any) -> Any:
@@ -154,18 +164,6 @@ def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
         return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))
 
 
-class MultiTaskRunner(OrbitExperimentRunner):
-    """Runs an experiment of several tasks, a RunTasks; a ready-made trainer evaluates its `eval_tasks`."""
-
-    def run(self) -> tuple[Any, Mapping[str, Any]]:
-        """Runs the experiment; see OrbitExperimentRunner."""
-        if self._trainer is not None and self._evaluates:
-            self._check_run_directory()
-            exporter = self._build_best_checkpoint_exporter()
-            evaluate_tasks(self._trainer, self._task.eval_tasks, self._task.eval_steps, exporter)
-        return super().run()
-
-
 def run_experiment(
     *,
     distribution_strategy: tf.distribute.Strategy,
@@ -198,11 +196,8 @@ def run_experiment(
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config = convert(params)
-    tasks = run_tasks(config, EngineTask(task, model))
-    run = MultiTaskRunner(
-        distribution_strategy, tasks, mode, config, model_dir, run_post_eval, trainer=trainer, **options
-    )
-    model, logs = run.run()
+    tasks = run_tasks(config, EngineTask(task, model), trainer=trainer)
+    model, logs = runner.run_experiment(distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options)
     return (model, logs) if run_post_eval else model
 
 
@@ -238,10 +233,5 @@ def run_experiment_with_multitask_eval(
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config = convert(params)
-    tasks = run_tasks(config, train_task, eval_tasks)
-    if "train" not in mode:
-        trainer = None
-    run = MultiTaskRunner(
-        distribution_strategy, tasks, mode, config, model_dir, run_post_eval, trainer=trainer, **options
-    )
-    return run.run()
+    tasks = run_tasks(config, train_task, eval_tasks, trainer if "train" in mode else None)
+    return runner.run_experiment(distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options)
