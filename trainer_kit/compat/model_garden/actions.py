@@ -26,9 +26,6 @@ from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.metrics import to_numpy
 from trainer_kit.training.trainer import Trainer
 
-FOLDER = "ema_checkpoints"
-NAME = "average_weights"
-
 
 @takes_bindings_of("official.core.actions.get_eval_actions")
 def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
@@ -166,23 +163,17 @@ class AveragesSaver:
     """
 
     def __init__(self, trainer: Any, export_dir: str, max_to_keep: int = 1) -> None:
+        folder = os.path.join(export_dir, "ema_checkpoints")
+        self._temporary_folder: Any = None
+        if not trainer.strategy.extended.should_checkpoint:
+            self._temporary_folder = tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
+            folder = self._temporary_folder.name
         self._trainer = trainer
-        self._max_to_keep = max_to_keep
-        self._folder = os.path.join(os.fspath(export_dir), FOLDER)
-        tf.io.gfile.makedirs(self._folder)
-        self._manager: tf.train.CheckpointManager | None = None
-        self._own_folder: tempfile.TemporaryDirectory[str] | None = None  # of a worker that is not the chief
+        self._manager = tf.train.CheckpointManager(
+            trainer.checkpoint, folder, max_to_keep, checkpoint_name="average_weights"
+        )
 
     def __call__(self, _: Any) -> None:
         """Saves the averages; runs eagerly, in strategy scope, on every worker."""
-        if self._manager is None:
-            if not tf.distribute.get_strategy().extended.should_checkpoint:
-                self._own_folder = tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
-            self._manager = tf.train.CheckpointManager(
-                self._trainer.checkpoint,
-                directory=self._own_folder.name if self._own_folder else self._folder,
-                max_to_keep=self._max_to_keep,
-                checkpoint_name=NAME,
-            )
         with self._trainer.averaged_weights(AVERAGE):
             self._manager.save(checkpoint_number=int(to_numpy(self._trainer.global_step)))

@@ -172,9 +172,8 @@ class AdoptedTrainer(ActingTrainer):
         """Runs the trainer's own evaluation, eagerly, on the host."""
         try:
             return self._inner.evaluate(num_steps)
-        except BaseException:
+        finally:
             self.end_averaging()
-            raise
 
     def end_averaging(self) -> None:
         """Restores the weights if the optimizer's averages are in their place."""

@@ -85,7 +85,10 @@ class OrbitExperimentRunner:
                     "trainer.max_to_keep"
                 )
         self.strategy = distribution_strategy or tf.distribute.get_strategy()
-        self._params, self._model_dir, self._mode, self._task = params, model_dir, mode, task
+        self._params = params
+        self._model_dir = model_dir
+        self._mode = mode
+        self._task = task
         kind = lookup_mode(mode)
         self._trains = kind.trains
         self._evaluates = kind.evaluates or run_post_eval
@@ -192,14 +195,10 @@ class OrbitExperimentRunner:
         return ObservedController
 
     def _create_trainer(self) -> None:
-        self._check_run_directory()
-        self._trainer = self._trainer or self._build_trainer(self._task, self._trains, self._evaluates)
-
-    def _check_run_directory(self) -> None:
-        """Raises an error when the config does not fit the run in `model_dir`; before an exporter changes its files."""
-        if self._trains:
+        if self._trains:  # a config that does not fit the run is refused before an exporter changes the run's files
             allowed_changes = self._options.get("allow_config_change", ())
             check_model_dir(self._directory, self._config, self._options.get("experiment", ""), allowed_changes)
+        self._trainer = self._trainer or self._build_trainer(self._task, self._trains, self._evaluates)
 
     def _build_trainer(self, task: Any, train: bool, evaluate: bool) -> Any:
         """Returns the trainer; override it to create another one."""

@@ -53,7 +53,12 @@ def _saver(folder: Path, model: Any, optimizer: Any, max_to_keep: int = 1) -> Av
         average.swap()
 
     checkpoint = tf.train.Checkpoint(model=model, global_step=optimizer.iterations)
-    trainer = SimpleNamespace(checkpoint=checkpoint, global_step=optimizer.iterations, averaged_weights=averaged)
+    trainer = SimpleNamespace(
+        strategy=tf.distribute.get_strategy(),
+        checkpoint=checkpoint,
+        global_step=optimizer.iterations,
+        averaged_weights=averaged,
+    )
     return AveragesSaver(trainer, str(folder), max_to_keep)
 
 
