@@ -88,7 +88,7 @@ def original(mirrored: Config) -> Any:
 
 
 @contextlib.contextmanager
-def told_under(name: str) -> Iterator[None]:
+def prefix_mistakes(name: str) -> Iterator[None]:
     """A context in which the paths of reported mistakes are prefixed with a section's name."""
     try:
         yield
@@ -150,7 +150,7 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
         return Annotated[(known.annotation, *known.metadata)] if known.metadata else known.annotation, value
     if base is OneOfConfig and name == "type":
         return _type_annotation(theirs, value), value
-    with told_under(name):
+    with prefix_mistakes(name):
         section = _mirror(value, Config, {}, around) if isinstance(value, TheirConfig) else value
     if isinstance(section, Config):
         if base is OneOfConfig:

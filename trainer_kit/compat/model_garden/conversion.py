@@ -11,7 +11,7 @@ from typing import Any
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.multitask.configs import MultiTaskConfig
 
-from trainer_kit.compat.model_garden.config_classes import Mirrored, mirror, original, told_under
+from trainer_kit.compat.model_garden.config_classes import Mirrored, mirror, original, prefix_mistakes
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -120,7 +120,7 @@ def _together(**sections: Callable[[], Config]) -> dict[str, Config]:
     mistakes: list[Mistake] = []
     for name, make in sections.items():
         try:
-            with told_under(name):
+            with prefix_mistakes(name):
                 made[name] = make()
         except ConfigError as error:
             mistakes += error.mistakes

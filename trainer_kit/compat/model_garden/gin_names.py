@@ -39,11 +39,7 @@ def bindings_of(theirs: str, passed: Collection[str]) -> dict[str, Any]:
     """Returns gin's bindings for a function or class of Model Garden, except for arguments that the caller passes.
 
     Args:
-      theirs: The full name of the function or class in Model Garden.
+      theirs: The full name of the function or class in Model Garden, whose module is imported.
       passed: The names of the arguments that the caller passes.
     """
-    try:
-        bindings = gin.get_bindings(theirs)
-    except ValueError:  # Model Garden's module is not imported
-        return {}
-    return {name: value for name, value in bindings.items() if name not in passed}
+    return {name: value for name, value in gin.get_bindings(theirs).items() if name not in passed}

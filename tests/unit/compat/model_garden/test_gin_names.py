@@ -53,10 +53,3 @@ def test_the_function_keeps_its_signature() -> None:
     _, ours, _ = _pair()
     assert list(inspect.signature(ours).parameters) == ["params", "factor"]
     assert ours.__module__ == __name__
-
-
-def test_a_name_that_gin_does_not_know_has_no_bindings() -> None:
-    gin.finalize()
-    ours = takes_bindings_of("official.core.things.unknown")(_make("unknown"))
-    assert ours("p") == ("p", 1)
-    assert gin.config_is_locked()
