@@ -131,8 +131,8 @@ class BestCheckpointExporter(BestCheckpoint):
     @property
     def best_ckpt_path(self) -> str | None:
         """The checkpoint prefix of the best weights; None if there are none yet."""
-        found = tf.train.latest_checkpoint(self.export_dir)
-        return None if found is None else str(found)
+        path: str | None = tf.train.latest_checkpoint(self.export_dir)
+        return path
 
     def _save(self, checkpoint: tf.train.Checkpoint, prefix: str) -> None:
         _ = checkpoint.save_counter  # created now, it is saved too, so that restore(...).assert_consumed() passes
@@ -258,7 +258,7 @@ def nested(flat: Mapping[str, float]) -> dict[str, Any]:
 def _suffixes(prefix: str) -> list[str]:
     """Returns the suffixes of a checkpoint's files, that of the index last."""
     folder, name = os.path.split(prefix)
-    matches = (re.fullmatch(re.escape(name) + _SUFFIX, one) for one in os.listdir(folder))
+    matches = (re.fullmatch(re.escape(name) + _SUFFIX, file) for file in os.listdir(folder))
     return sorted(match.group(1) for match in matches if match)
 
 

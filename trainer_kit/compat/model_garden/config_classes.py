@@ -50,7 +50,7 @@ class Mirrored:
 
 
 # A class, which costs 4 ms and 50 KB, goes with its last object.
-_made: weakref.WeakValueDictionary[Any, type[Config]] = weakref.WeakValueDictionary()
+_classes: weakref.WeakValueDictionary[Any, type[Config]] = weakref.WeakValueDictionary()
 
 
 def mirror(theirs: TheirConfig, base: type[Config] = Config, **changes: Any) -> Any:
@@ -93,13 +93,15 @@ def prefix_mistakes(name: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(dataclasses.replace(one, path=join(name, one.path)) for one in error.mistakes) from None
+        raise ConfigError(
+            dataclasses.replace(mistake, path=join(name, mistake.path)) for mistake in error.mistakes
+        ) from None
 
 
 def _mirror(theirs: TheirConfig, base: type[Config], changes: dict[str, Any], around: tuple[type, ...]) -> Any:
     """Mirrors `theirs`; `around` are the classes of the optional sections that enclose it."""
     key = (base, around, _key(theirs), _key(changes))
-    cls = _made.get(key)
+    cls = _classes.get(key)
     if cls is None:
         cls = _mirror_class(theirs, base, changes, around)
     try:
@@ -107,10 +109,10 @@ def _mirror(theirs: TheirConfig, base: type[Config], changes: dict[str, Any], ar
     except FieldError as error:
         origin = f"{type(theirs).__module__}.{type(theirs).__name__}"
         raise ConfigError(dataclasses.replace(mistake, origin=origin) for mistake in error.inner) from None
-    if key not in _made:
+    if key not in _classes:
         cls.made_of = copy.deepcopy(theirs)  # type: ignore[attr-defined]
         cls.before = mirrored.as_dict()  # type: ignore[attr-defined]
-        _made[key] = cls
+        _classes[key] = cls
     return mirrored
 
 
@@ -127,8 +129,8 @@ def _mirror_class(
         "__doc__": type(theirs).__doc__,
         **{name: _default(value) for name, (_, value) in fields.items()},
     }
-    made = types.new_class(type(theirs).__name__, (Mirrored, base), exec_body=lambda namespace: namespace.update(body))
-    return configclass(made)
+    bases = (Mirrored, base)
+    return configclass(types.new_class(type(theirs).__name__, bases, exec_body=lambda space: space.update(body)))
 
 
 def _values(theirs: TheirConfig) -> Iterator[tuple[str, Any]]:
@@ -143,11 +145,11 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
     mirrored = isinstance(value, Config)  # a section that `changes` has
     ours_alone = name in fields_of(base) and name not in hints_of(theirs.__class__) and not mirrored
     if name in fields_of(base) and (ours_alone or not isinstance(value, (Config, TheirConfig))):
-        known = fields_of(base)[name]
+        field = fields_of(base)[name]
         if isinstance(value, TheirConfig):  # the changes of a section that only trainer_kit has
-            default = known.get_default(call_default_factory=True)
+            default = field.get_default(call_default_factory=True)
             value = {**(default.as_dict() if isinstance(default, Config) else {}), **value.as_dict()}
-        return Annotated[(known.annotation, *known.metadata)] if known.metadata else known.annotation, value
+        return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation, value
     if base is OneOfConfig and name == "type":
         return _type_annotation(theirs, value), value
     with prefix_mistakes(name):
@@ -160,9 +162,9 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
     if value is None and section_class not in (None, *around) and (missing := _missing(section_class, around)):
         return type(missing) | None, None
     if isinstance(value, (list, tuple)) and (item_class := listed_section(hint)) is not None:
-        listed = type(_mirror(item_class(), Config, {}, (*around, item_class)))
+        mirror_class = type(_mirror(item_class(), Config, {}, (*around, item_class)))
         with contextlib.suppress(FieldError):  # of items that have fields of their own, such as a task's config
-            return list[listed], [listed(**item.as_dict()) for item in value]  # type: ignore[valid-type]
+            return list[mirror_class], [mirror_class(**item.as_dict()) for item in value]  # type: ignore[valid-type]
     value = _plain(value)
     ours = _WIDER.get(name) or annotation(hint)
     return (ours if fits(value, ours) else Any), value
@@ -170,7 +172,7 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
 
 def _type_annotation(theirs: TheirConfig, value: Any) -> Any:
     """Returns the annotation of a OneOfConfig's `type`: the names of its sections, if it chooses between sections."""
-    branches = tuple(name for name, one in _values(theirs) if isinstance(one, TheirConfig))
+    branches = tuple(name for name, section in _values(theirs) if isinstance(section, TheirConfig))
     others = {name for name, _ in _values(theirs)} - {"type", *branches}
     return Literal[branches] | None if branches and value not in others else Any
 
@@ -196,11 +198,11 @@ def _unlock(theirs: Any) -> None:
 def _key(value: Any) -> Any:
     """Returns a cache key, equal for values that give the same mirror."""
     if isinstance(value, TheirConfig):
-        return type(value), tuple((name, _key(one)) for name, one in vars(value).items() if name != "_locked")
+        return type(value), tuple((name, _key(field)) for name, field in vars(value).items() if name != "_locked")
     if isinstance(value, dict):
-        return tuple((name, _key(one)) for name, one in value.items())
+        return tuple((name, _key(entry)) for name, entry in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(_key(one) for one in value)
+        return type(value), tuple(_key(item) for item in value)
     if isinstance(value, Config):
         return type(value), repr(value)
     return (type(value), repr(value)) if isinstance(value, TheirConfig.IMMUTABLE_TYPES) else (id(value), object())

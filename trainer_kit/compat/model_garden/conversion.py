@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,16 +51,16 @@ def broken_rules(config: Any) -> list[Mistake]:
       config: A config of Model Garden, converted or not; any other config has no restrictions.
     """
     theirs = original(config) if isinstance(config, ExperimentConfig) and isinstance(config, Mirrored) else config
-    found = []
+    mistakes = []
     for restriction in theirs._restrictions if isinstance(theirs, TheirConfig) else ():
-        one = copy.copy(theirs)
-        one._restrictions = [restriction]
+        restricted = copy.copy(theirs)
+        restricted._restrictions = [restriction]
         try:
-            one.validate()
+            restricted.validate()
         except (KeyError, ValueError):
             path = re.split(r"[=!<>\s]", restriction, maxsplit=1)[0]
-            found.append(Mistake(path, f"breaks the experiment's rule {restriction!r}"))
-    return found
+            mistakes.append(Mistake(path, f"breaks the experiment's rule {restriction!r}"))
+    return mistakes
 
 
 def convert(theirs: Any) -> ExperimentConfig:
@@ -80,53 +79,51 @@ def convert(theirs: Any) -> ExperimentConfig:
         return theirs
     trains_several = isinstance(theirs.task, MultiTaskConfig)
     has_eval_tasks = hasattr(theirs, "eval_tasks")
-    base = _SeparateTask if has_eval_tasks else Config
-    makers: dict[str, Callable[[], Config]] = {"task": lambda: mirror(theirs.task, base)}
-    if hasattr(theirs, "trainer"):
-        makers["trainer"] = lambda: _mirrored_trainer(theirs.trainer)
-    if hasattr(theirs, "runtime"):
-        makers["runtime"] = lambda: mirror(theirs.runtime, RuntimeConfig, **_chosen_runtime(theirs.runtime))
-    parts = _together(**makers)
+    parts: dict[str, Config] = {}
+    mistakes: list[Mistake] = []
+    for name in ("task", "trainer", "runtime"):
+        section = getattr(theirs, name, None)
+        try:
+            with prefix_mistakes(name):
+                if name == "task":
+                    parts[name] = mirror(section, _SeparateTask if has_eval_tasks else Config)
+                elif name == "trainer" and section is not None:
+                    parts[name] = _mirrored_trainer(section)
+                elif section is not None:
+                    parts[name] = mirror(section, RuntimeConfig, **_runtime_changes(section))
+        except ConfigError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise ConfigError(mistakes)
+
     trainer = _TRAINERS if trains_several or has_eval_tasks else _TRAINER
     register_task(type(parts["task"]), _TASKS if trains_several else _TASK, trainer=trainer)
     converted: ExperimentConfig = mirror(theirs, ExperimentConfig, **parts)
     return converted
 
 
-def _mirrored_trainer(trainer: TheirConfig) -> Config:
+def _mirrored_trainer(trainer: Any) -> Config:
     best = getattr(trainer, "best_checkpoint_export_subdir", "") or TrainerConfig().best_checkpoint_export_subdir
+    changes: dict[str, Any] = {"best_checkpoint_export_subdir": best}
     optimizer = getattr(trainer, "optimizer_config", None)
-    parts = _together(optimizer_config=lambda: mirror(optimizer)) if optimizer is not None else {}
-    made: Config = mirror(trainer, TrainerConfig, best_checkpoint_export_subdir=best, **parts)
-    return made
+    if optimizer is not None:
+        with prefix_mistakes("optimizer_config"):
+            changes["optimizer_config"] = mirror(optimizer)
+    mirrored: Config = mirror(trainer, TrainerConfig, **changes)
+    return mirrored
 
 
-def _chosen_runtime(runtime: TheirConfig) -> dict[str, Any]:
+def _runtime_changes(runtime: Any) -> dict[str, Any]:
     """Returns the values of a runtime section that `convert` changes."""
-    chosen: dict[str, Any] = {}
-    strategy, default = (getattr(one, "distribution_strategy", None) for one in (runtime, type(runtime)()))
-    if strategy == default:
-        chosen["distribution_strategy"] = "auto"
+    changes: dict[str, Any] = {}
+    default = getattr(type(runtime)(), "distribution_strategy", None)
+    if getattr(runtime, "distribution_strategy", None) == default:
+        changes["distribution_strategy"] = "auto"
     if getattr(runtime, "num_gpus", 0) != 1:
-        chosen["enable_xla"] = False
+        changes["enable_xla"] = False
     if "16" not in str(getattr(runtime, "mixed_precision_dtype", None)).replace("bfloat16", ""):
-        chosen["loss_scale"] = None
-    return chosen
-
-
-def _together(**sections: Callable[[], Config]) -> dict[str, Config]:
-    """Returns the sections by name; raises one ConfigError with the mistakes of all sections, by their full paths."""
-    made: dict[str, Config] = {}
-    mistakes: list[Mistake] = []
-    for name, make in sections.items():
-        try:
-            with prefix_mistakes(name):
-                made[name] = make()
-        except ConfigError as error:
-            mistakes += error.mistakes
-    if mistakes:
-        raise ConfigError(mistakes)
-    return made
+        changes["loss_scale"] = None
+    return changes
 
 
 def sections(config: Any, task: Any) -> Any:

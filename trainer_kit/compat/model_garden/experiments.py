@@ -51,8 +51,7 @@ def find(name: str) -> None:
 
     Experiments that a module of `official.projects` or of a user registers are known once that module is imported.
     """
-    known = {**EXPERIMENTS, **dict.fromkeys(registered_names(), ())}
-    for own, modules in known.items():
+    for own, modules in {**EXPERIMENTS, **dict.fromkeys(registered_names(), ())}.items():
         for full in (PREFIX + own, *([own] if own == name else [])):
             if name in ("", full) and full not in experiments:
                 experiments.register(full)(_factory(own, modules))
@@ -85,5 +84,7 @@ def registered_names() -> list[str]:
 
 
 def _names(entries: dict[str, Any], path: str) -> list[str]:
-    found = ((f"{path}{name}", entry) for name, entry in entries.items())
-    return [one for name, entry in found for one in (_names(entry, f"{name}/") if isinstance(entry, dict) else [name])]
+    names = []
+    for name, entry in entries.items():
+        names += _names(entry, f"{path}{name}/") if isinstance(entry, dict) else [f"{path}{name}"]
+    return names

@@ -139,9 +139,9 @@ class Trainer(ActingTrainer, engine.Trainer):
 
         The optimizer keeps the moving average. For Trainer itself, gin can bind another class of either framework.
         """
-        chosen = {} if cls is Trainer else {"trainer_cls": cls}  # an argument overrides gin's binding
-        made = create_trainer(config, task, train, evaluate, checkpoint_exporter, **chosen)
-        return adopted(made, config.runtime.random_seed)
+        own_class = {} if cls is Trainer else {"trainer_cls": cls}  # an argument overrides gin's binding
+        trainer = create_trainer(config, task, train, evaluate, checkpoint_exporter, **own_class)
+        return adopted(trainer, config.runtime.random_seed)
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the loop's logs: metrics, training_loss, learning_rate. Runs eagerly, on the host."""

@@ -308,12 +308,12 @@ class MultiTaskEvaluator(Trainer):
     @property
     def validation_losses(self) -> dict[str, Any]:
         """The metrics of the validation losses by task."""
-        return {one.name: self._metrics_of(one).loss for one in self.validation}
+        return {part.name: self._metrics_of(part).loss for part in self.validation}
 
     @property
     def validation_metrics(self) -> Any:
         """The validation metrics by task, without the losses."""
-        return {one.name: self._metrics_of(one).metrics for one in self.validation}
+        return {part.name: self._metrics_of(part).metrics for part in self.validation}
 
     def _new_global_step(self) -> Any:
         return super()._new_global_step() if self._given_step is None else self._given_step
