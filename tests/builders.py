@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import json
+import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +179,24 @@ def evaluated_steps(folder: Path, name: str = "validation") -> list[int]:
     return [record["step"] for record in json_lines(folder / "evals" / f"{name}.jsonl")]
 
 
-# ---- other processes
+# ---- other processes and threads
+
+
+def wait_until(happened: Callable[[], object], seconds: float = 20.0) -> None:
+    """Returns when another thread or process has made something true, which has to be soon."""
+    give_up = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def free_hosts(count: int) -> list[str]:
+    """Returns free addresses of this machine; held all at once, so that they differ."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    hosts = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+    for server in servers:
+        server.close()
+    return hosts
 
 
 def run_program(code: str, *arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:

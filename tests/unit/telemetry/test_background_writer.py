@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.builders import report, run_program
+from tests.builders import report, wait_until
 from trainer_kit.telemetry.background_writer import BackgroundWriter
 from trainer_kit.telemetry.report import Report
 
@@ -157,25 +156,6 @@ def test_a_writer_can_ask_to_run_in_the_callers_thread() -> None:
     assert there.steps == [0, 1]
 
 
-def test_the_last_report_survives_an_exit_right_after_close(tmp_path: Path) -> None:
-    code = """
-import sys
-from trainer_kit.telemetry.background_writer import BackgroundWriter
-from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
-from trainer_kit.telemetry.report import Report
-writer = BackgroundWriter([JsonLinesWriter(sys.argv[1])])
-try:
-    for step in range(1000):
-        writer.write(Report(kind="train", step=step, total_steps=None, metrics={}))
-    raise SystemExit(3)
-finally:
-    writer.close()
-"""
-    path = tmp_path / "metrics.jsonl"
-    assert run_program(code, path).returncode == 3
-    assert len(path.read_text().splitlines()) == 1000
-
-
 def test_reports_of_short_loops_wait_together_but_not_on_flush() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper], together=60.0)
@@ -211,7 +191,7 @@ def test_a_report_that_no_other_follows_is_written_before_long() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper], together=0.01)
     writer.write(report(0))
-    _wait_for(keeper, 1)
+    wait_until(lambda: keeper.steps == [0])
     writer.close()
 
 
@@ -220,12 +200,5 @@ def test_reports_do_not_wait_when_the_queue_is_half_full() -> None:
     writer = BackgroundWriter([keeper], capacity=4, together=60.0)
     for step in range(3):  # one is in the thread's hands
         writer.write(report(step))
-    _wait_for(keeper, 3)
+    wait_until(lambda: len(keeper.steps) == 3)
     writer.close()
-
-
-def _wait_for(keeper: Keeper, count: int) -> None:
-    end = time.monotonic() + 30.0
-    while len(keeper.steps) < count:
-        assert time.monotonic() < end, keeper.steps
-        time.sleep(0.01)

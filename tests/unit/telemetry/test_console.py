@@ -15,6 +15,7 @@ import pytest
 
 from tests.builders import report
 from trainer_kit.telemetry.console import ConsoleWriter
+from trainer_kit.telemetry.report import EVALUATING, Activity
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 PROGRAM = """
@@ -134,12 +135,11 @@ def test_without_a_known_end_there_is_no_bar_and_no_time_left() -> None:
 @pytest.mark.parametrize(
     ("body", "close", "expected"),
     [
-        ("pass", "writer.close(); writer.close()", 0),
         ("pass", "pass", 0),
         ("raise ValueError('boom')", "writer.close()", 1),
         ("raise ValueError('boom')", "pass", 1),
     ],
-    ids=["closed twice", "never closed", "closed after an error", "an error, never closed"],
+    ids=["never closed", "closed after an error", "an error, never closed"],
 )
 def test_the_terminal_gets_its_cursor_back(body: str, close: str, expected: int) -> None:
     status, written = on_terminal(program(body, close))
@@ -201,6 +201,24 @@ def test_a_stream_that_cannot_encode_a_name_gets_it_escaped() -> None:
     ConsoleWriter(stream).write(report(1, größe=1))
     stream.seek(0)
     assert stream.read() == "train | step 1 | gr\\xf6\\xdfe 1\n"
+
+
+def test_an_activity_is_told_of_when_it_lasts_and_now_and_then() -> None:
+    stream = io.StringIO()
+    writer = ConsoleWriter(stream, activity_after=10.0, activity_every=60.0)
+    for seconds in (9.0, 11.0, 40.0, 71.0):
+        writer.show_activity(Activity(EVALUATING, 200, 3, 20, seconds))
+    assert [line.split(" | ")[3] for line in stream.getvalue().splitlines()] == ["0:00:11", "0:01:11"]
+
+
+def test_an_activity_that_is_over_leaves_nothing_on_a_terminal() -> None:
+    stream = io.StringIO()
+    writer = ConsoleWriter(stream, interactive=True)
+    writer.show_activity(Activity(EVALUATING, 0, 3, 20, 11.0))
+    writer.flush()
+    writer.show_activity(None)
+    assert "evaluating | step 0 | batch 3/20" in stream.getvalue()
+    assert not any(screen(stream.getvalue()))
 
 
 def test_the_time_left_goes_down_between_reports() -> None:
