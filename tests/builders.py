@@ -205,6 +205,15 @@ def run_program(code: str, *arguments: Any, **options: Any) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
+def start_python(*arguments: str, says: str = "ready", **options: Any) -> subprocess.Popen[str]:
+    """Starts a new Python; returns it when it has printed this line."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, *arguments], text=True, **pipes, **options)
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{says}\n"
+    return process
+
+
 def imported_by(modules: Sequence[str], *heavy: str) -> list[str]:
     """Returns which of the heavy packages the import of some modules imports, in a new Python."""
     code = f"import sys, {', '.join(modules)}; print(*sorted(set({heavy}) & set(sys.modules)))"

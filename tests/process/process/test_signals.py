@@ -7,11 +7,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.builders import start_python, wait_until
 from trainer_kit.errors import InterruptedRunError, PreemptedError
 from trainer_kit.process.signals import StopSignals
 
@@ -34,14 +34,7 @@ print("done", flush=True)
 
 def _ended_late(work: float, saves: str) -> tuple[int, str, str, float]:
     """The exit code, both outputs and the seconds from SIGTERM to the end of a process with 1.2 s of grace time."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _LATE, "1.2", str(work), saves],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = start_python("-c", _LATE, "1.2", str(work), saves)
     begin = time.monotonic()
     process.send_signal(signal.SIGTERM)
     told, errors = process.communicate(timeout=20)
@@ -140,22 +133,9 @@ print("left with", signals.received and signals.received.name, flush=True)
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
-def _start(program: str, *, ignored: int | None = None) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=ignored and (lambda: signal.signal(ignored, signal.SIG_IGN) and None),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
 @pytest.mark.parametrize(("first", "code"), [(INT, 130), (TERM, 75)])
 def test_a_stop_is_requested_once_and_a_second_ctrl_c_exits(first: int, code: int) -> None:
-    process = _start(_PROGRAM)
+    process = start_python("-c", _PROGRAM)
     assert process.stdout is not None
     process.send_signal(first)
     assert process.stdout.readline() == "asked to stop\n"
@@ -203,20 +183,13 @@ def test_a_second_ctrl_c_exits_only_after_a_second(
         for number, (clock.seconds, one) in enumerate(sent):
             os.kill(os.getpid(), one)
             interrupts = sum(each == INT for _, each in sent[: number + 1])
-            _wait(lambda least=interrupts: signals.received is not None and clock.read >= least)
-        _wait(lambda: signals.received == received and ended == exits)
+            wait_until(lambda least=interrupts: signals.received is not None and clock.read >= least)
+        wait_until(lambda: signals.received == received and ended == exits)
     assert (asked, ended) == (["to stop"], exits)
 
 
-def _wait(happened: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 10
-    while not happened():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
-
-
 def test_sighup_stays_ignored_below_nohup() -> None:
-    process = _start(_PROGRAM, ignored=HUP)
+    process = start_python("-c", _PROGRAM, preexec_fn=lambda: signal.signal(HUP, signal.SIG_IGN))
     process.send_signal(HUP)
     assert process.communicate("\n", timeout=20)[0] == "left with None\n"
 
@@ -237,15 +210,14 @@ print(child.exitcode, signals.received, flush=True)
 
 
 def test_a_forked_child_can_be_ended_and_its_signals_are_its_own() -> None:
-    assert _start(_POOL).communicate(timeout=40)[0] == "-15 None\n"
+    assert start_python("-c", _POOL).communicate(timeout=40)[0] == "-15 None\n"
 
 
 def test_a_sigterm_while_ctrl_c_ends_the_run_means_a_restart() -> None:
     with pytest.raises(PreemptedError, match="interrupted"), StopSignals(lambda: None) as signals:
         for number in (INT, TERM):
             os.kill(os.getpid(), number)
-            while signals.received != number:
-                time.sleep(0.01)
+            wait_until(lambda number=number: signals.received == number)
         raise InterruptedRunError("interrupted")
 
 
@@ -279,8 +251,7 @@ def test_a_signal_of_a_nested_handler_is_not_lost_at_its_end() -> None:
         with StopSignals(lambda: None) as inside:
             os.kill(os.getpid(), signal.SIGTERM)
             assert seen.wait(5)
-            while inside.received is None:  # told last
-                time.sleep(0.01)
+            wait_until(lambda: inside.received is not None)  # told last
         assert (around.received, inside.received, ended.received) == (signal.SIGTERM, signal.SIGTERM, None)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.builders import start_python
 from trainer_kit.errors import ExitCode
 from trainer_kit.process.startup_signals import exit_code
 
-ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
@@ -24,26 +23,6 @@ def test_exit_codes_are_those_of_the_one_table() -> None:
         ExitCode.PREEMPTED,
         ExitCode.INTERRUPTED,
     ]
-
-
-def _start(arguments: list[str], folder: Path, ignored: int | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=ignored and (lambda: signal.signal(ignored, signal.SIG_IGN) and None),
-    )
-
-
-def _started(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
-    """Returns a process that has printed "ready"."""
-    process = _start(arguments, folder)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
 
 
 TRAIN = ["-m", "trainer_kit.train", "--experiment=x", "--mode=train", "--model_dir=run", "--import_module=slow.py"]
@@ -71,7 +50,7 @@ time.sleep(60)
 )
 def test_signals_while_modules_are_imported(command: list[str], numbers: list[int], code: int, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
-    process = _started(command, tmp_path)
+    process = start_python(*command, cwd=tmp_path, env=ENVIRONMENT)
     for number in numbers:
         process.send_signal(number)
     _, errors = process.communicate(timeout=30)
@@ -82,7 +61,7 @@ def test_signals_while_modules_are_imported(command: list[str], numbers: list[in
 
 def test_a_sigterm_while_tensorflow_is_imported_is_never_lost(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("print('ready', flush=True)\nimport tensorflow\n")
-    process = _started(TRAIN, tmp_path)
+    process = start_python(*TRAIN, cwd=tmp_path, env=ENVIRONMENT)
     time.sleep(0.2)  # seconds; NumPy's extensions come first, then TensorFlow's, of which test_command_line.py tests
     process.send_signal(TERM)
     _, errors = process.communicate(timeout=60)
@@ -101,9 +80,7 @@ sys.exit(ends_with(int(sys.argv[1])))
 
 @pytest.mark.parametrize(("own", "number", "code"), [(0, INT, 0), (3, TERM, 3), (130, INT, 130)])
 def test_a_signal_while_python_shuts_down_changes_no_result(own: int, number: int, code: int, tmp_path: Path) -> None:
-    process = _start(["-c", _ENDING, str(own)], tmp_path)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ending\n"
+    process = start_python("-c", _ENDING, str(own), says="ending", cwd=tmp_path)
     process.send_signal(number)
     assert (process.communicate(timeout=30)[1], process.returncode) == ("", code)
 
@@ -113,10 +90,11 @@ import signal
 from trainer_kit.process.startup_signals import leave_when_asked
 leave_when_asked()
 signal.raise_signal(signal.SIGHUP)
-print("goes on")
+print("ready")
 """
 
 
 def test_an_ignored_sighup_stays_ignored(tmp_path: Path) -> None:
-    process = _start(["-c", _UNDER_NOHUP], tmp_path, ignored=HUP)
-    assert process.communicate(timeout=30) == ("goes on\n", "")
+    process = start_python("-c", _UNDER_NOHUP, cwd=tmp_path, preexec_fn=lambda: signal.signal(HUP, signal.SIG_IGN))
+    assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -10,12 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.builders import start_python, wait_until
 from trainer_kit.process.watchdog import ProgressReader, Watchdog, call_within
 
 _PROGRAM = """
@@ -128,13 +127,11 @@ with watch(timeout_seconds=1.5, warn_after_seconds=30):
     time.sleep(0.3)
 print("left")
 """
-    command = [sys.executable, "-c", _PROGRAM + text, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(2)
-        process.send_signal(signal.SIGCONT)
-        assert process.communicate("go on\n", timeout=20)[0] == "left\n"
+    process = start_python("-c", _PROGRAM + text, str(tmp_path))
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate("go on\n", timeout=20)[0] == "left\n"
     assert process.returncode == 0
 
 
@@ -164,51 +161,23 @@ print("alive")
     assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 
 
-class _Records(logging.Handler):
-    """Keeps messages, and lets a test wait for them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-        self.arrived = threading.Condition()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with self.arrived:
-            self.messages.append(record.getMessage())
-            self.arrived.notify_all()
-
-    def wait_for(self, count: int) -> list[str]:
-        with self.arrived:
-            assert self.arrived.wait_for(lambda: len(self.messages) >= count, 20), self.messages
-        return self.messages
-
-
-@pytest.fixture
-def records() -> Iterator[_Records]:
-    handler = _Records()
-    logger = logging.getLogger("trainer_kit.process.watchdog")
-    logger.addHandler(handler)
-    yield handler
-    logger.removeHandler(handler)
-
-
-def test_without_a_timeout_each_stall_gets_one_warning(tmp_path: Path, records: _Records) -> None:
+def test_without_a_timeout_each_stall_gets_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     step = 1
     exits: list[int] = []
     with Watchdog(lambda: ("train", step), tmp_path, None, 0.05, 0.01, exit=exits.append):
         for count in (1, 3):
-            records.wait_for(count)
+            wait_until(lambda count=count: len(caplog.messages) >= count)
             step += 1
-            records.wait_for(count + 1)
+            wait_until(lambda count=count: len(caplog.messages) > count)
     warning = "no progress for 0.05 s in phase 'train' (step {}); the process is never ended for it"
     again = r"progress again after \d+ s in phase 'train' \(step {}\)"
-    for step, (stall, end) in enumerate([records.messages[0:2], records.messages[2:4]], start=1):
+    for step, (stall, end) in enumerate([caplog.messages[0:2], caplog.messages[2:4]], start=1):
         assert stall.startswith(warning.format(step))
         assert re.fullmatch(again.format(step + 1), end)
     assert exits == [] and os.listdir(tmp_path) == []
 
 
-def test_a_stall_is_not_warned_of_again_while_it_lasts(tmp_path: Path, records: _Records) -> None:
+def test_a_stall_is_not_warned_of_again_while_it_lasts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked = threading.Semaphore(0)
 
     def progress() -> tuple[str, object]:
@@ -216,10 +185,10 @@ def test_a_stall_is_not_warned_of_again_while_it_lasts(tmp_path: Path, records: 
         return "train", 1
 
     with Watchdog(progress, tmp_path, None, 0.02, 0.01):
-        records.wait_for(1)
+        wait_until(lambda: caplog.messages)
         for _ in range(20):
             assert asked.acquire(timeout=20)
-    assert len(records.messages) == 1
+    assert len(caplog.messages) == 1
 
 
 def test_a_change_of_phase_alone_is_progress() -> None:
@@ -232,7 +201,7 @@ def test_a_change_of_phase_alone_is_progress() -> None:
     assert changes == [1, 1, 2, 3]
 
 
-def test_a_token_that_cannot_be_compared_is_no_progress(records: _Records) -> None:
+def test_a_token_that_cannot_be_compared_is_no_progress(caplog: pytest.LogCaptureFixture) -> None:
     class Array:
         def __eq__(self, other: object) -> bool:
             raise ValueError("the truth value of an array is ambiguous")
@@ -243,13 +212,13 @@ def test_a_token_that_cannot_be_compared_is_no_progress(records: _Records) -> No
     reader.read()
     reader.read()
     assert reader.changes == 1
-    assert ["ambiguous" in message for message in records.messages] == [True]
+    assert ["ambiguous" in message for message in caplog.messages] == [True]
 
 
-def test_a_bounded_call_tells_whether_it_came_back_whole(records: _Records) -> None:
+def test_a_bounded_call_tells_whether_it_came_back_whole(caplog: pytest.LogCaptureFixture) -> None:
     never = threading.Event()
     assert call_within(20, lambda: None)
     assert not call_within(20, lambda: 1 / 0)
-    assert "ZeroDivisionError" in records.messages[0]
+    assert "ZeroDivisionError" in caplog.messages[0]
     assert not call_within(0.05, lambda: never.wait(20))
     never.set()
