@@ -46,36 +46,35 @@ def test_the_help_names_every_flag_and_mode(flag: str, capsys: pytest.CaptureFix
     assert all(name in text for name in MODES)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--experment=a"], "--experment: no such flag; did you mean --experiment"),
-        (["experiment=a"], "'experiment=a' is not a flag; flags begin with --"),
-        (["--debug=maybe"], "flag --debug=maybe: "),
-        (["--mode"], "mode"),
-    ],
-)
-def test_a_wrong_flag_is_one_message_and_exit_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _main(*arguments) == 2
+MISTAKES: dict[str, tuple[list[str], list[str]]] = {
+    "a flag": (["--experment=a"], ["--experment: no such flag; did you mean --experiment"]),
+    "no flag": (["experiment=a"], ["'experiment=a' is not a flag; flags begin with --"]),
+    "a value": (["--debug=maybe"], ["flag --debug=maybe: "]),
+    "no value": (["--mode"], ["mode"]),
+    "nothing": (
+        [],
+        ["3 mistakes", "--experiment: is needed; see --help", "--mode: is needed", "--model_dir: is needed"],
+    ),
+    "names": (
+        ["--experiment={name}x", "--mode=trian", "--model_dir=anywhere"],
+        ["2 mistakes", "no experiment is called '{name}x'; did you mean", "no mode is called 'trian'"],
+    ),
+    "without a supervisor": (["--max_restarts=5", "--mode=train"], ["--model_dir: is needed"]),
+    "the tf.data service": (
+        ["--experiment={name}", "--mode=train", "--model_dir=anywhere", "--tf_data_service=grpc://host:5000"],
+        ["error: --tf_data_service: no reader of this release uses the tf.data service"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_the_flags_are_told_together(mistake: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, messages = MISTAKES[mistake]
+    assert _main(*(argument.format(name=name) for argument in arguments)) == 2
     printed = capsys.readouterr()
-    assert message in printed.err and printed.err.startswith("error: ")
+    assert printed.err.startswith("error: ")
+    assert all(message.format(name=name) in printed.err for message in messages)
     assert printed.out == "" and "Traceback" not in printed.err
-
-
-def test_flags_that_are_needed_are_all_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _main() == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: 3 mistakes")
-    assert all(f"--{flag}: is needed; see --help" in error for flag in ("experiment", "mode", "model_dir"))
-
-
-def test_a_misspelt_experiment_and_mode_are_told_together(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _main(f"--experiment={name}x", "--mode=trian", "--model_dir=anywhere") == 2
-    error = capsys.readouterr().err
-    assert "error: 2 mistakes" in error
-    assert f"no experiment is called '{name}x'; did you mean" in error and "no mode is called 'trian'" in error
 
 
 @pytest.mark.parametrize(
@@ -118,12 +117,6 @@ def test_the_flag_of_the_tpu_wins_over_every_other_source(name: str) -> None:
     resolved = check_request(request(values))
     assert resolved.config.runtime.tpu == "local"
     assert resolved.origins["runtime.tpu"] == "--tpu"
-
-
-def test_the_tf_data_service_is_refused_for_readers_of_ours(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (f"--experiment={name}", "--mode=train", "--model_dir=anywhere", "--tf_data_service=grpc://host:5000")
-    assert _main(*flags) == 2
-    assert "error: --tf_data_service: no reader of this release uses the tf.data service" in capsys.readouterr().err
 
 
 # An experiment's file that ends as FOLDER/ends tells for each import; the first one is the supervisor's, for a look.
@@ -219,28 +212,18 @@ def test_with_restarts_a_mistake_is_reported_once(name: str, tmp_path: Path, cap
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_model_dir_is_reported_without_a_supervisor(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _main("--max_restarts=5", "--mode=train") == 2
-    assert "--model_dir: is needed" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("flags", "folder"),
+    ("flags", "worker", "folder"),
     [
-        (["--mode=train"], "run"),
-        (["--mode=train_and_post_eval"], "run"),
-        (["--mode=eval", "--eval_name=test_set"], "run/evals/eval"),
-        (["--mode=continuous_eval"], "run/evals/continuous_eval"),
-        (["--mode=continuous_eval", "--eval_name=test_set"], "run/evals/test_set"),
+        (["--mode=train"], 0, "run"),
+        (["--mode=train_and_post_eval"], 0, "run"),
+        (["--mode=eval", "--eval_name=test_set"], 0, "run/evals/eval"),
+        (["--mode=continuous_eval"], 0, "run/evals/continuous_eval"),
+        (["--mode=continuous_eval", "--eval_name=test_set"], 0, "run/evals/test_set"),
+        (["--mode=train"], 2, "run/workers/2"),
     ],
 )
-def test_attempts_of_a_sidecar_have_their_own_folder(flags: list[str], folder: str) -> None:
+def test_attempts_of_sidecars_and_workers_have_their_own_folder(flags: list[str], worker: int, folder: str) -> None:
     values = parse_flags(["train", "--model_dir=run", *flags])
-    assert attempts_folder(values, ExperimentConfig()) == folder
-
-
-@pytest.mark.parametrize(("index", "folder"), [(0, "run"), (1, "run/workers/1"), (2, "run/workers/2")])
-def test_attempts_of_each_worker_have_their_own_folder(index: int, folder: str) -> None:
-    values = parse_flags(["train", "--model_dir=run", "--mode=train"])
-    config = ExperimentConfig().replace(runtime={"worker_hosts": "a:1,b:1,c:1", "task_index": index})
+    config = ExperimentConfig().replace(runtime={"worker_hosts": "a:1,b:1,c:1", "task_index": worker})
     assert attempts_folder(values, config) == folder

@@ -91,6 +91,7 @@ def test_the_only_ledger_is_the_default_or_all_are_named(capsys: Output, tmp_pat
         (["--top=0"], "error: --top: must be 1 or more, not 0"),
         ([], "error: --metric: is required, because the run keeps no best checkpoint; there are: accuracy, loss"),
         (["--metric=los", "--comparison=lower"], "error: --metric: no evaluation has 'los'; did you mean loss?"),
+        (["--comparison=lower"], "--comparison: needs --metric too"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_2(

@@ -57,20 +57,6 @@ class _NotFiniteTask(LinearTask):
 
 
 @configclass
-class _EmptyConfig(TinyConfig):
-    pass
-
-
-@register_task(_EmptyConfig)
-class _EmptyTask(LinearTask):
-    """Validation data that only reading tells to be empty."""
-
-    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
-        data = super().build_inputs(params, input_context)
-        return data if params.is_training else data.at(0).filter(lambda points, labels: tf.constant(False))
-
-
-@configclass
 class _TwoBatchesConfig(TinyConfig):
     pass
 
@@ -151,10 +137,8 @@ BEST = "trainer.best_checkpoint_eval_metric"
         ("trainer.early_stopping.metric=acuracy", None, 2, "early stopping: acuracy", "did you mean accuracy"),
         (f"{BEST}=near|accuracy", _NestedConfig(), 2, "evaluate", "did you mean far|accuracy"),
         ("runtime.virtual_cpus=4,task.train_data.global_batch_size=6", None, 2, "config", "4 or 8"),
-        ("task.examples=0", None, 5, "data", "the arrays hold no examples"),
         ("task.train_data.global_batch_size=500", None, 5, "data", "500, but there are 103 examples"),
         ("task.validation_data.is_training=true", None, 5, "data", "task.validation_data never ends"),
-        ("", _EmptyConfig(), 5, "evaluate", "task.validation_data has no batch"),
         ("", _NotFiniteConfig(), 3, "train", "the cause is the data, the model or the loss"),
         ("", _TwoBatchesConfig(), 5, "train: 3 steps", "task.train_data ended at step 2 of 20; repeat the data"),
         ("", _FailingConfig(), 1, "train: 3 steps", "in train_step\n    raise RuntimeError("),

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.builders import run_program
 from trainer_kit import __version__
 from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, main
 from trainer_kit.errors import EXIT_CODES
@@ -81,18 +82,18 @@ def test_an_explained_mistake_is_one_message_and_exit_2(trainer_kit: Command, de
     assert ("find_experiment" in "".join(traceback)) == bool(traceback) == debug
 
 
-def test_all_mistakes_are_in_one_report(process: Command) -> None:
+def test_all_mistakes_are_in_one_report(trainer_kit: Command) -> None:
     overrides = "--params_override=trainer.train_step=7,runtime.num_gpus=x"
-    done = process("show", "mine/small", "--import_module=mine.py", overrides, "--config_file=missing.yaml")
+    done = trainer_kit("show", "mine/small", "--import_module=mine.py", overrides, "--config_file=missing.yaml")
     assert done.returncode == 2
     assert done.stderr.startswith("error: 3 mistakes\n")
     assert all(name in done.stderr for name in ("trainer.train_step", "runtime.num_gpus", "missing.yaml"))
     assert "Traceback" not in done.stderr
 
 
-def test_an_error_in_a_users_module_is_a_bug_with_its_traceback(process: Command, here: Path) -> None:
+def test_an_error_in_a_users_module_is_a_bug_with_its_traceback(trainer_kit: Command, here: Path) -> None:
     (here / "broken.py").write_text("1 / 0\n")
-    done = process("list", "--import_module=broken.py")
+    done = trainer_kit("list", "--import_module=broken.py")
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr and "broken.py" in done.stderr
 
@@ -116,12 +117,12 @@ def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def test_list_and_show_do_without_tensorflow() -> None:
+def test_looking_at_experiments_and_runs_does_without_tensorflow(finished_run: Path) -> None:
     commands = [["list"], ["show", "digits"], ["show", "digits", "--gin_params=digits.learning_rate=3e-3"]]
-    code = f"import sys, trainer_kit.cli.main as m; print({{*map(m.main, {commands})}}); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    *_, codes, loaded = done.stdout.splitlines()
+    commands += [["evals", str(finished_run)], ["best", str(finished_run)]]
+    code = f"import sys, trainer_kit.cli.main as m; print({{*map(m.main, {commands})}}, *sys.modules)"
+    done = run_program(code, cwd=ROOT)
+    codes, *modules = done.stdout.splitlines()[-1].split()
     assert codes == "{0}", done.stderr
-    modules = set(loaded.split())
     assert "experiments.digits" in modules
-    assert modules.isdisjoint({"tensorflow", "keras", "orbit", "numpy", "experiments.digits.task"})
+    assert {"tensorflow", "keras", "orbit", "numpy", "experiments.digits.task"}.isdisjoint(modules)

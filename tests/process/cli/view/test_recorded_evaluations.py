@@ -11,17 +11,9 @@ import pytest
 from tests.process.cli.written_runs import evaluation, write_ledger
 from trainer_kit.cli.view import recorded_evaluations as ledgers
 from trainer_kit.cli.view.recorded_evaluations import Choice
-from trainer_kit.cli.view.run_status import Settings, read_settings
-from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.criterion import Criterion
 
-_RUN = Settings("accuracy", "higher", "best_ckpt")
 _HIGHER, _LOWER = Choice("accuracy", "higher"), Choice("accuracy", "lower")
-
-
-def _steps(folder: Path, choice: Choice) -> list[int]:
-    ranked = ledgers.ranked(ledgers.read_evaluations(folder, "validation"), choice)
-    return [one.step for one in ranked.get("validation", [])]
 
 
 def _weights(prefix: Path, *suffixes: str) -> None:
@@ -42,16 +34,14 @@ def test_torn_lines_and_foreign_records_are_left_out(tmp_path: Path) -> None:
     assert ledgers.read_evaluations(tmp_path, "none") == []
 
 
-def test_the_best_are_ranked_as_the_run_itself_ranks_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("choice", "steps"), [(_HIGHER, [20, 40, 10, 70, 60]), (_LOWER, [60, 10, 70, 20, 40])])
+def test_the_best_are_ranked_as_the_run_itself_ranks_them(tmp_path: Path, choice: Choice, steps: list[int]) -> None:
     values = {10: 0.5, 20: 0.7, 30: math.nan, 40: 0.7, 50: math.inf, 60: 0.1, 70: 0.5}
     write_ledger(tmp_path, *(evaluation(step, accuracy=value) for step, value in values.items()))
-    assert _steps(tmp_path, _HIGHER) == [20, 40, 10, 70, 60]
-    assert _steps(tmp_path, _LOWER) == [60, 10, 70, 20, 40]
-    for choice in (_HIGHER, _LOWER):
-        kept = ledgers.kept(
-            ledgers.read_evaluations(tmp_path, "validation"), Criterion(choice.metric, choice.comparison, 3)
-        )
-        assert [one.step for one in kept["validation"]] == _steps(tmp_path, choice)[:3]
+    evaluations = ledgers.read_evaluations(tmp_path, "validation")
+    kept = ledgers.kept(evaluations, Criterion(choice.metric, choice.comparison, 3))
+    assert [one.step for one in ledgers.ranked(evaluations, choice)["validation"]] == steps
+    assert [one.step for one in kept["validation"]] == steps[:3]
 
 
 def test_a_step_is_ranked_once_and_datasets_are_not_mixed(tmp_path: Path) -> None:
@@ -61,18 +51,6 @@ def test_a_step_is_ranked_once_and_datasets_are_not_mixed(tmp_path: Path) -> Non
     found = {name: [(one.step, one.metrics["accuracy"]) for one in of] for name, of in ranked.items()}
     assert found == {"validation": [(1, 0.9), (2, 0.8)], "other": [(3, 1.0)]}
     assert ledgers.ranked(ledgers.read_evaluations(tmp_path, "validation"), Choice("loss", "lower")) == {}
-
-
-def test_the_runs_own_metric_decides_unless_another_is_given(tmp_path: Path) -> None:
-    told = ledgers.read_evaluations(write_ledger(tmp_path, evaluation(1, accuracy=0.5, loss=1.0)), "validation")
-    none = read_settings(tmp_path)
-    assert ledgers.choose(None, None, _RUN, told) == _HIGHER
-    assert ledgers.choose("accuracy", None, _RUN, told) == _HIGHER
-    assert ledgers.choose(None, "lower", _RUN, told) == _LOWER
-    assert ledgers.choose("loss", "lower", none, told) == Choice("loss", "lower")
-    assert ledgers.choose(None, None, none, told) is None
-    with pytest.raises(UsageError, match="--comparison: needs --metric too"):
-        ledgers.choose(None, "lower", none, told)
 
 
 def test_complete_weights_are_found_in_best_folders_first(tmp_path: Path) -> None:
@@ -87,13 +65,6 @@ def test_complete_weights_are_found_in_best_folders_first(tmp_path: Path) -> Non
         assert ledgers.weights_of(one, tmp_path, kept) == prefix
     (tmp_path / "ckpt-10.index").unlink()
     assert ledgers.weights_of(one, tmp_path, []) is None
-
-
-def test_each_ledger_has_the_folder_where_its_best_is_kept(tmp_path: Path) -> None:
-    assert ledgers.best_folder(tmp_path, _RUN, "validation") == tmp_path / "best_ckpt"
-    assert ledgers.best_folder(tmp_path, _RUN, "fast") == tmp_path / "evals" / "fast" / "best_ckpt"
-    assert ledgers.best_folder(tmp_path, _RUN, "eval") is None
-    assert ledgers.best_folder(tmp_path, Settings("", "higher", ""), "validation") is None
 
 
 def test_info_json_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
