@@ -152,22 +152,11 @@ def test_an_example_uses_a_file_of_another_page(runner: Runner, tmp_path: Path) 
     _run(page, [page, other], tmp_path, runner)
 
 
-@pytest.mark.parametrize("line", ["# it's a comment", "cat <<'END'\nit's a text\nEND", "test x = x > 'a file'"])
-def test_what_only_a_shell_can_read_is_given_to_a_shell(line: str, runner: Runner, tmp_path: Path) -> None:
-    _run(read_page("a.md", f"<!-- run: shell -->\n```bash\n{line}\n```\n"), [], tmp_path, runner)
-
-
 def test_every_line_of_a_command_has_to_pass(runner: Runner, tmp_path: Path) -> None:
     fails = "<!-- example: one.py -->\n```python\nraise SystemExit(3)\n```\n<!-- run: one, exit 3 -->\n```bash\n"
     _run(read_page("a.md", f"{fails}true\npython one.py\n```\n"), [], tmp_path / "last", runner)
     with pytest.raises(AssertionError, match=r"a\.md, one: python one\.py\n"):
         _run(read_page("a.md", f"{fails}python one.py\ntrue\n```\n"), [], tmp_path / "first", runner)
-
-
-def test_a_command_that_fails_is_told_with_its_output(runner: Runner, tmp_path: Path) -> None:
-    page = read_page("a.md", "<!-- run: broken -->\n```bash\necho before\nfalse | true\necho after\n```\n")
-    with pytest.raises(AssertionError, match=r"a\.md, broken: echo before\n"):
-        _run(page, [page], tmp_path, runner)
 
 
 def test_a_marker_without_its_block_is_noticed() -> None:

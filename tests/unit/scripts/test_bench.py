@@ -8,8 +8,6 @@ from scripts import bench
 from scripts.benchmarks.contenders import SECTIONS
 from scripts.benchmarks.results import CONTROL, Section
 
-DENSE = SECTIONS[0]
-
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
 def test_a_section_has_its_references_and_a_control(section: Section) -> None:
@@ -23,27 +21,11 @@ def test_a_section_has_its_references_and_a_control(section: Section) -> None:
     assert rows[CONTROL].options == rows[section.base].options
 
 
-def test_a_selected_row_brings_the_rows_it_is_compared_with() -> None:
-    selected = DENSE.select(["ours_fused"])
-
-    names = [contender.name for contender in selected.contenders]
-    assert names == ["by_hand", "again", "fused_by_hand", "ours_fused"]
-
-
 def test_only_selects_sections_and_rows() -> None:
     conv, dense = bench.select_sections(SECTIONS, "dense/ours,conv", is_quick=False, rounds=None)[::-1]
 
     assert [contender.name for contender in dense.contenders] == ["by_hand", "again", "ours"]
     assert conv in SECTIONS
-
-
-def test_quick_measures_the_rows_with_goals_in_one_round() -> None:
-    sections = bench.select_sections(SECTIONS, None, is_quick=True, rounds=None)
-
-    assert {section.rounds for section in sections} == {1}
-    for section, quick in zip(SECTIONS, sections, strict=True):
-        goals = {contender.name for contender in section.contenders if contender.goals}
-        assert goals <= {contender.name for contender in quick.contenders}
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,6 @@ def test_the_first_loop_after_a_standstill_never_counts(seconds: float) -> None:
     assert clock.now == 2 * seconds
 
 
-def test_a_told_figure_ends_a_window() -> None:
-    pacer, connection, _ = start_pacer(0.0, 0.0)
-
-    pacer.tell(7.0)
-    assert connection.recv() == (1, 7.0)
-
-
 def test_skipped_steps_come_before_the_process_is_ready() -> None:
     connection, theirs = Pipe()
     pacer = Pacer(theirs, skip=200)

@@ -50,21 +50,15 @@ def test_few_rounds_decide_a_goal_that_is_far_off_only(bound: float, unit: str, 
     assert result.verdict("ours", "by_hand", bound) == verdict
 
 
-def test_the_table_has_the_control_and_the_ratios() -> None:
+def test_the_table_has_the_control_the_ratios_and_verdicts() -> None:
     result = measurement(Contender("ours", "m:f", goals={"by_hand": 0.8, "again": 2.0}))
 
     _, control, _, *rows = table_lines(result)
     assert control.startswith("control (equal code): 0.980, 0.90 to 1.04 in 3 rounds")
-    assert control.endswith("a difference of 3 % is not resolved")
     assert rows[2].split() == ["ours", "95", "0.95", "0.95", "0.95", "by_hand"]
-
-
-def test_goals_have_their_verdicts() -> None:
-    result = measurement(Contender("ours", "m:f", goals={"by_hand": 0.8, "again": 2.0}))
-
-    met, missed = (line.split() for line in goal_lines(result))
-    assert met == ["met", "0.95", ">=", "0.8", "dense/ours", "to", "by_hand"]
-    assert missed == ["not", "met", "0.97", ">=", "2", "dense/ours", "to", "again"]
+    met, missed = goal_lines(result)
+    assert met.split() == ["met", "0.95", ">=", "0.8", "dense/ours", "to", "by_hand"]
+    assert missed.startswith("not met")
 
 
 def test_without_figures_the_table_has_the_reason() -> None:
