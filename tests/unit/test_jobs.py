@@ -52,11 +52,6 @@ def _check_command(command: list[str]) -> None:
     assert values.model_dir.endswith("runs/my-experiment")
 
 
-def test_the_folder_has_a_file_for_each_system() -> None:
-    names = sorted(path.name for path in JOBS.iterdir())
-    assert names == ["Dockerfile", "kfp_pipeline.py", "kubernetes_job.yaml", *SCRIPTS]
-
-
 @pytest.mark.parametrize("path", sorted(JOBS.iterdir()), ids=lambda path: path.name)
 def test_a_file_names_no_registry_and_its_guide(path: Path) -> None:
     text = path.read_text()
@@ -90,12 +85,7 @@ def test_kubernetes_has_a_rule_for_each_exit_code(jobs: list[dict[str, Any]], nu
     wanted = {code: ACTIONS[outcome(code)[1]] for code in ExitCode if code is not ExitCode.DONE}
     wanted[ExitCode.MODEL_DIR_IN_USE] = "Count"
     assert actions == wanted
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_disruptions_do_not_count_but_final_ends_come_first(jobs: list[dict[str, Any]], number: int) -> None:
-    rules = jobs[number]["spec"]["podFailurePolicy"]["rules"]
-    assert [rule["action"] for rule in rules] == ["FailJob", "Ignore", "Ignore", "Count"]
+    assert [rule["action"] for rule in rules] == ["FailJob", "Ignore", "Ignore", "Count"]  # the first that fits counts
     assert rules[2]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
 
 

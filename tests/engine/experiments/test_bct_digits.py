@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit
-from experiments.bct_digits import BctDigitsConfig
-from experiments.bct_digits.task import BctDigitsTask, masked_cross_entropy, retrieval
+from experiments.bct_digits.task import masked_cross_entropy, retrieval
 from trainer_kit.run.launcher import launch
 
 SHORT = {"train_steps": 60, "steps_per_loop": 60, "summary_interval": 60, "validation_interval": 60}
@@ -32,14 +31,6 @@ def test_retrieval_leaves_out_the_query_itself() -> None:
     assert retrieval(points, points, np.array([0, 0, 1, 1])) == 1
     assert retrieval(points, points, np.array([0, 1, 2, 3])) == 0
     assert retrieval(points, -points, np.array([0, 0, 1, 1])) == 0
-
-
-def test_the_weighted_influence_loss_is_added() -> None:
-    old = {"run": "runs/old", "net": {"digits": (4, 7)}, "influence_weight": 3.0}
-    task = BctDigitsTask(BctDigitsConfig().replace(old_model=old, **NEW))
-    outputs = {"logits": tf.zeros((2, 10)), "old_logits": tf.zeros((2, 2))}
-    loss = task.build_losses(tf.constant([7, 9]), outputs)
-    assert float(loss) == pytest.approx(math.log(10) + 3 * math.log(2) / 2)
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +59,3 @@ def test_the_old_model_keeps_its_weights(runs: dict[str, Any]) -> None:
         kept, given = new.get_layer(f"old_{name}"), old.get_layer(name)
         assert not kept.trainable_variables
         assert [one.tobytes() for one in kept.get_weights()] == [one.tobytes() for one in given.get_weights()]
-
-
-def test_no_optimizer_holds_the_old_model(runs: dict[str, Any]) -> None:
-    saved = tf.train.list_variables(str(runs["folder"] / "new" / "ckpt-60"))
-    of_old = [name for name, _ in saved if "old_" in name]
-    assert len(of_old) == 10 and all(name.startswith("model/") for name in of_old)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from experiments.char_lm import CharLmConfig, char_lm
 from experiments.char_lm.config import CharLmModelConfig
 from experiments.char_lm.model import build_transformer
 from experiments.char_lm.task import CharLmTask, shifted
-from experiments.char_lm.text import VOCABULARY, is_held_out, library, read_text, source_files, windows
+from experiments.char_lm.text import VOCABULARY, is_held_out, read_text, source_files, windows
 from trainer_kit import DataError
 from trainer_kit.config.experiments import task_class
 from trainer_kit.errors import ConfigError
@@ -44,15 +43,6 @@ def test_tests_generated_files_and_packages_are_left_out(tmp_path: Path) -> None
     assert source_files(tmp_path) == ["module_0.py", "module_1.py", "module_2.py", "sub/inside.py"]
 
 
-def test_the_library_has_names_on_both_sides() -> None:
-    names = source_files(library())
-    held_out = [name for name in names if is_held_out(name)]
-    assert 0.03 < len(held_out) / len(names) < 0.07
-    assert "argparse.py" in names
-    assert library() / "argparse.py" == Path(sys.modules["hashlib"].__file__ or "").with_name("argparse.py")
-    assert not any(name.startswith(("test/", "site-packages/")) for name in names)
-
-
 def test_no_held_out_file_is_in_the_training_text(tmp_path: Path) -> None:
     folder = _library(tmp_path)
     sides = {held_out: read_text(folder, held_out).tobytes().decode() for held_out in (True, False)}
@@ -62,12 +52,6 @@ def test_no_held_out_file_is_in_the_training_text(tmp_path: Path) -> None:
         assert text in sides[held_out]
         assert f"\nvalue_{i} = " not in sides[not held_out]
     assert len(sides[True]) + len(sides[False]) == sum(len(path.read_text()) for path in folder.glob("module_*.py"))
-
-
-def test_other_characters_become_question_marks(tmp_path: Path) -> None:
-    name = next(f"m{i}.py" for i in range(100) if is_held_out(f"m{i}.py"))
-    (tmp_path / name).write_bytes("é€b".encode() + b"\xff\n")
-    assert read_text(tmp_path, held_out=True).tobytes() == b"??b?\n"
 
 
 def test_texts_and_models_that_cannot_be_are_refused(tmp_path: Path) -> None:
@@ -92,12 +76,6 @@ def test_windows_predict_every_character_but_the_first_once() -> None:
     assert following.numpy().ravel().tolist() == list(range(1, 26))
 
 
-def test_a_bounded_number_of_windows_is_spread_over_the_text() -> None:
-    text = np.arange(101, dtype=np.uint8)
-    assert windows(text, 10, most=4)[:, 0].tolist() == [0, 30, 60, 90]
-    assert len(windows(text, 10, most=50)) == 10
-
-
 def test_a_changed_character_changes_no_earlier_logits() -> None:
     model = build_transformer(SMALL, VOCABULARY)
     given = _characters(2, 12)
@@ -112,13 +90,7 @@ def test_a_changed_character_changes_no_earlier_logits() -> None:
 
 def test_the_model_has_the_parameters_of_its_layers() -> None:
     assert task_class(CharLmConfig()) is CharLmTask
-    width = 128
-    front = VOCABULARY * width + (4 * width * width + width) + 128 * width
-    attention = 4 * (width * width + width)
-    block = width + attention + width + (width * 4 * width + 4 * width) + (4 * width * width + width)
-    model = CharLmTask(char_lm().task).build_model()
-    assert model.count_params() == front + 2 * block + width + (width * VOCABULARY + VOCABULARY) == 511_104
-    assert len({variable.path for variable in model.variables}) == len(model.variables)
+    assert CharLmTask(char_lm().task).build_model().count_params() == 511_104
 
 
 def test_the_metric_is_the_mean_over_all_characters() -> None:
