@@ -7,13 +7,12 @@ import json
 import logging
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
 
-from tests.engine.runtime.test_devices import addresses
-from tests.fork_server import Child, ForkServer
+from tests.builders import free_hosts, wait_until
+from tests.fork_server import ForkServer
 
 ALONE = ("default", "mirrored", "multi_worker_mirrored")
 JOBS = ("chief", "worker")
@@ -68,44 +67,27 @@ def tell(found: dict[str, Any]) -> None:
     signal.pause()
 
 
-def _told(child: Child) -> dict[str, Any]:
-    give_up = time.monotonic() + 60
-    while not (lines := [line for line in child.text.splitlines(keepends=True) if line.endswith("}}\n")]):
-        assert child.alive and time.monotonic() < give_up, child.text
-        time.sleep(0.05)
-    found: dict[str, Any] = json.loads(lines[0])
-    return found
-
-
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """What the functions returned, by strategy or, of the two processes, by job."""
-    cluster = {job: [address] for job, address in zip(JOBS, addresses(2), strict=True)}
+    cluster = {job: [address] for job, address in zip(JOBS, free_hosts(2), strict=True)}
+    results: dict[str, Any] = {}
     with ForkServer() as server:
         children = [server.start(together, cluster, index) for index in (0, 1)]
-        return _told(server.start(alone)) | _told(children[0]) | _told(children[1])
+        for child in (server.start(alone), *children):
+            wait_until(lambda child=child: "}}\n" in child.text or not child.alive, 60)
+            results |= json.loads(next(line for line in child.text.splitlines() if line.endswith("}}")))
+    return results
 
 
 @pytest.mark.parametrize("strategy", ALONE)
 def test_one_process_is_the_only_worker_and_agrees_with_itself(found: dict[str, Any], strategy: str) -> None:
-    assert found[strategy]["place"] == [1, 0]
-    assert found[strategy]["numbers"] == [own for own, _ in NUMBERS]
-    assert found[strategy]["texts"] == [[own] for own, _ in TEXTS]
+    numbers, texts = [own for own, _ in NUMBERS], [[own] for own, _ in TEXTS]
+    assert found[strategy] == {"place": [1, 0], "numbers": numbers, "texts": texts}
+    assert found["warned"] == [False, False, True]  # of one worker with a strategy for several
 
 
-def test_only_a_multi_worker_strategy_of_one_worker_is_warned_of(found: dict[str, Any]) -> None:
-    assert found["warned"] == [False, False, True]
-
-
-def test_the_chief_is_the_first_of_two_workers(found: dict[str, Any]) -> None:
-    assert [found[job]["place"] for job in JOBS] == [[2, 0], [2, 1]]
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_the_number_is_the_chiefs_on_every_worker(found: dict[str, Any], job: str) -> None:
-    assert found[job]["numbers"] == [chiefs for chiefs, _ in NUMBERS]
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_all_gather_keeps_texts_of_any_length_in_order(found: dict[str, Any], job: str) -> None:
-    assert found[job]["texts"] == [list(texts) for texts in TEXTS]
+@pytest.mark.parametrize("index", [0, 1])
+def test_two_workers_have_the_chiefs_number_and_all_texts(found: dict[str, Any], index: int) -> None:
+    numbers, texts = [chiefs for chiefs, _ in NUMBERS], [list(texts) for texts in TEXTS]
+    assert found[JOBS[index]] == {"place": [2, index], "numbers": numbers, "texts": texts}

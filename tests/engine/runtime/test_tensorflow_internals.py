@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests.builders import replicas
-from trainer_kit.errors import TrainerKitError, UsageError
+from trainer_kit.errors import TrainerKitError
 from trainer_kit.inputs.op_definitions import op_definition
 from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
 from trainer_kit.runtime import tensorflow_internals as internals
@@ -24,15 +24,6 @@ D = tf.data.Dataset
 
 def _without(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
     monkeypatch.delattr(importlib.import_module(module), name)
-
-
-# ---- eager context
-
-
-def test_without_the_executor_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    _without(monkeypatch, "tensorflow.python.eager.context", "function_executor_type")
-    with pytest.raises(UsageError):
-        internals.single_threaded_executor()
 
 
 def _drawn(count: int) -> list[float]:
@@ -117,15 +108,6 @@ def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.Monk
     assert internals.converted_by_autograph(_positive, itself=False) is _positive
 
 
-# ---- what checkpoints hold
-
-
-def test_without_the_classes_modules_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tf, "__internal__", object())
-    assert internals.trackable_class() is tf.Module
-    assert internals.plain_node_class() is tf.Module
-
-
 # ---- asynchronous saves
 
 
@@ -138,14 +120,14 @@ def _save(path: Path, callback: Any = None) -> tf.train.Checkpoint:
     return checkpoint
 
 
-def _fail(path: str) -> None:
-    raise OSError(f"no room for {path}")
-
-
 def test_a_failed_save_is_reported_once_and_a_later_one_succeeds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoint = _save(tmp_path, _fail)
+
+    def fail(path: str) -> None:
+        raise OSError(f"no room for {path}")
+
+    checkpoint = _save(tmp_path, fail)
     assert "no room for" in str(internals.end_saver(checkpoint))
     assert not caplog.records and not logging.getLogger("absl").disabled
     assert internals.end_saver(checkpoint) is None
@@ -167,19 +149,6 @@ def test_the_next_save_restarts_the_thread_of_saves(tmp_path: Path) -> None:
     (thread,) = set(threading.enumerate()) - before
     internals.end_saver(checkpoint)
     assert not thread.is_alive()
-
-
-class _NoSaver(tf.train.Checkpoint):
-    """A checkpoint of a TensorFlow that keeps its saver elsewhere."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "_async_checkpointer_impl":
-            raise AttributeError(name)
-        return super().__getattribute__(name)
-
-
-def test_without_the_saver_the_thread_stays() -> None:
-    assert internals.end_saver(_NoSaver(variable=tf.Variable(1.0))) is None
 
 
 # ---- datasets

@@ -6,14 +6,13 @@ import json
 import re
 import shutil
 import signal
-import socket
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.builders import free_hosts, wait_until
 from tests.fork_server import Ended, ForkServer, train
 from tests.process.end_to_end.workers_experiment import (
     LOOP,
@@ -84,16 +83,6 @@ def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     children = [server.start(worker, hosts, own, *arguments(hit)) for own in (0, 1)]
     hit_ends.append([child.wait(SECONDS) for child in children])
     return Runs(whole, whole_ends, notes.read_text(), hit, hit_ends, copies)
-
-
-def free_hosts(count: int) -> list[str]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return [f"127.0.0.1:{port}" for port in ports]
 
 
 def arguments(folder: Path, experiment: str = "normalized", mode: str = "train_and_eval") -> Sequence[str]:
@@ -170,9 +159,7 @@ def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
 
 def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(server: ForkServer, tmp_path: Path) -> None:
     early = server.start(worker, free_hosts(2), 1, *arguments(tmp_path))
-    while "waits for all 2 workers" not in early.text:
-        assert early.alive, early.text
-        time.sleep(0.05)
+    wait_until(lambda: "waits for all 2 workers" in early.text)
     early.kill(signal.SIGTERM)
     ended = early.wait(10)
     assert ended.code == 75, ended.text
@@ -198,9 +185,7 @@ def test_the_chief_refuses_a_model_dir_in_which_others_train(server: ForkServer,
         chief = server.run(worker, hosts, 0, *arguments(tmp_path), timeout=SECONDS)
         assert chief.code == 4, chief.text
         assert f"{tmp_path} is in use" in chief.text
-        while "waits for all 2 workers" not in other.text:  # the chief that trains may be about to end
-            assert other.alive, other.text
-            time.sleep(0.05)
+        wait_until(lambda: "waits for all 2 workers" in other.text)  # the chief that trains may be about to end
     other.kill()
     assert "train_and_eval" not in other.wait(SURVIVAL).text
 

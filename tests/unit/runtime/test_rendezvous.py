@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.builders import free_hosts, wait_until
 from trainer_kit.errors import ExitCode, StalledError
 from trainer_kit.runtime import rendezvous
 from trainer_kit.runtime.rendezvous import wait_for_workers
@@ -15,10 +16,7 @@ from trainer_kit.runtime.tf_config import Cluster
 
 
 def _clusters(count: int, chief: bool = False) -> list[Cluster]:
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    hosts = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
-    for server in servers:
-        server.close()
+    hosts = free_hosts(count)
     tasks = {"chief": tuple(hosts[:1]), "worker": tuple(hosts[1:])} if chief else {"worker": tuple(hosts)}
     names = [(job, index) for job, addresses in tasks.items() for index in range(len(addresses))]
     return [Cluster(tasks=tasks, task_type=job, task_index=index) for job, index in names]
@@ -33,31 +31,29 @@ def _waiting(cluster: Cluster) -> threading.Thread:
 @pytest.mark.parametrize("chief", [False, True])
 def test_all_workers_continue_together_and_free_their_ports(chief: bool) -> None:
     clusters = _clusters(3, chief)
-    early = [_waiting(cluster) for cluster in clusters[:2]]
+    threads = [_waiting(cluster) for cluster in clusters[:2]]
     time.sleep(0.5)
-    assert all(thread.is_alive() for thread in early)
-    late = _waiting(clusters[2])
-    servers: list[socket.socket] = []
-    threads = [*early, late]
-    give_up = time.monotonic() + 10
-    while len(servers) < len(threads) and time.monotonic() < give_up:  # each port is taken over, as by TensorFlow
+    assert all(thread.is_alive() for thread in threads)
+    threads.append(_waiting(clusters[2]))
+    servers: dict[int, socket.socket] = {}
+
+    def take_over_free_ports() -> bool:  # as TensorFlow does
         for thread, cluster in zip(threads, clusters, strict=True):
             port = int(cluster.tasks[cluster.task_type][cluster.task_index].rpartition(":")[2])
-            if not thread.is_alive() and port not in [server.getsockname()[1] for server in servers]:
-                servers.append(socket.create_server(("127.0.0.1", port)))
-        time.sleep(0.01)
-    for server in servers:
+            if not thread.is_alive() and port not in servers:
+                servers[port] = socket.create_server(("127.0.0.1", port))
+        return len(servers) == len(threads)
+
+    wait_until(take_over_free_ports)
+    for server in servers.values():
         server.close()
-    assert len(servers) == len(threads)
 
 
 def test_who_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(rendezvous, "_TELL_AFTER", 0.1)
     first, second = _clusters(2)
     thread = _waiting(first)
-    while "not answered" not in caplog.text:
-        assert thread.is_alive()
-        time.sleep(0.05)
+    wait_until(lambda: "not answered" in caplog.text)
     assert f"worker 1 at {second.tasks['worker'][1]} has not answered" in caplog.text and "waiting" in caplog.text
     with socket.create_server(("127.0.0.1", int(second.tasks["worker"][1].rpartition(":")[2]))):
         thread.join(5)

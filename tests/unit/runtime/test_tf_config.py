@@ -21,11 +21,6 @@ def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_worker_hosts_mean_one_worker_and_no_tf_config() -> None:
     assert configure_cluster(None, -1) == 1
     assert configure_cluster("", 0) == 1
-    assert read_cluster() is None
-    assert "TF_CONFIG" not in os.environ
-
-
-def test_an_empty_tf_config_is_removed() -> None:
     os.environ["TF_CONFIG"] = " "
     assert read_cluster() is None
     assert "TF_CONFIG" not in os.environ

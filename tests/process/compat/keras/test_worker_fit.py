@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 
+from tests.builders import free_hosts
 from tests.fork_server import ForkServer
 from tests.process.compat.keras.worker_fit import EPOCHS, fit
-from tests.process.end_to_end.test_workers import free_hosts
 
 SECONDS = 120.0
 

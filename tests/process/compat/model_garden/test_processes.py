@@ -18,11 +18,11 @@ import tf_keras
 from official.core import base_trainer, task_factory
 from official.core import train_utils as theirs
 
+from tests.builders import free_hosts
 from tests.engine.compat.model_garden.garden_task import small_config
 from tests.engine.compat.model_garden.tiny import multi_task
 from tests.fork_server import ForkServer
 from tests.process.compat.model_garden.multitask.registered import killed_at, stopped_in_step
-from tests.process.end_to_end.test_workers import free_hosts
 from trainer_kit import train
 from trainer_kit.compat.model_garden import run_experiment
 from trainer_kit.errors import ExitCode
