@@ -16,22 +16,8 @@ from trainer_kit.optimizers.accumulation import GradientAccumulator, GradientSum
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients
 
-SHARES = (0.5, 0.25, 0.25)
-PARTS = ([4.0, 0.0], [0.0, 8.0], [0.0, 4.0])  # the gradients of three micro-batches; their weighted sum is [2, 3]
-
-
-def _variable(values: Sequence[float] = (1.0, 1.0), dtype: str = "float32") -> keras.Variable:
-    return keras.Variable(np.array(values), dtype=dtype)
-
-
-def _accumulate(optimizer: Any, step: Callable[[Any, tf.Tensor], None], parts: Sequence[Any] = PARTS) -> None:
-    """Runs a step of the stand-in optimizer and a gradient for each part, and the update."""
-    sums = GradientSums()
-    for number, (share, part) in enumerate(zip(SHARES, parts, strict=True)):
-        step(GradientAccumulator(sums, optimizer, tf.constant(share), tf.constant(number == 0)), tf.constant(part))
-    sums.update()
-
-
+# The share and the gradient of three micro-batches, whose weighted sum is [2, 3].
+PARTS = [(0.5, [4.0, 0.0]), (0.25, [0.0, 8.0]), (0.25, [0.0, 4.0])]
 WAYS: dict[str, Callable[[Any, Any, Any], None]] = {
     "trainer_kit": lambda optimizer, gradient, weights: apply_gradients(optimizer, [(gradient, weights)]),
     "apply_gradients": lambda optimizer, gradient, weights: optimizer.apply_gradients([(gradient, weights)]),
@@ -40,58 +26,63 @@ WAYS: dict[str, Callable[[Any, Any, Any], None]] = {
 }
 
 
+def _variable(values: Any = (1.0, 1.0), dtype: str = "float32") -> keras.Variable:
+    return keras.Variable(np.array(values), dtype=dtype)
+
+
+def _accumulate(optimizer: Any, weights: Any, parts: Sequence[tuple[float, Any]], way: str = "trainer_kit") -> Any:
+    """Gives a stand-in for the optimizer the gradient of each part, and updates; returns the sums."""
+    sums = GradientSums()
+    for number, (share, gradient) in enumerate(parts):
+        part = GradientAccumulator(sums, optimizer, tf.constant(share), tf.constant(number == 0))
+        WAYS[way](part, tf.constant(gradient) if isinstance(gradient, list) else gradient, weights)
+    sums.update()
+    return sums
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_one_update_applies_the_weighted_sum(way: str) -> None:
     weights, optimizer = _variable(), keras.optimizers.SGD(0.5)
     optimizer.build([weights])
-    sums = GradientSums()
-    for _ in range(2):  # the sums of the first batch are replaced
+    sums = _accumulate(optimizer, weights, PARTS, way)
+    np.testing.assert_allclose(weights.numpy(), [0.0, -0.5])
+    assert int(optimizer.iterations.numpy()) == 1 and len(sums.variables) == 1
+
+
+def test_sums_of_the_batch_before_are_replaced() -> None:
+    weights, optimizer, sums = _variable(), keras.optimizers.SGD(1.0), GradientSums()
+    for _ in range(2):
         sums.calls = {}
-        for number, (share, gradient) in enumerate(zip(SHARES, PARTS, strict=True)):
-            part = GradientAccumulator(sums, optimizer, tf.constant(share), tf.constant(number == 0))
-            WAYS[way](part, tf.constant(gradient), weights)
+        part = GradientAccumulator(sums, optimizer, tf.constant(1.0), tf.constant(True))
+        apply_gradients(part, [(tf.constant([1.0, 2.0]), weights)])
         sums.update()
-    np.testing.assert_allclose(weights.numpy(), [-1.0, -2.0])
-    assert int(optimizer.iterations.numpy()) == 2 and len(sums.variables) == 1
+    np.testing.assert_allclose(weights.numpy(), [-1.0, -3.0])
 
 
 def test_the_sum_is_clipped_and_not_its_parts() -> None:
-    weights, optimizer = _variable(), create_optimizer(optimization("sgd", learning_rate=1.0, clipvalue=2.5))
-    _accumulate(optimizer, lambda one, gradient: apply_gradients(one, [(gradient, weights)]))
+    weights = _variable()
+    _accumulate(create_optimizer(optimization("sgd", learning_rate=1.0, clipvalue=2.5)), weights, PARTS)
     np.testing.assert_allclose(weights.numpy(), [-1.0, -1.5])
 
 
 def test_rows_of_an_embedding_are_added_up() -> None:
-    table, optimizer = _variable(np.zeros((3, 2))), keras.optimizers.SGD(1.0)
-    sums = GradientSums()
-    for rows in ([1, 1], [0, 1]):
-        gradient = tf.IndexedSlices(tf.ones([2, 2]), tf.constant(rows), tf.constant([3, 2]))
-        part = GradientAccumulator(sums, optimizer, tf.constant(0.5), tf.constant(rows == [1, 1]))
-        apply_gradients(part, [(gradient, table)])
-    sums.update()
+    table, ones, size = _variable(np.zeros((3, 2))), tf.ones([2, 2]), tf.constant([3, 2])
+    parts = [(0.5, tf.IndexedSlices(ones, tf.constant(rows), size)) for rows in ([1, 1], [0, 1])]
+    _accumulate(keras.optimizers.SGD(1.0), table, parts)
     np.testing.assert_allclose(table.numpy(), [[-0.5, -0.5], [-1.5, -1.5], [0, 0]])
 
 
 def test_half_precision_gradients_are_added_in_float32() -> None:
-    weights, optimizer = _variable([0.0], "float16"), keras.optimizers.SGD(1.0)
-    sums = GradientSums()
-    for number in range(4):  # in float16, 2048 + 0.5 is 2048
-        gradient = tf.constant([8192.0 if number == 0 else 2.0], tf.float16)
-        part = GradientAccumulator(sums, optimizer, tf.constant(0.25), tf.constant(number == 0))
-        apply_gradients(part, [(gradient, weights)])
-    (total,) = sums.variables.values()
+    weights = _variable([0.0], "float16")
+    parts = [(0.25, tf.constant([value], tf.float16)) for value in (8192.0, 2.0, 2.0, 2.0)]  # 2048 + 0.5 is 2048 there
+    (total,) = _accumulate(keras.optimizers.SGD(1.0), weights, parts).variables.values()
     assert total.dtype == tf.float32 and float(total[0]) == 2049.5
-    sums.update()
     assert weights.numpy().dtype == np.float16
 
 
 def test_a_weight_of_zero_leaves_nothing_of_a_nan() -> None:
-    weights, optimizer = _variable(), keras.optimizers.SGD(1.0)
-    sums = GradientSums()
-    for number, (share, value) in enumerate(((1.0, 1.0), (0.0, np.nan))):
-        part = GradientAccumulator(sums, optimizer, tf.constant(share), tf.constant(number == 0))
-        apply_gradients(part, [(tf.constant([value, value], tf.float32), weights)])
-    sums.update()
+    weights = _variable()
+    _accumulate(keras.optimizers.SGD(1.0), weights, [(1.0, [1.0, 1.0]), (0.0, [np.nan, np.nan])])
     np.testing.assert_allclose(weights.numpy(), [0.0, 0.0])
 
 

@@ -37,14 +37,6 @@ def test_the_current_rate_is_that_of_the_next_step(dtype: str | None) -> None:
     assert float(current_learning_rate(optimizer, step=100)) == pytest.approx(0.0, abs=1e-7)
 
 
-def test_the_current_rate_follows_a_changed_variable() -> None:
-    optimizer = keras.optimizers.SGD(0.5)
-    rate = tf.function(lambda: current_learning_rate(optimizer, step=7))
-    assert float(rate()) == 0.5
-    optimizer.learning_rate = 0.125
-    assert float(rate()) == 0.125
-
-
 def test_an_object_with_nothing_but_a_rate_has_a_current_rate() -> None:
     class Plain:
         learning_rate = 0.75

@@ -13,7 +13,6 @@ import tf_keras
 from tests.builders import on_each_replica, replicas
 from trainer_kit.checkpoints.state.variable_names import canonical_paths
 from trainer_kit.config.schema.optimization import EMAConfig
-from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables, exchange
 
 
@@ -50,14 +49,6 @@ def test_averages_follow_the_closed_form(start: int, dynamic: bool) -> None:
         given.append([float(averages[name]["w"].numpy()) for name in decays])
     wanted = [expected(values, config.replace(average_decay=decay)) for decay in decays.values()]
     np.testing.assert_allclose(given, np.transpose(wanted), rtol=1e-5, atol=1e-6)
-
-
-def test_weights_that_stand_still_are_their_own_average() -> None:
-    weights = keras.Variable(np.random.default_rng(0).normal(size=50).astype("float32"), name="w")
-    average = MovingAverage([weights], EMAConfig())
-    for step in range(1, 6):
-        average.update(step)
-    np.testing.assert_array_equal(average.variables["w"].numpy(), weights.numpy())
 
 
 def keras_model(library: Any = keras) -> Any:
@@ -182,15 +173,6 @@ def test_one_of_several_averages_is_reset_or_swapped_alone() -> None:
     assert (average.swapped, weights.numpy()) == ("fast", 5.0)
     average.swap("fast")
     assert (average.swapped, weights.numpy()) == ("", 7.0)
-
-
-def test_no_variables_or_those_of_another_strategy_are_refused() -> None:
-    with pytest.raises(UsageError):
-        MovingAverage([], EMAConfig())
-    with replicas(2).scope():
-        weights = keras.Variable([1.0], name="w")
-    with pytest.raises(UsageError):
-        MovingAverage([weights], EMAConfig())
 
 
 def test_a_new_run_averages_from_the_loaded_weights() -> None:

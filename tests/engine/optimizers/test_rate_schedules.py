@@ -156,16 +156,6 @@ def test_keras_can_save_and_load_a_schedule(case: str, warmup: str) -> None:
     assert [float(loaded(step)) for step in STEPS] == [float(schedule(step)) for step in STEPS]
 
 
-@pytest.mark.parametrize("warmup", ["linear", "polynomial", "polynomial root"])
-@pytest.mark.parametrize("case", ["constant", "cosine"])
-def test_there_is_no_jump_where_a_warmup_ends(case: str, warmup: str) -> None:
-    config = schedule_config(case, warmup)
-    config = config.replace(warmup={config.warmup.type: {"warmup_steps": 1000}})
-    rate: Any = create_learning_rate(config)
-    before, at, after = (float(rate(step)) for step in (999, 1000, 1001))
-    np.testing.assert_allclose([before, after], [at, at], rtol=2e-3, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("boundaries", "values", "rates"),
     [

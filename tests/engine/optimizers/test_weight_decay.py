@@ -12,7 +12,6 @@ import tensorflow as tf
 import tf_keras
 
 from tests.builders import optimization
-from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients
 from trainer_kit.optimizers.per_variable import variable_path
@@ -106,8 +105,3 @@ def test_a_pattern_that_finds_nothing_is_named(caplog: pytest.LogCaptureFixture)
         "weight decay: the pattern 'LayerNorm' matches none of the variables "
         "net/dense/kernel, net/dense/bias, net/layer_norm/gamma, net/layer_norm/beta"
     ]
-
-
-def test_a_broken_pattern_is_refused() -> None:
-    with pytest.raises(UsageError):
-        create_optimizer(optimization("adamw", weight_decay_rate=0.5, exclude_from_weight_decay=("norm(",)))
