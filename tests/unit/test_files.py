@@ -157,13 +157,6 @@ def test_a_folder_of_the_system_is_not_writable() -> None:
         files.check_writable("/proc/run")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"3", b"\xff"])
-def test_what_holds_no_json_object_is_read_as_none(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "a.json").write_bytes(content)
-    assert files.read_json(tmp_path / "a.json") is None
-
-
 def test_a_json_object_is_read_as_it_was_written(tmp_path: Path) -> None:
     files.write_json(tmp_path / "a.json", {"a": [1, None]})
     assert files.read_json(tmp_path / "a.json") == {"a": [1, None]}

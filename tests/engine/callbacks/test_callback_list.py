@@ -18,8 +18,10 @@ from trainer_kit.training.base_trainer import OwnParts
 
 
 class _Noting(Callback):
-    def __init__(self, called: list[str], name: str = "Noting", error: Exception | None = None) -> None:
+    def __init__(self, called: list[str], name: str = "Noting", error: Exception | None = None, **kind: bool) -> None:
         self._called, self._name, self._error = called, name, error
+        for attribute, value in kind.items():
+            setattr(self, attribute, value)
 
     @property
     def name(self) -> str:
@@ -35,14 +37,6 @@ class _Noting(Callback):
 
     def train_end(self, run: Run) -> None:
         self._called.append(f"{self._name}.train_end")
-
-
-class _Optional(_Noting):
-    required = False
-
-
-class _Everywhere(_Noting):
-    chief_only = False
 
 
 class _Counting(Callback):
@@ -86,7 +80,7 @@ def test_required_errors_are_raised_and_optional_ones_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     called: list[str] = []
-    listed = _listed(_Optional(called, "samples", OSError("no space")), _Noting(called, "b"))
+    listed = _listed(_Noting(called, "samples", OSError("no space"), required=False), _Noting(called, "b"))
     for _ in range(2):
         listed.call("loop_end", {})
     assert called == ["samples.loop_end", "b.loop_end"] * 2
@@ -123,7 +117,7 @@ def test_an_explained_divergence_replaces_the_first_error() -> None:
 
 def test_only_the_chief_calls_what_does_not_say_otherwise() -> None:
     called: list[str] = []
-    _listed(_Noting(called, "a"), _Everywhere(called, "b"), chief=False).call("loop_end", {})
+    _listed(_Noting(called, "a"), _Noting(called, "b", chief_only=False), chief=False).call("loop_end", {})
     assert called == ["b.loop_end"]
 
 
@@ -269,21 +263,10 @@ def test_a_second_training_goes_on_with_the_state_of_the_first() -> None:
         assert counting.count == 1
 
 
-class _Told:
-    """A broadcast of two workers, in which the chief has asked for something."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.number = 0
-        monkeypatch.setattr(callback_list, "broadcast_from_chief", self)
-        monkeypatch.setattr(callback_list, "worker_count", lambda strategy: 2)
-
-    def __call__(self, strategy: Any, number: int) -> int:
-        self.number = self.number or number
-        return self.number
-
-
 def test_other_workers_do_what_the_chiefs_callbacks_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    _Told(monkeypatch)
+    told: list[int] = []
+    monkeypatch.setattr(callback_list, "broadcast_from_chief", lambda strategy, number: told.append(number) or told[0])
+    monkeypatch.setattr(callback_list, "worker_count", lambda strategy: 2)
     chief, other = _listed(), _listed(chief=False)
     chief.run.stop("enough")
     chief.run.evaluate()

@@ -9,7 +9,9 @@ import pytest
 
 import trainer_kit
 from trainer_kit.callbacks.configured_callbacks import checked_callbacks, from_config
-from trainer_kit.config.schema.experiment import CallbackConfig
+from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig
 from trainer_kit.errors import UsageError
 
 
@@ -21,6 +23,18 @@ class Samples(trainer_kit.Callback):
 
 def _made(name: str, **args: Any) -> Any:
     return from_config([CallbackConfig(name=name, args=args)])[0]
+
+
+@register_experiment("tests_with_callbacks")
+def with_callbacks() -> ExperimentConfig:
+    return ExperimentConfig()
+
+
+def test_gin_names_a_callback_and_its_arguments() -> None:
+    binding = "TrainerConfig.callbacks = [{'name': 'test/samples', 'args': {'count': 7}}]"
+    config = resolve("tests_with_callbacks", Sources(gin_params=(binding,))).config
+    (callback,) = from_config(config.trainer.callbacks)
+    assert type(callback) is Samples and callback.count == 7
 
 
 @pytest.mark.parametrize("name", ["test/samples", f"{__name__}:Samples"])

@@ -217,11 +217,9 @@ def test_a_run_ends_with_the_evaluation_that_uses_up_patience(scripted: ReadyTra
 def test_patience_used_up_at_the_last_step_finishes_the_run(linear: ReadyTrainer, tmp_path: Path) -> None:
     config = _tiny().replace(trainer={"train_steps": 30})
     _launch(tmp_path, config, train_actions=[_stop_at(30, 5)], trainer=linear.again())  # an action may ask for it, too
-    assert (
-        final_record(tmp_path)["step"],
-        "stopped" in final_record(tmp_path),
-        evaluated_steps(tmp_path),
-    ) == (30, False, [10, 20, 30])
+    final = final_record(tmp_path)
+    assert (final["step"], "stopped" in final) == (30, False)
+    assert evaluated_steps(tmp_path) == [10, 20, 30]
 
 
 def test_a_restart_does_nothing_until_patience_is_raised(
@@ -244,7 +242,7 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     assert all(np.array_equal(one.numpy(), two) for one, two in zip(resumed.variables, straight[1], strict=True))
 
 
-def test_a_run_past_its_stop_ends_at_once_and_isevaluated_steps(
+def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
     stopped: tuple[Path, dict[str, Any]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(stopped[0], tmp_path / "run"))
@@ -258,11 +256,10 @@ def test_a_run_past_its_stop_ends_at_once_and_isevaluated_steps(
 
 
 def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
-    config = _scripted([0.9, 0.4, 0.8, 0.3, 0.7, 0.2], metric="rare|group|score", patience=2)
-    data = config.task.validation_data
-    config = config.replace(
-        task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": {"rare": {"interval": 20}}}
+    config = _often_and_rare("rare|group|score", patience=2).replace(
+        trainer={"validation_sets": {"rare": {"interval": 20}}}
     )
+    _SCORES.update(zip(range(10, 61, 10), [0.9, 0.4, 0.8, 0.3, 0.7, 0.2], strict=True))
     _launch(tmp_path, config)
     assert final_record(tmp_path)["stopped"].startswith("rare|group|score has not improved on 0.4 of step 20")
     assert _newest(tmp_path) == 60
@@ -302,10 +299,8 @@ def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(of_two_sets: Ready
 def test_sidecar_of_a_stopped_run_evaluates_its_last_checkpoint(
     stopped: tuple[Path, dict[str, Any]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    run, config = (
-        Path(shutil.copytree(stopped[0], tmp_path / "run")),
-        _tiny().replace(trainer={"continuous_eval_timeout": 0.2}),
-    )
+    run = Path(shutil.copytree(stopped[0], tmp_path / "run"))
+    config = _tiny().replace(trainer={"continuous_eval_timeout": 0.2})
     _launch(run, config, mode="continuous_eval", trainer=linear.again())
     assert evaluated_steps(run, "continuous_eval") == [10, 20, 30]
 
@@ -362,10 +357,8 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
 def test_an_eval_action_ends_the_run_after_its_evaluation(linear: ReadyTrainer, tmp_path: Path) -> None:
     config = linear_experiment(train_steps=50, checkpoint_interval=15)
     _, logs = _launch(tmp_path, config, eval_actions=[_stop_at(20, 10)], trainer=linear.again())
-    assert (final_record(tmp_path)["step"], final_record(tmp_path)["stopped"]) == (
-        20,
-        "enough at 20",
-    )
+    final = final_record(tmp_path)
+    assert (final["step"], final["stopped"]) == (20, "enough at 20")
     assert (evaluated_steps(tmp_path), list(complete_checkpoints(str(tmp_path)))) == ([10, 20], [15, 20])
     assert logs["validation_loss"] > 0
 
@@ -374,11 +367,8 @@ def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(linear: ReadyTra
     config = linear_experiment(train_steps=-1)
     for step in (15, 30):
         _launch(tmp_path, config, "train", train_actions=[_stop_at(15, 5)], trainer=linear.again())
-        assert (final_record(tmp_path)["step"], final_record(tmp_path)["stopped"]) == (
-            step,
-            "enough at 15",
-        )
-        assert _newest(tmp_path) == step
+        final = final_record(tmp_path)
+        assert (final["step"], final["stopped"], _newest(tmp_path)) == (step, "enough at 15", step)
 
 
 def test_only_actions_and_callbacks_may_raise_stop_training(scripted: ReadyTrainer, tmp_path: Path) -> None:
@@ -402,8 +392,5 @@ def test_under_orbits_controller_only_an_action_can_stop(linear: ReadyTrainer, t
         _launch(tmp_path, _tiny(), **own)
     _, logs = _launch(tmp_path, linear_experiment(), train_actions=[_stop_at(15, 5)], **own)
     assert logs == {}
-    assert (
-        final_record(tmp_path)["step"],
-        final_record(tmp_path)["stopped"],
-        _newest(tmp_path),
-    ) == (15, "enough at 15", 15)
+    final = final_record(tmp_path)
+    assert (final["step"], final["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)

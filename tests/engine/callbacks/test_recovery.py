@@ -141,12 +141,6 @@ def test_a_weight_that_diverges_just_before_a_save_is_not_saved(
     assert list(complete_checkpoints(str(tmp_path))) == kept
 
 
-def test_short_loops_go_back_too(tmp_path: Path) -> None:
-    short = {"train_steps": 18, "steps_per_loop": 1, "summary_interval": 1, "checkpoint_interval": 13}
-    _run(tmp_path, _Poisoned, recovery_max_trials=1, **short)
-    assert _finite(tmp_path)
-
-
 def test_all_bad_batches_between_checkpoints_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Several(_Poisoned):
         bad = (1, 3, 7)  # before the first checkpoint; some in one loop, and one in the next

@@ -22,7 +22,6 @@ from trainer_kit.testing import compare_runs
 
 CALLBACKS = "tests.process.end_to_end.callbacks_experiment"
 CHANGED = "tests.process.end_to_end.hyper_parameters_experiment"
-GIN = "TrainerConfig.callbacks = [{'name': 'weight_norm', 'args': {'every': 10}}]\n"
 # A callback of the user's, every way to change a hyper-parameter, and an end before the last step. The plateau is
 # reached at the second evaluation, step 20, and at every one after it.
 YAML = f"""
@@ -63,11 +62,6 @@ def server() -> Iterator[ForkServer]:
         yield started
 
 
-def _arguments(folder: Path, *more: str) -> list[str]:
-    common = [f"--import_module={CALLBACKS}", "--experiment=with_callback", "--mode=train_and_eval"]
-    return [*common, f"--model_dir={folder}", *more]
-
-
 def _assert_reported(run: Path, steps: list[int]) -> None:
     """The callback has reported at `steps`, into the history and the event file, and its time was counted."""
     lines = [line for line in read_lines(run / "metrics.jsonl") if line["kind"] == "train"]
@@ -80,13 +74,6 @@ def _assert_reported(run: Path, steps: list[int]) -> None:
 
 def test_a_callback_of_python_reports_and_its_time_is_counted(tmp_path: Path) -> None:
     launch(linear_experiment(), "train", str(tmp_path / "run"), callbacks=[WeightNorm(every=10)])
-    _assert_reported(tmp_path / "run", [10, 20])
-
-
-def test_a_callback_of_gin_reports_and_its_time_is_counted(server: ForkServer, tmp_path: Path) -> None:
-    (tmp_path / "callbacks.gin").write_text(GIN)
-    ended = server.run("train", *_arguments(tmp_path / "run", f"--gin_file={tmp_path / 'callbacks.gin'}"))
-    assert ended.code == 0, ended.text
     _assert_reported(tmp_path / "run", [10, 20])
 
 
@@ -136,15 +123,3 @@ def test_hyper_parameters_change_at_the_same_steps_after_kills(runs: tuple[Path,
         (33, {"loss_weight": 2.0}),
         (35, {"loss_weight": 0.01 / 2}),
     ]
-
-
-def test_a_wrong_callback_config_fails_before_the_first_step(server: ForkServer, tmp_path: Path) -> None:
-    for override, message in (
-        ("[{name: weight_nrm}]", "did you mean weight_norm?"),
-        ("[{name: weight_norm, args: {evry: 1}}]", "did you mean every?"),
-        ("[{nam: weight_norm}]", "did you mean trainer.callbacks.0.name?"),
-    ):
-        flags = _arguments(tmp_path / "run", f"--params_override=trainer: {{callbacks: {override}}}")
-        ended = server.run("train", *flags)
-        assert ended.code == 2 and message in ended.text, ended.text
-        assert not (tmp_path / "run").exists()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fork_server import Child, ForkServer
+from tests.builders import wait_until
+from tests.fork_server import ForkServer
 from tests.process.end_to_end.killed_experiment import killed_at, stopped_in_step
 from trainer_kit.process.run_directory import count_starts
 from trainer_kit.testing import compare_runs
@@ -49,18 +49,12 @@ def pretrained(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> 
     """A pretraining run, and fine-tunings that were started before it and never stopped."""
     folder = tmp_path_factory.mktemp("runs")
     beside = server.start("train", *_finetuning(folder / "beside", folder / "pretraining"))
-    _wait_for(folder / "beside/heartbeat.json", beside)
+    wait_until(lambda: (folder / "beside/heartbeat.json").exists(), 60)
     training = server.start("train", *_pretraining(folder / "pretraining"))
     assert training.wait().code == 0, training.text
     ended = beside.wait()
     assert ended.code == 0, ended.text
     return folder / "pretraining", folder / "beside"
-
-
-def _wait_for(path: Path, child: Child) -> None:
-    while not path.exists():
-        assert child.alive, child.text
-        time.sleep(0.05)
 
 
 def test_fine_tunings_take_every_checkpoint_of_a_live_run(pretrained: tuple[Path, Path]) -> None:
@@ -94,19 +88,9 @@ def test_stopped_and_killed_fine_tunings_keep_the_same_bits(
 def test_sigterm_while_waiting_is_exit_75_and_leaves_nothing(server: ForkServer, tmp_path: Path) -> None:
     command = _finetuning(tmp_path / "run", tmp_path / "pretraining")
     waiting = server.start("train", *command)
-    while "waiting for" not in waiting.text:
-        assert waiting.alive, waiting.text
-        time.sleep(0.05)
+    wait_until(lambda: "waiting for" in waiting.text, 60)
     waiting.kill(signal.SIGTERM)
     ended = waiting.wait(20)
     assert ended.code == 75, ended.text
     assert "stopped by SIGTERM between two checkpoints" in ended.text
     assert not (tmp_path / "run").exists()
-
-
-def test_the_wait_for_a_killed_pretraining_run_ends(server: ForkServer, tmp_path: Path) -> None:
-    trainer = server.run(killed_at, "checkpoint.save", 1, f"{tmp_path}.points", *_pretraining(tmp_path / "pre"))
-    assert trainer.code == -signal.SIGKILL
-    ended = server.run("train", *_finetuning(tmp_path / "run", tmp_path / "pre", "trainer.continuous_eval_timeout=1"))
-    assert ended.code == 8, ended.text
-    assert "no new checkpoint for 1 s" in ended.text and "is gone; its last heartbeat was at step" in ended.text

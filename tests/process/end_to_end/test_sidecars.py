@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.builders import json_lines, read_json, wait_until
 from tests.engine.telemetry.test_tensorboard import read_curves
-from tests.fork_server import Child, ForkServer
+from tests.fork_server import ForkServer
 from tests.process.end_to_end.killed_experiment import INTERVAL, held_in_evaluation, killed_at
 from trainer_kit.config.experiments import get_experiment
 from trainer_kit.run.launcher import launch
@@ -32,12 +33,6 @@ def _arguments(folder: Path, mode: str, *overrides: str) -> list[str]:
     return [*common, *(f"--params_override=trainer.{override}" for override in overrides)]
 
 
-def _wait_for(path: Path, child: Child) -> None:
-    while not path.exists():
-        assert child.alive, child.text
-        time.sleep(0.05)
-
-
 def _ledger(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "evals/continuous_eval.jsonl").read_text().splitlines()]
 
@@ -48,7 +43,7 @@ def test_killed_sidecars_of_a_killed_trainer_evaluate_all_once(server: ForkServe
     sidecar = _arguments(run, "continuous_eval", "continuous_eval_timeout=60", of_run)
     trainer = _arguments(run, "train", "max_to_keep=1", of_run)
     first = server.start(killed_at, "best.weights", 1, f"{run}.points", *sidecar)
-    _wait_for(run / "evals/continuous_eval.lease.json", first)
+    wait_until(lambda: (run / "evals/continuous_eval.lease.json").exists(), 60)
     # Whole but for its record is the checkpoint of the third step in which it saves, and the next trainer's third, too.
     trained = [server.run(killed_at, "checkpoint.written", 3, f"{run}.points", *trainer)]
     deaths = [first.wait()]
@@ -96,7 +91,7 @@ def test_a_sidecar_in_an_evaluation_follows_a_restarted_run(server: ForkServer, 
     side = server.start(held_in_evaluation, 2 * INTERVAL, str(held), *sidecar)
     death = server.run(killed_at, "checkpoint.pointer", 2, f"{run}.points", *_arguments(run, "train"))
     assert death.code == -signal.SIGKILL, death.text
-    _wait_for(held, side)
+    wait_until(held.exists, 60)
     again = ["--from_step=0", "--allow_config_change=trainer.train_steps"]
     trained = server.run("train", *_arguments(run, "train", f"train_steps={2 * INTERVAL}"), *again)
     assert trained.code == 0, trained.text
@@ -108,53 +103,35 @@ def test_a_sidecar_in_an_evaluation_follows_a_restarted_run(server: ForkServer, 
 
 
 def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    sets = ["--params_override=trainer.best_checkpoints.two=null"]
-    sets += [f"--params_override=task.validation_data.{name}.global_batch_size=8" for name in ("dev", "hard", "seen")]
-    of_set = [f"--params_override=trainer.validation_sets.{name}.steps={steps}" for name, steps in (("hard", 3),)]
-    choices = {"one": "[dev,hard]", "other": "[seen]"}
-    best = [
-        f"--params_override=trainer.best_checkpoints.{name}.metric={name}|accuracy" for name in ("dev", "hard", "seen")
-    ]
-    sidecars = [
-        server.start(
-            "train",
-            *_arguments(
-                run,
-                "continuous_eval",
-                f"continuous_eval.validation_sets={choices[name]}",
-                "best_checkpoint_eval_metric=dev|accuracy",
-            ),
-            *sets,
-            *of_set,
-            *best,
-            f"--eval_name={name}",
-        )
-        for name in choices
-    ]
-    trainer = _arguments(run, "train_and_eval", "train_steps=20", "best_checkpoint_eval_metric=dev|accuracy")
-    assert server.run("train", *trainer, *sets, *of_set).code == 0
+    run, of_names = tmp_path / "run", {"one": ["dev", "hard"], "other": ["seen"]}
+    names = ("dev", "hard", "seen")
+    sets = [f"--params_override=task.validation_data.{name}.global_batch_size=8" for name in names]
+    sets += ["--params_override=trainer.best_checkpoints.two=null,trainer.validation_sets.hard.steps=3"]
+    best = [f"--params_override=trainer.best_checkpoints.{name}.metric={name}|accuracy" for name in names]
+    metric = "best_checkpoint_eval_metric=dev|accuracy"
+    sidecars = []
+    for name, chosen in of_names.items():
+        choice = f"continuous_eval.validation_sets=[{','.join(chosen)}]"
+        flags = _arguments(run, "continuous_eval", choice, metric)
+        sidecars.append(server.start("train", *flags, *sets, *best, f"--eval_name={name}"))
+    assert server.run("train", *_arguments(run, "train_and_eval", "train_steps=20", metric), *sets).code == 0
     for sidecar in sidecars:
         ended = sidecar.wait()
         assert ended.code == 0, ended.text
         assert "no best checkpoint is kept by " in ended.text
-    found = {
-        name: [json.loads(line) for line in (run / f"evals/{name}.jsonl").read_text().splitlines()]
-        for name in (*choices, "validation")
+
+    own = {
+        (record["step"], record["dataset"]): record["metrics"] for record in json_lines(run / "evals/validation.jsonl")
     }
-    done = {name: sorted((item["step"], item["dataset"]) for item in records) for name, records in found.items()}
-    assert done["one"] == sorted((step, name) for step in (5, 10, 15, 20) for name in ("dev", "hard"))
-    assert done["other"] == [(step, "seen") for step in (5, 10, 15, 20)]
-    assert done["validation"] == sorted((step, name) for step in (15, 20) for name in ("dev", "hard", "seen"))
-    same = {(item["step"], item["dataset"]): item["metrics"] for item in found["validation"]}
-    own = {(item["step"], item["dataset"]): item["metrics"] for name in choices for item in found[name]}
-    assert same.items() <= own.items()
-    for name, kept in (("one", ["dev", "hard"]), ("other", ["seen"])):
-        folder = run / f"evals/{name}"
-        assert sorted(path.name for path in (folder / "best_checkpoints").iterdir()) == kept
-        assert (folder / "best_ckpt").exists() == (name == "one")
-        for data in kept:
-            records = [item for item in found[name] if item["dataset"] == data]
-            first = max(records, key=lambda item: item["metrics"][item["dataset"]]["accuracy"])
-            info = json.loads((folder / f"best_checkpoints/{data}/info.json").read_text())
-            assert (info["step"], info["value"]) == (first["step"], first["metrics"][data]["accuracy"])
+    assert sorted(own) == sorted((step, name) for step in (15, 20) for name in names)
+    for name, chosen in of_names.items():
+        records = json_lines(run / f"evals/{name}.jsonl")
+        metrics = {(record["step"], record["dataset"]): record["metrics"] for record in records}
+        assert sorted(metrics) == sorted((step, data) for step in (5, 10, 15, 20) for data in chosen)
+        assert all(metrics[place] == own[place] for place in metrics.keys() & own.keys())
+        assert sorted(path.name for path in (run / f"evals/{name}/best_checkpoints").iterdir()) == chosen
+        assert (run / f"evals/{name}/best_ckpt").exists() == (name == "one")
+        for data in chosen:
+            accuracies = {step: metrics[step, data][data]["accuracy"] for step in (5, 10, 15, 20)}
+            info = read_json(run / f"evals/{name}/best_checkpoints/{data}/info.json")
+            assert info["value"] == max(accuracies.values()) == accuracies[info["step"]]

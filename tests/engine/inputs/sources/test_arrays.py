@@ -64,12 +64,6 @@ def test_order_ignores_the_batch_size_and_batches_cross_epochs() -> None:
     assert {len(batch) for batch in batches} == {BATCH}  # 4 does not divide 11, and no batch is cut
 
 
-def test_a_batch_may_be_as_large_as_an_epoch() -> None:
-    assert [sorted(batch) for batch in read_batches(_source(training_data(EXAMPLES)).at(3), 2)] == [
-        list(range(EXAMPLES))
-    ] * 2
-
-
 def test_a_far_position_is_reached_at_once() -> None:
     source, far = _source(training_data()), 11 * 10**15
     batches = read_batches(source.at(far), 11)  # four epochs, from the start of one on

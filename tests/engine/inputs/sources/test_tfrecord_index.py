@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -43,41 +41,11 @@ def test_records_of_several_files_are_read_in_any_order(tmp_path: Path) -> None:
         assert files.read(np.array(indices, np.int64)).tolist() == [expected[index] for index in indices]
 
 
-def test_several_threads_may_read_at_once(tmp_path: Path) -> None:
-    records = [b"%d" % index * (index % 50) for index in range(500)]
-    files = RecordFiles([write_records(tmp_path / "a", records)])
-    wrong: list[int] = []
-
-    def read(seed: int) -> None:
-        for _ in range(50):
-            indices = np.random.default_rng(seed).integers(0, 500, 32)
-            if files.read(indices).tolist() != [records[index] for index in indices]:
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 def test_no_file_stays_open(tmp_path: Path) -> None:
     files = RecordFiles([write_records(tmp_path / str(index), RECORDS) for index in range(20)])
     before = len(os.listdir("/proc/self/fd"))
     files.read(np.arange(100))
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_million_records_are_indexed_in_seconds(tmp_path: Path) -> None:
-    frame = Path(write_records(tmp_path / "one", [b"8 bytes."])).read_bytes()
-    path = tmp_path / "million"
-    path.write_bytes(frame * 1_000_000)
-    begin = time.monotonic()
-    files = RecordFiles([str(path)])
-    assert time.monotonic() - begin < 20  # 0.6 s where nothing else runs
-    assert len(files) == 1_000_000
-    assert files.read(np.array([999_999])).tolist() == [b"8 bytes."]
 
 
 @pytest.mark.parametrize("cut", [1, 7, 11, 12, 15, 16, FRAME + len(RECORDS[-1]) - 1])

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import trainer_kit
 from tests.builders import input_context, read_batches, replicas, training_data, validation_data, write_records
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
-from trainer_kit.inputs.sources.base import Source
 from trainer_kit.inputs.sources.tfrecords import TFRecordSource, damage_in
 
 EXAMPLES, BATCH = 23, 4
@@ -49,12 +47,6 @@ def _source(pattern: str, params: DataConfig) -> TFRecordSource:
     return TFRecordSource(pattern, params, parse=_parse, batch_transform=lambda batch: batch["number"])
 
 
-def test_it_is_a_source_and_a_public_name(pattern: str) -> None:
-    assert trainer_kit.TFRecordSource is TFRecordSource
-    assert isinstance(_source(pattern, training_data()), Source)
-    assert _source(pattern, training_data()).num_examples == EXAMPLES
-
-
 @pytest.mark.parametrize(("training", "position"), [(True, 1), (True, 1_000_003), (False, 1), (False, 6)])
 def test_the_order_is_that_of_arrays_from_any_position(pattern: str, training: bool, position: int) -> None:
     params = DATA[training]
@@ -71,15 +63,6 @@ def test_replicas_together_get_the_batches_of_one(pattern: str, training: bool) 
     joined = [list(itertools.chain(*(part for one in read for part in one[k : k + 2])))
               for k in range(0, len(read[0]), 2)]  # fmt: skip
     assert joined == read_batches(source.at(1), 8)
-
-
-def test_mirrored_replicas_read_it(pattern: str) -> None:
-    strategy = replicas(4)
-    source = _source(pattern, validation_data(batch=20))
-    dataset = strategy.distribute_datasets_from_function(lambda context: source.at(0, context))
-    seen = [[part.numpy().tolist() for part in strategy.experimental_local_results(step)] for step in dataset]
-    assert list(itertools.chain(*itertools.chain(*seen))) == list(range(EXAMPLES))
-    assert [len(part) for part in seen[1]] == [1, 1, 1, 0]
 
 
 def test_parse_gets_a_static_batch_of_serialized_examples(pattern: str) -> None:

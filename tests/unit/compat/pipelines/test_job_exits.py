@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -58,17 +59,12 @@ def test_sigterm_outside_of_a_run_ends_with_75() -> None:
     assert (done.returncode, done.stderr.count("\n")) == (75, 1)
 
 
-def test_handlers_of_the_program_stay() -> None:
-    before = signal.signal(signal.SIGTERM, own := lambda *_: None)
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda *_: None], ids=["the default", "its own"])
+def test_a_handler_of_the_program_is_back_afterwards(handler: Any) -> None:
+    before = signal.signal(signal.SIGTERM, handler)
     try:
         with exit_codes():
-            assert signal.getsignal(signal.SIGTERM) is own
+            assert (signal.getsignal(signal.SIGTERM) is handler) == (handler is not signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_the_handler_of_before_is_back_afterwards() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with exit_codes():
-        pass
-    assert signal.getsignal(signal.SIGTERM) is before
