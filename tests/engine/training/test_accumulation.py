@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import apply_gradients
 from trainer_kit.callbacks.recovery import gradient_norms
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
 from trainer_kit.runtime.precision import precision
 from trainer_kit.testing import CLASSES, FEATURES, TinyTask, tiny_arrays
@@ -346,19 +345,6 @@ def test_a_replaced_optimizer_is_the_one_that_updates() -> None:
     trainer.forget_train_loop()
     trainer.train(tf.constant(2))
     assert int(optimizer.iterations.numpy()) == 2
-
-
-def test_a_run_that_was_begun_with_auto_resumes_with_its_number(tmp_path: Path) -> None:
-    config = linear_experiment(train_steps=4, checkpoint_interval=2, accumulate_steps=4)
-    launch(config, "train", str(tmp_path))
-    params, manifest = tmp_path / "params.yaml", tmp_path / "manifest.json"
-    params.write_text(params.read_text().replace("accumulate_steps: 4", "accumulate_steps: auto"))
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "accumulate_steps": 4}))
-    longer = config.replace(trainer={"train_steps": 8})
-    with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps: was 4 when this run began and is 1 now"):
-        launch(longer.replace(trainer={"accumulate_steps": 1}), "train", str(tmp_path))
-    launch(longer, "train", str(tmp_path))
-    assert "accumulate_steps: 4" in params.read_text()
 
 
 class _OutOfMemory(LinearTask):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import json_lines, run_program
+from tests.builders import json_lines
 from trainer_kit.errors import StorageError
 from trainer_kit.evals import ledger as module
 from trainer_kit.evals.ledger import Ledger, active_records, merged_sets, plain
@@ -234,36 +233,6 @@ def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> No
     with pytest.raises(StorageError):
         blocked.rewind(1)
     assert blocked.lineage == 0
-
-
-KILLED = """
-import os, signal, sys
-from trainer_kit import files
-from trainer_kit.evals.ledger import Ledger
-
-count = 0
-def kill(point, path):
-    global count
-    count += point == "ledger.append"
-    if count == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-files.on_write_point = kill
-ledger = Ledger(sys.argv[1], dataset="validation", config_hash="abc")
-for step in range(1, 6):
-    ledger.append(step, {"acc": step / 7}, 1.0)
-"""
-
-
-def test_a_killed_runs_ledger_equals_that_of_one_never_killed(path: Path) -> None:
-    assert run_program(KILLED, path).returncode == -signal.SIGKILL
-    assert [item["step"] for item in json_lines(path)] == [1, 2]
-    with open(path, "ab") as stream:
-        stream.write(b'{"step": 3, "metr')
-    resumed = ledger(path)
-    for step in range(2, 6):
-        resumed.append(step, {"acc": step / 7}, 1.0)
-    assert [(item["step"], item["metrics"]["acc"]) for item in resumed.records()] == [(n, n / 7) for n in range(1, 6)]
 
 
 @pytest.mark.parametrize("name", ["dataset", "config_hash"])

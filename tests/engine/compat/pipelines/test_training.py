@@ -91,9 +91,11 @@ def test_a_job_goes_on_and_writes_what_is_missing(tmp_path: Path) -> None:
     assert not np.allclose(exported(tmp_path), first)
     meta = json.loads((tmp_path / "job" / "job_meta.json").read_text())
     assert (meta["last_epoch"], meta["last_checkpoint"]) == (2, "checkpoints/ckpt-8")
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "artifacts").rglob("*")}
+    assert job(tmp_path).run_train(data(), data(), 2).history == history.history
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "artifacts").rglob("*")} == written
     shutil.rmtree(tmp_path / "artifacts")  # as if the process had been killed before it wrote them
-    again = job(tmp_path)
-    again.run_train(data(), data(), 2)
+    job(tmp_path).run_train(data(), data(), 2)
     assert (tmp_path / "artifacts" / "history.csv").read_text().count("\n") == 3
     np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
 
