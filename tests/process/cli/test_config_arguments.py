@@ -29,7 +29,3 @@ def test_sources_are_kept_in_their_order_as_training_takes_them() -> None:
         params_overrides=("a=1", "a=2"),
     )
     assert sources(_parsed(*_TEXTS)) == train_sources(parse_flags(["train", *_TEXTS])) == expected
-
-
-def test_sources_default_to_none() -> None:
-    assert sources(_parsed()) == Sources()

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import pytest
-from pydantic import SerializeAsAny, ValidationError
+from pydantic import SerializeAsAny
 
 from trainer_kit.config.fields import (
-    checker,
-    fields_advice,
-    fields_of,
-    leaves,
     listed_class,
     named_class,
     section_class,
@@ -20,19 +16,13 @@ from trainer_kit.config.fields import (
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.optimization import EMAConfig
-from trainer_kit.config.schema.optimizers import AdamConfig, OptimizerConfig
+from trainer_kit.config.schema.optimizers import AdamConfig
 
 
 @configclass
 class Tree(Config):
     size: int = 1
     child: Tree | None = None
-
-
-@configclass
-class Needy(Config):
-    size: int
-    tree: Tree = Tree()
 
 
 @pytest.mark.parametrize(
@@ -62,17 +52,6 @@ def test_sections_are_known_by_their_annotations(
     assert named_class(annotation) is named
 
 
-def test_leaves_are_plain_values_by_path(default: ExperimentConfig) -> None:
-    found = leaves(default)
-    assert found["trainer.train_steps"] == 100
-    assert found["task.model.blocks"] == [{"width": 8, "kind": "dense"}]
-    assert found["trainer.optimizer_config.ema"] is None
-    assert found["trainer.optimizer_config.optimizer.type"] == "adam"
-    assert found["trainer.optimizer_config.optimizer.adam.beta_1"] == 0.9
-    assert not any(".sgd" in path for path in found)
-    assert "task.model" not in found
-
-
 def test_sections_lists_present_and_possible_sections(default: ExperimentConfig) -> None:
     found = {path: (config_class, is_there) for path, config_class, is_there in sections(default)}
     assert found[""] == (ExperimentConfig, True)
@@ -87,22 +66,3 @@ def test_sections_lists_present_and_possible_sections(default: ExperimentConfig)
 
 def test_a_recursive_section_ends_where_it_is_none() -> None:
     assert [path for path, _, _ in sections(Tree(child=Tree()))] == ["", "child"]
-
-
-def test_checker_checks_one_field_with_its_class_settings() -> None:
-    assert checker(TrainerConfig, "loss_upper_bound").validate_python(1) == 1.0
-    assert checker(Needy, "tree").validate_python({"size": 2}) == Tree(size=2)
-    with pytest.raises(ValidationError):
-        checker(TrainerConfig, "loss_upper_bound").validate_python(float("nan"))
-    with pytest.raises(ValidationError):
-        checker(Needy, "tree").validate_python(None)
-    assert fields_of(Config) == {}
-
-
-@pytest.mark.parametrize(
-    ("value", "named"), [("sgd", "sgd"), ("nothing", next(iter([*fields_of(OptimizerConfig)][1:])))]
-)
-def test_the_advice_for_a_plain_value_shows_the_branch_it_names(value: str, named: str) -> None:
-    advice = fields_advice(OptimizerConfig, "trainer.optimizer_config.optimizer", value)
-    assert advice.endswith(f", as in trainer.optimizer_config.optimizer.type={named}")
-    assert advice.startswith("give its fields (type, ")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import run_program
 from trainer_kit.config.discovery import find_experiment
 from trainer_kit.config.experiments import get_experiment
 from trainer_kit.config.merge import Resolved
@@ -97,18 +96,3 @@ def test_files_that_a_readme_names_are_there(name: str) -> None:
     named = re.findall(r"\b(?:configs|experiments)/[\w/]+\.\w+", text)
     assert named
     assert [path for path in named if not (ROOT / path).is_file()] == []
-
-
-def test_no_config_needs_tensorflow() -> None:
-    code = f"""
-import sys
-from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.config.discovery import find_experiment
-for name in {EXPERIMENTS}:
-    find_experiment(name)
-    resolve(name, Sources(config_files=(f"configs/{{name}}.yaml",), gin_files=(f"configs/{{name}}.gin",)))
-print(*sys.modules)
-"""
-    ended = run_program(code, cwd=ROOT)
-    assert ended.returncode == 0, ended.stderr
-    assert not {"tensorflow", "keras", "sklearn", "numpy"} & set(ended.stdout.split())

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from tests.builders import imported_by
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ExitCode, UsageError
 from trainer_kit.runtime.tf_config import configure_cluster, parameter_server_mistakes, read_cluster
@@ -114,11 +113,6 @@ def test_a_broken_tf_config_is_explained(text: str, message: str) -> None:
     os.environ["TF_CONFIG"] = text
     with pytest.raises(UsageError, match=message):
         configure_cluster(None, -1)
-
-
-def test_what_flags_and_config_need_imports_no_tensorflow() -> None:
-    modules = [f"trainer_kit.runtime.{name}" for name in ("tf_config", "strategy_choice", "global_batch")]
-    assert imported_by(modules, "tensorflow", "keras") == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.builders import imported_by
 from trainer_kit.evals.best.info_json import INFO, is_info, read_info
 
 _WHOLE = {"checkpoint": "ckpt-5", "step": 5, "metric": "a", "value": 0.5, "metrics": {"a": 0.5, "far|b": 1}}
@@ -47,10 +46,6 @@ def test_a_damaged_one_is_none_with_a_warning_unless_quiet(
     assert caplog.text == ""
     assert read_info(str(tmp_path)) is None
     assert "info.json cannot be read" in caplog.text
-
-
-def test_it_is_read_without_tensorflow() -> None:
-    assert imported_by(["trainer_kit.evals.best.info_json"], "tensorflow") == []
 
 
 def test_model_gardens_form_is_read_with_the_weights_record(tmp_path: Path) -> None:
