@@ -168,8 +168,6 @@ TOO_MANY, TOO_DEEP = "more than 30,000 values", "nested more than 64 levels"
         ("".join(f"{' ' * level}a:\n" for level in range(400)), TOO_DEEP),
         ('{"a": ' + "[" * 100 + "]" * 100 + "}", TOO_DEEP),
         ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", TOO_DEEP),
-        ('{"a": ' + "9" * 5000 + "}", "more than 300 digits"),
-        ("a: 0x" + "9" * 5000, "cannot be read"),
         ("a" * 2**18 + "b", "longer than 262,144 characters"),
     ],
 )
@@ -193,6 +191,6 @@ def test_a_file_of_our_own_may_hold_what_is_written_out_in_it() -> None:
         parse(many, "params.yaml", own=True)
 
 
-def test_a_bare_number_of_too_many_digits_is_refused() -> None:
-    with pytest.raises(ConfigError, match="more than 300 digits"):
-        parse_scalar("9" * 5000)
+@pytest.mark.parametrize("number", ["9" * 5000, "0x" + "9" * 5000])
+def test_a_number_of_too_many_digits_stays_text(number: str) -> None:
+    assert parse_scalar(number) == parse(f"a: {number}", "conf.yaml").values["a"] == number
