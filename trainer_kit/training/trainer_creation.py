@@ -104,11 +104,12 @@ def check_optimizer_choice(config: ExperimentConfig, task_type: Any) -> None:
     """
     options = config.trainer
     section: Any = options.optimizer_config  # that of a Model Garden task has another class
-    own_methods = [getattr(task_type, "create_optimizer", None), trainer_class_of(config).create]
-    theirs = [getattr(method, "__func__", None) for method in own_methods]
-    is_ours = theirs == [Task.create_optimizer.__func__, Trainer.create.__func__]  # type: ignore[attr-defined]
-    if not is_ours or not isinstance(section, OptimizationConfig) or options.optimizers or section.optimizer.type:
+    if not isinstance(section, OptimizationConfig) or options.optimizers or section.optimizer.type:
         return
+    methods = [getattr(task_type, "create_optimizer", None), getattr(trainer_class_of(config), "create", None)]
+    functions = [getattr(method, "__func__", None) for method in methods]
+    if functions != [Task.create_optimizer.__func__, Trainer.create.__func__]:  # type: ignore[attr-defined]
+        return  # the user's code may make an optimizer, or need none
 
     place = "trainer.optimizer_config"
     choices = ", ".join(OptimizerConfig.branches())
