@@ -84,7 +84,7 @@ def test_an_error_in_before_task_comes_before_any_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_optimizer_is_one_report_with_what_else_is_missing(tmp_path: Path) -> None:
+def test_a_missing_optimizer_is_reported_with_its_other_needs(tmp_path: Path) -> None:
     nothing = {"optimizer_config": {"optimizer": {"type": None}, "learning_rate": {"type": None}}}
     config = linear_experiment().replace(trainer=nothing, task={"validation_data": {"global_batch_size": 0}})
     with pytest.raises(ConfigError) as refusal:
