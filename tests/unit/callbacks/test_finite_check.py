@@ -60,7 +60,8 @@ def test_the_weights_are_looked_at_once_where_the_loop_has_not() -> None:
         FiniteCheck(1.0).evaluation_begin(run)
 
 
-def test_the_loss_of_one_task_above_the_bound_is_a_divergence() -> None:
-    logs = {"one": {"training_loss": 0.5}, "other": {"training_loss": math.nan}}
-    with pytest.raises(DivergedError, match="training_loss is nan at step 5"):
+@pytest.mark.parametrize("loss", [1.5, math.nan])
+def test_the_loss_of_one_task_above_the_bound_is_a_divergence(loss: float) -> None:
+    logs = {"one": {"training_loss": 0.5}, "other": {"training_loss": loss}}
+    with pytest.raises(DivergedError, match=f"training_loss is {loss} at step 5"):
         _check(_Trainer(True), 5, logs)

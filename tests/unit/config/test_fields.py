@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import pytest
-from pydantic import SerializeAsAny
+from pydantic import SerializeAsAny, ValidationError
 
-from trainer_kit.config.fields import (
-    listed_class,
-    named_class,
-    section_class,
-    sections,
-)
+from trainer_kit.config.fields import checker, fields_advice, fields_of, listed_class, named_class, section_class, sections
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.optimization import EMAConfig
-from trainer_kit.config.schema.optimizers import AdamConfig
+from trainer_kit.config.schema.optimizers import AdamConfig, OptimizerConfig
 
 
 @configclass
@@ -66,3 +61,16 @@ def test_sections_lists_present_and_possible_sections(default: ExperimentConfig)
 
 def test_a_recursive_section_ends_where_it_is_none() -> None:
     assert [path for path, _, _ in sections(Tree(child=Tree()))] == ["", "child"]
+
+
+def test_checker_refuses_numbers_that_are_not_finite() -> None:
+    assert checker(TrainerConfig, "loss_upper_bound").validate_python(1) == 1.0
+    with pytest.raises(ValidationError):
+        checker(TrainerConfig, "loss_upper_bound").validate_python(float("nan"))
+
+
+@pytest.mark.parametrize(("value", "branch"), [("sgd", "sgd"), ("nothing", [*fields_of(OptimizerConfig)][1])])
+def test_the_advice_for_a_plain_value_shows_the_branch_it_names(value: str, branch: str) -> None:
+    advice = fields_advice(OptimizerConfig, "trainer.optimizer_config.optimizer", value)
+    assert advice.endswith(f", as in trainer.optimizer_config.optimizer.type={branch}")
+    assert advice.startswith("give its fields (type, ")
