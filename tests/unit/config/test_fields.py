@@ -7,7 +7,15 @@ from typing import Annotated
 import pytest
 from pydantic import SerializeAsAny, ValidationError
 
-from trainer_kit.config.fields import checker, fields_advice, fields_of, listed_class, named_class, section_class, sections
+from trainer_kit.config.fields import (
+    checker,
+    fields_advice,
+    fields_of,
+    listed_class,
+    named_class,
+    section_class,
+    sections,
+)
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.optimization import EMAConfig
