@@ -2,36 +2,103 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.telemetry.profiler import profiled
+from trainer_kit.runtime.executor import ONE_THREAD
+from trainer_kit.telemetry.profile_window import profile_steps
+from trainer_kit.training.loops.intervals import next_multiple
+
+_LOG = logging.getLogger(__name__)
 
 
 class Profile(Callback):
-    """Traces a window of training steps for TensorBoard, on every worker.
+    """Traces a window of training steps for TensorBoard. Training loops end before its first step and after its last.
+
+    The chief writes the trace to `folder`/plugins/profile/<time>/ after the last of the steps, or at the end of the
+    training if that comes first. An error of TensorFlow's profiler is logged as a warning, and the run continues.
 
     Args:
       steps: The first and the last step to trace, as "10:20".
       folder: The folder of the training summaries.
+      steps_per_loop: The number of steps in a training loop. The loops around the window end where they would end
+        without it, too.
+
+    Raises:
+      UsageError: when `steps` is not a window of steps.
     """
 
-    chief_only = False
-    name = "profile"
+    chief_only = False  # all workers have to end their loops at the same steps
+    name = "trace"  # the row of the time ledger
 
-    def __init__(self, steps: str, folder: str) -> None:
-        self._steps, self._folder = steps, folder
-        self._tracing = contextlib.ExitStack()
+    def __init__(self, steps: str, folder: str, steps_per_loop: int) -> None:
+        self._steps = profile_steps(steps)
+        self._folder = folder
+        self._steps_per_loop = steps_per_loop
+        self._has_begun = False
+        self._is_tracing = False
+
+    def next_boundary(self, step: int) -> int | None:
+        """Returns the step before the window, its last step, or the multiple of steps_per_loop that comes before."""
+        begin = self._steps.first - 1
+        ends = [end for end in (begin, self._steps.last) if end > step]
+        if begin <= step <= self._steps.last:
+            ends.append(next_multiple(step, self._steps_per_loop))
+        return min(ends, default=None)
 
     def train_begin(self, run: Run) -> None:
-        """Opens the window.
+        """Says if there will be no trace, or one without TensorFlow's operations."""
+        if not run.chief or self._has_begun:
+            return
+        if run.step >= self._steps.last:
+            _LOG.info("profile=%s: no trace is written, since the run resumes from step %d", self._steps, run.step)
+        elif not run.trainer.own.steps and getattr(run.trainer.config.runtime, "executor", "default") == ONE_THREAD:
+            _LOG.warning("runtime.executor is single_threaded: the profile will show no TensorFlow operations")
 
-        Raises:
-          UsageError: when the trainer does not run its loops in parts.
-        """
-        self._tracing.enter_context(profiled(run.trainer, self._steps, self._folder, writes=run.chief))
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Starts the trace before the first step of the window, once."""
+        del steps
+        if not run.chief or self._has_begun or not self._steps.first - 1 <= run.step < self._steps.last:
+            return
+        self._has_begun = True
+        try:
+            tf.profiler.experimental.start(self._folder)
+        except Exception as error:  # the run is worth more than its trace
+            _LOG.warning("no trace is written: %s", _reason(error))
+        else:
+            self._is_tracing = True
+
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """Writes the trace after the last step of the window."""
+        del logs
+        if run.step >= self._steps.last:
+            self._write()
 
     def train_end(self, run: Run) -> None:
-        """Writes the trace if the run ends inside the window."""
-        del run
-        self._tracing.close()
+        """Writes the trace if the training ends inside the window."""
+        self._write()
+        if run.chief and not self._has_begun and run.step < self._steps.first:
+            text = "profile=%s: no trace is written, since the run ended before step %d"
+            _LOG.info(text, self._steps, self._steps.first)
+
+    def _write(self) -> None:
+        if not self._is_tracing:
+            return
+        self._is_tracing = False
+        try:
+            tf.profiler.experimental.stop()
+        except Exception as error:
+            _LOG.warning("the trace cannot be written in %s: %s", self._folder, _reason(error))
+            return
+        folder = os.path.join(self._folder, "plugins", "profile")
+        _LOG.info("the trace of steps %d to %d is in %s, for TensorBoard", self._steps.first, self._steps.last, folder)
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first line of an error's message."""
+    return (str(getattr(error, "message", None) or error).splitlines() or [type(error).__name__])[0]

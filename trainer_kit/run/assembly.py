@@ -245,7 +245,9 @@ def build_controller(
             arguments["summary_interval"] += -arguments["summary_interval"] % options.steps_per_loop
         arguments |= {"summary_dir": directory.train_summaries, "eval_summary_dir": directory.eval_summaries}
         return OrbitController(kind, callbacks=listed, actions=actions, **arguments)
-    profile = Profile(plan.options.profile, directory.train_summaries) if plan.options.profile else None
+    profile = None
+    if plan.options.profile:
+        profile = Profile(plan.options.profile, directory.train_summaries, options.steps_per_loop)
     members = callbacks_of_run(
         plan.config,
         trainer,

@@ -248,9 +248,8 @@ class Controller:
         logs, reached = self._loops.counted(step, end, logs)
         self.run.step = reached
 
-        seconds = time.perf_counter() - start - self.trainer.tracing_seconds
-        first_seconds = self.trainer.first_step_at - start
-        self.times.add_loop(reached - step, self.trainer.input_seconds, first_seconds, self.trainer.tracing_seconds)
+        seconds = time.perf_counter() - start
+        self.times.add_loop(reached - step, self.trainer.input_seconds, self.trainer.first_step_at - start)
 
         # A resumed run ends and reports an interrupted loop at the step at which it would have ended.
         is_interrupted = begin < reached < end and self.stopping

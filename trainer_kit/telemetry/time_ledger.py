@@ -53,19 +53,15 @@ class TimeLedger:
         if self._name == NAMES[0]:
             self._turn_to(_NOTHING)
 
-    def add_loop(
-        self, steps: int, input_seconds: float | None, first_seconds: float, tracing_seconds: float = 0.0
-    ) -> None:
+    def add_loop(self, steps: int, input_seconds: float | None, first_seconds: float) -> None:
         """Splits the seconds of a training loop, which were counted for "train".
 
         Args:
           steps: The number of finished steps.
           input_seconds: The seconds that the steps waited for their batches; None if not known.
           first_seconds: The seconds until the first step was done, if the loop had to be built for it; else 0 or less.
-          tracing_seconds: The seconds for starting and writing a trace, which count for "trace".
         """
         self._steps += steps
-        self._move("train", "trace", tracing_seconds)
         self._move("train", NAMES[0], first_seconds)
         if input_seconds is not None:
             self._input = (self._input or 0.0) + self._move("train", "input", input_seconds)

@@ -76,11 +76,6 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return type(self).__name__
 
     @property
-    def tracing_seconds(self) -> float:
-        """The seconds that the last loop needed to start and write a profiler trace."""
-        return 0.0
-
-    @property
     def first_step_at(self) -> float:
         """The time.perf_counter() at the end of the first step of a new loop; 0: not known."""
         return 0.0

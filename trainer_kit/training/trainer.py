@@ -30,7 +30,6 @@ from trainer_kit.runtime.collectives import worker_count
 from trainer_kit.runtime.executor import ONE_THREAD, executor
 from trainer_kit.runtime.replica_values import local_tensors, run_options
 from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
-from trainer_kit.telemetry.profile_window import ProfileWindow
 from trainer_kit.training.accumulation import (
     Accumulation,
     check_accumulating,
@@ -144,14 +143,13 @@ class LoopFactory:
             exact_waits=self._executor == ONE_THREAD,
         )
 
-    def check(self, graph: tf.Graph | None, window: ProfileWindow) -> None:
+    def check(self, graph: tf.Graph | None) -> None:
         """Checks the graph of a new loop before the first step, and warns of what it leaves out or cannot use well.
 
         Runs eagerly, on the host.
 
         Args:
           graph: The graph of the loop; None: it is not compiled.
-          window: The steps of this run that will be traced for a profile.
 
         Raises:
           UsageError: when the executor is single_threaded, and would wait forever.
@@ -168,11 +166,8 @@ class LoopFactory:
                     steps_per_loop,
                 )
 
-        if self._executor == ONE_THREAD:
-            if graph is not None:
-                check_one_thread(graph)
-            if not window.passed:
-                _LOG.warning("runtime.executor is single_threaded: the profile will show no TensorFlow operations")
+        if self._executor == ONE_THREAD and graph is not None:
+            check_one_thread(graph)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -370,11 +365,6 @@ class Trainer(Evaluator):
         return self._train_loop if isinstance(self._train_loop, (TrainLoop, FusedLoop)) else None
 
     @property
-    def tracing_seconds(self) -> float:
-        """The seconds that the last loop needed to start and write a profiler trace."""
-        return self.loop_parts.tracing
-
-    @property
     def first_step_at(self) -> float:
         """The time.perf_counter() at the end of the first step of the newest loop function; 0 before that."""
         return self.loop_parts.ready_at
@@ -449,7 +439,7 @@ class Trainer(Evaluator):
                     with self._in_loop(iterator):
                         graph = None if loop.compiled is None else loop.compiled.graph(iterator)
                     self._keep_written(graph)
-                    self.loop_factory.check(graph, self.loop_parts.window)
+                    self.loop_factory.check(graph)
                 self._run_segments(loop, iterator, num_steps)
             else:
                 if self.own.loop:
@@ -473,7 +463,7 @@ class Trainer(Evaluator):
             with self._in_loop(iterator):
                 graph = None if loop.compiled is None else loop.compiled.graph(iterator)
             self._keep_written(graph)
-            self.loop_factory.check(graph, self.loop_parts.window)
+            self.loop_factory.check(graph)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs; see Evaluator. Runs eagerly, on the host."""

@@ -14,7 +14,6 @@ from tests.engine.traces import times_traced
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.profile import Profile
-from trainer_kit.errors import UsageError
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.base_trainer import OwnParts
 from trainer_kit.training.trainer_creation import create_trainer
@@ -28,9 +27,22 @@ def trainer() -> Any:
     return trainer
 
 
-def _listed(trainer: Any, folder: Path, window: str, chief: bool = True) -> CallbackList:
+def _callbacks(trainer: Any, folder: Path, window: str, chief: bool = True) -> CallbackList:
     trainer.global_step.assign(0)
-    return CallbackList(Run(trainer, str(folder), chief), [Profile(window, str(folder))])
+    return CallbackList(Run(trainer, str(folder), chief), [Profile(window, str(folder), 100)])
+
+
+def _train(callbacks: CallbackList, steps: int) -> list[int]:
+    """Trains in loops that end where the callbacks ask for it; returns their ends."""
+    run, ends = callbacks.run, list[int]()
+    end = run.step + steps
+    while run.step < end:
+        cut = min(end, callbacks.next_cut(run.step) or end)
+        callbacks.call("loop_begin", cut - run.step)
+        logs = run.trainer.train(tf.constant(cut - run.step))
+        ends.append(run.read_step())
+        callbacks.call("loop_end", logs)
+    return ends
 
 
 def _written(folder: Path) -> int:
@@ -38,22 +50,37 @@ def _written(folder: Path) -> int:
 
 
 def test_the_trace_is_written_after_the_last_of_its_steps(tmp_path: Path, trainer: Any) -> None:
-    with _listed(trainer, tmp_path, "2:4").around("train"):
-        trainer.train(tf.constant(3))
+    callbacks = _callbacks(trainer, tmp_path, "2:4")
+    with callbacks.around("train"):
+        assert _train(callbacks, 3) == [1, 3]
         assert _written(tmp_path) == 0
-        trainer.train(tf.constant(3))
+        assert _train(callbacks, 3) == [4, 6]
         assert _written(tmp_path) == 1
     assert times_traced(tmp_path, "SparseSoftmaxCrossEntropyWithLogits") == 3
 
 
 def test_a_run_that_ends_inside_the_window_writes_its_trace(tmp_path: Path, trainer: Any) -> None:
-    listed = _listed(trainer, tmp_path, "2:99")
-    with pytest.raises(ZeroDivisionError), listed.around("train"):
-        trainer.train(tf.constant(3))
+    callbacks = _callbacks(trainer, tmp_path, "2:99")
+    with pytest.raises(ZeroDivisionError), callbacks.around("train"):
+        _train(callbacks, 3)
         raise ZeroDivisionError
     assert _written(tmp_path) == 1
-    trainer.train(tf.constant(3))  # of no run
+
+
+def test_a_run_that_goes_back_into_the_window_is_traced_once(tmp_path: Path, trainer: Any) -> None:
+    callbacks = _callbacks(trainer, tmp_path, "2:4")
+    with callbacks.around("train"):
+        _train(callbacks, 5)
+        trainer.global_step.assign(1)
+        callbacks.run.read_step()
+        assert _train(callbacks, 4) == [4, 5]
     assert _written(tmp_path) == 1
+
+
+def test_the_loops_around_the_window_end_where_they_would_without_it() -> None:
+    profile = Profile("150:360", "", 100)
+    assert [profile.next_boundary(step) for step in (0, 149, 200, 300, 360, 400)] == [149, 200, 300, 360, 400, None]
+    assert Profile("1:200", "", 100).next_boundary(0) == 100
 
 
 @pytest.mark.parametrize(
@@ -64,18 +91,19 @@ def test_a_run_outside_the_window_says_that_nothing_is_traced(
     window: str, step: int, reason: str, tmp_path: Path, trainer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="trainer_kit")
-    listed = _listed(trainer, tmp_path, window)
+    callbacks = _callbacks(trainer, tmp_path, window)
     trainer.global_step.assign(step)
-    with listed.around("train"):
-        trainer.train(tf.constant(3))
+    callbacks.run.read_step()
+    with callbacks.around("train"):
+        _train(callbacks, 3)
     assert _written(tmp_path) == 0
     assert caplog.messages == [f"profile={window}: no trace is written, since {reason}"]
 
 
-def test_a_worker_that_is_not_the_chief_splits_its_loops_alike(tmp_path: Path, trainer: Any) -> None:
-    with _listed(trainer, tmp_path, "1:2", chief=False).around("train"):
-        assert trainer.loop_parts.window.cuts() == [0, 2]
-        trainer.train(tf.constant(3))
+def test_a_worker_that_is_not_the_chief_ends_its_loops_alike(tmp_path: Path, trainer: Any) -> None:
+    callbacks = _callbacks(trainer, tmp_path, "2:3", chief=False)
+    with callbacks.around("train"):
+        assert _train(callbacks, 4) == [1, 3, 4]
     assert _written(tmp_path) == 0
 
 
@@ -83,21 +111,26 @@ def test_a_profiler_that_cannot_start_or_write_is_a_warning(
     tmp_path: Path, trainer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     tf.profiler.experimental.start(str(tmp_path / "other"))
-    with _listed(trainer, tmp_path, "1:2").around("train"):
-        trainer.train(tf.constant(3))
+    callbacks = _callbacks(trainer, tmp_path, "1:2")
+    with callbacks.around("train"):
+        _train(callbacks, 3)
     tf.profiler.experimental.stop()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "plugins").touch()
-    with _listed(trainer, tmp_path / "full", "1:2").around("train"):
-        trainer.train(tf.constant(3))
+    callbacks = _callbacks(trainer, tmp_path / "full", "1:2")
+    with callbacks.around("train"):
+        _train(callbacks, 3)
 
     first, second = caplog.messages
     assert first == "no trace is written: Another profiler is running."
     assert f"the trace cannot be written in {tmp_path / 'full'}" in second
 
 
-def test_a_trainer_that_does_not_run_in_parts_is_refused(tmp_path: Path) -> None:
-    other = SimpleNamespace(own=OwnParts(steps=True), global_step=tf.Variable(0, dtype=tf.int64))
-    listed = CallbackList(Run(other, str(tmp_path)), [Profile("1:2", str(tmp_path))])
-    with pytest.raises(UsageError), listed.around("train"):
-        raise AssertionError
+@pytest.mark.parametrize(("executor", "warns"), [("default", False), ("single_threaded", True)])
+def test_a_profile_on_one_thread_warns(
+    executor: str, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_experiment().replace(runtime={"executor": executor})
+    trainer = SimpleNamespace(own=OwnParts(), config=config, global_step=tf.Variable(0, dtype=tf.int64))
+    with CallbackList(Run(trainer, str(tmp_path)), [Profile("1:2", str(tmp_path), 100)]).around("train"):
+        assert ("the profile will show no TensorFlow operations" in caplog.text) is warns

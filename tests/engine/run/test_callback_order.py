@@ -84,8 +84,8 @@ def test_a_sidecar_records_last_and_checks_no_divergence(tmp_path: Path) -> None
 def test_reports_follow_all_that_may_report(tmp_path: Path) -> None:
     made = _Made(tmp_path)
     early = EarlyStopping(EarlyStoppingConfig(metric="accuracy", patience=3), made.history.ledger, "")
-    names = made.names(early=early, profile=Profile("1:2", str(tmp_path)))
-    assert names[1:6] == ["profile", "_Mine", "actions", early.name, "report"]
+    names = made.names(early=early, profile=Profile("1:2", str(tmp_path), 100))
+    assert names[1:6] == ["trace", "_Mine", "actions", early.name, "report"]
 
 
 def test_rates_count_the_examples_of_a_training_batch(tmp_path: Path) -> None:

@@ -155,11 +155,13 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(of_trained: ReadyTrainer,
     assert _steps(trained, "train")[-1] == 30
 
 
-def test_profiled_steps_are_traced_without_changing_the_run(once_trained: Path, tmp_path: Path) -> None:
+def test_profiled_steps_are_traced_and_add_two_reports(once_trained: Path, tmp_path: Path) -> None:
     _run(tmp_path, config=_TRAINED, profile="4:11")  # over the ends of two loops
     assert times_traced(tmp_path / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
+    assert _steps(tmp_path, "train") == sorted({*_steps(once_trained, "train"), 3, 11})
     differences = compare_runs(once_trained, tmp_path)
-    assert [line for line in differences if "_OBJECT_GRAPH" not in line] == []
+    assert differences and all("metrics.jsonl" in line or "_OBJECT_GRAPH" in line for line in differences)
+    assert final_record(tmp_path)["time"]["trace"] > 0
 
 
 def test_a_finished_run_returns_its_final_metrics_and_says_so(

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
-from trainer_kit.telemetry.profile_window import ProfileSteps, ProfileWindow
 from trainer_kit.training.trainer_creation import create_trainer
 
 
@@ -58,11 +57,3 @@ def test_an_error_on_one_thread_says_how_to_see_its_operation(executor: str, has
         trainer.train(tf.constant(3))
     notes = " ".join(error.value.__notes__)
     assert ("start the run again in a new model_dir with runtime.executor=default to see it" in notes) is has_note
-
-
-@pytest.mark.parametrize(("executor", "warns"), [("default", False), ("single_threaded", True)])
-def test_a_profile_on_one_thread_warns(executor: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = _trainer(LinearTask, executor)
-    trainer.loop_parts.window = ProfileWindow(ProfileSteps(100, 110), lambda: False, lambda: None)
-    trainer.train(tf.constant(3))
-    assert ("the profile will show no TensorFlow operations" in caplog.text) is warns

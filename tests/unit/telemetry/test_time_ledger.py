@@ -84,15 +84,6 @@ def test_a_loop_is_taken_apart_into_start_input_and_step(ledger: TimeLedger, clo
     assert (account.seconds["input"], account.seconds["step"], account.steps) == (3, 14, 10)
 
 
-def test_the_writing_of_a_trace_is_no_step(ledger: TimeLedger, clock: _Clock) -> None:
-    ledger.end_start()
-    with ledger.during("train"):
-        clock.wait(10)
-    ledger.add_loop(5, 1.0, 2.0, 4.0)
-    seconds = ledger.account().seconds
-    assert (seconds["trace"], seconds["input"], seconds["step"]) == (4.0, 1.0, 3.0)
-
-
 def test_no_more_is_taken_out_of_loops_than_they_took(ledger: TimeLedger, clock: _Clock) -> None:
     ledger.end_start()
     with ledger.during("train"):

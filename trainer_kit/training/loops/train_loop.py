@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -18,7 +18,6 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.durations import exact_steps
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.telemetry.profile_window import NO_WINDOW, parts
 from trainer_kit.training.loops.iterators import WaitingClock, as_int32, flags, known_waits, no_waits, should_continue
 from trainer_kit.training.loops.tracing import LoopFunction, Readback, eager, graph_function
 
@@ -190,24 +189,20 @@ class LoopParts:
       checks: What checks the first step of a new loop function when that is done.
 
     Attributes:
-      window: The steps to trace for a profile.
       hooks: The object to call around parts of each loop; None: a loop has no such parts.
       ready_at: The time.perf_counter() at the end of the first step of the newest loop function; 0 before that.
       waited: The seconds that the last loop waited for batches, without the first step of a new loop function; None if
         the loop function does not measure them.
       results: The results of the last loop; None if the loop did not read them, or they were taken.
-      tracing: The seconds that the last loop needed to start and write a profiler trace.
     """
 
     def __init__(self, global_step: tf.Variable, checks: Sequence[FirstStepCheck] = ()) -> None:
         self._global_step = global_step
         self._checks = checks
         self._traced_loop: Loop | None = None
-        self.window = NO_WINDOW
         self.hooks: TrainingHooks | None = None
         self.ready_at = 0.0
         self.waited: float | None = None
-        self.tracing = 0.0
         self.results: Any = None
 
     def run(
@@ -226,9 +221,8 @@ class LoopParts:
         Raises:
           Exception: any error of the loop; the steps before the error have been done.
         """
-        self.tracing = 0.0
         self.results = None  # and so it stays when the data ends inside the loop
-        if self.window.passed and loop is self._traced_loop and self.hooks is None:
+        if loop is self._traced_loop and self.hooks is None:
             with context():
                 done, self.results = loop(iterator, num_steps, fresh)
             self.waited = getattr(loop, "waited", None)
@@ -242,46 +236,34 @@ class LoopParts:
         return results
 
     def _in_parts(self, loop: Loop, iterator: Any, num_steps: int, fresh: bool, context: Context) -> int:
-        step = int(self._global_step.numpy())
-        done = 0
+        begin = int(self._global_step.numpy())
+        step = begin
+        end = begin + num_steps
         waited = 0.0
         results: Any = None
-        for part in self._lengths(loop, step, num_steps):
-            self._trace(self.window.before, step + done, step + done + part)
+        while step < end:
+            is_traced = loop is self._traced_loop
+            part_end = end if is_traced else min(end, step + getattr(loop, "fuse_steps", 1))
             if self.hooks is not None:
-                self.hooks.begin(step + done)
+                part_end = min(part_end, self.hooks.next_end(step))
+                self.hooks.begin(step)
             with context():
-                count, results = loop(iterator, part, fresh and done == 0)
-            done += count
-            if loop is self._traced_loop:
+                count, results = loop(iterator, part_end - step, fresh and step == begin)
+
+            step += count
+            if is_traced:
                 waited += getattr(loop, "waited", None) or 0.0
             else:
                 self._traced_loop = loop
-                self.ready_at = time.perf_counter() - self.tracing
+                self.ready_at = time.perf_counter()
                 for check in self._checks:
                     check.first_step_done()
-            self._trace(self.window.after, step + done)
-            if count < part or (self.hooks is not None and not self.hooks.end(step + done, results)):
+            if step < part_end or (self.hooks is not None and not self.hooks.end(step, results)):
                 break
+
         self.waited = None if getattr(loop, "waited", None) is None else waited
         self.results = results
-        return done
-
-    def _lengths(self, loop: Loop, step: int, num_steps: int) -> Iterator[int]:
-        """Yields the number of steps of each call of the loop."""
-        cuts = list(self.window.cuts())
-        if loop is not self._traced_loop:
-            cuts.append(step + getattr(loop, "fuse_steps", 1))
-        for part in parts(step, num_steps, cuts):
-            end = step + part
-            while step < end:
-                begin, step = step, end if self.hooks is None else min(end, self.hooks.next_end(step))
-                yield step - begin
-
-    def _trace(self, action: Callable[..., None], *steps: int) -> None:
-        begin = time.perf_counter()
-        action(*steps)
-        self.tracing += time.perf_counter() - begin
+        return step - begin
 
 
 class FiniteWeights:

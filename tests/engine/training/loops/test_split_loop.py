@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.telemetry.profile_window import ProfileSteps, ProfileWindow
 from trainer_kit.training.loops.train_loop import LoopParts
 
 
@@ -33,18 +31,26 @@ class _Loop:
         return done, self.total
 
 
-def _parts(loop: _Loop, *steps: int) -> tuple[LoopParts, list[int]]:
-    """LoopParts with a window of steps, if any, and the steps that its trace was started and stopped at."""
-    parts, at = LoopParts(loop.global_step), list[int]()
-    if steps:
-        start, stop = (lambda: bool(at.append(loop.step)) or True), (lambda: at.append(loop.step))
-        parts.window = ProfileWindow(ProfileSteps(*steps), start, stop)
-    return parts, at
+class _Parts:
+    """Hooks whose parts have two steps each."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def next_end(self, step: int) -> int:
+        return step + 2
+
+    def begin(self, step: int) -> None:
+        self.calls.append(step)
+
+    def end(self, step: int, results: Any) -> bool:
+        self.calls.append((step, results))
+        return True
 
 
 def test_only_the_first_step_of_a_new_loop_is_a_separate_call() -> None:
     loop, numbers = _Loop(), iter(range(100))
-    parts, _ = _parts(loop)
+    parts = LoopParts(loop.global_step)
     assert parts.ready_at == 0.0
     assert (parts.run(loop, numbers, 5, True), parts.results) == (5, sum(range(5)))
     ready_at = parts.ready_at
@@ -60,41 +66,29 @@ def test_only_the_first_step_of_a_new_loop_is_a_separate_call() -> None:
 def test_the_first_call_of_a_fused_loop_is_a_program() -> None:
     loop = _Loop()
     loop.fuse_steps = 4
-    parts, _ = _parts(loop)
+    parts = LoopParts(loop.global_step)
     assert (parts.run(loop, iter(range(100)), 10, True), parts.results) == (10, sum(range(10)))
     assert loop.calls == [(4, True), (6, False)]
 
 
 def test_a_loop_that_stops_in_a_part_gets_no_further_call() -> None:
     loop = _Loop(stop=4)
-    parts, at = _parts(loop, 3, 5)
-    assert (parts.run(loop, iter(range(100)), 10, True), parts.results) == (4, sum(range(4)))
-    assert loop.calls == [(1, True), (1, False), (3, False)]
-    assert at == [2]
-
-
-def test_the_time_that_a_trace_takes_is_told_apart() -> None:
-    loop, numbers = _Loop(), iter(range(100))
     parts = LoopParts(loop.global_step)
-    slow = [lambda: time.sleep(0.02) or True, lambda: time.sleep(0.03)]
-    parts.window = ProfileWindow(ProfileSteps(1, 7), *slow)
-    tracing = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        parts.run(loop, numbers, 5, True)
-        tracing.append((parts.tracing, time.perf_counter() - begin))
-        assert parts.ready_at < begin or parts.ready_at <= time.perf_counter() - 0.02
-    assert [told <= taken for told, taken in tracing] == [True] * 3
-    assert tracing[0][0] >= 0.02 and tracing[1][0] >= 0.03 and tracing[2][0] == 0.0
+    parts.hooks = hooks = _Parts()
+    assert (parts.run(loop, iter(range(100)), 10, True), parts.results) == (4, sum(range(4)))
+    assert loop.calls == [(1, True), (2, False), (2, False)]
+    assert hooks.calls == [0, (1, 0), 1, (3, 3), 3]
 
 
 def test_waits_of_all_parts_but_the_first_step_are_added() -> None:
     loop, numbers = _Loop(), iter(range(100))
-    parts, _ = _parts(loop, 3, 4)
+    parts = LoopParts(loop.global_step)
+    parts.hooks = _Parts()
     waited = []
     for _ in range(2):
         parts.run(loop, numbers, 6, True)
         waited.append(parts.waited)
     assert waited == [5.0, 6.0]
+    parts.hooks = None
     parts.run(lambda *_: (1, None), numbers, 1, True)
     assert parts.waited is None
