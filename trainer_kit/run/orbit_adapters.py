@@ -147,13 +147,11 @@ class OrbitController:
         self.save_checkpoint = self._inner.save_checkpoint
         self.sync = self.checkpoint_manager.sync
 
-    def train(self, steps: int) -> None:
-        """Trains up to global step `steps`."""
-        self._until_stopped(self._inner.train, steps=steps)
-
-    def train_and_evaluate(self, **arguments: Any) -> dict[str, Any]:
-        """Trains with evaluations; returns the logs of the last one."""
-        return self._until_stopped(self._inner.train_and_evaluate, **arguments)
+    def train_and_evaluate(self, train_steps: int, *, evaluates: bool = True, **arguments: Any) -> dict[str, Any]:
+        """Trains up to global step `train_steps`, with evaluations if it `evaluates`; returns the logs of the last."""
+        if not evaluates:
+            return self._until_stopped(self._inner.train, steps=train_steps)
+        return self._until_stopped(self._inner.train_and_evaluate, train_steps=train_steps, **arguments)
 
     def evaluate(self, steps: int = -1) -> dict[str, Any]:
         """Evaluates `steps` batches, -1 for all; returns the logs."""

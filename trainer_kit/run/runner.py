@@ -18,7 +18,6 @@ from trainer_kit.callbacks.reports import epoch_place
 from trainer_kit.config.run_warnings import interval_warnings, rate_end_warnings, save_interval_warnings
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError
-from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_lock import release_all
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
@@ -208,18 +207,47 @@ def run_experiment(
         record: AbstractContextManager[None] = contextlib.nullcontext()
         if writers.history:
             record = record_run(plan.directory, plan.written, experiment, mode, records(), trainer.global_step, setup)
-        with plan.strategy.scope(), record, save_after_errors(controller):
+        with plan.strategy.scope(), record, save_after_errors(controller), contextlib.ExitStack() as work:
             if plan.trains:
                 history.begin_at(start, manager)
-            with controller.callbacks.around("run"):
-                is_done = False
-                while not is_done:
-                    with contextlib.suppress(Rewound):  # after the last evaluation; then training goes on
-                        logs = run_mode(plan, controller, history, sidecar)
-                        evaluates_again = run_post_eval and mode != "train_and_post_eval"
-                        if evaluates_again and not was_stopped(signals, trainer):
-                            logs = controller.evaluate(steps=config.trainer.validation_steps)
-                        is_done = True
+            work.enter_context(controller.callbacks.around("run"))
+            evaluates_last = run_post_eval or mode == "train_and_post_eval"
+            is_done = False
+            while not is_done:
+                with contextlib.suppress(Rewound):  # after the last evaluation; then training goes on
+                    if plan.trains:
+                        logs = controller.train_and_evaluate(
+                            train_steps=config.trainer.train_steps,
+                            eval_steps=config.trainer.validation_steps,
+                            eval_interval=config.trainer.validation_interval,
+                            evaluates=mode == "train_and_eval",
+                        )
+                        if mode == "train_and_eval" and not controller.stopping:
+                            logs = _add_recorded(logs, controller, history)
+                    elif sidecar is not None:
+                        sidecar.begin()
+                        logs = controller.evaluate_continuously(
+                            steps=config.trainer.validation_steps,
+                            timeout=config.trainer.continuous_eval_timeout,
+                            timeout_fn=sidecar.finished,
+                            watched=sidecar,
+                            newest_only=config.trainer.continuous_eval.policy == "latest",
+                        )
+                        if not controller.stopping:
+                            best_entry = history.best.best if history.best is not None else None
+                            ending = best_text(best_entry) if best_entry else "it keeps no best"
+                            _LOG.info("continuous_eval finished at step %d; %s", controller.run.step, ending)
+                        logs = logs or sidecar.last_metrics()
+                    else:
+                        if plan.checkpoint:
+                            controller.restore_checkpoint(plan.checkpoint)
+                        else:
+                            trainer.initialize()
+                        logs = controller.evaluate(steps=config.trainer.validation_steps)
+
+                    if evaluates_last and not was_stopped(signals, trainer):
+                        logs = controller.evaluate(steps=config.trainer.validation_steps)
+                    is_done = True
 
         finish_run(plan, controller, signals, writers, best, logs)
         barrier(plan.strategy)  # no worker is done before the chief is: it could not be started again alone
@@ -241,69 +269,15 @@ def _log_start(plan: RunPlan, trainer: Any, start: int) -> None:
     _LOG.info("%s %s; %s", plan.mode, place, count_parameters(trainer.model))
 
 
-def run_mode(plan: RunPlan, controller: Any, history: RunHistory, sidecar: Sidecar | None) -> dict[str, Any]:
-    """Trains and evaluates as the mode says.
+def _add_recorded(logs: dict[str, Any], controller: Any, history: RunHistory) -> dict[str, Any]:
+    """Returns the logs of the last evaluation with the recorded ones of the last step.
 
-    Args:
-      plan: The plan of the run.
-      controller: A Controller or an OrbitController. In modes that train, it has restored the
-        newest checkpoint.
-      history: The history of the run.
-      sidecar: The view of the training run in mode continuous_eval; None in other modes.
-
-    Returns:
-      The logs of the last evaluation; empty without one, and after a stop.
+    That step may have been evaluated before a restart, and with the sets of an earlier config.
     """
-    options = plan.config.trainer
-    match plan.mode:
-        case "train":
-            controller.train(steps=options.train_steps)
-            return {}
-
-        case "train_and_post_eval":
-            controller.train(steps=options.train_steps)
-            if controller.stopping:
-                return {}
-            return dict(controller.evaluate(steps=options.validation_steps))
-
-        case "train_and_eval":
-            logs = controller.train_and_evaluate(
-                train_steps=options.train_steps,
-                eval_steps=options.validation_steps,
-                eval_interval=options.validation_interval,
-            )
-            if controller.stopping:
-                return dict(logs)
-            # The last step may have been evaluated before a restart, and with the sets of an earlier config.
-            recorded = history.metrics_at(controller.run.step)
-            sets = history.ledger.sets
-            if logs or sets:
-                recorded = {name: metrics for name, metrics in recorded.items() if name in sets}
-            if recorded and history.best is not None:
-                history.best.add_best(controller.evaluator, recorded)
-            return {**recorded, **logs}
-
-        case "eval":
-            if plan.checkpoint:
-                controller.restore_checkpoint(plan.checkpoint)
-            else:
-                controller.evaluator.initialize()
-            return dict(controller.evaluate(steps=options.validation_steps))
-
-        case "continuous_eval":
-            assert sidecar is not None
-            sidecar.begin()
-            logs = controller.evaluate_continuously(
-                steps=options.validation_steps,
-                timeout=options.continuous_eval_timeout,
-                timeout_fn=sidecar.finished,
-                watched=sidecar,
-                newest_only=options.continuous_eval.policy == "latest",
-            )
-            if not controller.stopping:
-                best = history.best.best if history.best is not None else None
-                ending = best_text(best) if best else "it keeps no best"
-                _LOG.info("continuous_eval finished at step %d; %s", controller.run.step, ending)
-            return dict(logs or sidecar.last_metrics())
-
-    raise AssertionError(f"{plan.mode} is no mode of a single run")
+    recorded = history.metrics_at(controller.run.step)
+    sets = history.ledger.sets
+    if logs or sets:
+        recorded = {name: metrics for name, metrics in recorded.items() if name in sets}
+    if recorded and history.best is not None:
+        history.best.add_best(controller.evaluator, recorded)
+    return {**recorded, **logs}

@@ -70,7 +70,7 @@ def test_actions_are_called_with_the_logs(tmp_path: Path) -> None:
 
 def test_a_stop_that_the_trainer_was_asked_for_ends_the_run(tmp_path: Path) -> None:
     controller = _controller(tmp_path, train_actions=[lambda logs: controller.trainer.request_stop()])
-    controller.train(20)
+    controller.train_and_evaluate(20, evaluates=False)
     assert controller.stopping and _saved(tmp_path)[-1] == 8  # one loop later
 
 
@@ -84,7 +84,7 @@ def test_an_evaluation_that_an_action_stops_saves_nothing(tmp_path: Path) -> Non
 
 
 def test_the_checkpoints_of_a_run_are_evaluated_until_it_ends(tmp_path: Path) -> None:
-    _controller(tmp_path).train(8)
+    _controller(tmp_path).train_and_evaluate(8, evaluates=False)
     logs: list[Any] = []
     controller = _controller(tmp_path, trains=False, eval_actions=[logs.append])
     controller.evaluate_continuously(-1, 0.0, lambda: True)

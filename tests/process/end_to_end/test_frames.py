@@ -11,8 +11,8 @@ from tests.fork_server import ForkServer
 MODULE = "tests.process.end_to_end.frames_experiment"
 
 
-@pytest.mark.parametrize(("mode", "most"), [("train_and_eval", 13), ("train", 14)])
-def test_few_frames_lie_between_main_and_a_tasks_step(mode: str, most: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["train_and_eval", "train"])
+def test_few_frames_lie_between_main_and_a_tasks_step(mode: str, tmp_path: Path) -> None:
     flags = ["--experiment=frames", f"--mode={mode}", f"--model_dir={tmp_path / 'run'}"]
     with ForkServer([MODULE]) as server:
         ended = server.run("train", f"--import_module={MODULE}", *flags)
@@ -21,4 +21,4 @@ def test_few_frames_lie_between_main_and_a_tasks_step(mode: str, most: int, tmp_
     functions = [line.split()[2] for line in ended.text.splitlines() if line.startswith("frame ")]
     assert "main" in functions, ended.text
     trace = functions[functions.index("main") : functions.index("tf__train_step")]
-    assert len(trace) <= most, trace
+    assert len(trace) <= 12, trace
