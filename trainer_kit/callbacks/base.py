@@ -95,25 +95,36 @@ class Run:
       trainer: The run's trainer.
       directory: The run's folder, model_dir.
       chief: Whether this process writes the run's files.
+      epochs: The epochs of the run; None if neither the config nor a callback names epochs.
+      stopped_at: The step at which a callback ended an earlier start of the run; None if none did.
 
     Attributes:
-      trainer, directory, chief: The arguments.
+      trainer, directory, chief, epochs, stopped_at: The arguments.
       step: The global step. It is set after each loop, restore and error, and after actions and users' callbacks,
         which may restore a checkpoint. Each read of the variable costs up to 3 % of a loop of 10 ms.
       total: The global step at which the run ends; None if it is not known.
-      epochs: The epochs of the run; None if neither the config nor a callback names epochs.
       loop: The last training loop; None before the first one.
       evaluation: The last evaluation; None before the first one.
       reported: The numbers that callbacks have reported since the last line of metrics.
       requests: The requests of callbacks that the controller has not carried out yet.
-      was_stopped: Whether a callback had ended the run at the step from which it resumes.
       in_epoch_begin: Whether epoch_begin is being called.
       stop_reason: Why the run ends before its last step, once that is decided; "" if it continues.
       error: In train_end and run_end, the error that ends the training or the run; None if there is none.
     """
 
-    def __init__(self, trainer: Any, directory: str = "", chief: bool = True, epochs: Epochs | None = None) -> None:
-        self.trainer, self.directory, self.chief, self.epochs = trainer, directory, chief, epochs
+    def __init__(
+        self,
+        trainer: Any,
+        directory: str = "",
+        chief: bool = True,
+        epochs: Epochs | None = None,
+        stopped_at: int | None = None,
+    ) -> None:
+        self.trainer = trainer
+        self.directory = directory
+        self.chief = chief
+        self.epochs = epochs
+        self.stopped_at = stopped_at
         self.step = 0
         self.total: int | None = None
         self.loop: Loop | None = None
@@ -122,7 +133,7 @@ class Run:
         self.requests = Requests()
         self.stop_reason = ""
         self.error: BaseException | None = None
-        self.was_stopped = self.in_epoch_begin = False
+        self.in_epoch_begin = False
 
     @property
     def task(self) -> Any:

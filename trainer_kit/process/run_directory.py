@@ -212,6 +212,11 @@ class RunDirectory:
             return None
         return {**final, **known}
 
+    def stopped_step(self) -> int | None:
+        """Returns the step at which a callback or early stopping ended the run; None if none of them did."""
+        final = self.read_final() or {}
+        return final["step"] if final.get("stopped") else None
+
     def train_steps(self, default: int | str) -> int:
         """Returns trainer.train_steps of the run that trains here; `default` if params.yaml has no such value.
 

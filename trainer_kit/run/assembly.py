@@ -154,7 +154,8 @@ def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> Checkpoin
     """Returns the manager of the run's checkpoints; it writes all earlier reports to disk before a checkpoint."""
     options = plan.config.trainer
     leases = Leases(plan.directory.evals, options.continuous_eval.max_wait_checkpoints, history.ledger)
-    trainer.state.step_state.allow_partial = plan.options.allow_partial_restore
+    if plan.options.allow_partial_restore:
+        trainer.state.allow_partial_restore()
     return CheckpointManager(
         trainer,
         plan.directory,
@@ -234,7 +235,7 @@ def build_controller(
 ) -> Any:
     """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
     options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
-    run = Run(trainer, directory.path, plan.chief, plan.epochs)
+    run = Run(trainer, directory.path, plan.chief, plan.epochs, directory.stopped_step())
     users = [*plan.callbacks, *_tensor_summaries(plan, writers)]
     ask_for_tensors(trainer, users)
     actions = build_actions(plan, trainer, manager)

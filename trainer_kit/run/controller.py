@@ -396,7 +396,7 @@ class Controller:
             self.run.evaluation = Evaluation(step, tuple(unseen), replayed=True)
             self.callbacks.call("evaluation_end", dict(unseen.get("", unseen)))
             self._shown_at.update(dict.fromkeys(unseen, step))
-            if self.run.was_stopped:  # a recorded evaluation ended the earlier start; this start continues
+            if step == self.run.stopped_at:  # a recorded evaluation ended the earlier start; this start continues
                 self.run.requests.stop = ""
 
         requests = self._take_requests()

@@ -109,12 +109,6 @@ def find_finished_run(plan: RunPlan, step: int, stop_reason: str) -> FinishedRun
     return FinishedRun(logs, f"{plan.directory.path} was {ending}; raise {change} to continue the training")
 
 
-def was_ended_by_callback(directory: RunDirectory, step: int) -> bool:
-    """Whether a callback or early stopping ended an earlier start of the run at this step."""
-    final = directory.read_final()
-    return final is not None and final["step"] == step and bool(final.get("stopped"))
-
-
 def finish_run(
     plan: RunPlan,
     controller: Any,

@@ -34,7 +34,6 @@ from trainer_kit.run.run_record import (
     find_finished_run,
     finish_run,
     record_run,
-    was_ended_by_callback,
     was_stopped,
 )
 from trainer_kit.runtime.collectives import barrier
@@ -195,7 +194,6 @@ def run_experiment(
             _LOG.info("nothing to do: %s", finished_run.advice)
             return trainer.model, finished_run.logs
 
-        controller.run.was_stopped = was_ended_by_callback(plan.directory, start)
         check_evaluation_tensors(trainer)
         if plan.trains:
             for find_warnings in (save_interval_warnings, rate_end_warnings, interval_warnings):

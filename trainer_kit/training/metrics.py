@@ -18,7 +18,6 @@ from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.process.error_report import described
-from trainer_kit.runtime.replica_values import put_replica_values, replica_values
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.training.task import Task, step_loss
 
@@ -414,35 +413,6 @@ def to_numpy(values: Any) -> Any:
     if isinstance(values, Mapping):
         return {name: to_numpy(value) for name, value in values.items()}
     return values.numpy() if hasattr(values, "numpy") else values
-
-
-class InterruptedMetrics:
-    """Saves and restores the metrics of an interrupted loop, which the next start continues. Runs eagerly, on the host.
-
-    Args:
-      trainer: The trainer; its `metrics_continue` says whether a checkpoint holds them, and is set after a restore.
-      metrics: The training metrics, whose variables may be created in a step.
-      strategy: The strategy of the trainer.
-    """
-
-    def __init__(self, trainer: Any, metrics: MetricSet, strategy: tf.distribute.Strategy) -> None:
-        self._trainer = trainer
-        self._metrics = metrics
-        self._strategy = strategy
-
-    def state(self) -> Any:
-        """Returns the values of the metrics on each replica; None if no loop was interrupted."""
-        return replica_values(self._metrics.variables(), self._strategy) if self._trainer.metrics_continue else None
-
-    def restore(self, state: Any) -> None:
-        """Restores what `state` returned; if the run has other metrics now, warns and begins them again."""
-        fits = state is not None and put_replica_values(self._metrics.variables(), self._strategy, state)
-        self._trainer.metrics_continue = fits
-        if state is not None and not fits:
-            _LOG.warning(
-                "the checkpoint holds the state of other metrics than this run has, so the first training metrics "
-                "leave out a few steps"
-            )
 
 
 def _is_metric(value: Any) -> bool:

@@ -28,7 +28,7 @@ from trainer_kit.optimizers.gradient_processors import refused_gradient
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.runtime.collectives import worker_count
 from trainer_kit.runtime.executor import ONE_THREAD, executor
-from trainer_kit.runtime.replica_values import local_tensors, run_options
+from trainer_kit.runtime.replica_values import local_tensors, put_replica_values, replica_values, run_options
 from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.training.accumulation import (
     Accumulation,
@@ -55,7 +55,7 @@ from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, check_fusing
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.loops.tracing import check_one_thread, writes_after
 from trainer_kit.training.loops.train_loop import FiniteWeights, LoopParts, TrainingHooks, TrainLoop, pop_finite
-from trainer_kit.training.metrics import InterruptedMetrics, MetricSet, reported_values, to_numpy, training_metrics
+from trainer_kit.training.metrics import reported_values, to_numpy, training_metrics
 from trainer_kit.training.named_tensors import StepTensors
 from trainer_kit.training.task import has_own_state
 from trainer_kit.training.task_inputs import TaskInputs, shared_sets
@@ -75,14 +75,10 @@ class TrainingSteps:
 
     Args:
       trainer: The trainer.
-      metrics: The training metrics.
-      finite_weights: Checks the weights at the end of a loop; None: they are not checked.
     """
 
-    def __init__(self, trainer: Trainer, metrics: MetricSet, finite_weights: FiniteWeights | None) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._metrics = metrics
-        self._finite_weights = finite_weights
 
     @property
     def step(self) -> Callable[[Any], Any]:
@@ -91,7 +87,7 @@ class TrainingSteps:
 
     def reset(self) -> None:
         """Resets the metrics; runs eagerly or in graph, in cross-replica context."""
-        self._metrics.reset()
+        self._trainer._train_set.reset()
 
     def after_step(self) -> None:
         """Stops all workers at the same step if one of them was asked to stop."""
@@ -101,12 +97,12 @@ class TrainingSteps:
     def results(self) -> dict[str, Any]:
         """Returns the results of a loop, and what the trainer reads after it; called in cross-replica context."""
         trainer = self._trainer
-        results = {**self._metrics.results(), **trainer.train_tensors.results()}
+        results = {**trainer._train_set.results(), **trainer.train_tensors.results()}
         results["learning_rate"] = current_learning_rate(trainer.optimizer)
         # Exact up to 2**53; an int64 has a transfer of its own.
         results[_REACHED] = tf.cast(trainer.global_step, tf.float64)
-        if self._finite_weights is not None:
-            results |= self._finite_weights.result(in_parts=trainer.loop_parts.hooks is not None)
+        if trainer._finite_weights is not None:
+            results |= trainer._finite_weights.result(in_parts=trainer.loop_parts.hooks is not None)
         return results
 
 
@@ -272,7 +268,7 @@ class Trainer(Evaluator):
             trainable=self._trainable,
             require_exact=self._requires_exact_resume,
         )
-        state.step_state.roots["trainer"] = self
+        state.add_root("trainer", self)
 
         # What steps report, and the data of evaluations.
         self._train_set = self._training_metrics(config, task, model)
@@ -311,8 +307,8 @@ class Trainer(Evaluator):
         self.loop_factory = LoopFactory(config, self.stop_flag, fuse_steps)
         self.loop_parts = LoopParts(self._global_step, [self.accumulation, self._gradient_reports, state])
         checks_weights = train and getattr(options, "recovery_max_trials", 0) >= 0
-        finite_weights = FiniteWeights(state, self._global_step, options) if checks_weights else None
-        self._train_steps = TrainingSteps(self, self._train_set, finite_weights)
+        self._finite_weights = FiniteWeights(state, self._global_step, options) if checks_weights else None
+        self._train_steps = TrainingSteps(self)
         self._run_options = run_options(config.runtime)
         self._train_loop: Any = None
 
@@ -642,15 +638,28 @@ class Trainer(Evaluator):
     def _keep_python_state(self) -> None:
         """Adds the state that is not in variables to every checkpoint."""
         rates = ConfiguredRates(self.optimizer)
-        metrics = InterruptedMetrics(self, self._train_set, self._strategy)
         parts = self.state.python_state
         parts.add("data", self.data.state, self.data.put_state)
-        parts.add("metrics", metrics.state, metrics.restore)
+        parts.add("metrics", self._interrupted_metrics, self._restore_metrics)
         parts.add("learning rates", rates.state, rates.restore)
         self.state.keep_replicas()
         if has_own_state(self.task):
             restore = self.task.restore
             parts.add("task", self.task.state, lambda state: None if state is None else restore(state))
+
+    def _interrupted_metrics(self) -> Any:
+        """Returns the training metrics on each replica, for a checkpoint; None if no loop was interrupted."""
+        return replica_values(self._train_set.variables(), self._strategy) if self.metrics_continue else None
+
+    def _restore_metrics(self, state: Any) -> None:
+        """Restores the metrics of an interrupted loop; warns and begins them again if the run has other metrics now."""
+        fits = state is not None and put_replica_values(self._train_set.variables(), self._strategy, state)
+        self.metrics_continue = fits
+        if state is not None and not fits:
+            _LOG.warning(
+                "the checkpoint holds the state of other metrics than this run has, so the first training metrics "
+                "leave out a few steps"
+            )
 
     def _without_state(self) -> list[Any]:
         """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""

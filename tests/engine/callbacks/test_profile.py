@@ -77,7 +77,7 @@ def test_a_run_that_goes_back_into_the_window_is_traced_once(tmp_path: Path, tra
     assert _written(tmp_path) == 1
 
 
-def test_the_loops_around_the_window_end_where_they_would_without_it() -> None:
+def test_loops_around_the_window_end_where_they_did() -> None:
     profile = Profile("150:360", "", 100)
     assert [profile.next_boundary(step) for step in (0, 149, 200, 300, 360, 400)] == [149, 200, 300, 360, 400, None]
     assert Profile("1:200", "", 100).next_boundary(0) == 100

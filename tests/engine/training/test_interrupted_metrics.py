@@ -2,41 +2,68 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.metrics import InterruptedMetrics
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trainer_creation import create_trainer
 
 
-def _metrics(metrics_continue: bool, *values: float) -> tuple[Any, list[tf.Variable], InterruptedMetrics]:
-    trainer, variables = SimpleNamespace(metrics_continue=metrics_continue), [tf.Variable(value) for value in values]
-    metrics = SimpleNamespace(variables=lambda: variables)
-    return trainer, variables, InterruptedMetrics(trainer, metrics, tf.distribute.get_strategy())
+class _OtherMetrics(TinyTask):
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        return [keras.metrics.MeanSquaredError(), *super().build_metrics(training)]
 
 
-def test_the_next_start_goes_on_with_their_values(caplog: pytest.LogCaptureFixture) -> None:
-    _, _, before = _metrics(True, 1.5, 2.0)
-    trainer, variables, after = _metrics(False, 0.0, 0.0)
-    after.restore(before.state())
-    assert trainer.metrics_continue and [float(one) for one in variables] == [1.5, 2.0]
-    assert not caplog.records
+def _trainer(task_type: type[TinyTask] = TinyTask) -> Any:
+    config = tiny_experiment()
+    trainer = create_trainer(config, task_type(config.task), train=True, evaluate=False)
+    trainer.initialize()
+    return trainer
 
 
-def test_a_whole_loop_leaves_nothing_to_restore(caplog: pytest.LogCaptureFixture) -> None:
-    _, _, before = _metrics(False, 1.5)
-    assert before.state() is None
-    trainer, variables, after = _metrics(True, 0.5)
-    after.restore(None)
-    assert not trainer.metrics_continue and float(variables[0]) == 0.5
-    assert not caplog.records
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    trainer = _trainer()
+    trainer.train(tf.constant(3))
+    return trainer
 
 
-def test_other_metrics_begin_again_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    _, _, before = _metrics(True, 1.5, 2.0)
-    trainer, variables, after = _metrics(False, 0.0)
-    after.restore(before.state())
-    assert not trainer.metrics_continue and float(variables[0]) == 0.0
+def _resumed(trained: Any, interrupted: bool, folder: Path, task_type: type[TinyTask] = TinyTask) -> Any:
+    """A trainer that resumes from a checkpoint whose last loop was interrupted or not."""
+    trained.metrics_continue = interrupted
+    trained.before_save(str(folder / "ckpt"))
+    path = trained.checkpoint.write(str(folder / "ckpt"))
+    trainer = _trainer(task_type)
+    trainer.metrics_continue = not interrupted
+    trainer.checkpoint.read(path)
+    trainer.after_restore(path)
+    return trainer
+
+
+def test_the_next_start_goes_on_with_their_values(
+    trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    resumed = _resumed(trained, True, tmp_path)
+    assert resumed.metrics_continue
+    assert float(trained.train_loss.result()) > 0
+    np.testing.assert_array_equal(trained.train_loss.result(), resumed.train_loss.result())
+    assert "other metrics" not in caplog.text
+
+
+def test_a_whole_loop_leaves_nothing_to_restore(trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    resumed = _resumed(trained, False, tmp_path)
+    assert not resumed.metrics_continue and float(resumed.train_loss.result()) == 0.0
+    assert "other metrics" not in caplog.text
+
+
+def test_other_metrics_begin_again_with_a_warning(
+    trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    resumed = _resumed(trained, True, tmp_path, _OtherMetrics)
+    assert not resumed.metrics_continue and float(resumed.train_loss.result()) == 0.0
     assert "holds the state of other metrics than this run has" in caplog.text

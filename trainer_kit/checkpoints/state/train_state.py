@@ -139,6 +139,14 @@ class TrainState:
             global_step=self._global_step, model=self._model, **self._items, **self._saved_with_weights
         )
 
+    def add_root(self, name: str, owner: Any) -> None:
+        """Adds an object whose attributes are saved, under paths that begin with `name`; called before the restore."""
+        self.step_state.roots[name] = owner
+
+    def allow_partial_restore(self) -> None:
+        """Leaves out variables of a checkpoint that this run lacks or that have another shape."""
+        self.step_state.allow_partial = True
+
     def keep_replicas(self) -> None:
         """Adds each replica's local values, such as the averages of batch normalization, to checkpoints."""
         self.python_state.add("replicas", self.model_replicas.state, self.model_replicas.restore)

@@ -98,7 +98,7 @@ class AdoptedTrainer(ActingTrainer):
             instead=f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer",
         )
         rates = ConfiguredRates(trained)
-        self.state.step_state.roots["trainer"] = inner
+        self.state.add_root("trainer", inner)
         self.state.python_state.add("learning rates", rates.state, rates.restore)
         self.state.python_state.add("data", self.data.state, self.data.put_state)
         self.weights_finite: bool | None = True

@@ -150,7 +150,8 @@ class MultiTaskTrainer(Trainer):
             check_methods(of_task, train, evaluate)
             build_model(of_task.task_config, of_task, model_of_task(model, name), train)
         super().__init__(config, task, model, optimizer, train, evaluate, *datasets, **options)
-        self.state.step_state.roots |= {f"task/tasks/{name}": of_task for name, of_task in task.tasks.items()}
+        for name, of_task in task.tasks.items():
+            self.state.add_root(f"task/tasks/{name}", of_task)
         if evaluate:
             with self.strategy.scope():
                 self.set_validation_sets(ValidationSets(map(self._of_task, self.validation)))

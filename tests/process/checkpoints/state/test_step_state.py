@@ -127,7 +127,7 @@ def test_state_that_this_run_does_not_have_is_refused(tmp_path: Path, caplog: py
         trainer.train(tf.constant(1))
     assert int(trainer.global_step) == 0
     trainer = _trainer(LinearTask)
-    trainer.state.step_state.allow_partial = True
+    trainer.state.allow_partial_restore()
     trainer.after_restore(path)
     trainer.train(tf.constant(1))
     assert "ckpt-1 contains written/0 float32 []" in caplog.text
