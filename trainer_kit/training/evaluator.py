@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,7 +35,7 @@ from trainer_kit.training.loops.eval_loop import (
     reporting_end,
 )
 from trainer_kit.training.loops.iterators import StopFlag, batch_counter, is_stopping
-from trainer_kit.training.loops.tracing import graph_function, writes_after
+from trainer_kit.training.loops.tracing import writes_after
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
 from trainer_kit.training.named_tensors import StepTensors
@@ -113,9 +113,11 @@ class EvaluatedWeights:
     """
 
     def __init__(self, state: TrainState, average: Any) -> None:
-        self._state, self._average = state, average
+        self._state = state
+        self._average = average
         evaluated: tuple[str, ...] = average.evaluated if average is not None else (WEIGHTS,)
-        self.main, self.others = evaluated[0], evaluated[1:]
+        self.main = evaluated[0]
+        self.others = evaluated[1:]
         self._selected = self.main
 
     @property
@@ -154,7 +156,9 @@ class EvaluatedWeights:
         Raises:
           UsageError: when there is no such average.
         """
-        self._check(name)
+        names = [WEIGHTS, *self.averages]
+        if name and name not in names:
+            raise UsageError(f"the run keeps no average {name!r} of the weights; {suggestion(name, names)}")
         with self._state.in_use:
             self._hold(name or self._selected)
             try:
@@ -173,11 +177,6 @@ class EvaluatedWeights:
         name, _, inner = rest.partition("|")
         return (name, f"{own}{bar}{inner}") if name in self.others else (self.main, metric)
 
-    def _check(self, name: str) -> None:
-        known = [WEIGHTS, *self.averages]
-        if name and name not in known:
-            raise UsageError(f"the run keeps no average {name!r} of the weights; {suggestion(name, known)}")
-
     def _hold(self, name: str) -> None:
         """Gives the model the average of this name, or the weights; each replica has its own values then."""
         self._state.model_replicas.put_back()
@@ -190,30 +189,106 @@ class EvaluatedWeights:
             self._average.swap(name)
 
 
-def metric_names(of_sets: Iterable[tuple[str, Sequence[str]]], weights: EvaluatedWeights) -> list[str]:
-    """Returns the names of all metrics, nested ones joined by `|`: validation set, weights, metric.
+class EvaluationSteps:
+    """The steps of an evaluator over one validation set, as its loops run them; see LoopSteps.
 
     Args:
-      of_sets: Name and metrics of each validation set; a single set has the name "".
-      weights: The evaluated weights, of which the main ones add no part to a name.
-    """
-    return [
-        "|".join(filter(None, (name, other, metric)))
-        for name, metrics in of_sets
-        for other in ("", *weights.others)
-        for metric in metrics
-    ]
-
-
-class AveragingTrainer(BaseTrainer):
-    """A trainer whose weights can be replaced by their moving averages.
+      evaluator: The evaluator.
+      metrics: The metrics of the validation set.
 
     Attributes:
-      state: The TrainState of the run.
+      step: The method `eval_step` of the evaluator.
+      metrics: The argument of this name.
     """
 
-    state: TrainState
-    _weights: EvaluatedWeights
+    def __init__(self, evaluator: Evaluator, metrics: MetricSet) -> None:
+        self._evaluator = evaluator
+        self.step = evaluator.eval_step
+        self.metrics = metrics
+
+    def reset(self) -> None:
+        """Resets the metrics; runs eagerly or in graph, in cross-replica context."""
+        self.metrics.reset()
+
+    def after_step(self) -> None:
+        """Stops all workers at the same batch if one of them was asked to stop."""
+        self._evaluator.stop_flag.agree(self._evaluator.evaluated_batches)
+
+    def results(self) -> dict[str, Any]:
+        """Returns the results of the metrics, and the tensors that are asked for; called in cross-replica context."""
+        return {**self.metrics.results(), **self._evaluator.eval_tensors.results()}
+
+
+class Evaluator(BaseTrainer):
+    """Evaluates a task over its validation sets. Created in the scope of the strategy.
+
+    Args:
+      config: The experiment's config.
+      task: The task to evaluate.
+      model: The task's model.
+      global_step: The global step, an int64 scalar.
+      state: The TrainState of the run.
+      average: The moving average of the weights, which is evaluated instead of them; None: there is none.
+      sets: The validation sets.
+      metrics: The metrics of evaluations, with the loss; each evaluation resets them first.
+      checkpoint_exporter: Exports the best of all evaluations; None: `evaluate` exports nothing.
+
+    Attributes:
+      best_checkpoint: The class that keeps the best checkpoint of a run.
+      validation: The validation sets.
+      evaluates: Whether the trainer was created to evaluate, or has received validation sets since.
+      evaluated_batches: An int64 scalar on the host: the batches that this process has evaluated.
+      eval_seconds: The seconds of each validation set in the last evaluation, by name.
+    """
+
+    best_checkpoint: Any = BestCheckpoint
+    _evaluation_hooks: EvaluationHooks | None = None  # None: an evaluation has no parts
+    stop_flag: StopFlag
+
+    def __init__(
+        self,
+        config: Any,
+        task: Any,
+        model: Any,
+        *,
+        global_step: tf.Variable,
+        state: TrainState,
+        average: Any,
+        sets: ValidationSets,
+        metrics: MetricSet,
+        checkpoint_exporter: Any,
+    ) -> None:
+        self._strategy = tf.distribute.get_strategy()
+        self._config = config
+        self._task = task
+        self._model = model
+        self._global_step = global_step
+        self.state = state
+        self._weights = EvaluatedWeights(state, average)
+        self._checkpoint_exporter = checkpoint_exporter
+        self.stop_flag = StopFlag(self._strategy)
+        self._workers = AsyncWorkers(self._strategy)
+        self.evaluated_batches = batch_counter()
+        self._validation_set = metrics
+        self.eval_tensors = StepTensors("evaluation", config, metrics)
+        self.set_validation_sets(sets)
+
+    def set_validation_sets(self, sets: ValidationSets) -> None:
+        """Replaces the validation sets; takes effect with the next evaluation."""
+        self.validation = sets
+        self.evaluates = True
+        self._results: dict[str, Any] = {}  # of the metrics in the last evaluation, by set, as NumPy values
+        self._other_logs: dict[str, dict[str, Any]] = {}  # by set: those of other weights than the main ones, by name
+        self._eval_loops: dict[tuple[str, bool], Any] = {}  # one per set, traced with the set's task and metrics
+        self.eval_seconds: dict[str, float] = {}
+
+    def split_evaluations(self, hooks: EvaluationHooks) -> None:
+        """Has evaluations run in parts, with work on the host between two; called before the first evaluation.
+
+        Args:
+          hooks: The object that knows the size of a part, and whose methods are called before and after each.
+        """
+        self._evaluation_hooks = hooks
 
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
@@ -268,109 +343,6 @@ class AveragingTrainer(BaseTrainer):
     def end_averaging(self) -> None:
         """Restores the weights and the states of random generators after an evaluation; any thread may call it."""
         self._weights.put_back()
-
-    def _without_state(self) -> list[Any]:
-        """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
-        return []
-
-
-class EvaluationSteps:
-    """The steps of an evaluator over one validation set, as its loops run them; see LoopSteps.
-
-    Args:
-      evaluator: The evaluator.
-      metrics: The metrics of the validation set.
-
-    Attributes:
-      step: The method `eval_step` of the evaluator.
-      metrics: The argument of this name.
-    """
-
-    def __init__(self, evaluator: Evaluator, metrics: MetricSet) -> None:
-        self._evaluator = evaluator
-        self.step = evaluator.eval_step
-        self.metrics = metrics
-
-    def reset(self) -> None:
-        """Resets the metrics; runs eagerly or in graph, in cross-replica context."""
-        self.metrics.reset()
-
-    def after_step(self) -> None:
-        """Stops all workers at the same batch if one of them was asked to stop."""
-        self._evaluator.stop_flag.agree(self._evaluator.evaluated_batches)
-
-    def results(self) -> dict[str, Any]:
-        """Returns the results of the metrics, and the tensors that are asked for; called in cross-replica context."""
-        return {**self.metrics.results(), **self._evaluator.eval_tensors.results()}
-
-
-class Evaluator(AveragingTrainer):
-    """Evaluates a task over its validation sets. Created in the scope of the strategy.
-
-    Args:
-      config: The experiment's config.
-      task: The task to evaluate.
-      model: The task's model.
-      global_step: The global step, an int64 scalar.
-      state: The TrainState of the run.
-      average: The moving average of the weights, which is evaluated instead of them; None: there is none.
-      sets: The validation sets.
-      metrics: The metrics of evaluations, with the loss; each evaluation resets them first.
-      checkpoint_exporter: Exports the best of all evaluations; None: `evaluate` exports nothing.
-
-    Attributes:
-      best_checkpoint: The class that keeps the best checkpoint of a run.
-      validation: The validation sets.
-      evaluates: Whether the trainer was created to evaluate, or has received validation sets since.
-      evaluated_batches: An int64 scalar on the host: the batches that this process has evaluated.
-      eval_seconds: The seconds of each validation set in the last evaluation, by name.
-    """
-
-    best_checkpoint: Any = BestCheckpoint
-    _evaluation_hooks: EvaluationHooks | None = None  # None: an evaluation has no parts
-    stop_flag: StopFlag
-
-    def __init__(
-        self,
-        config: Any,
-        task: Any,
-        model: Any,
-        *,
-        global_step: tf.Variable,
-        state: TrainState,
-        average: Any,
-        sets: ValidationSets,
-        metrics: MetricSet,
-        checkpoint_exporter: Any,
-    ) -> None:
-        self._strategy = tf.distribute.get_strategy()
-        self._config = config
-        self._task = task
-        self._model = model
-        self._global_step = global_step
-        self.state, self._weights = state, EvaluatedWeights(state, average)
-        self._checkpoint_exporter = checkpoint_exporter
-        self.stop_flag = StopFlag(self._strategy)
-        self._workers = AsyncWorkers(self._strategy)
-        self.evaluated_batches = batch_counter()
-        self._validation_set = metrics
-        self.eval_tensors = StepTensors("evaluation", config, metrics)
-        self.set_validation_sets(sets)
-
-    def set_validation_sets(self, sets: ValidationSets) -> None:
-        """Replaces the validation sets; takes effect with the next evaluation."""
-        self.validation, self.evaluates = sets, True
-        self._other_logs: dict[str, dict[str, Any]] = {}  # by set: those of other weights than the main ones, by name
-        self._eval_loops: dict[tuple[str, bool], Any] = {}  # one per set, traced with the set's task and metrics
-        self.eval_seconds: dict[str, float] = {}
-
-    def split_evaluations(self, hooks: EvaluationHooks) -> None:
-        """Has evaluations run in parts, with work on the host between two; called before the first evaluation.
-
-        Args:
-          hooks: The object that knows the size of a part, and whose methods are called before and after each.
-        """
-        self._evaluation_hooks = hooks
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -483,13 +455,16 @@ class Evaluator(AveragingTrainer):
         It returns None if they are known only after an evaluation: a task aggregates logs by its own functions, the
         metrics have no names yet, or a subclass overrides `eval_end`.
         """
-        of_sets = []
-        for one in self.validation:
-            names = None if self._aggregates(self._task_of(one)) else self._metrics_of(one).names()
-            if names is None or type(self).eval_end is not Evaluator.eval_end:
+        names: list[str] = []
+        for validation_set in self.validation:
+            metrics = None
+            if not self._aggregates(self._task_of(validation_set)):
+                metrics = self._metrics_of(validation_set).names()
+            if metrics is None or type(self).eval_end is not Evaluator.eval_end:
                 return None
-            of_sets.append((one.name, names))
-        return metric_names(of_sets, self._weights)
+            for weights in ("", *self._weights.others):  # the main ones add no part to a name
+                names += ["|".join(filter(None, (validation_set.name, weights, metric))) for metric in metrics]
+        return names
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs of `eval_end`. Runs eagerly, on the host.
@@ -507,7 +482,8 @@ class Evaluator(AveragingTrainer):
         Raises:
           DataError: when there is no data at all.
         """
-        self.eval_seconds, self.validation.results, self.eval_tensors.values = {}, {}, {}
+        self.eval_seconds = {}
+        self.eval_tensors.values = {}
         try:
             self.validation.evaluated = self.validation.names if sets is None else tuple(sets)
             self._other_logs = self._logs_of_others(num_steps) if self._weights.others else {}
@@ -526,7 +502,8 @@ class Evaluator(AveragingTrainer):
 
     def _evaluate_sets(self, num_steps: Any) -> dict[str, Any]:
         """Evaluates each validation set with the selected weights; returns the states by the names of the sets."""
-        states, self.validation.results = {}, {}
+        states = {}
+        self._results = {}
         for name in self.validation.evaluated:
             start = time.perf_counter()
             validation_set = self.turn_to(name)
@@ -575,9 +552,9 @@ class Evaluator(AveragingTrainer):
         self._workers.join()
         with self.state.in_use:
             self.state.put_generators_back()
-        if one.name not in self.validation.results:  # the loop has not read them
-            self.validation.results[one.name] = to_numpy({**metrics.results(), **self.eval_tensors.results()})
-        self.eval_tensors.read(self.validation.results[one.name], one.name)
+        if one.name not in self._results:  # the loop has not read them
+            self._results[one.name] = to_numpy({**metrics.results(), **self.eval_tensors.results()})
+        self.eval_tensors.read(self._results[one.name], one.name)
         metrics.reset_returned()
         return state
 
@@ -596,52 +573,43 @@ class Evaluator(AveragingTrainer):
         validation_set = self.validation.current
         assert validation_set is not None
         steps = EvaluationSteps(self, self._metrics_of(validation_set))
-        if has_state:
-            return self._stateful_loop_fn(validation_set, steps)
-
-        loop = self._create_eval_loop(validation_set, steps)
-
-        def loop_fn(iterator: Any, num_steps: Any) -> None:
-            done, results = loop(iterator, num_steps)
-            self.validation.results[validation_set.name] = results
-            self._check_evaluated(done, num_steps, loop.newest_graph, steps.metrics)
-
-        return loop_fn
-
-    def _create_eval_loop(
-        self, validation_set: ValidationSet, steps: EvaluationSteps
-    ) -> EvalLoop | EagerEvalLoop | SplitEvalLoop:
-        """Returns the loop over a validation set whose results are those of metrics."""
         stop = self.stop_flag.variable
-        compiled = self.config.trainer.eval_tf_function
+        options = self.config.trainer
         hooks = self._evaluation_hooks
-        loop: EvalLoop | EagerEvalLoop
-        if compiled:
+
+        if has_state:
+            if hooks is not None:
+                _LOG.warning(
+                    "methods of evaluation batches are not called: the task aggregates the logs of an evaluation"
+                )
+            stateful_loop = StatefulEvalLoop(
+                steps,
+                stop,
+                use_tf_function=options.eval_tf_function,
+                in_graph=options.eval_tf_while_loop,
+                watched=(self, self._task_of(validation_set)),
+            )
+
+            def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
+                done, state = stateful_loop(iterator, num_steps, state, reduce_fn)
+                self._check_evaluated(done, num_steps, stateful_loop.newest_graph, steps.metrics)
+                return state
+
+            return stateful_loop_fn
+
+        loop: EvalLoop | EagerEvalLoop | SplitEvalLoop
+        if options.eval_tf_function:
             one_thread = getattr(self.config.runtime, "executor", "default") == ONE_THREAD
             loop = EvalLoop(steps, stop, resets=hooks is None, one_thread=one_thread)
         else:
             loop = EagerEvalLoop(steps, stop, resets=hooks is None)
-        if hooks is None:
-            return loop
-        reset = graph_function(steps.reset) if compiled else steps.reset
-        return SplitEvalLoop(reset, loop, hooks, validation_set.feed.cardinality)
+        if hooks is not None:
+            loop = SplitEvalLoop(loop, hooks, validation_set.feed)
 
-    def _stateful_loop_fn(self, validation_set: ValidationSet, steps: EvaluationSteps) -> Callable[..., Any]:
-        """Returns the function of a loop that reduces the outputs of steps to a state."""
-        if self._evaluation_hooks is not None:
-            _LOG.warning("methods of evaluation batches are not called: the task aggregates the logs of an evaluation")
-        loop = StatefulEvalLoop(
-            steps,
-            self.stop_flag.variable,
-            use_tf_function=self.config.trainer.eval_tf_function,
-            in_graph=self.config.trainer.eval_tf_while_loop,
-            watched=(self, self._task_of(validation_set)),
-        )
-
-        def loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
-            done, state = loop(iterator, num_steps, state, reduce_fn)
+        def loop_fn(iterator: Any, num_steps: Any) -> None:
+            done, results = loop(iterator, num_steps)
+            self._results[validation_set.name] = results
             self._check_evaluated(done, num_steps, loop.newest_graph, steps.metrics)
-            return state
 
         return loop_fn
 
@@ -714,7 +682,7 @@ class Evaluator(AveragingTrainer):
         """
         if self.validation.have_names:
             states = dict(aggregated_logs or {})
-            logs = {name: self._with_others(name, states.get(name)) for name in self.validation.results}
+            logs = {name: self._with_others(name, states.get(name)) for name in self._results}
         else:
             logs = self._with_others("", aggregated_logs)
         self.end_averaging()
@@ -749,11 +717,18 @@ class Evaluator(AveragingTrainer):
 
     def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
         """Returns the logs of a validation set: the results of its loop, and the task's metrics of its state."""
-        one, results = self.turn_to(name), self.validation.results.get(name)
+        one, results = self.turn_to(name), self._results.get(name)
         logs = to_numpy(self._metrics_of(one).results()) if results is None else dict(results)
         if state is not None:
             logs.update(self._task_of(one).reduce_aggregated_logs(state, global_step=self.global_step))
         return logs
+
+    def _without_state(self) -> list[Any]:
+        """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
+        of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
+        metrics = [*of_model, *self._validation_set.variables(), *self.validation.metric_variables()]
+        counters = [*self.stop_flag.variables, self.evaluated_batches]
+        return [*metrics, *counters, *self.eval_tensors.value_variables]
 
     def _evaluation_metrics(self, config: Any, task: Any, model: Any, wanted: bool) -> Any:
         return validation_metrics(task, model, config, wanted=wanted)

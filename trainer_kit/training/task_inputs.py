@@ -87,14 +87,12 @@ class ValidationSets:
     Attributes:
       current: The set that is evaluated now, or was evaluated last; None if there are no sets.
       evaluated: The names of the sets in the current or last evaluation.
-      results: The results of that evaluation's metrics, by name of the set, as NumPy values.
     """
 
     def __init__(self, sets: Iterable[ValidationSet]) -> None:
         self._sets = {one.name: one for one in sets}
         self.current: ValidationSet | None = next(iter(self._sets.values()), None)
         self.evaluated = self.names
-        self.results: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[ValidationSet]:
         return iter(self._sets.values())

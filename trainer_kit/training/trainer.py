@@ -23,7 +23,6 @@ from trainer_kit.errors import DataError, add_note
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
 from trainer_kit.inputs.sources.base import identity_of
-from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.gradient_processors import refused_gradient
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.runtime.collectives import worker_count
@@ -188,17 +187,13 @@ class LoopFactory:
             raise
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.ResourceExhaustedError):
-                replicas = tf.distribute.get_strategy().num_replicas_in_sync
-                examples = self._batch_size // replicas
+                sets = training_sets(self._config.task).values()
+                batch_size = max(int(getattr(data, "global_batch_size", 0)) for data in sets)
+                examples = batch_size // tf.distribute.get_strategy().num_replicas_in_sync
                 add_note(error, less_memory_advice(self._config.trainer.accumulate_steps, examples))
             if self._executor == ONE_THREAD and not refused_gradient(error):  # which has the variable and the step
                 add_note(error, _UNNAMED)
             raise
-
-    @property
-    def _batch_size(self) -> int:
-        sets = training_sets(self._config.task).values()
-        return max(int(getattr(data, "global_batch_size", 0)) for data in sets)
 
 
 class Trainer(Evaluator):
@@ -291,7 +286,7 @@ class Trainer(Evaluator):
         build_metrics(config.task, task, model, self._validation_set.metrics, False, validation_dataset)
 
         # The training data, and the state that is not in variables.
-        self.data = self._open_data(train_dataset)
+        self.data = self.inputs.train_data(self._global_step, train_dataset)
         self._keep_python_state()
         self.hyper_parameters = HyperParameters(task, self._optimizer, state.python_state)
 
@@ -394,8 +389,12 @@ class Trainer(Evaluator):
         if self.own.train and not self.state.step_is_known:
             self.state.end_restore()  # an overriding `train` may not run our loop, which would end it
         self.state.before_save(self._without_state())
-        patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
-        give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
+        patience = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4
+        begin = time.monotonic()
+
+        def give_up() -> bool:
+            return min(self.stopping_for, time.monotonic() - begin) > patience
+
         self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self.loop_factory.stack.empty, give_up=give_up)
 
     def after_restore(self, path: str | None = None) -> None:
@@ -412,7 +411,8 @@ class Trainer(Evaluator):
                 self._keep_written(None)
         if self.state.step_is_known:
             self.state.end_restore()
-        self.weights_finite, self.data_ended = None, False
+        self.weights_finite = None
+        self.data_ended = False
 
     # ---- training
 
@@ -435,8 +435,11 @@ class Trainer(Evaluator):
                     with self._in_loop(iterator):
                         graph = None if loop.compiled is None else loop.compiled.graph(iterator)
                     self._keep_written(graph)
-                    self.loop_factory.check(graph)
-                self._run_segments(loop, iterator, num_steps)
+                self.between_steps = True
+                context = functools.partial(self._in_loop, iterator)
+                self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue, context)
+                self.input_seconds = self.loop_parts.waited
+                self.metrics_continue = 0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()
             else:
                 if self.own.loop:
                     self._train_set.reset()  # our own loops do so inside the graph
@@ -459,7 +462,6 @@ class Trainer(Evaluator):
             with self._in_loop(iterator):
                 graph = None if loop.compiled is None else loop.compiled.graph(iterator)
             self._keep_written(graph)
-            self.loop_factory.check(graph)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs; see Evaluator. Runs eagerly, on the host."""
@@ -468,9 +470,9 @@ class Trainer(Evaluator):
         return super().evaluate(num_steps, sets)
 
     def _keep_written(self, graph: tf.Graph | None) -> None:
-        """Adds all state of the training step to checkpoints, once, before the first step; see TrainState.
+        """Adds all state of the training step to checkpoints and checks its graph, once, before the first step.
 
-        The graph is None where the loop is not compiled.
+        See TrainState. The graph is None where the loop is not compiled.
         """
         if self.state.step_is_known:
             return
@@ -478,13 +480,7 @@ class Trainer(Evaluator):
         if graph is not None:
             check_exact_resume(graph, self._requires_exact_resume)
         self.state.keep_written(graph, self._without_state())
-
-    def _run_segments(self, loop: Any, iterator: Any, num_steps: Any) -> None:
-        self.between_steps = True
-        context = functools.partial(self._in_loop, iterator)
-        self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue, context)
-        self.input_seconds = self.loop_parts.waited
-        self.metrics_continue = 0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()
+        self.loop_factory.check(graph)
 
     @contextlib.contextmanager
     def _in_loop(self, iterator: Any) -> Iterator[None]:
@@ -505,7 +501,9 @@ class Trainer(Evaluator):
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
-            self.loop_steps, self.data_ended, self.between_steps = None, True, True
+            self.loop_steps = None
+            self.data_ended = True
+            self.between_steps = True
             self.data.forget()
             if self._read_step() == 0:
                 raise DataError(no_batch("train_data")) from None
@@ -630,9 +628,6 @@ class Trainer(Evaluator):
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
         return training_metrics(task, model, config, wanted=self.trains)
 
-    def _open_data(self, given: Any) -> TrainData:
-        return self.inputs.train_data(self._global_step, given)
-
     # ---- how it is done
 
     def _keep_python_state(self) -> None:
@@ -662,12 +657,10 @@ class Trainer(Evaluator):
             )
 
     def _without_state(self) -> list[Any]:
-        """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
-        of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
-        metrics = [*of_model, *self._train_set.variables(), *self._validation_set.variables()]
-        metrics += [*self.validation.metric_variables(), *self.stop_flag.variables, self.evaluated_batches]
-        metrics += [*self.train_tensors.value_variables, *self.eval_tensors.value_variables]
-        return [*metrics, *self.hyper_parameters.factors, *self.accumulation.variables]
+        """Returns the variables that steps write and no checkpoint needs; see Evaluator."""
+        of_training = [*self._train_set.variables(), *self.train_tensors.value_variables]
+        of_training += [*self.hyper_parameters.factors, *self.accumulation.variables]
+        return [*super()._without_state(), *of_training]
 
 
 def own_parts(kind: type[Trainer]) -> OwnParts:

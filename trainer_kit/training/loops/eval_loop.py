@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.training.loops.iterators import OneElement, as_int32, over_elements
 from trainer_kit.training.loops.tracing import LoopFunction, Readback, check_one_thread, eager, graph_function
 from trainer_kit.training.loops.train_loop import LoopSteps
@@ -291,12 +292,16 @@ class EvalLoop:
       stop: The flag of stop_variable.
       resets: Whether the metrics are reset first.
       one_thread: Whether the loop runs on one thread, for which its graph is checked; see `check_one_thread`.
+
+    Attributes:
+      reset: Resets the metrics, in a call of its own.
     """
 
     def __init__(self, steps: LoopSteps, stop: tf.Variable, *, resets: bool = True, one_thread: bool = False) -> None:
         self._steps = steps
         self._stop = stop
         self._resets = resets
+        self.reset = graph_function(steps.reset)
         self._results = Readback(steps.results, graph_function)
         check = check_one_thread if one_thread else None
         self._compiled = LoopFunction(self._whole_loop, "the evaluation loop", check=check)
@@ -414,11 +419,16 @@ class EagerEvalLoop:
       steps: What the loop runs.
       stop: The flag of stop_variable.
       resets: Whether the metrics are reset first.
+
+    Attributes:
+      newest_graph: None, since nothing is compiled.
+      reset: Resets the metrics, in a call of its own.
     """
 
-    newest_graph = None
+    newest_graph: tf.Graph | None = None
 
     def __init__(self, steps: LoopSteps, stop: tf.Variable, *, resets: bool = True) -> None:
+        self.reset = steps.reset
         self._loop = StatefulEvalLoop(steps, stop, resets=resets, use_tf_function=False)
         self._results = Readback(steps.results, eager)
 
@@ -432,30 +442,22 @@ class SplitEvalLoop:
     """Runs an evaluation a few batches at a time, so that callbacks run between them. Runs eagerly, on the host.
 
     Args:
-      reset: A function that resets the metrics.
-      part: A loop that does not reset the metrics.
+      part: A loop that does not reset the metrics by itself.
       hooks: The object to call before and after each part.
-      batches: A function that returns an upper bound of the number of batches in the data, or None if it is not known.
+      data: The data, which knows an upper bound of the number of its batches.
     """
 
-    def __init__(
-        self,
-        reset: Callable[[], None],
-        part: Callable[[Any, tf.Tensor], tuple[int, Any]],
-        hooks: EvaluationHooks,
-        batches: Callable[[], int | None],
-    ) -> None:
-        self._reset = reset
+    def __init__(self, part: EvalLoop | EagerEvalLoop, hooks: EvaluationHooks, data: ValidationData) -> None:
         self._part = part
         self._hooks = hooks
-        self._batches = batches
+        self._data = data
 
     def __call__(self, iterator: Any, num_steps: Any) -> tuple[int, Any]:
         """Returns the number of batches evaluated and the results; `num_steps` -1 means all of the data."""
-        self._reset()
+        self._part.reset()
         done = 0
         results: Any = None
-        limit = self._batches() if int(num_steps) < 0 else int(num_steps)
+        limit = self._data.cardinality() if int(num_steps) < 0 else int(num_steps)
         while limit is None or done < limit:
             wanted = self._hooks.steps if limit is None else min(self._hooks.steps, limit - done)
             self._hooks.begin(done)
@@ -469,7 +471,7 @@ class SplitEvalLoop:
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph of the loop of a part; None if there is none."""
-        return getattr(self._part, "newest_graph", None)
+        return self._part.newest_graph
 
 
 @contextlib.contextmanager

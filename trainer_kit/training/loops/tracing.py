@@ -239,7 +239,7 @@ def reads_before_writes(graph: tf.Graph) -> bool:
         return any(holds(node, op) for node in functions.get(function, ()))
 
     def holds(node: Any, op: re.Pattern[str]) -> bool:
-        return op.fullmatch(node.op) is not None or any(does(function, op) for function in _called(node))
+        return op.fullmatch(node.op) is not None or any(does(function, op) for function in _called_functions(node))
 
     loops = [node.attr["body"].func.name for node in definition.node if node.op in ("While", "StatelessWhile")]
     steps = [functions[name] for name in loops if does(name, _READS)] or [definition.node]
@@ -257,13 +257,15 @@ def _ordered(nodes: Sequence[Any], holds: Callable[[Any, re.Pattern[str]], bool]
         if any(node.name not in after for node in writing):
             return False
     both = [node for node in reading if node in writing]
-    return all(_ordered(functions[name], holds, functions) for node in both for name in _called(node))
+    return all(_ordered(functions[name], holds, functions) for node in both for name in _called_functions(node))
 
 
-def _called(node: Any) -> list[str]:
-    """Returns the names of the functions that a node calls."""
-    found = [value.func.name for value in node.attr.values() if value.HasField("func")]
-    return found + [one.name for value in node.attr.values() for one in value.list.func]
+def _called_functions(node: Any) -> Iterator[str]:
+    """Yields the names of the functions that a node calls."""
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func.name
+        yield from (function.name for function in value.list.func)
 
 
 def _source(name: str) -> str:
@@ -288,7 +290,7 @@ def has_nested_conditions(graph: tf.Graph) -> bool:
             is_condition = op.op in _CONDITIONS
             if is_condition and inside:
                 return True
-            called = {(name, inside or is_condition) for name in _functions_of(op)} - seen
+            called = {(name, inside or is_condition) for name in _called_functions(op)} - seen
             seen |= called
             waiting += [(functions[name], in_condition) for name, in_condition in called if name in functions]
     return False
@@ -301,11 +303,3 @@ def check_one_thread(graph: tf.Graph) -> None:
             "runtime.executor=single_threaded: a step or a metric has a tf.cond, tf.case or tf.switch_case inside of "
             "another one, and TensorFlow's executor on one thread waits for ever in these; set executor=default"
         )
-
-
-def _functions_of(operation: Any) -> Iterator[str]:
-    """Yields the names of the functions in the attributes of a NodeDef."""
-    for value in operation.attr.values():
-        if value.HasField("func"):
-            yield value.func.name
-        yield from (function.name for function in value.list.func)

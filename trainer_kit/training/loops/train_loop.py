@@ -111,16 +111,12 @@ class TrainLoop:
         while steps_done < int(num_steps) and not self._stop.numpy():
             step(iterator)
             steps_done += 1
-        return steps_done, self.results()
+        return steps_done, self._results()
 
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph of the whole loop, or of the step; None if there is none."""
         return None if self.compiled is None else self.compiled.newest_graph
-
-    def results(self) -> Any:
-        """Returns the current results as NumPy values; for a loop that the end of the data interrupted."""
-        return self._results()
 
     @tf.autograph.experimental.do_not_convert
     def _one_step(self, iterator: Any) -> None:
