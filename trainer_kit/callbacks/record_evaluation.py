@@ -31,10 +31,12 @@ class ExportBest(Callback):
         self._best = best
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Exports the evaluation, unless an earlier process has recorded it; on every worker."""
+        """Exports the evaluation, unless an earlier process or the trainer has done so; on every worker."""
         done = run.evaluation
         assert done is not None
         if not done.replayed:
+            if run.trainer.checkpoint_exporter is not None:
+                return
             before = set(run.trainer.validation_sets) - set(done.sets)  # which may be in the logs of this step
             own = {name: value for name, value in logs.items() if name not in before}
             self._best.export(run.trainer, own, done.sets)

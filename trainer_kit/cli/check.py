@@ -124,9 +124,10 @@ def _built_trainer(config: ExperimentConfig, short: ExperimentConfig, task: Any,
     trainer = create_trainer(short, task, checkpoint_exporter=exporter)
     names, early = trainer.validation_metric_names(), config.trainer.early_stopping
     if exporter is not None and names is not None:
-        metrics = [best.metric_name for best in BestCheckpoints.of(exporter)]
+        best = BestCheckpoints.of(exporter)
+        metrics = [kept.metric_name for kept in best]
         checks.begin(f"best metric: {', '.join(dict.fromkeys(metrics))} is one of {', '.join(names)}")
-        check_best_metric(trainer, wanted=True)
+        check_best_metric(trainer, best)
     if early is not None and not early.eval_name and names is not None:
         checks.begin(f"early stopping: {early.metric} is one of {', '.join(names)}")
         check_early_stopping_metric(early, trainer)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
+import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import orbit
@@ -26,6 +25,7 @@ from trainer_kit.config.resume_check import data_mistakes
 from trainer_kit.config.schema.durations import RoundedSteps, seconds_of
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
+from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger, other_ledgers
 from trainer_kit.evals.run_history import RunHistory
@@ -49,21 +49,43 @@ from trainer_kit.training.trainer_creation import (
     check_trainer,
     create_exporter,
     create_trainer,
+    trainer_class_of,
 )
 
+_LOG = logging.getLogger(__name__)
 
-def build_trainer(plan: RunPlan, task: Any) -> Any:
-    """Returns the trainer of the run, with model and optimizer, or the caller's ready-made one. In strategy scope.
+
+def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None]:
+    """Returns the trainer of the run, with model and optimizer, and the owner of its best checkpoints, if any.
+
+    A trainer that the run creates gets no exporter: the run exports the evaluations that it records, and not those
+    that a callback runs. In its own `evaluate` exports a ready-made trainer, one that a controller of Orbit drives,
+    and one of a class with another kind of best checkpoint, such as Model Garden's. Called in strategy scope.
 
     Raises:
       UsageError: when the engine cannot drive the trainer, or no evaluation will report a metric that is needed.
     """
-    config, options, directory = plan.config, plan.options, plan.directory
+    config = plan.config
     keeps_best = plan.evaluates and plan.mode != "eval"
-    best = create_exporter(config, directory, plan.chief) if keeps_best else None
-    trainer = options.trainer or create_trainer(config, task, plan.trains, plan.evaluates, best)
+    exporter = create_exporter(config, plan.directory, plan.chief) if keeps_best else None
+    trainer_class = trainer_class_of(config)
+    run_exports = (
+        plan.options.trainer is None
+        and issubclass(plan.options.controller_cls, Controller)
+        and issubclass(trainer_class, Evaluator)
+        and trainer_class.best_checkpoint is BestCheckpoint
+    )
+    trainer = plan.options.trainer or create_trainer(
+        config, task, plan.trains, plan.evaluates, None if run_exports else exporter
+    )
     check_trainer(trainer)
-    check_best_metric(trainer, wanted=best is not None)
+    if not run_exports:
+        if exporter is not None and trainer.checkpoint_exporter is None:
+            _LOG.warning("no best checkpoint will be kept: the ready-made trainer has no checkpoint_exporter")
+        exporter = trainer.checkpoint_exporter
+
+    best = None if exporter is None else BestCheckpoints.of(exporter)
+    check_best_metric(trainer, best)
     _check_controller(plan)
     if plan.trains:
         check_accumulation(trainer, config.trainer.accumulate_steps)
@@ -73,7 +95,7 @@ def build_trainer(plan: RunPlan, task: Any) -> Any:
             if mistakes := early_stopping_mistakes(config.trainer, plan.mode):
                 raise ConfigError(mistakes)
             check_early_stopping_metric(early, trainer)
-    return trainer
+    return trainer, best
 
 
 def _check_controller(plan: RunPlan) -> None:
@@ -103,28 +125,6 @@ def _check_controller(plan: RunPlan) -> None:
             f"trainer.early_stopping: {kind.__name__} keeps no ledger of evaluations, which early stopping reads; give "
             "a subclass of trainer_kit.run.controller.Controller as controller_cls, or remove trainer.early_stopping"
         )
-
-
-@contextlib.contextmanager
-def take_best(plan: RunPlan, trainer: Any) -> Iterator[BestCheckpoints | None]:
-    """Gives the owner of the run's best checkpoints, which has the trainer's exporter until the run ends.
-
-    A Trainer that has no exporter exports nothing in `evaluate`: the run exports the evaluations that
-    it records, and not those that a callback runs. Trainers of other frameworks, and those that a
-    controller of Orbit drives, keep theirs.
-    """
-    exporter = trainer.checkpoint_exporter
-    if exporter is None:
-        yield None
-        return
-    is_taken = isinstance(trainer, Evaluator) and issubclass(plan.options.controller_cls, Controller)
-    if is_taken:
-        trainer.checkpoint_exporter = None
-    try:
-        yield BestCheckpoints.of(exporter)
-    finally:
-        if is_taken:
-            trainer.checkpoint_exporter = exporter
 
 
 def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any, best: BestCheckpoints | None) -> RunHistory:

@@ -44,7 +44,7 @@ def callbacks_of_run(
     """
     batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
     best = history.best
-    exports = [ExportBest(best)] if best is not None and trainer.checkpoint_exporter is None else []
+    exports = [ExportBest(best)] if best is not None else []
     shown = [*users, actions, *([early] if early else []), Reports(writer, batch_size, best)]
     if sidecar is not None:
         return [*exports, *shown, SidecarLedger(sidecar, writer)]

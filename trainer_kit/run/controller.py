@@ -208,6 +208,7 @@ class Controller:
         intervals = self.evaluator.validation_intervals(eval_interval) if evaluates else {}
         goal = Goal(eval_steps, intervals, checkpoint_at_completion)
         output: dict[str, Any] = {}
+        evaluated_step = -1
         writer = self.summary_manager.summary_writer()
         self.callbacks.log_cuts(self.steps_per_loop)
 
@@ -216,11 +217,10 @@ class Controller:
             while self._catches_up or not (self._is_last() or self.stopping):
                 try:
                     with exits_as_errors():
-                        if self._catches_up:
-                            output = self._catch_up(goal) or output
-                        else:
-                            loop = self._train_loop(goal)
-                            output = self.boundary(loop, goal) or output
+                        logs = self._catch_up(goal) if self._catches_up else self.boundary(self._train_loop(goal), goal)
+                    if logs:  # validation sets of one step may be evaluated one after another
+                        output = {**output, **logs} if evaluated_step == self.run.step else logs
+                        evaluated_step = self.run.step
                 except (Rewound, Stopped):
                     continue
                 except Exception as error:
@@ -385,7 +385,7 @@ class Controller:
         """Catches up on saves and evaluations that are due at the first step of the run, or after a rewind.
 
         It is a boundary without a loop. Callbacks receive the recorded logs of evaluations that came after the
-        checkpoint. Returns the logs of new evaluations.
+        checkpoint. Returns the logs of all evaluations of this step, recorded and new ones.
         """
         self._catches_up = False
         step = self.run.step
@@ -394,7 +394,7 @@ class Controller:
         unseen = {name: logs for name, logs in recorded.items() if self._shown_at.get(name) != step}
         if unseen:
             self.run.evaluation = Evaluation(step, tuple(unseen), replayed=True)
-            self.callbacks.call("evaluation_end", dict(unseen.get("", unseen)))
+            self.callbacks.call("evaluation_end", unseen.get("", unseen))
             self._shown_at.update(dict.fromkeys(unseen, step))
             if step == self.run.stopped_at:  # a recorded evaluation ended the earlier start; this start continues
                 self.run.requests.stop = ""
@@ -408,7 +408,7 @@ class Controller:
         logs = self._evaluate_sets(self._not_evaluated(due), {}, goal)
         self.callbacks.end_epoch()
         self.callbacks.call("boundary_end")
-        return self._stop_if_requested(logs, goal)
+        return {**recorded.get("", recorded), **self._stop_if_requested(logs, goal)}
 
     def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs as NumPy values; returns {} when a stop cut the evaluation short.

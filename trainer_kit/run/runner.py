@@ -18,7 +18,6 @@ from trainer_kit.callbacks.reports import epoch_place
 from trainer_kit.config.run_warnings import interval_warnings, rate_end_warnings, save_interval_warnings
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError
-from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_lock import release_all
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
@@ -157,7 +156,7 @@ def run_experiment(
                 dataset = getattr(getattr(plan.options.trainer, "data", None), "given", None)
                 config, epochs = resolve_lengths(plan.config, task, plan.callbacks, dataset)
                 plan = dataclasses.replace(plan, config=config, epochs=epochs)
-            trainer = assembly.build_trainer(plan, task)
+            trainer, best = assembly.build_trainer(plan, task)
         config = plan.config
         progress.trainer = trainer  # a signal stops it from now on
         signals.check(BEFORE_FIRST_STEP)
@@ -167,7 +166,6 @@ def run_experiment(
         # What it is reported to, saved by and driven by.
         writers = run.enter_context(open_writers(plan, progress, console, display))
         progress.doing = "restoring the checkpoint"
-        best = run.enter_context(assembly.take_best(plan, trainer))
         history = assembly.build_history(plan, writers, trainer, best)
         manager = run.enter_context(assembly.build_manager(plan, trainer, history))
         manager.prepare_folder(plan.options.from_step)
@@ -220,8 +218,6 @@ def run_experiment(
                             eval_interval=config.trainer.validation_interval,
                             evaluates=mode == "train_and_eval",
                         )
-                        if mode == "train_and_eval" and not controller.stopping:
-                            logs = _add_recorded(logs, controller, history)
                     elif sidecar is not None:
                         sidecar.begin()
                         logs = controller.evaluate_continuously(
@@ -265,17 +261,3 @@ def _log_start(plan: RunPlan, trainer: Any, start: int) -> None:
             epoch = epoch_place(plan.epochs, start, total if total >= 0 else None)
             place += f" ({epoch_text(epoch)})"
     _LOG.info("%s %s; %s", plan.mode, place, count_parameters(trainer.model))
-
-
-def _add_recorded(logs: dict[str, Any], controller: Any, history: RunHistory) -> dict[str, Any]:
-    """Returns the logs of the last evaluation with the recorded ones of the last step.
-
-    That step may have been evaluated before a restart, and with the sets of an earlier config.
-    """
-    recorded = history.metrics_at(controller.run.step)
-    sets = history.ledger.sets
-    if logs or sets:
-        recorded = {name: metrics for name, metrics in recorded.items() if name in sets}
-    if recorded and history.best is not None:
-        history.best.add_best(controller.evaluator, recorded)
-    return {**recorded, **logs}

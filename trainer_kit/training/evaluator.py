@@ -384,7 +384,7 @@ class Evaluator(BaseTrainer):
 
     @property
     def checkpoint_exporter(self) -> Any:
-        """Exports the best of all evaluations; None: `evaluate` exports nothing. A run takes it over until it ends."""
+        """Exports the best of all evaluations; None: `evaluate` exports nothing, but the run that created it may."""
         return self._checkpoint_exporter
 
     @checkpoint_exporter.setter

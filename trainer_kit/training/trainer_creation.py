@@ -164,19 +164,10 @@ def check_freeze(trainer: BaseTrainer, patterns: Sequence[str]) -> None:
         )
 
 
-def check_best_metric(trainer: Any, wanted: bool) -> None:
-    """Checks, before the first step, that the best checkpoint will be kept if it is `wanted`; on every worker.
-
-    Raises:
-      UsageError: when no evaluation will report the metric, unless only a run can tell.
-    """
-    exporter = trainer.checkpoint_exporter
-    if exporter is None:
-        if wanted:
-            _LOG.warning("no best checkpoint will be kept: the ready-made trainer has no checkpoint_exporter")
-        return
+def check_best_metric(trainer: Any, best: BestCheckpoints | None) -> None:
+    """Raises UsageError when no evaluation will report a metric of the best checkpoints, unless only a run can tell."""
     names = trainer.validation_metric_names()
-    if names is None:
+    if best is None or names is None:
         return
-    for one in BestCheckpoints.of(exporter):  # an exporter of the caller checks its logs itself
-        one.check_metric(names)
+    for exporter in best:  # an exporter of the caller checks its logs itself
+        exporter.check_metric(names)

@@ -533,7 +533,7 @@ def test_only_recorded_evaluations_are_exported_as_best(tmp_path: Path) -> None:
     callback = _EvaluatesItself()
     _run(tmp_path, "train_and_eval", config, callbacks=[callback])
     assert list(complete_checkpoints(str(tmp_path / "best_ckpt"))) == [10]
-    assert callback.trainer.checkpoint_exporter.best[2] == 10  # which the trainer has again after the run
+    assert callback.trainer.checkpoint_exporter is None  # the run exports
 
 
 class _BackAfterEvaluation(Callback):
@@ -642,6 +642,15 @@ def test_a_run_at_its_last_step_evaluates_new_sets_only(tmp_path: Path) -> None:
     _, logs = _run(tmp_path, "train_and_eval", config, eval_actions=[lambda logs: seen.append([*logs])])
     assert logs == {"dev": first["dev"], "new": pytest.approx(first["old"])}
     assert seen == [["new"]]
+
+
+def test_a_run_killed_before_its_final_record_writes_the_same_one(evaluated: Path) -> None:
+    before = final_record(evaluated)
+    (evaluated / "final.json").unlink()
+    _, logs = _run(evaluated, "train_and_eval", _EVALUATED)
+    after = final_record(evaluated)
+    assert logs == after["metrics"] == before["metrics"] and "best_accuracy" in logs
+    assert after["best"] == before["best"]
 
 
 class _WaitsForData(LinearTask):

@@ -83,17 +83,10 @@ class _Aggregating(TinyTask):
 
 def test_a_metric_is_checked_unless_only_a_run_can_tell(tmp_path: Path) -> None:
     exporter = _exporter(tiny_experiment(best_checkpoint_eval_metric="acuracy"), tmp_path)
+    best = BestCheckpoints.of(exporter)
     with pytest.raises(UsageError, match=r"did you mean accuracy.*all: accuracy, validation_loss"):
-        check_best_metric(_trainer(checkpoint_exporter=exporter), wanted=True)
-    check_best_metric(_trainer(_Aggregating, checkpoint_exporter=exporter), wanted=True)
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_a_trainer_that_keeps_no_best_is_told_when_one_is_wanted(
-    wanted: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    check_best_metric(_trainer(), wanted=wanted)
-    assert ("no best checkpoint will be kept" in caplog.text) == wanted
+        check_best_metric(_trainer(), best)
+    check_best_metric(_trainer(_Aggregating), best)
 
 
 @pytest.mark.parametrize(("comparison", "warns"), [("higher", True), ("lower", False)])
