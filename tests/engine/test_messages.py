@@ -13,12 +13,13 @@ import tf_keras
 
 import trainer_kit as tk
 from tests.builders import input_context, optimization, replicas, training_data, validation_data
-from tests.engine.inputs.one_replica import OneReplica, pipeline_of
+from tests.engine.inputs.one_replica import OneReplica
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.config.schema.optimization import EMAConfig, OptimizationConfig
 from trainer_kit.errors import DataError, TrainerKitError, UsageError
 from trainer_kit.inputs.dataset_iterator import ValidationData
+from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.fused_batches import stacked
 from trainer_kit.inputs.sources.base import made_inputs
 from trainer_kit.inputs.sources.tfrecord_index import matching_files
@@ -51,8 +52,7 @@ def source(params: tk.DataConfig, arrays: Any = None, **options: Any) -> tk.Arra
 def leave_a_batch_out() -> None:
     """Of a dataset that is ready-made."""
     ready_made = tf.data.Dataset.range(9).batch(4)
-    pipeline = pipeline_of(source, training_data(), one_iterator=True)
-    TrainData(None, pipeline, tf.Variable(0, dtype=tf.int64), ready_made).leave_out(2)
+    TrainData(None, None, ResumePolicy(), tf.Variable(0, dtype=tf.int64), ready_made).leave_out(2)
 
 
 def apply_outside_of_a_replica() -> None:

@@ -9,6 +9,7 @@ it changes.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_structure import kind_named, kind_of, transformations
 from trainer_kit.inputs.op_definitions import op_definition
 from trainer_kit.inputs.sources.batch_function import label_of
@@ -29,6 +32,7 @@ from trainer_kit.runtime.tensorflow_internals import (
 )
 
 Method = Literal["iterator", "skip", "inexact"]
+_LOG = logging.getLogger(__name__)
 
 # Chains of these continue exactly from a saved iterator, at every position.
 _SAFE = {
@@ -49,6 +53,7 @@ _HARMLESS = re.compile(
 _READS_A_VARIABLE = re.compile(r"^ReadVariableOp$|^VarHandleOp$|^ResourceGather|^VarIsInitializedOp$")
 _DATASET = re.compile(r"Dataset(V\d)?$")
 _LISTED = 8  # names in one line
+_TRAIN_DATA = "task.train_data"
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ def examine(dataset: tf.data.Dataset) -> Examination:
 
 
 def resume_method(
-    examination: Examination, *, no_iterator: str = "", deterministic_ops: bool, section: str = "task.train_data"
+    examination: Examination, *, no_iterator: str = "", deterministic_ops: bool, section: str = _TRAIN_DATA
 ) -> Resumption:
     """Returns how to resume, with reasons for the user.
 
@@ -132,9 +137,7 @@ def resume_method(
     return Resumption("iterator")
 
 
-def source_resumption(
-    dataset: tf.data.Dataset, *, deterministic_ops: bool, section: str = "task.train_data"
-) -> Resumption | None:
+def source_resumption(dataset: tf.data.Dataset, *, deterministic_ops: bool) -> Resumption | None:
     """Returns why the dataset of a Source cannot be resumed exactly; None if it can.
 
     What users gave to ArraySource and TFRecordSource has to be a pure function of the batch and its seeds. A Source of
@@ -143,7 +146,6 @@ def source_resumption(
     Args:
       dataset: What `at` returned.
       deterministic_ops: See `resume_method`.
-      section: The section of the config, with which the line begins.
     """
     seen = examine(dataset)
     labels = tuple(label for part in transformations(dataset) if (label := label_of(part)))
@@ -151,7 +153,75 @@ def source_resumption(
     unsaved += seen.state
     if not deterministic_ops:
         unsaved += [text for text in (*seen.random_ops, *seen.orders) if text not in unsaved]
-    return Resumption("inexact", (_inexact(unsaved, section),)) if unsaved else None
+    return Resumption("inexact", (_inexact(unsaved, _TRAIN_DATA),)) if unsaved else None
+
+
+class ResumePolicy:
+    """Decides how a run gets back to its position in the training data, and logs once for each reason that it is slow.
+
+    Args:
+      require_exact: Whether a resume that cannot be exact is refused.
+      one_iterator: Whether plain datasets are read on one replica, so that their iterators can be saved.
+      deterministic_ops: Whether TensorFlow's op determinism is on.
+      restarts: Whether a tf.data.Dataset that ends starts again, with new orders of its shuffles.
+
+    Attributes:
+      restarts: The argument of this name.
+      reasons: The reasons so far that a resume is slow or not exact.
+    """
+
+    def __init__(
+        self,
+        *,
+        require_exact: bool = False,
+        one_iterator: bool = False,
+        deterministic_ops: bool = False,
+        restarts: bool = False,
+    ) -> None:
+        self._require_exact = require_exact
+        self._one_iterator = one_iterator
+        self._deterministic_ops = deterministic_ops
+        self.restarts = restarts
+        self.reasons: set[str] = set()
+
+    def can_save_iterator(self, examination: Examination, position: Position) -> bool:
+        """Whether a plain dataset gets to a position by the saved state of its iterator; reports it if not."""
+        no_iterator = ""
+        if not self._one_iterator:
+            no_iterator = "an iterator over several replicas cannot be saved"
+        if position.left_out:
+            no_iterator = "a batch is left out, which the state of an iterator does not record"
+        resumption = resume_method(examination, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops)
+        self.report(resumption, _level_of(resumption))
+        return resumption.method == "iterator"
+
+    def report_source(self, source: Any, dataset: tf.data.Dataset) -> None:
+        """Reports why the dataset of a Source cannot be resumed exactly, if so: by the Source, or by its functions."""
+        find_resumption = getattr(source, "resumption", None)
+        if find_resumption is not None:
+            resumption = find_resumption(deterministic_ops=self._deterministic_ops)
+        else:
+            resumption = source_resumption(dataset, deterministic_ops=self._deterministic_ops)
+        if resumption is not None:
+            self.report(resumption, _level_of(resumption))
+
+    def report(self, resumption: Resumption, level: int = logging.WARNING) -> None:
+        """Logs the reasons that are new.
+
+        Raises:
+          UsageError: when the resume cannot be exact, and require_exact is set.
+        """
+        if resumption.method == "inexact" and self._require_exact:
+            raise UsageError("\n  ".join(("trainer.require_exact_resume:", *resumption.reasons)))
+        for reason in resumption.reasons:
+            if reason not in self.reasons:
+                self.reasons.add(reason)
+                _LOG.log(level, "%s", reason)
+
+
+def _level_of(resumption: Resumption) -> int:
+    """Returns the level of a report: reading from the start is exact, and mostly quick enough."""
+    return logging.INFO if resumption.method == "skip" else logging.WARNING
 
 
 def skipped(dataset: tf.data.Dataset, batches: int, replicas_here: int = 1) -> tf.data.Dataset:

@@ -16,10 +16,10 @@ import tensorflow as tf
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_iterator import DatasetIterator, Inputs, missing_files_told
-from trainer_kit.inputs.dataset_resume import Resumption
+from trainer_kit.inputs.dataset_resume import ResumePolicy, Resumption
 from trainer_kit.inputs.failed_read import holds_failed_read
 from trainer_kit.inputs.sources.tfrecords import reporting_damage
-from trainer_kit.inputs.worker_pipeline import PositionedPipeline
+from trainer_kit.inputs.worker_pipeline import DataSection, OpenedData, PositionedPipeline, TrainingStart, open_at
 
 _NO_POSITION = (
     "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each rollback reads it "
@@ -50,7 +50,8 @@ class TrainData(DatasetIterator):
 
     Args:
       inputs: The inputs of the trainer; None: the data is ready-made.
-      pipeline: Makes the dataset of each worker from the position on, and reports how the run resumes.
+      section: The section of the data; None: the data is ready-made.
+      policy: Decides and reports how the run resumes in the data.
       global_step: The number of steps that have taken a batch, an int64 scalar.
       given: A ready-made dataset to use instead of the task's. A tf.data.Dataset is treated as one that build_inputs
         returned, with two limits: a shuffle needs a seed of its own to be the same in the next process, and it draws
@@ -60,15 +61,14 @@ class TrainData(DatasetIterator):
       instead: The advice about a ready-made dataset without a position, for the warning.
 
     Attributes:
-      made: The data that the last dataset was made of: what build_inputs returned, or a ready-made dataset; None before
-        the first one.
       stack: The number of batches in one element, as made by inputs.fused_batches; 1 means single batches.
     """
 
     def __init__(
         self,
         inputs: Inputs | None,
-        pipeline: PositionedPipeline,
+        section: DataSection | None,
+        policy: ResumePolicy,
         global_step: tf.Variable,
         given: Any = None,
         *,
@@ -77,7 +77,8 @@ class TrainData(DatasetIterator):
     ) -> None:
         super().__init__("train_data", given)
         self._inputs = inputs
-        self._pipeline = pipeline
+        self._section = section
+        self._policy = policy
         self._global_step = global_step
         self._batch_size = batch_size
         self._instead = instead
@@ -86,8 +87,8 @@ class TrainData(DatasetIterator):
         self._set_at = 0  # the step at which the dataset took the place of another that was read
         self._left_out: tuple[int, ...] = ()  # in this process
         self._saved_iterator = ""  # the path of the state that the next iterator gets
+        self._opened: OpenedData | None = None  # the data that was opened last
         self._read: Any = None  # the data that the last iterator was made of
-        self.made: Any = None
         self.stack = 1
 
     def iterator(self) -> Any:
@@ -103,7 +104,7 @@ class TrainData(DatasetIterator):
 
         iterator = iter(self.open())
         self._read = self.made
-        if self._saved_iterator and self._pipeline.saves_iterator:
+        if self._saved_iterator and self.saves_position:
             try:
                 tf.train.Checkpoint(iterator=iterator).read(self._saved_iterator).assert_consumed()
             except (tf.errors.OpError, AssertionError) as error:
@@ -124,26 +125,33 @@ class TrainData(DatasetIterator):
         if self._dataset is not None:
             return self._dataset
 
-        has_saved_iterator = bool(self._saved_iterator)
-        self._pipeline.move_to(self.position, self.stack, is_saved=has_saved_iterator, read=self._read)
+        start = TrainingStart(self.position, self.stack, bool(self._saved_iterator), self._read)
         if self.given is None:
-            assert self._inputs is not None
+            assert self._inputs is not None and self._section is not None
+            pipeline = PositionedPipeline(self._section, start, self._policy)
             with missing_files_told(self.name):
-                self._dataset = self._inputs.distribute(self._pipeline)
-            self.made = self._pipeline.data
-        elif isinstance(self.given, tf.data.Dataset):
-            self._dataset = self._pipeline.begin(self.given, None)
-            self.made = self.given
+                self._dataset = self._inputs.distribute(pipeline)
+            self._opened = pipeline.opened
+            return self._dataset
+
+        if isinstance(self.given, tf.data.Dataset):
+            self._opened = open_at(self.given, start, self._policy)
         else:
             text = _NO_POSITION.format(type(self.given).__name__, self._instead)
-            self._pipeline.reports.report(Resumption("inexact", (text,)))
-            self._dataset = self.made = self.given
+            self._policy.report(Resumption("inexact", (text,)))
+            self._opened = OpenedData(self.given, self.given)
+        self._dataset = self._opened.dataset
         return self._dataset
+
+    @property
+    def made(self) -> Any:
+        """What the data that was opened last is made of: what build_inputs returned, or a ready-made dataset."""
+        return self._opened.source if self._opened is not None else None
 
     @property
     def saves_position(self) -> bool:
         """Whether checkpoints hold the state of the iterator."""
-        return self._pipeline.saves_iterator
+        return self._opened is not None and self._opened.saves_iterator
 
     @property
     def position(self) -> Position:
@@ -212,7 +220,7 @@ class TrainData(DatasetIterator):
             self._saved_iterator = ""  # it is of other elements
         if self._since < self._set_at:
             text = _BEFORE_IT_WAS_SET.format(self._since, self._set_at)
-            self._pipeline.reports.report(Resumption("inexact", (text,)))
+            self._policy.report(Resumption("inexact", (text,)))
             self._begin_at_the_start()
 
     def restored(self, path: str | None) -> None:
@@ -220,7 +228,7 @@ class TrainData(DatasetIterator):
         self._saved_iterator = path if path and os.path.exists(f"{path}.index") else ""
         if self._saved_iterator and holds_failed_read(self._saved_iterator):
             self._saved_iterator = ""
-            self._pipeline.reports.report(Resumption("skip", (_FAILED_AHEAD,)))
+            self._policy.report(Resumption("skip", (_FAILED_AHEAD,)))
 
     def save_iterator(self, prefix: str, *, at_place: bool = True, give_up: Callable[[], bool] = lambda: False) -> None:
         """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Runs eagerly.
@@ -237,16 +245,22 @@ class TrainData(DatasetIterator):
         if not self.saves_position or not self.started:
             return
         if not at_place:
-            self._pipeline.reports.report(Resumption("skip", (_AHEAD,)))
+            self._policy.report(Resumption("skip", (_AHEAD,)))
             return
         checkpoint = tf.train.Checkpoint(iterator=self._iterator)
-        done = Future[str]()
         folder = f"{prefix}_temp"  # as TensorFlow calls its own, so that it goes when the run is started again
-        write = lambda: checkpoint.write(os.path.join(folder, "position"))  # noqa: E731
-        threading.Thread(target=_fulfil, args=(done, write), name=_SAVING).start()
+        done = Future[str]()
+
+        def write() -> None:
+            try:
+                done.set_result(checkpoint.write(os.path.join(folder, "position")))
+            except BaseException as error:  # for the thread that waits, whatever it is
+                done.set_exception(error)
+
+        threading.Thread(target=write, name=_SAVING).start()
         while not wait((done,), _GLANCE).done:
             if give_up():
-                self._pipeline.reports.report(Resumption("skip", (_TOO_SLOW,)))
+                self._policy.report(Resumption("skip", (_TOO_SLOW,)))
                 return
         written = done.result()
         for path in sorted(glob.glob(f"{glob.escape(written)}.*")):  # the index, by which it is found, comes last
@@ -266,10 +280,3 @@ class TrainData(DatasetIterator):
 def is_still_saving() -> bool:
     """Whether a thread still waits for batches, to save an iterator that was given up; it cannot be stopped."""
     return any(thread.name == _SAVING for thread in threading.enumerate())
-
-
-def _fulfil(future: Future[str], call: Callable[[], str]) -> None:
-    try:
-        future.set_result(call())
-    except BaseException as error:  # for the thread that waits, whatever it is
-        future.set_exception(error)

@@ -1,13 +1,11 @@
 """Makes the dataset of one worker of what a task's build_inputs returns.
 
-A strategy calls a pipeline once for each worker, between the position and the iterator: TrainData
-tells it the position, and TaskInputs distributes what it makes.
+TrainData makes a pipeline with the position of the run, and TaskInputs has a strategy call it, once for each worker.
 """
 
 from __future__ import annotations
 
 import abc
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +14,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autotune_off import without_idle_tuner
 from trainer_kit.inputs.batch_position import Position
-from trainer_kit.inputs.dataset_resume import Resumption, examine, resume_method, source_resumption
+from trainer_kit.inputs.dataset_resume import ResumePolicy, Resumption, examine
 from trainer_kit.inputs.dataset_structure import never_ends
 from trainer_kit.inputs.fused_batches import stacked_at
 from trainer_kit.inputs.registered_datasets import inputs_of
@@ -25,7 +23,6 @@ from trainer_kit.inputs.sources.first_batches import FirstBatches
 from trainer_kit.runtime.datasets import with_threads
 from trainer_kit.runtime.global_batch import tell_uneven_batch
 
-_LOG = logging.getLogger(__name__)
 _BEGUN_AGAIN = (
     "task.train_data: resume is not exact: the same dataset is read a second time, and {} then "
     "draws another order; let build_inputs make a new dataset at each call"
@@ -49,34 +46,6 @@ class DataSection:
     task: Any
     runtime: Any
     first_batches: int | None = None
-
-
-class ResumeReports:
-    """Logs once for each reason that a resume is slow or not exact.
-
-    Args:
-      require_exact: Whether a resume that cannot be exact is refused.
-
-    Attributes:
-      reasons: The reasons so far.
-    """
-
-    def __init__(self, require_exact: bool) -> None:
-        self._require_exact = require_exact
-        self.reasons: set[str] = set()
-
-    def report(self, resumption: Resumption, level: int = logging.WARNING) -> None:
-        """Logs the reasons that are new.
-
-        Raises:
-          UsageError: when the resume cannot be exact, and require_exact is set.
-        """
-        if resumption.method == "inexact" and self._require_exact:
-            raise UsageError("\n  ".join(("trainer.require_exact_resume:", *resumption.reasons)))
-        for reason in resumption.reasons:
-            if reason not in self.reasons:
-                self.reasons.add(reason)
-                _LOG.log(level, "%s", reason)
 
 
 class _WatchedContext(tf.distribute.InputContext):
@@ -189,112 +158,98 @@ def one_pass(data: Any, input_context: tf.distribute.InputContext | None) -> tf.
     return positioned(data, Position(), input_context)
 
 
+@dataclass(frozen=True)
+class TrainingStart:
+    """Where and how a run begins to read its training data.
+
+    Attributes:
+      position: The position of the first batch.
+      stack: The number of batches in an element; see inputs.fused_batches.
+      has_saved_iterator: Whether the state of an iterator at this position is saved.
+      read_before: The data that this process has read before, which may be the same object.
+    """
+
+    position: Position
+    stack: int = 1
+    has_saved_iterator: bool = False
+    read_before: Any = None
+
+
+@dataclass(frozen=True)
+class OpenedData:
+    """Training data that begins where the run is.
+
+    Attributes:
+      dataset: The dataset of one worker.
+      source: What it is made of: what build_inputs returned, or a ready-made dataset.
+      saves_iterator: Whether checkpoints need the state of the dataset's iterator.
+    """
+
+    dataset: Any
+    source: Any
+    saves_iterator: bool = False
+
+
+def open_at(
+    data: Any, start: TrainingStart, policy: ResumePolicy, input_context: tf.distribute.InputContext | None = None
+) -> OpenedData:
+    """Opens the data of one worker: a Source begins at the position, and a plain dataset gets there as the policy says.
+
+    Args:
+      data: The Source or tf.data.Dataset.
+      start: Where it begins.
+      policy: Decides how it gets there, and reports it.
+      input_context: The worker's place among the others; None for a single replica.
+
+    Raises:
+      UsageError: when the data cannot be resumed exactly, but has to be.
+    """
+    source = data
+    position = start.position
+    saves_iterator = False
+    if not isinstance(data, Source):
+        if policy.restarts and not never_ends(data):
+            data = data.repeat()
+        examination = examine(data)
+        can_be_saved = policy.can_save_iterator(examination, position)
+        if can_be_saved and start.has_saved_iterator:
+            position = Position()  # the saved state moves the iterator
+        elif source is start.read_before and examination.new_orders:
+            text = _BEGUN_AGAIN.format(", ".join(examination.new_orders))
+            policy.report(Resumption("inexact", (text,)))
+        # The state of an iterator that began elsewhere would not fit the dataset as it is made.
+        saves_iterator = can_be_saved and position.batch == 0
+
+    if start.stack > 1:
+        dataset = stacked_at(without_idle_tuner(data), position, start.stack, input_context)
+    else:
+        dataset = positioned(data, position, input_context)
+    if isinstance(data, Source):
+        policy.report_source(data, dataset)
+    return OpenedData(dataset, source, saves_iterator)
+
+
 class PositionedPipeline(WorkerPipeline):
-    """The training data of a section from the run's position on.
+    """The training data of a section from a position on, for one call of a strategy.
 
     Args:
       section: See WorkerPipeline.
-      require_exact: Whether data that cannot be resumed exactly is refused.
-      one_iterator: Whether the dataset is a plain one for one replica, whose iterator can be saved.
-      deterministic_ops: Whether TensorFlow's op determinism is on.
-      restarts: Whether a tf.data.Dataset that ends starts again, with new orders of its shuffles.
+      start: Where the data begins.
+      policy: Decides how it gets there, and reports it.
 
     Attributes:
-      reports: Reports how the run resumes in the data.
-      data: The data that the last dataset was made of; None before the first one.
-      saves_iterator: Whether checkpoints need the state of the dataset's iterator.
+      opened: What the strategy has distributed; None before that.
     """
 
     repeats = True
 
-    def __init__(
-        self,
-        section: DataSection,
-        *,
-        require_exact: bool = False,
-        one_iterator: bool = False,
-        deterministic_ops: bool = False,
-        restarts: bool = False,
-    ) -> None:
+    def __init__(self, section: DataSection, start: TrainingStart, policy: ResumePolicy) -> None:
         super().__init__(section)
-        self.reports = ResumeReports(require_exact)
-        self._one_iterator = one_iterator
-        self._deterministic_ops = deterministic_ops
-        self._restarts = restarts
-        self.data: Any = None
-        self.saves_iterator = False
-        self.move_to(Position())
-
-    def move_to(self, position: Position, stack: int = 1, *, is_saved: bool = False, read: Any = None) -> None:
-        """Sets where the next dataset begins.
-
-        Args:
-          position: The position of the run.
-          stack: The number of batches in an element; see inputs.fused_batches.
-          is_saved: Whether the state of an iterator at this position is saved.
-          read: The data that this process has read before, which may be the same object.
-        """
-        self._position = position
-        self._stack = stack
-        self._is_saved = is_saved
-        self._read = read
-        self.saves_iterator = False
+        self._start = start
+        self._policy = policy
+        self.opened: OpenedData | None = None
 
     def begin(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        """Returns the dataset of one worker from the position on.
-
-        Raises:
-          UsageError: when the data cannot be resumed exactly, but has to be.
-        """
-        self.data = data
-        position = self._position
-        if not isinstance(data, Source):
-            if self._restarts and not never_ends(data):
-                data = data.repeat()
-            if self._continues_from_iterator(data):
-                position = Position()  # the saved state moves the iterator
-
-        if self._stack > 1:
-            dataset = stacked_at(without_idle_tuner(data), position, self._stack, input_context)
-        else:
-            dataset = positioned(data, position, input_context)
-
-        if isinstance(data, Source):
-            find_resumption = getattr(data, "resumption", None)
-            if find_resumption is not None:
-                resumption = find_resumption(deterministic_ops=self._deterministic_ops)
-            else:
-                resumption = source_resumption(dataset, deterministic_ops=self._deterministic_ops)
-            if resumption is not None:
-                self.reports.report(resumption, _level_of(resumption))
-        return dataset
-
-    def _continues_from_iterator(self, dataset: tf.data.Dataset) -> bool:
-        """Decides how a plain dataset gets to the position, and sets `saves_iterator`.
-
-        Returns:
-          Whether it is by the saved state of its iterator.
-        """
-        no_iterator = ""
-        if not self._one_iterator:
-            no_iterator = "an iterator over several replicas cannot be saved"
-        if self._position.left_out:
-            no_iterator = "a batch is left out, which the state of an iterator does not record"
-        examination = examine(dataset)
-        resumption = resume_method(examination, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops)
-        self.reports.report(resumption, _level_of(resumption))
-        if resumption.method == "iterator" and self._is_saved:
-            self.saves_iterator = True
-            return True
-
-        if self.data is self._read and examination.new_orders:
-            text = _BEGUN_AGAIN.format(", ".join(examination.new_orders))
-            self.reports.report(Resumption("inexact", (text,)))
-        # The state of an iterator that began elsewhere would not fit the dataset as it is made.
-        self.saves_iterator = resumption.method == "iterator" and self._position.batch == 0
-        return False
-
-
-def _level_of(resumption: Resumption) -> int:
-    """Returns the level of a report: reading from the start is exact, and mostly quick enough."""
-    return logging.INFO if resumption.method == "skip" else logging.WARNING
+        """Returns the dataset of one worker from the position on; see `open_at`."""
+        self.opened = open_at(data, self._start, self._policy, input_context)
+        return self.opened.dataset

@@ -12,8 +12,9 @@ from trainer_kit.config.schema.durations import Duration, RoundedSteps
 from trainer_kit.config.schema.evaluation import ValidationSetConfig, validation_sets
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_iterator import ValidationData
+from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.train_data import TrainData
-from trainer_kit.inputs.worker_pipeline import DataSection, OnePassPipeline, PositionedPipeline, WorkerPipeline
+from trainer_kit.inputs.worker_pipeline import DataSection, OnePassPipeline, WorkerPipeline
 from trainer_kit.runtime.datasets import distribute_dataset, has_plain_iterator
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 from trainer_kit.training.metrics import MetricSet
@@ -192,14 +193,15 @@ class TaskInputs:
         """
         config = self._config
         params = getattr(config.task, "train_data", None)
-        pipeline = PositionedPipeline(
-            self._section("train_data", params, self._task, given),
+        policy = ResumePolicy(
             require_exact=getattr(config.trainer, "require_exact_resume", False),
             one_iterator=has_plain_iterator(self._strategy),
             deterministic_ops=getattr(config.runtime, "deterministic_ops", False) or is_op_determinism_enabled(),
             restarts=isinstance(config.trainer.train_steps, (Duration, RoundedSteps)),
         )
-        return TrainData(self, pipeline, global_step, given, batch_size=getattr(params, "global_batch_size", 0))
+        section = self._section("train_data", params, self._task, given)
+        batch_size = getattr(params, "global_batch_size", 0)
+        return TrainData(self, section, policy, global_step, given, batch_size=batch_size)
 
     def validation_feeds(self, given: Any) -> dict[str, ValidationData]:
         """Returns the data of each validation set, by name; none is opened yet.

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.inputs.worker_pipeline import DataSection, PositionedPipeline, WorkerPipeline
+from trainer_kit.inputs.worker_pipeline import DataSection, WorkerPipeline
 
 
 class OneReplica:
@@ -20,7 +20,6 @@ class OneReplica:
         return pipeline(None)
 
 
-def pipeline_of(build: Callable[..., Any], params: Any, **options: Any) -> PositionedPipeline:
-    """Returns the pipeline of a task whose build_inputs is `build`."""
-    section = DataSection("train_data", params, SimpleNamespace(build_inputs=build), RuntimeConfig())
-    return PositionedPipeline(section, **options)
+def section_of(build: Callable[..., Any], params: Any) -> DataSection:
+    """Returns the section of the training data of a task whose build_inputs is `build`."""
+    return DataSection("train_data", params, SimpleNamespace(build_inputs=build), RuntimeConfig())

@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import training_data
-from tests.engine.inputs.one_replica import OneReplica, pipeline_of
+from tests.engine.inputs.one_replica import OneReplica, section_of
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.inputs.autotune_off import without_idle_tuner
+from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.inputs.worker_pipeline import one_pass
 
@@ -59,8 +60,9 @@ def test_only_batches_of_separate_steps_keep_an_idle_tuner(stack: int) -> None:
     def build(params: DataConfig) -> tf.data.Dataset:
         return _plain().repeat().prefetch(1) if params.is_training else _plain()
 
-    pipeline = pipeline_of(build, training_data(), one_iterator=True)
-    data = TrainData(OneReplica(), pipeline, tf.Variable(2, dtype=tf.int64))
+    section = section_of(build, training_data())
+    policy = ResumePolicy(one_iterator=True)
+    data = TrainData(OneReplica(), section, policy, tf.Variable(2, dtype=tf.int64))
     data.put_in_stacks(stack)
     assert data.dataset.options().autotune.enabled is (None if stack == 1 else False)
     assert one_pass(build(DataConfig()), None).options().autotune.enabled is False

@@ -16,10 +16,11 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import read_batches, replicas, training_data, validation_data
-from tests.engine.inputs.one_replica import OneReplica, pipeline_of
+from tests.engine.inputs.one_replica import OneReplica, section_of
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.inputs.batch_position import Position
+from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.inputs.worker_pipeline import one_pass
@@ -34,8 +35,9 @@ class _Run:
         self, build: Any, step: int = 0, given: Any = None, *, batch_size: int = 0, require_exact: bool = False
     ) -> None:
         self._step = tf.Variable(step, dtype=tf.int64)
-        pipeline = pipeline_of(build, PARAMS, one_iterator=True, require_exact=require_exact)
-        self.data = TrainData(OneReplica(), pipeline, self._step, given, batch_size=batch_size)
+        section = section_of(build, PARAMS)
+        policy = ResumePolicy(one_iterator=True, require_exact=require_exact)
+        self.data = TrainData(OneReplica(), section, policy, self._step, given, batch_size=batch_size)
 
     @property
     def step(self) -> int:

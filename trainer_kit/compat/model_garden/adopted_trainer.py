@@ -20,8 +20,8 @@ from trainer_kit.compat.model_garden.actions import ActingTrainer
 from trainer_kit.compat.model_garden.optimizers import OptimizersAverage, averaging, make_whole
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import endless, is_endless
+from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.train_data import TrainData
-from trainer_kit.inputs.worker_pipeline import DataSection, PositionedPipeline
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.runtime.datasets import has_plain_iterator
 from trainer_kit.training.loops.iterators import StopFlag
@@ -89,10 +89,10 @@ class AdoptedTrainer(ActingTrainer):
         trained = optimizer if self.trains else None
         task = getattr(inner, "task", None)
         self.state = TrainState(inner.global_step, inner.model, trained, self._average, task, seed, own_items)
-        ready_made = DataSection("train_data", params=None, task=task, runtime=None)
         self.data = TrainData(
             None,
-            PositionedPipeline(ready_made, one_iterator=has_plain_iterator(inner.strategy)),
+            None,
+            ResumePolicy(one_iterator=has_plain_iterator(inner.strategy)),
             inner.global_step,
             self._dataset,
             instead=f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer",

@@ -14,10 +14,11 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import input_context, training_data, write_records
-from tests.engine.inputs.one_replica import OneReplica, pipeline_of
+from tests.engine.inputs.one_replica import OneReplica, section_of
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
+from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.fused_batches import stacked_at
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.sources.base import Source
@@ -207,9 +208,10 @@ def test_the_example_of_the_guide_flips_each_image_by_its_seed() -> None:
 
 def _reasons(source: Any, **options: Any) -> list[str]:
     """What is reported when a run begins to read the source."""
-    pipeline = pipeline_of(lambda params: source, PARAMS, **options)
-    next(TrainData(OneReplica(), pipeline, tf.Variable(0, dtype=tf.int64)).iterator())
-    return sorted(pipeline.reports.reasons)
+    section = section_of(lambda params: source, PARAMS)
+    policy = ResumePolicy(**options)
+    next(TrainData(OneReplica(), section, policy, tf.Variable(0, dtype=tf.int64)).iterator())
+    return sorted(policy.reasons)
 
 
 def cropped(batch: Any) -> Any:
