@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -68,8 +68,8 @@ class Sidecar:
       best: The owner of the sidecar's best checkpoints; None if it keeps none.
       summaries: The manager of the sidecar's TensorBoard folder.
       lease: The sidecar's lease.
-      train_steps: The last step of the run, used if the run's folder does not name it.
-      step: Returns the step that was restored last.
+      train_steps: The value of trainer.train_steps that counts if the run's folder does not name it.
+      global_step: The variable of the step that was restored last; None: a subclass has another `step_reached`.
     """
 
     def __init__(
@@ -80,10 +80,15 @@ class Sidecar:
         summaries: Any,
         lease: Lease,
         train_steps: int | str,
-        step: Callable[[], int],
+        global_step: Any = None,
     ) -> None:
-        self._directory, self._ledger, self._best, self._lease = directory, ledger, best, lease
-        self._summaries, self._train_steps, self._step = summaries, train_steps, step
+        self._directory = directory
+        self._ledger = ledger
+        self._best = best
+        self._lease = lease
+        self._summaries = summaries
+        self._train_steps = train_steps
+        self._global_step = global_step
         self._beat: tuple[Any, float] = (None, 0.0)
 
     def begin(self) -> None:
@@ -99,12 +104,16 @@ class Sidecar:
         """
         if self.alive():
             return False
-        train_steps = self._directory.train_steps(self._train_steps)  # the run's number, which a restart may change
+        last_step = self._directory.last_step(self._train_steps)  # the run's number, which a restart may change
         final = self._directory.read_final()
-        if final is not None and (final["step"] >= train_steps or final.get("stopped")):
+        if final is not None and (last_step is None or final["step"] >= last_step or final.get("stopped")):
             return True
         newest = max(complete_checkpoints(self._directory.path), default=-1)  # the restored step may be superseded
-        return 0 <= train_steps <= min(self._step(), newest)
+        return last_step is not None and last_step <= min(self.step_reached(), newest)
+
+    def step_reached(self) -> int:
+        """Returns the step of the checkpoint that was restored last."""
+        return int(self._global_step.numpy())
 
     def alive(self) -> bool:
         """Whether the trainer's heartbeat beats."""

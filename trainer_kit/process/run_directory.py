@@ -217,10 +217,13 @@ class RunDirectory:
         final = self.read_final() or {}
         return final["step"] if final.get("stopped") else None
 
-    def train_steps(self, default: int | str) -> int:
-        """Returns trainer.train_steps of the run that trains here; `default` if params.yaml has no such value.
+    def last_step(self, default: int | str) -> int | None:
+        """Returns the last step of the run that trains here; None if it trains until the data ends, or is not known.
 
-        Of a run that counts epochs it is the number of steps in the manifest, -1 before that is written.
+        Of a run that counts epochs it is the number of steps in the manifest.
+
+        Args:
+          default: The value of trainer.train_steps if params.yaml has none.
         """
         try:
             steps = self._trainer_value("train_steps")
@@ -228,7 +231,7 @@ class RunDirectory:
             steps = default
         if not isinstance(steps, int):  # epochs: the manifest has what the run has made of them
             steps = (files.read_json(self.manifest) or {}).get("train_steps")
-        return steps if isinstance(steps, int) else -1
+        return steps if isinstance(steps, int) and steps >= 0 else None
 
     def steps_per_epoch(self) -> int | None:
         """Returns trainer.steps_per_epoch of the run that trains here; None if params.yaml has no such value."""

@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -102,10 +102,9 @@ class RunLock:
       progress: Returns (phase, step); called in a thread, where it may be slow or raise.
       host: The name of this machine; None: its host name.
       beat_seconds: The seconds between two heartbeats.
-      recorded: Returns whether the run has a record to resume from; called when an error ends the block. If it has
-        none, lock and heartbeat are removed, and the folder if it is then empty.
+      record: The file without which there is nothing to resume: if an error ends the block before it exists, lock and
+        heartbeat are removed, and the folder if it is then empty. None: they always stay.
       names: The names of the lock file and of the heartbeat file.
-      more: Returns further entries of the heartbeat.
     """
 
     def __init__(
@@ -115,22 +114,22 @@ class RunLock:
         *,
         host: str | None = None,
         beat_seconds: float = 5.0,
-        recorded: Callable[[], bool] = lambda: True,
+        record: str | os.PathLike[str] | None = None,
         names: tuple[str, str] = (LOCK, HEARTBEAT),
-        more: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._folder = Path(model_dir)
         self._lock_name, self._heartbeat_name = names
-        self._more, self._writing = more, threading.Lock()
+        self._writing = threading.Lock()
         self._host = host or socket.gethostname()
         self._seconds = beat_seconds
-        self._recorded = recorded
+        self._record = record
         self._started = _now()
         self._ended: Ended | None = None
         self._failed = False
         self._descriptor = -1
         self._locked = False
-        self._left, self._releasing = threading.Event(), threading.Lock()
+        self._left = threading.Event()
+        self._releasing = threading.Lock()
         self._reader = ProgressReader(lambda: _typed(*progress()), min(1.0, beat_seconds))
         self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
 
@@ -169,7 +168,11 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release(_end_of(error), withdraw=error is not None and not self._recorded())
+        self.release(_end_of(error), withdraw=error is not None and not self.is_recorded())
+
+    def is_recorded(self) -> bool:
+        """Whether there is something to resume, so that lock and heartbeat stay after an error."""
+        return self._record is None or os.path.exists(self._record)
 
     def release(self, ended: Ended, *, withdraw: bool = False) -> None:
         """Writes the last heartbeat, which says how the run ended, and releases the lock; once, in any thread.
@@ -201,10 +204,8 @@ class RunLock:
         return read_heartbeat(self._folder, self._heartbeat_name)
 
     def _remove(self) -> None:
-        for name in (
-            self._heartbeat_name,
-            self._lock_name,
-        ):  # in this order: without the lock another trainer may come and write both
+        # In this order: without the lock another trainer may come and write both.
+        for name in (self._heartbeat_name, self._lock_name):
             with contextlib.suppress(OSError):
                 os.remove(self._folder / name)
         with contextlib.suppress(OSError):
@@ -219,9 +220,8 @@ class RunLock:
             if (not self._locked or there["host"] != self._host) and not self._falls_silent(there, who):
                 return
             _LOG.warning("the run of %s in this folder was cut off; this process takes it over", who)
-        for path in self._folder.glob(
-            f".{self._heartbeat_name}.*.tmp"
-        ):  # of trainers that were killed while they wrote
+        # Of trainers that were killed while they wrote.
+        for path in self._folder.glob(f".{self._heartbeat_name}.*.tmp"):
             path.unlink(missing_ok=True)
 
     def _lock(self) -> bool:
@@ -308,7 +308,11 @@ class RunLock:
             self._failed = True
 
     def _write(self) -> None:
-        record = {
+        with self._writing:
+            files.write_json(self._folder / self._heartbeat_name, self._entries(), point="heartbeat")
+
+    def _entries(self) -> dict[str, Any]:
+        return {
             "host": self._host,
             "pid": os.getpid(),
             "started": self._started,
@@ -317,8 +321,6 @@ class RunLock:
             "beat": _now(),
             "ended": self._ended,
         }
-        with self._writing:
-            files.write_json(self._folder / self._heartbeat_name, {**record, **self._more()}, point="heartbeat")
 
     def _close(self) -> None:
         _held.discard(self)
@@ -337,7 +339,7 @@ def release_all() -> None:
 
     def release() -> None:
         for lock in list(_held):
-            lock.release("stopped", withdraw=not lock._recorded())
+            lock.release("stopped", withdraw=not lock.is_recorded())
 
     call_within(_LAST_MOMENT, release)
 

@@ -32,7 +32,6 @@ class Lease(RunLock):
       evals: The folder `evals` of the run; made if it is missing.
       name: The name of the sidecar.
       progress: Returns (phase, step).
-      recorded: Returns whether the sidecar has recorded an evaluation; if an error comes before, it leaves no files.
       **options: Further options of RunLock.
     """
 
@@ -41,7 +40,6 @@ class Lease(RunLock):
         evals: str | os.PathLike[str],
         name: str,
         progress: Callable[[], tuple[str, int]],
-        recorded: Callable[[], bool],
         **options: Any,
     ) -> None:
         file = f"{name}{LEASE}"
@@ -49,8 +47,7 @@ class Lease(RunLock):
         self.name = name
         # The needs of the previous process, until this one knows its own.
         self._needs = {"after": before.get("after", -1), "reads": None, "lineage": _lineage(before)}
-        names = (f"{name}.lock", file)
-        super().__init__(evals, progress, recorded=recorded, names=names, more=lambda: dict(self._needs), **options)
+        super().__init__(evals, progress, names=(f"{name}.lock", file), **options)
 
     def need(self, after: int | None, reads: int | None, lineage: int = 0) -> None:
         """Writes the needed checkpoints to the lease, before one of them is read.
@@ -64,6 +61,9 @@ class Lease(RunLock):
         if needs != self._needs:
             self._needs = needs
             self.beat()
+
+    def _entries(self) -> dict[str, Any]:
+        return {**super()._entries(), **self._needs}
 
     def _remove(self) -> None:
         super()._remove()

@@ -186,7 +186,7 @@ def build_sidecar(
         writers.eval_summaries,
         lock,
         plan.config.trainer.train_steps,
-        lambda: int(trainer.global_step.numpy()),
+        trainer.global_step,
     )
 
 

@@ -82,7 +82,7 @@ def finetune_checkpoints(
 
     with signals, TimeLimit(config.trainer.max_time, signals), contextlib.ExitStack() as run:
         pretraining = Pretraining(str(config.task.init_checkpoint), model_dir, run)
-        run.enter_context(RunLock(model_dir, pretraining.progress, recorded=directory.is_recorded))
+        run.enter_context(RunLock(model_dir, pretraining.progress, record=directory.params))
         run.enter_context(record_run(directory, config, options.experiment, CONTINUOUS_FINETUNE, options.records()))
         curves = run.enter_context(contextlib.closing(SummaryManager(directory.eval_summaries)))
 
@@ -130,14 +130,17 @@ class Pretraining(Sidecar):
             ledger=Ledger(directory.training_ledger, dataset="", config_hash=""),
             best=None,
             summaries=None,
-            lease=Lease(directory.evals, name, self.progress, recorded=lambda: True),
+            lease=Lease(directory.evals, name, self.progress),
             train_steps=-1,
-            step=lambda: max(self.evaluated(), default=-1),
         )
         self._path = directory.path
         self._model_dir = model_dir
         self._run = run
         self._has_lease = False
+
+    def step_reached(self) -> int:
+        """Returns the last step whose fine-tuning is finished; -1 before the first."""
+        return max(self.evaluated(), default=-1)
 
     def checkpoints(self, options: TrainerConfig, signals: StopSignals) -> Iterator[tuple[int, str]]:
         """Yields the step and the prefix of each checkpoint to fine-tune, interrupted ones first, until a signal."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -114,6 +112,16 @@ class RunPlan:
         return self.kind.evaluates or self.options.run_post_eval
 
     @property
+    def last_step(self) -> int | None:
+        """The step at which training ends; None if it goes on until the data ends. Of modes that train."""
+        steps = self.config.trainer.train_steps
+        return steps if steps >= 0 else None
+
+    def is_complete(self, step: int) -> bool:
+        """Whether a run that has reached `step` has nothing left to train."""
+        return self.last_step is not None and step >= self.last_step
+
+    @property
     def chief(self) -> bool:
         """Whether this process writes the run's files."""
         return is_chief(self.strategy)
@@ -132,11 +140,10 @@ class RunPlan:
                 raise UsageError(
                     "continuous_eval runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)"
                 )
-            evaluated = functools.partial(os.path.exists, directory.ledger)
-            return Lease(directory.evals, self.options.eval_name, progress.phase_and_step, evaluated)
+            return Lease(directory.evals, self.options.eval_name, progress.phase_and_step, record=directory.ledger)
         if not self.chief or not self.trains:
             return contextlib.nullcontext()
-        return RunLock(directory.path, progress.phase_and_step, recorded=directory.is_recorded)
+        return RunLock(directory.path, progress.phase_and_step, record=directory.params)
 
 
 def add_task_callbacks(plan: RunPlan, task: Any) -> RunPlan:

@@ -93,15 +93,13 @@ def find_finished_run(plan: RunPlan, step: int, stop_reason: str) -> FinishedRun
     if plan.evaluates and not final["metrics"]:
         return None
 
-    train_steps = plan.config.trainer.train_steps
-    was_stopped_early = bool(final.get("stopped")) and not step >= train_steps >= 0
-    if was_stopped_early:
+    if final.get("stopped") and not plan.is_complete(step):
         if not stop_reason:
             return None
         ending = f"stopped early at step {step}: {stop_reason}"
         change = "trainer.early_stopping.patience, or remove trainer.early_stopping,"
     else:
-        if step < train_steps:
+        if plan.last_step is not None and step < plan.last_step:
             return None
         ending = f"finished at step {step}"
         change = "trainer.train_steps"
@@ -157,7 +155,7 @@ def finish_run(
         cost = model_cost(trainer)
 
     time, lines = _account_for_time(plan, trainer, writers.times)
-    reason = "" if step >= plan.config.trainer.train_steps >= 0 else controller.run.stop_reason
+    reason = "" if plan.is_complete(step) else controller.run.stop_reason
     record = plan.directory.write_final(step, plan.mode, plain(logs), best, reason, time)
     ending = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
     for line in (f"{ending}; {cost}", *lines):

@@ -257,7 +257,5 @@ def _log_start(plan: RunPlan, trainer: Any, start: int) -> None:
     else:
         place = f"from step {start}"
         if plan.epochs and start:
-            total = plan.config.trainer.train_steps
-            epoch = epoch_place(plan.epochs, start, total if total >= 0 else None)
-            place += f" ({epoch_text(epoch)})"
+            place += f" ({epoch_text(epoch_place(plan.epochs, start, plan.last_step))})"
     _LOG.info("%s %s; %s", plan.mode, place, count_parameters(trainer.model))

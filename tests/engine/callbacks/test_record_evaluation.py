@@ -101,8 +101,8 @@ class _Reports(Writer):
 def test_a_sidecar_records_what_it_has_reported(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path), TrainerConfig(), "side")
     ledger = Ledger(directory.ledger, dataset="eval", config_hash="a")
-    lease = Lease(directory.evals, "side", lambda: ("wait", 0), lambda: True)
-    sidecar = Sidecar(directory, ledger, None, None, lease, 20, lambda: 10)
+    lease = Lease(directory.evals, "side", lambda: ("wait", 0))
+    sidecar = Sidecar(directory, ledger, None, None, lease, 20, tf.Variable(10))
     reports, run = _Reports(sidecar), Run(SimpleNamespace(), str(tmp_path))
     callback = SidecarLedger(sidecar, reports)
     run.evaluation = Evaluation(10, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))

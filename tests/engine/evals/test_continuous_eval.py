@@ -149,8 +149,8 @@ def test_one_that_cannot_begin_leaves_the_folder_as_it_was(run: Path) -> None:
 def _sidecar(folder: Path, train_steps: int = 20, best: BestCheckpoint | None = None, step: int = 0) -> Sidecar:
     directory = RunDirectory(str(folder), TrainerConfig(), "side")
     ledger = Ledger(directory.ledger, dataset="eval", config_hash="a")
-    lease = Lease(directory.evals, "side", lambda: ("wait", 0), lambda: True)
-    return Sidecar(directory, ledger, best, None, lease, train_steps, lambda: step)
+    lease = Lease(directory.evals, "side", lambda: ("wait", 0))
+    return Sidecar(directory, ledger, best, None, lease, train_steps, tf.Variable(step))
 
 
 @pytest.mark.parametrize("point", ["ledger.append", "best.info.open", "best.info.rename"])

@@ -127,7 +127,7 @@ def test_a_restarted_run_informs_sidecars_with_old_evaluations(tmp_path: Path) -
 
 
 def test_a_restarted_run_informs_a_sidecar_that_is_evaluating(tmp_path: Path) -> None:
-    with Lease(tmp_path, "side", lambda: ("evaluate", 0), lambda: True) as lease:
+    with Lease(tmp_path, "side", lambda: ("evaluate", 0)) as lease:
         lease.need(after=-1, reads=None)
         run = _Told(tmp_path)
         run.run_history.begin(0, is_new=True)

@@ -76,8 +76,8 @@ def test_a_record_comes_first_and_the_divergence_checks_last(
 
 def test_a_sidecar_records_last_and_checks_no_divergence(tmp_path: Path) -> None:
     made = _Made(tmp_path)
-    lease = Lease(made.directory.evals, "side", lambda: ("wait", 0), lambda: True)
-    sidecar = Sidecar(made.directory, made.history.ledger, None, None, lease, 20, lambda: 0)
+    lease = Lease(made.directory.evals, "side", lambda: ("wait", 0))
+    sidecar = Sidecar(made.directory, made.history.ledger, None, None, lease, 20, made.trainer.global_step)
     assert made.names(sidecar=sidecar, trains=False) == ["_Mine", "actions", "report", "ledger"]
 
 

@@ -204,7 +204,7 @@ def test_children_that_outlive_the_trainer_do_not_keep_the_lock(tmp_path: Path, 
 def test_a_forked_child_that_leaves_the_block_ends_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     pid = os.getpid()
     try:
-        with contextlib.suppress(ValueError), RunLock(tmp_path, recorded=lambda: False):
+        with contextlib.suppress(ValueError), RunLock(tmp_path, record="missing"):
             child = os.fork()
             if child == 0:
                 raise error
@@ -319,7 +319,7 @@ def test_without_locks_the_heartbeat_decides_with_a_warning(
 
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks_nothing_is_removed_that_may_be_anothers(tmp_path: Path) -> None:
-    with pytest.raises(ValueError), RunLock(tmp_path, recorded=lambda: False):
+    with pytest.raises(ValueError), RunLock(tmp_path, record="missing"):
         raise ValueError("bug")
     assert (tmp_path / "trainer.lock").exists() and _heartbeat(tmp_path)["ended"] == "failed"
 
@@ -365,7 +365,7 @@ def test_a_run_that_is_not_recorded_leaves_no_trace_of_its_end(
     for name in users_files:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / name).write_text("the user's")
-    with pytest.raises(type(error)), RunLock(tmp_path / "run", recorded=lambda: False):
+    with pytest.raises(type(error)), RunLock(tmp_path / "run", record="missing"):
         raise error
     assert (tmp_path / "run").exists() == bool(users_files)
     assert [path.name for path in (tmp_path / "run").glob("*")] == users_files
@@ -380,7 +380,7 @@ def test_a_waiter_whose_lock_file_is_removed_is_still_alone(tmp_path: Path) -> N
             leave.wait(20)
 
     second = threading.Thread(target=train)
-    with pytest.raises(ValueError), RunLock(folder, recorded=lambda: False):
+    with pytest.raises(ValueError), RunLock(folder, record="missing"):
         (folder / "heartbeat.json").unlink()  # or the second one would know who is there, and not wait
         second.start()
         lock = str(folder / "trainer.lock")
@@ -393,6 +393,36 @@ def test_a_waiter_whose_lock_file_is_removed_is_still_alone(tmp_path: Path) -> N
     finally:
         leave.set()
         second.join()
+
+
+def test_no_two_of_many_short_runs_train_at_the_same_time(tmp_path: Path) -> None:
+    inside, most, entered, odd = 0, 0, 0, list[Exception]()
+
+    def come_and_go() -> None:
+        nonlocal inside, most, entered
+        for _ in range(40):
+            try:
+                with RunLock(tmp_path / "run", record="missing"):
+                    inside, entered = inside + 1, entered + 1
+                    most = max(most, inside)
+                    time.sleep(0.001)
+                    inside -= 1
+                    raise ValueError("bug")
+            except ValueError:
+                pass
+            except ModelDirInUseError:
+                time.sleep(0.001)
+            except Exception as error:
+                odd.append(error)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, odd) == (1, [])
+    assert entered > 4
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_release_by_hand_has_the_last_word(tmp_path: Path) -> None:

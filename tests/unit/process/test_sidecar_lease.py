@@ -19,8 +19,8 @@ from trainer_kit.process.sidecar_lease import LEASE_SECONDS, Lease, Leases
 STEPS = [10, 20, 30, 40]
 
 
-def _lease(run: Path, name: str = "side", recorded: bool = True) -> Lease:
-    return Lease(run / "evals", name, lambda: ("evaluate", 20), lambda: recorded)
+def _lease(run: Path, name: str = "side", record: str | None = None) -> Lease:
+    return Lease(run / "evals", name, lambda: ("evaluate", 20), record=record)
 
 
 def _leases(run: Path, max_wait: int = 20) -> Leases:
@@ -93,7 +93,7 @@ def test_with_a_limit_of_0_only_the_one_being_read_stays(tmp_path: Path) -> None
 _KILLED = """
 import os, signal, sys
 from trainer_kit.process.sidecar_lease import Lease
-Lease(sys.argv[1] + "/evals", "side", lambda: ("evaluate", 0), lambda: True).__enter__().need(after=20, reads=30)
+Lease(sys.argv[1] + "/evals", "side", lambda: ("evaluate", 0)).__enter__().need(after=20, reads=30)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -142,7 +142,7 @@ def test_an_end_before_the_first_evaluation_leaves_nothing(tmp_path: Path, users
     for name in users_files:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / name).touch()
-    with pytest.raises(UsageError), _lease(tmp_path / "run", recorded=False):
+    with pytest.raises(UsageError), _lease(tmp_path / "run", record="missing"):
         raise UsageError("of the metric's name")
     assert (tmp_path / "run").exists() == bool(users_files)
     assert [path.name for path in (tmp_path / "run").glob("*")] == users_files
