@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import logging
 import os
 from typing import Any
@@ -12,7 +10,7 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
 from trainer_kit.callbacks.named_tensors import TensorSummaries, ask_for_tensors
@@ -38,7 +36,9 @@ from trainer_kit.run.orbit_adapters import Actions, OrbitController, keep_states
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.preflight import early_stopping_mistakes
 from trainer_kit.runtime.collectives import barrier, chiefs_text, worker_count
+from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_writers import ReportWriters
+from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.train_loop import SummaryTimer
 from trainer_kit.training.trainer_creation import (
@@ -125,6 +125,19 @@ def _check_controller(plan: RunPlan) -> None:
             f"trainer.early_stopping: {kind.__name__} keeps no ledger of evaluations, which early stopping reads; give "
             "a subclass of trainer_kit.run.controller.Controller as controller_cls, or remove trainer.early_stopping"
         )
+
+
+def build_writers(plan: RunPlan, console: Writer | None, times: TimeLedger) -> ReportWriters:
+    """Returns what the run reports its numbers to."""
+    return ReportWriters.open(
+        plan.directory,
+        chief=plan.chief,
+        trains=plan.trains,
+        save_summary=plan.options.save_summary,
+        console=console,
+        summary_managers=(plan.options.summary_manager, plan.options.eval_summary_manager),
+        times=times,
+    )
 
 
 def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any, best: BestCheckpoints | None) -> RunHistory:
@@ -234,18 +247,43 @@ def build_controller(
     signals: StopSignals,
 ) -> Any:
     """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
-    options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
+    options = plan.config.trainer
+    directory = plan.directory
     run = Run(trainer, directory.path, plan.chief, plan.epochs, directory.stopped_step())
-    users = [*plan.callbacks, *_tensor_summaries(plan, writers)]
-    ask_for_tensors(trainer, users)
     actions = build_actions(plan, trainer, manager)
-    arguments = _common_arguments(plan, trainer, manager, writers, signals)
-    if not issubclass(kind, Controller):
-        listed = CallbackList(run, [], writers.times, plan.strategy)
-        if arguments["summary_interval"]:  # Orbit takes multiples only, and the default may be none
-            arguments["summary_interval"] += -arguments["summary_interval"] % options.steps_per_loop
-        arguments |= {"summary_dir": directory.train_summaries, "eval_summary_dir": directory.eval_summaries}
-        return OrbitController(kind, callbacks=listed, actions=actions, **arguments)
+    # What a controller of any kind takes.
+    arguments: dict[str, Any] = {
+        "strategy": plan.strategy,
+        "trainer": trainer if plan.trains else None,
+        "evaluator": trainer if plan.evaluates else None,
+        "global_step": trainer.global_step,
+        "checkpoint_manager": manager,
+        "steps_per_loop": options.steps_per_loop,
+        "summary_manager": writers.train_summaries,
+        "eval_summary_manager": writers.eval_summaries,
+        "signals": signals,
+    }
+
+    controller_cls = plan.options.controller_cls
+    if not issubclass(controller_cls, Controller):
+        interval = options.summary_interval if plan.options.save_summary else None
+        if interval:  # Orbit takes multiples only, and the default may be none
+            interval += -interval % options.steps_per_loop
+        return OrbitController(
+            controller_cls,
+            callbacks=CallbackList(run, [], writers.times, plan.strategy),
+            actions=actions,
+            summary_interval=interval,
+            summary_dir=directory.train_summaries,
+            eval_summary_dir=directory.eval_summaries,
+            **arguments,
+        )
+
+    users = list(plan.callbacks)
+    if options.summaries:
+        managers = (writers.train_summaries, writers.eval_summaries)
+        users.append(TensorSummaries(options.summaries, _summary_interval(plan), *managers))
+    ask_for_tensors(trainer, users)
     profile = None
     if plan.options.profile:
         profile = Profile(plan.options.profile, directory.train_summaries, options.steps_per_loop)
@@ -262,15 +300,14 @@ def build_controller(
         sidecar=sidecar,
         trains=plan.trains,
     )
-    listed = CallbackList(run, members, writers.times, plan.strategy)
-    listed.keep_states()
-    if arguments["summary_interval"] is not None:
-        arguments["summary_interval"] = _summary_interval(plan)
+    callbacks = CallbackList(run, members, writers.times, plan.strategy)
+    callbacks.keep_states()
     loop_ends = (options.steps_per_loop, options.checkpoint_interval, options.summary_interval)
-    return kind(
-        callbacks=listed,
+    return controller_cls(
+        callbacks=callbacks,
+        summary_interval=_summary_interval(plan),
         save_on_stop=options.preemption_on_demand_checkpoint or options.max_time is not None,
-        recorded=functools.partial(_recorded, plan, history),
+        history=history,
         times=writers.times,
         cuts=[steps for steps in loop_ends if isinstance(steps, RoundedSteps)],
         **arguments,
@@ -278,45 +315,11 @@ def build_controller(
 
 
 def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
-    """Returns the steps between summaries of training, or their timer; None if the run does not train."""
+    """Returns the steps between summaries of training, or a new timer of them; None if the run writes none."""
     interval = plan.config.trainer.summary_interval
-    if not plan.trains:
+    if not plan.trains or not plan.options.save_summary:
         return None
     return interval if isinstance(interval, int) else SummaryTimer(seconds_of(interval))
-
-
-def _tensor_summaries(plan: RunPlan, writers: ReportWriters) -> list[Callback]:
-    """Returns the callback that writes the summaries of the config, if there are any."""
-    options = plan.config.trainer
-    interval = _summary_interval(plan) if plan.options.save_summary else None
-    managers = writers.train_summaries, writers.eval_summaries
-    return [TensorSummaries(options.summaries, interval, *managers)] if options.summaries else []
-
-
-def _common_arguments(
-    plan: RunPlan, trainer: Any, manager: CheckpointManager, writers: ReportWriters, signals: StopSignals
-) -> dict[str, Any]:
-    """Returns the arguments of a controller of any kind."""
-    options = plan.config.trainer
-    return {
-        "strategy": plan.strategy,
-        "trainer": trainer if plan.trains else None,
-        "evaluator": trainer if plan.evaluates else None,
-        "global_step": trainer.global_step,
-        "checkpoint_manager": manager,
-        "steps_per_loop": options.steps_per_loop,
-        "summary_interval": options.summary_interval if plan.options.save_summary else None,
-        "summary_manager": writers.train_summaries,
-        "eval_summary_manager": writers.eval_summaries,
-        "stopping": signals.have_arrived,
-    }
-
-
-def _recorded(plan: RunPlan, history: RunHistory, step: int) -> dict[str, Any]:
-    """Returns the chief's recorded logs of a step, by validation set, on every worker."""
-    logs = json.dumps(history.recorded_logs(step)) if plan.chief else ""
-    found: dict[str, Any] = json.loads(chiefs_text(plan.strategy, logs))
-    return found
 
 
 def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Actions:
@@ -330,8 +333,3 @@ def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Ac
     ):
         train.append(orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step))
     return Actions(train, [*plan.eval_actions, *trainer.own_eval_actions(plan.config, plan.directory.own)])
-
-
-def reason_to_stop(early: EarlyStopping | None, plan: RunPlan, step: int) -> str:
-    """Returns on every worker why early stopping ends the run at `step`; "" when the run continues."""
-    return "" if early is None else chiefs_text(plan.strategy, early.reason(step) if plan.chief else "")

@@ -7,6 +7,7 @@ takes effect between loops, and between the steps of a loop.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -26,8 +27,10 @@ from trainer_kit.config.schema.durations import is_due
 from trainer_kit.errors import DataError, DivergedError, StorageError, UsageError
 from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun, WatchedRun
+from trainer_kit.evals.run_history import RunHistory
+from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.progress import BETWEEN, Phases
-from trainer_kit.runtime.collectives import broadcast_from_chief
+from trainer_kit.runtime.collectives import broadcast_from_chief, chiefs_text, is_chief
 from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.checks.failed_step import CountedLoops
@@ -85,10 +88,10 @@ class Controller:
       summary_interval: The number of steps between summaries that the task writes, or their timer; None: no summaries.
       summary_manager: The manager of the task's training summaries; None: there are none.
       eval_summary_manager: The manager of the task's evaluation summaries; None: there are none.
-      stopping: Returns whether a stop was requested.
+      signals: The stop signals of the run; None: only the trainer can be asked to stop.
       save_on_stop: Whether a stop saves a checkpoint.
-      recorded: Returns the recorded logs of a step, by validation set; a single set is called "". A validation set
-        without a record is evaluated when the run begins.
+      history: Knows the recorded evaluations. A validation set without a record is evaluated when the run begins.
+        None: there are none.
       times: The time ledger of the run; None: a new one.
       cuts: The intervals at whose multiples loops end, such as the epochs between checkpoints.
 
@@ -112,9 +115,9 @@ class Controller:
         summary_interval: int | SummaryTimer | None = None,
         summary_manager: Any = None,
         eval_summary_manager: Any = None,
-        stopping: Callable[[], bool] = lambda: False,
+        signals: StopSignals | None = None,
         save_on_stop: bool = True,
-        recorded: Callable[[int], Mapping[str, Any]] = lambda _: {},
+        history: RunHistory | None = None,
         times: TimeLedger | None = None,
         cuts: Sequence[int] = (),
     ) -> None:
@@ -129,9 +132,9 @@ class Controller:
         self.summary_interval = summary_interval
         self.summary_manager = summary_manager or SummaryManager(None)
         self.eval_summary_manager = eval_summary_manager or SummaryManager(None)
-        self._stopping = stopping
+        self._signals = signals
         self._save_on_stop = save_on_stop
-        self._recorded = recorded
+        self._history = history
         # By validation set, the step of its last evaluation in this process, and of the last one that callbacks saw.
         # The second one is in the checkpoint, like the sets that callbacks have asked for.
         self._evaluated_at: dict[str, int] = {}
@@ -140,7 +143,9 @@ class Controller:
         self._catches_up = False  # whether the run begins, or has gone back
         self._interrupted_loop = InterruptedLoop()
         self._num_steps = (0, tf.constant(0))
-        self.running, self._cuts, self._phases = (0, 0), cuts, Phases(times or TimeLedger())
+        self.running = (0, 0)
+        self._cuts = cuts
+        self._phases = Phases(times or TimeLedger())
         self._saving = threading.RLock()  # a late save comes from another thread
         self._announced_step = checkpoint_manager.saved_step  # of the last checkpoint that callbacks know
         self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
@@ -158,7 +163,8 @@ class Controller:
     @property
     def stopping(self) -> bool:
         """Whether a stop was requested; with several workers, whether they have agreed to stop."""
-        return is_stopping(self.trainer or self.evaluator, self._stopping)
+        signals = self._signals
+        return is_stopping(self.trainer or self.evaluator, lambda: signals is not None and signals.have_arrived())
 
     @property
     def phase(self) -> str:
@@ -389,7 +395,7 @@ class Controller:
         """
         self._catches_up = False
         step = self.run.step
-        recorded = self._recorded(step) if goal.intervals and step > 0 else {}
+        recorded = self._recorded_logs(step) if goal.intervals and step > 0 else {}
         self._requested_sets -= recorded.keys()
         unseen = {name: logs for name, logs in recorded.items() if self._shown_at.get(name) != step}
         if unseen:
@@ -476,8 +482,19 @@ class Controller:
         """Returns those of `sets` that no process has evaluated at this step, by memory or by the record."""
         step = self.run.step
         names = list(sets)
-        recorded = self._recorded(step) if names else {}
+        recorded = self._recorded_logs(step) if names else {}
         return [name for name in names if self._evaluated_at.get(name) != step and name not in recorded]
+
+    def _recorded_logs(self, step: int) -> dict[str, Any]:
+        """Returns the logs of a step that the chief has recorded, on every worker, by validation set.
+
+        A single set is called "".
+        """
+        if self._history is None:
+            return {}
+        text = json.dumps(self._history.recorded_logs(step)) if is_chief(self.strategy) else ""
+        logs: dict[str, Any] = json.loads(chiefs_text(self.strategy, text))
+        return logs
 
     def evaluate_continuously(
         self,

@@ -1,4 +1,4 @@
-"""Sets up what other threads do during a run: the time limit, the shown activity, the report writers."""
+"""Sets up what other threads do during a run: the time limit, and the shown activity."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from types import TracebackType
 from trainer_kit.config.schema.durations import seconds_of
 from trainer_kit.errors import UsageError
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.progress import Progress
 from trainer_kit.telemetry.current_activity import CurrentActivity
 from trainer_kit.telemetry.report import Writer
-from trainer_kit.telemetry.report_writers import ReportWriters
 
 _LOG = logging.getLogger(__name__)
 _running = threading.RLock()
@@ -76,26 +74,3 @@ def show_activity(progress: Progress, console: Writer | None) -> AbstractContext
     if show is None:
         return contextlib.nullcontext()
     return CurrentActivity(progress, show)
-
-
-@contextlib.contextmanager
-def open_writers(
-    plan: RunPlan, progress: Progress, console: Writer | None, display: CurrentActivity | None
-) -> Iterator[ReportWriters]:
-    """Opens the report writers for a block, and closes them after the display of activities has ended."""
-    options = plan.options
-    writers = ReportWriters.open(
-        plan.directory,
-        chief=plan.chief,
-        trains=plan.trains,
-        save_summary=options.save_summary,
-        console=console,
-        summary_managers=(options.summary_manager, options.eval_summary_manager),
-        times=progress.times,
-    )
-    with contextlib.closing(writers.writer):
-        try:
-            yield writers
-        finally:
-            if display is not None:
-                display.leave()

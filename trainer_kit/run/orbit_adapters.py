@@ -10,6 +10,7 @@ import orbit
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import StopTraining, UsageError
+from trainer_kit.process.signals import StopSignals
 from trainer_kit.training.checks.failed_step import StockLoops
 
 
@@ -105,7 +106,7 @@ class OrbitController:
       trainer, evaluator: As in Controller.
       callbacks: The callbacks of the run, which have no members.
       actions: The users' actions; the orbit.Controller calls them.
-      stopping: Returns whether a stop was requested.
+      signals: The stop signals of the run.
       **arguments: Further arguments of the class.
     """
 
@@ -121,7 +122,7 @@ class OrbitController:
         evaluator: Any,
         callbacks: CallbackList,
         actions: Actions,
-        stopping: Callable[[], bool],
+        signals: StopSignals,
         **arguments: Any,
     ) -> None:
         self.trainer = trainer
@@ -131,11 +132,11 @@ class OrbitController:
         self.callbacks = callbacks
         self.run = callbacks.run
         self.stopping = False
-        self._stop_requested = stopping
+        self._signals = signals
 
         train_actions = list(actions.train_actions)
         if trainer is not None:
-            train_actions.insert(0, StockLoops(trainer, lambda: stopping() or trainer.stop_requested))
+            train_actions.insert(0, StockLoops(trainer, lambda: signals.have_arrived() or trainer.stop_requested))
         self._inner = kind(
             trainer=trainer,
             evaluator=evaluator,
@@ -173,7 +174,7 @@ class OrbitController:
             self.stopping = True
             if self.trainer is not None:
                 self.save_checkpoint()
-            if not self._stop_requested():
+            if not self._signals.have_arrived():
                 self.run.stop_reason = str(stop)
             return {}
         finally:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from trainer_kit.process.run_lock import release_all
 from trainer_kit.process.signals import SlowRun
 from trainer_kit.telemetry.report import EVALUATING, TRAINING
 from trainer_kit.telemetry.time_ledger import TimeLedger
@@ -53,9 +54,6 @@ class Phases:
 class Progress(SlowRun):
     """Reports the phase and step of a run; the phase is "start" until there is a controller.
 
-    Args:
-      release: Releases the locks of a run that is still being built.
-
     Attributes:
       controller: The controller; None until it is made.
       trainer: The trainer; None until it is made.
@@ -63,24 +61,22 @@ class Progress(SlowRun):
       doing: A text that says what the run does before its first loop or evaluation.
     """
 
-    def __init__(self, release: Callable[[], None] = lambda: None) -> None:
-        self._release = release
+    def __init__(self) -> None:
         self.times = TimeLedger()
         self.controller: Any = None
         self.trainer: Any = None
         self.doing = "building the model"
         self._has_trained = False
 
-    def follow(self, controller: Any, trainer: Any) -> None:
-        """Reports on this controller and trainer from now on."""
-        self.trainer = trainer
+    def follow(self, controller: Any) -> None:
+        """Reports on this controller from now on."""
         self.controller = controller
         self.doing = "preparing the data"
 
     def withdraw(self) -> bool:
         """Releases the locks if the run is still being built; returns whether it is, so that the process may end."""
         if self.controller is None:
-            self._release()
+            release_all()
         return self.controller is None
 
     def stop(self) -> None:

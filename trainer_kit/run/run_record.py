@@ -10,7 +10,6 @@ from typing import Any
 
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import PreemptedError, explained
-from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import plain
 from trainer_kit.process.run_directory import RunDirectory
@@ -19,7 +18,6 @@ from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.progress import BETWEEN
 from trainer_kit.runtime.collectives import all_gather
 from trainer_kit.runtime.devices import only_cpus, thread_counts
-from trainer_kit.runtime.lost_workers import peers_needed
 from trainer_kit.telemetry.flops import model_cost
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_advice import RunSettings, verdict
@@ -56,13 +54,6 @@ def record_run(
         if explained(error) and (global_step is None or int(global_step.numpy()) == 0):
             directory.withdraw_record(missing)
         raise
-
-
-@contextlib.contextmanager
-def explain_errors() -> Iterator[None]:
-    """Turns errors of a lost worker, and a SystemExit of the user's code, into errors that explain themselves."""
-    with peers_needed(), exits_as_errors():
-        yield
 
 
 @dataclass(frozen=True)

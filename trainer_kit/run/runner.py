@@ -18,24 +18,24 @@ from trainer_kit.callbacks.reports import epoch_place
 from trainer_kit.config.run_warnings import interval_warnings, rate_end_warnings, save_interval_warnings
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError
-from trainer_kit.process.run_lock import release_all
+from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.run import assembly
 from trainer_kit.run.checkpointing import save_after_errors
 from trainer_kit.run.controller import Controller, Rewound
 from trainer_kit.run.lengths import resolve_lengths
-from trainer_kit.run.monitoring import TimeLimit, only_run_of_process, open_writers, show_activity
+from trainer_kit.run.monitoring import TimeLimit, only_run_of_process, show_activity
 from trainer_kit.run.plan import RunOptions, RunPlan, add_task_callbacks, check_agreement, plan_run
 from trainer_kit.run.progress import Progress
 from trainer_kit.run.run_record import (
-    explain_errors,
     find_finished_run,
     finish_run,
     record_run,
     was_stopped,
 )
-from trainer_kit.runtime.collectives import barrier
+from trainer_kit.runtime.collectives import barrier, chiefs_text
+from trainer_kit.runtime.lost_workers import peers_needed
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
@@ -135,7 +135,7 @@ def run_experiment(
         profile=profile,
     )
     plan = plan_run(distribution_strategy, mode, params, model_dir, options)
-    progress = Progress(release_all)
+    progress = Progress()
 
     with contextlib.ExitStack() as run:
         # What can stop or refuse the run: signals, another run, the end of its time, other workers.
@@ -144,7 +144,8 @@ def run_experiment(
         run.enter_context(only_run_of_process())
         run.enter_context(TimeLimit(plan.config.trainer.max_time, signals))
         lock = run.enter_context(plan.lock(progress))
-        run.enter_context(explain_errors())
+        run.enter_context(peers_needed())
+        run.enter_context(exits_as_errors())
         check_agreement(plan)
 
         # The trainer, with model and optimizer. It sees steps in place of epochs and shares.
@@ -164,7 +165,10 @@ def run_experiment(
         run.enter_context(Watchdog(progress.work_mark, plan.directory.own, timeout_seconds))
 
         # What it is reported to, saved by and driven by.
-        writers = run.enter_context(open_writers(plan, progress, console, display))
+        writers = assembly.build_writers(plan, console, progress.times)
+        run.enter_context(contextlib.closing(writers.writer))
+        if display is not None:
+            run.callback(display.leave)  # before the writer of the console is closed
         progress.doing = "restoring the checkpoint"
         history = assembly.build_history(plan, writers, trainer, best)
         manager = run.enter_context(assembly.build_manager(plan, trainer, history))
@@ -174,13 +178,14 @@ def run_experiment(
         controller = assembly.build_controller(
             plan, trainer, manager, writers, history, early_stopping, sidecar, signals
         )
-        progress.follow(controller, trainer)
+        progress.follow(controller)
 
         # The step at which it starts. There may be nothing left to do.
         controller.restore_checkpoint()
         start = int(trainer.global_step.numpy())
         _log_start(plan, trainer, start)
-        stop_reason = assembly.reason_to_stop(early_stopping, plan, start)
+        stop_reason = early_stopping.reason(start) if early_stopping is not None and plan.chief else ""
+        stop_reason = chiefs_text(plan.strategy, stop_reason)
         finished_run = find_finished_run(plan, start, stop_reason)
         try:
             trainer.check_data()

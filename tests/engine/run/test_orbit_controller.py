@@ -17,6 +17,7 @@ from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import StopTraining, UsageError
+from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.orbit_adapters import Actions, OrbitController, list_actions
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.training.base_trainer import BaseTrainer
@@ -49,10 +50,17 @@ def _controller(
     trainer = SavedTrainer(tf.train.Checkpoint(global_step=counter.global_step), counter.global_step)
     manager = manager_of(trainer, folder, max_to_keep=99, interval=8, asynchronous=False)
     return OrbitController(
-        orbit.Controller, trainer=counter if trains else None, evaluator=counter, global_step=counter.global_step,
-        checkpoint_manager=manager, strategy=tf.distribute.get_strategy(), stopping=lambda: False, steps_per_loop=4,
-        callbacks=CallbackList(Run(counter, str(folder))), actions=Actions(train_actions, eval_actions),
-    )  # fmt: skip
+        orbit.Controller,
+        trainer=counter if trains else None,
+        evaluator=counter,
+        global_step=counter.global_step,
+        checkpoint_manager=manager,
+        strategy=tf.distribute.get_strategy(),
+        signals=StopSignals(lambda: None),
+        steps_per_loop=4,
+        callbacks=CallbackList(Run(counter, str(folder))),
+        actions=Actions(train_actions, eval_actions),
+    )
 
 
 def _saved(folder: Path) -> list[int]:

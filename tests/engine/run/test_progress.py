@@ -46,7 +46,8 @@ def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
         sync=lambda: done.append("sync"),
     )
     progress = Progress()
-    progress.follow(controller, trainer)
+    progress.trainer = trainer
+    progress.follow(controller)
     return progress, done
 
 
