@@ -118,7 +118,7 @@ class CallbackList:
       strategy: The run's strategy; None: the current one.
 
     Attributes:
-      run, members: The arguments.
+      run, members, times: The arguments.
       errors: The number of errors of each optional callback, by name.
       epochs: The EpochEvents of the run.
       shares_requests: Whether there are several workers, which all carry out the requests of the chief's callbacks.
@@ -137,7 +137,7 @@ class CallbackList:
     ) -> None:
         self.run = run
         self.members = list(members)
-        self._times = times or TimeLedger()
+        self.times = times or TimeLedger()
         self.errors: dict[str, int] = {}
         self._restored: dict[str, Any] = {}  # states of a checkpoint, until train_begin was called
         self._has_begun = False
@@ -313,7 +313,7 @@ class CallbackList:
             arguments = (self.run, *arguments)
         returned: Any = None
         before = set(self.run.reported)
-        with self._times.during(row):
+        with self.times.during(row):
             try:
                 returned = getattr(member, method)(*arguments)
             except StopTraining as stop:

@@ -89,7 +89,7 @@ class RunDirectory:
         """
         if os.path.exists(self.final):
             os.remove(self.final)
-        before = files.read_json(self.manifest) or {}
+        before = read_manifest(self.path)
         write_params(self.params, config)
         run_id = read_run_id(self.path)
         if not run_id:
@@ -230,7 +230,7 @@ class RunDirectory:
         except (ConfigError, StorageError, KeyError, TypeError):
             steps = default
         if not isinstance(steps, int):  # epochs: the manifest has what the run has made of them
-            steps = (files.read_json(self.manifest) or {}).get("train_steps")
+            steps = read_manifest(self.path).get("train_steps")
         return steps if isinstance(steps, int) and steps >= 0 else None
 
     def steps_per_epoch(self) -> int | None:
@@ -247,8 +247,7 @@ class RunDirectory:
 
     def check_experiment(self, experiment: str) -> None:
         """Raises UsageError when model_dir holds a run of another experiment."""
-        manifest = files.read_json(self.manifest) or {}
-        there = manifest.get("experiment")
+        there = read_manifest(self.path).get("experiment")
         if there and experiment and there != experiment:
             raise UsageError(
                 f"model_dir: {self.path} holds a run of the experiment {there!r}, not of {experiment!r}; "
@@ -286,9 +285,14 @@ def check_model_dir(
     return check_resume(_read_params(directory.params), config, tuple(allowed))
 
 
+def read_manifest(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the manifest of the run in `model_dir`; {} if there is none."""
+    return files.read_json(os.path.join(model_dir, "manifest.json")) or {}
+
+
 def read_run_id(model_dir: str) -> str:
     """Returns the identity of the run in `model_dir`, from its manifest; "" when it has none yet."""
-    run_id = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("run_id")
+    run_id = read_manifest(model_dir).get("run_id")
     return run_id if isinstance(run_id, str) and re.fullmatch(r"\w+", run_id) else ""
 
 
@@ -305,7 +309,7 @@ def read_layer_names(prefix: str) -> dict[str, str] | None:
     """
     folder = os.path.dirname(os.path.abspath(prefix))
     for _ in range(_FOLDERS_UP if os.path.exists(prefix + RECORD) else 0):
-        if manifest := files.read_json(os.path.join(folder, "manifest.json")):
+        if manifest := read_manifest(folder):
             names = manifest.get("layer_names")
             return names if isinstance(names, dict) else None
         folder = os.path.dirname(folder)
@@ -314,14 +318,14 @@ def read_layer_names(prefix: str) -> dict[str, str] | None:
 
 def kept_threads(model_dir: str) -> dict[str, int] | None:
     """Returns the thread counts that the run in `model_dir` was started with; None without a record of them."""
-    threads = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("threads")
+    threads = read_manifest(model_dir).get("threads")
     valid = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
     return threads if valid else None
 
 
 def count_starts(model_dir: str | os.PathLike[str]) -> int:
     """Returns the number of starts and resumes in the manifest of the run in `model_dir`; 0 without a manifest."""
-    starts = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("starts")
+    starts = read_manifest(model_dir).get("starts")
     return len(starts) if isinstance(starts, list) else 0
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit import files
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
@@ -27,7 +26,7 @@ from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger, other_ledgers
 from trainer_kit.evals.run_history import RunHistory
-from trainer_kit.process.run_directory import config_hash, differences, has_begun, versions
+from trainer_kit.process.run_directory import config_hash, differences, has_begun, read_manifest, versions
 from trainer_kit.process.sidecar_lease import Lease, Leases
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.callback_order import callbacks_of_run
@@ -127,7 +126,7 @@ def _check_controller(plan: RunPlan) -> None:
         )
 
 
-def build_writers(plan: RunPlan, console: Writer | None, times: TimeLedger) -> ReportWriters:
+def build_writers(plan: RunPlan, console: Writer | None) -> ReportWriters:
     """Returns what the run reports its numbers to."""
     return ReportWriters.open(
         plan.directory,
@@ -136,7 +135,6 @@ def build_writers(plan: RunPlan, console: Writer | None, times: TimeLedger) -> R
         save_summary=plan.options.save_summary,
         console=console,
         summary_managers=(plan.options.summary_manager, plan.options.eval_summary_manager),
-        times=times,
     )
 
 
@@ -219,7 +217,7 @@ def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
     }
 
     begun = plan.trains and has_begun(plan.directory.path)
-    before = (begun and files.read_json(plan.directory.manifest)) or {}
+    before = read_manifest(plan.directory.path) if begun else {}
     mistakes = list(data_mistakes(before.get("data", {}), data, plan.changes, tuple(plan.options.allow_config_change)))
     if plan.config.trainer.require_exact_resume:
         advice = "go back, or set it to false to continue with other last bits"
@@ -245,6 +243,7 @@ def build_controller(
     early: EarlyStopping | None,
     sidecar: Sidecar | None,
     signals: StopSignals,
+    times: TimeLedger,
 ) -> Any:
     """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
     options = plan.config.trainer
@@ -271,7 +270,7 @@ def build_controller(
             interval += -interval % options.steps_per_loop
         return OrbitController(
             controller_cls,
-            callbacks=CallbackList(run, [], writers.times, plan.strategy),
+            callbacks=CallbackList(run, [], times, plan.strategy),
             actions=actions,
             summary_interval=interval,
             summary_dir=directory.train_summaries,
@@ -300,7 +299,7 @@ def build_controller(
         sidecar=sidecar,
         trains=plan.trains,
     )
-    callbacks = CallbackList(run, members, writers.times, plan.strategy)
+    callbacks = CallbackList(run, members, times, plan.strategy)
     callbacks.keep_states()
     loop_ends = (options.steps_per_loop, options.checkpoint_interval, options.summary_interval)
     return controller_cls(
@@ -308,7 +307,6 @@ def build_controller(
         summary_interval=_summary_interval(plan),
         save_on_stop=options.preemption_on_demand_checkpoint or options.max_time is not None,
         history=history,
-        times=writers.times,
         cuts=[steps for steps in loop_ends if isinstance(steps, RoundedSteps)],
         **arguments,
     )

@@ -92,7 +92,6 @@ class Controller:
       save_on_stop: Whether a stop saves a checkpoint.
       history: Knows the recorded evaluations. A validation set without a record is evaluated when the run begins.
         None: there are none.
-      times: The time ledger of the run; None: a new one.
       cuts: The intervals at whose multiples loops end, such as the epochs between checkpoints.
 
     Attributes:
@@ -118,7 +117,6 @@ class Controller:
         signals: StopSignals | None = None,
         save_on_stop: bool = True,
         history: RunHistory | None = None,
-        times: TimeLedger | None = None,
         cuts: Sequence[int] = (),
     ) -> None:
         self.trainer = trainer
@@ -145,7 +143,7 @@ class Controller:
         self._num_steps = (0, tf.constant(0))
         self.running = (0, 0)
         self._cuts = cuts
-        self._phases = Phases(times or TimeLedger())
+        self._phases = Phases(callbacks.times)
         self._saving = threading.RLock()  # a late save comes from another thread
         self._announced_step = checkpoint_manager.saved_step  # of the last checkpoint that callbacks know
         self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
@@ -174,7 +172,7 @@ class Controller:
     @property
     def times(self) -> TimeLedger:
         """The time ledger of the run."""
-        return self._phases.times
+        return self.callbacks.times
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
         """Trains up to global step `steps`, or until the data ends if it is -1; see train_and_evaluate."""

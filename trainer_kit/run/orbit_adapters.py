@@ -130,6 +130,7 @@ class OrbitController:
         self.strategy = arguments["strategy"]
         self.checkpoint_manager = arguments["checkpoint_manager"]
         self.callbacks = callbacks
+        self.times = callbacks.times
         self.run = callbacks.run
         self.stopping = False
         self._signals = signals

@@ -30,6 +30,7 @@ from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.process.run_lock import RunLock, read_heartbeat
 from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.run.controller import Controller
+from trainer_kit.run.lengths import resolve_lengths
 from trainer_kit.run.orbit_adapters import list_actions
 from trainer_kit.run.preflight import profile_mistakes
 from trainer_kit.run.progress import Progress
@@ -126,6 +127,11 @@ class RunPlan:
         """Whether this process writes the run's files."""
         return is_chief(self.strategy)
 
+    @property
+    def writes_records(self) -> bool:
+        """Whether this process writes params.yaml, manifest.json, metrics.jsonl and final.json."""
+        return self.trains and self.chief
+
     def lock(self, progress: Progress) -> AbstractContextManager[Any]:
         """Returns the lock that makes this process the only trainer in model_dir, or the only sidecar of its name.
 
@@ -144,18 +150,6 @@ class RunPlan:
         if not self.chief or not self.trains:
             return contextlib.nullcontext()
         return RunLock(directory.path, progress.phase_and_step, record=directory.params)
-
-
-def add_task_callbacks(plan: RunPlan, task: Any) -> RunPlan:
-    """Returns the plan with the callbacks of the task before the others; unchanged if the run does not train.
-
-    Raises:
-      UsageError: when the task returns something else than trainer_kit.Callback objects.
-    """
-    build = getattr(task, "build_callbacks", None)
-    if build is None or not plan.trains:
-        return plan
-    return dataclasses.replace(plan, callbacks=[*checked_callbacks(list(build())), *plan.callbacks])
 
 
 def plan_run(
@@ -204,6 +198,25 @@ def plan_run(
         written=config,
         changes=changes,
     )
+
+
+def resolve_plan(plan: RunPlan, task: Any) -> RunPlan:
+    """Returns the plan with what the task adds to it; unchanged if the run does not train. Called in strategy scope.
+
+    The callbacks of the task come before the others, and steps replace epochs and shares, whose length the training
+    data tells.
+
+    Raises:
+      UsageError: when the task returns something else than trainer_kit.Callback objects.
+      ConfigError: when the data does not tell the length of an epoch, or a share has no run of known length.
+    """
+    if not plan.trains:
+        return plan
+    build_callbacks = getattr(task, "build_callbacks", list)
+    callbacks = [*checked_callbacks(list(build_callbacks())), *plan.callbacks]
+    dataset = getattr(getattr(plan.options.trainer, "data", None), "given", None)
+    config, epochs = resolve_lengths(plan.config, task, callbacks, dataset)
+    return dataclasses.replace(plan, config=config, callbacks=callbacks, epochs=epochs)
 
 
 def check_agreement(plan: RunPlan) -> None:

@@ -127,8 +127,8 @@ def finish_run(
         _LOG.warning("the callback %s failed %d time%s; the run continued", name, count, "s" * (count > 1))
 
     if was_stopped(signals, trainer):
-        if writers.history is not None:
-            _, lines = _account_for_time(plan, trainer, writers.times)
+        if plan.writes_records:
+            _, lines = _account_for_time(plan, trainer, controller.times)
             for line in lines:
                 _LOG.info("%s", line)
         reasons = [signals.reason]
@@ -136,16 +136,16 @@ def finish_run(
             reasons = all_gather(trainer.strategy, signals.reason)
         _raise_stopped(signals, trainer, controller.run.read_step(), max(reasons))
 
-    with writers.times.during("save"):
+    with controller.times.during("save"):
         controller.sync()
-    if writers.history is None:
+    if not plan.writes_records:
         return
-    with writers.times.during(BETWEEN):
+    with controller.times.during(BETWEEN):
         writers.writer.flush()
         step = controller.run.step
         cost = model_cost(trainer)
 
-    time, lines = _account_for_time(plan, trainer, writers.times)
+    time, lines = _account_for_time(plan, trainer, controller.times)
     reason = "" if plan.is_complete(step) else controller.run.stop_reason
     record = plan.directory.write_final(step, plan.mode, plain(logs), best, reason, time)
     ending = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,9 +23,8 @@ from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.run import assembly
 from trainer_kit.run.checkpointing import save_after_errors
 from trainer_kit.run.controller import Controller, Rewound
-from trainer_kit.run.lengths import resolve_lengths
 from trainer_kit.run.monitoring import TimeLimit, only_run_of_process, show_activity
-from trainer_kit.run.plan import RunOptions, RunPlan, add_task_callbacks, check_agreement, plan_run
+from trainer_kit.run.plan import RunOptions, RunPlan, check_agreement, plan_run, resolve_plan
 from trainer_kit.run.progress import Progress
 from trainer_kit.run.run_record import (
     find_finished_run,
@@ -152,11 +150,7 @@ def run_experiment(
         console = (console or ConsoleWriter(sys.stdout)) if plan.chief else None
         display = run.enter_context(show_activity(progress, console))
         with plan.strategy.scope():
-            plan = add_task_callbacks(plan, task)
-            if plan.trains:
-                dataset = getattr(getattr(plan.options.trainer, "data", None), "given", None)
-                config, epochs = resolve_lengths(plan.config, task, plan.callbacks, dataset)
-                plan = dataclasses.replace(plan, config=config, epochs=epochs)
+            plan = resolve_plan(plan, task)
             trainer, best = assembly.build_trainer(plan, task)
         config = plan.config
         progress.trainer = trainer  # a signal stops it from now on
@@ -165,7 +159,7 @@ def run_experiment(
         run.enter_context(Watchdog(progress.work_mark, plan.directory.own, timeout_seconds))
 
         # What it is reported to, saved by and driven by.
-        writers = assembly.build_writers(plan, console, progress.times)
+        writers = assembly.build_writers(plan, console)
         run.enter_context(contextlib.closing(writers.writer))
         if display is not None:
             run.callback(display.leave)  # before the writer of the console is closed
@@ -176,7 +170,7 @@ def run_experiment(
         early_stopping = assembly.build_early_stopping(plan, history)
         sidecar = assembly.build_sidecar(plan, lock, trainer, writers, history)
         controller = assembly.build_controller(
-            plan, trainer, manager, writers, history, early_stopping, sidecar, signals
+            plan, trainer, manager, writers, history, early_stopping, sidecar, signals, progress.times
         )
         progress.follow(controller)
 
@@ -206,7 +200,7 @@ def run_experiment(
 
         # The work, recorded before its first step and saved after an error.
         record: AbstractContextManager[None] = contextlib.nullcontext()
-        if writers.history:
+        if plan.writes_records:
             record = record_run(plan.directory, plan.written, experiment, mode, records(), trainer.global_step, setup)
         with plan.strategy.scope(), record, save_after_errors(controller), contextlib.ExitStack() as work:
             if plan.trains:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trainer_kit.process.run_directory import RunDirectory
@@ -10,7 +10,6 @@ from trainer_kit.telemetry.background_writer import BackgroundWriter
 from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
-from trainer_kit.telemetry.time_ledger import TimeLedger
 
 
 @dataclass(frozen=True)
@@ -21,14 +20,12 @@ class ReportWriters:
       writer: The writer that takes a Report after each loop and evaluation; it writes in a thread.
       train_summaries, eval_summaries: The managers for TensorBoard, also for the task's own tf.summary calls.
       history: The writer of metrics.jsonl; None for runs that do not train, and on workers that are not the chief.
-      times: The ledger of the seconds that training, evaluations, saves and other activities take.
     """
 
     writer: BackgroundWriter
     train_summaries: Any
     eval_summaries: Any
     history: JsonLinesWriter | None
-    times: TimeLedger = field(default_factory=TimeLedger)
 
     @classmethod
     def open(
@@ -40,7 +37,6 @@ class ReportWriters:
         save_summary: bool = True,
         console: Writer | None = None,
         summary_managers: tuple[Any, Any] = (None, None),
-        times: TimeLedger | None = None,
     ) -> ReportWriters:
         """Opens all outputs of a run; workers that are not the chief write almost none.
 
@@ -51,7 +47,6 @@ class ReportWriters:
           save_summary: Whether TensorBoard summaries are written.
           console: The writer that shows progress; None shows none.
           summary_managers: The managers for training and validation summaries, instead of our own.
-          times: The ledger of the run's time; None creates one that starts with this call.
         """
         folders = (directory.train_summaries, directory.eval_summaries)
         own = (SummaryManager(folder if save_summary and chief else None) for folder in folders)
@@ -59,4 +54,4 @@ class ReportWriters:
         writers: list[Writer] = [TensorBoardWriter(train, evaluation)]
         history = JsonLinesWriter(directory.metrics) if chief and trains else None
         writers += [one for one in (history, console) if one is not None]
-        return cls(BackgroundWriter(writers), train, evaluation, history, times or TimeLedger())
+        return cls(BackgroundWriter(writers), train, evaluation, history)

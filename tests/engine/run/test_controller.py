@@ -73,7 +73,8 @@ def _controller(
     batch_size: int = 0,
     **arguments: Any,
 ) -> tuple[Controller, _Kept]:
-    kept, times = _Kept(), arguments.setdefault("times", TimeLedger())
+    kept = _Kept()
+    times = arguments.pop("times", None)
     trainer = SavedTrainer(tf.train.Checkpoint(global_step=counter.global_step), counter.global_step)
     manager = manager_of(trainer, folder, max_to_keep=99, interval=interval, asynchronous=False)
     shown = [Actions(train_actions, eval_actions), Reports(kept, batch_size)]

@@ -15,7 +15,7 @@ from trainer_kit.callbacks.configured_callbacks import register_callback
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ModelDirInUseError
-from trainer_kit.run.plan import RunOptions, RunPlan, add_task_callbacks, plan_run
+from trainer_kit.run.plan import RunOptions, RunPlan, plan_run, resolve_plan
 from trainer_kit.run.progress import Progress
 from trainer_kit.testing import tiny_experiment
 
@@ -94,7 +94,7 @@ class _WithCallbacks:
 
 
 def test_callbacks_of_a_task_come_first_where_it_trains(tmp_path: Path) -> None:
-    of_run = add_task_callbacks(_plan(tmp_path, callbacks=[_Given()]), _WithCallbacks()).callbacks
+    of_run = resolve_plan(_plan(tmp_path, callbacks=[_Given()]), _WithCallbacks()).callbacks
     assert [type(one) for one in of_run] == [_Registered, _Given]
-    assert add_task_callbacks(_plan(tmp_path, "continuous_eval"), _WithCallbacks()).callbacks == []
-    assert add_task_callbacks(_plan(tmp_path), object()).callbacks == []
+    assert resolve_plan(_plan(tmp_path, "continuous_eval"), _WithCallbacks()).callbacks == []
+    assert resolve_plan(_plan(tmp_path), object()).callbacks == []
