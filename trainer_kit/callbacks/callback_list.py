@@ -60,12 +60,12 @@ class EpochEvents:
         epochs = self._run.epochs
         return next_multiple(step, epochs.steps) if self.wanted and epochs else None
 
-    def before(self, event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        """Notes what an event says of the epoch; yields the name and the argument of epoch_begin if it comes first."""
+    def take_begin(self, event: str, arguments: tuple[Any, ...]) -> int | None:
+        """Remembers the logs of an event; returns the epoch that begins before it, or None."""
         epochs = self._run.epochs
         step = self._run.step
         if not self.wanted or epochs is None or not self.training:
-            return
+            return None
         if event == "loop_end" and isinstance(arguments[0], Mapping):
             self._logs |= arguments[0]
         elif event == "evaluation_end" and isinstance(arguments[0], Mapping):
@@ -76,9 +76,8 @@ class EpochEvents:
             self._logs = {}
             self._ended_at = -1
             if step == 0 or epochs.is_end(step):
-                self._run.in_epoch_begin = True
-                yield "epoch_begin", epochs.ended(step) + 1
-                self._run.in_epoch_begin = False
+                return epochs.ended(step) + 1
+        return None
 
     def take_end(self) -> tuple[int, dict[str, Any]] | None:
         """Returns the epoch that ends with this step and its logs, once; None if no epoch ends."""
@@ -168,8 +167,12 @@ class CallbackList:
         Raises:
           Exception: the first error of a required member; the members after it are not called.
         """
-        for name, epoch in self.epochs.before(event, arguments):
-            self.call(name, epoch)
+        epoch = self.epochs.take_begin(event, arguments)
+        if epoch is not None:
+            self.run.in_epoch_begin = True
+            self.call("epoch_begin", epoch)
+            self.run.in_epoch_begin = False
+
         if event.startswith(("loop", "evaluation")):
             logs = arguments[0] if event.endswith("_end") else {}
             self._logs = logs if isinstance(logs, Mapping) else {}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.errors import StorageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import Ledger, active_records, other_ledgers
@@ -31,7 +32,8 @@ class RunHistory:
         left alone.
       best: The owner of the best checkpoints; None if the run keeps none.
       writer: The writer of all reports; None: there are none to wait for.
-      recorded: Returns the `extent` in the record of a step's checkpoint; {} if it has none.
+      checkpoints: The folder of the run's checkpoints, whose records contain the `extent` of their steps; "": there is
+        none to compare with.
     """
 
     def __init__(
@@ -41,11 +43,11 @@ class RunHistory:
         summaries: Sequence[Any],
         best: BestCheckpoints | None,
         writer: BackgroundWriter | None = None,
-        recorded: Callable[[int], Any] = lambda _: {},
+        checkpoints: str = "",
     ) -> None:
         self.ledger = ledger
         self.best = best
-        self._recorded = recorded
+        self._checkpoints = checkpoints
         self._history = history
         self._summaries = summaries
         self._writer = writer
@@ -115,8 +117,11 @@ class RunHistory:
 
     def _warn_of_loss(self, step: int) -> None:
         """Warns when history or ledger hold less than when the checkpoint of `step` was saved."""
-        before = self._recorded(step)
-        if self._history is None or not isinstance(before, dict):
+        if self._history is None or not self._checkpoints:
+            return
+        record = read_record(os.path.join(self._checkpoints, f"ckpt-{step}")) or {}
+        before = record.get("recorded")
+        if not isinstance(before, dict):
             return
         now = self.extent(step)
         (last, size), (last_now, size_now) = _numbers(before, "history"), now["history"]

@@ -14,7 +14,6 @@ from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
 from trainer_kit.callbacks.named_tensors import TensorSummaries, ask_for_tensors
 from trainer_kit.callbacks.profile import Profile
-from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.retention import Retention
 from trainer_kit.checkpoints.state.variable_names import layer_names
@@ -152,13 +151,15 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any, best: Bes
         sets=sets,
     )
     # A folder with copied checkpoints only has neither manifest nor history: that is no loss of reports.
-    copied = not any(map(os.path.exists, (directory.manifest, directory.metrics)))
-
-    def recorded(step: int) -> Any:
-        return {} if copied else (read_record(os.path.join(directory.path, f"ckpt-{step}")) or {}).get("recorded")
-
-    summaries = (writers.train_summaries, writers.eval_summaries)
-    return RunHistory(ledger, writers.history, summaries, best, writers.writer, recorded)
+    has_reports = os.path.exists(directory.manifest) or os.path.exists(directory.metrics)
+    return RunHistory(
+        ledger,
+        writers.history,
+        (writers.train_summaries, writers.eval_summaries),
+        best,
+        writers.writer,
+        checkpoints=directory.path if has_reports else "",
+    )
 
 
 def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> CheckpointManager:

@@ -1,4 +1,4 @@
-"""Sets up what other threads do during a run: the time limit, and the shown activity."""
+"""What limits a run: one run in a process at a time, and trainer.max_time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from types import TracebackType
 
 from trainer_kit.config.schema.durations import seconds_of
 from trainer_kit.errors import UsageError
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.run.progress import Progress
-from trainer_kit.telemetry.current_activity import CurrentActivity
-from trainer_kit.telemetry.report import Writer
 
 _LOG = logging.getLogger(__name__)
 _running = threading.RLock()
@@ -66,11 +62,3 @@ class TimeLimit:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-
-def show_activity(progress: Progress, console: Writer | None) -> AbstractContextManager[CurrentActivity | None]:
-    """Returns a block in which slow activities of the run are shown, if the console can do that."""
-    show = getattr(console, "show_activity", None)
-    if show is None:
-        return contextlib.nullcontext()
-    return CurrentActivity(progress, show)

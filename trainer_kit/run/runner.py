@@ -23,7 +23,7 @@ from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.run import assembly
 from trainer_kit.run.checkpointing import save_after_errors
 from trainer_kit.run.controller import Controller, Rewound
-from trainer_kit.run.monitoring import TimeLimit, only_run_of_process, show_activity
+from trainer_kit.run.monitoring import TimeLimit, only_run_of_process
 from trainer_kit.run.plan import RunOptions, RunPlan, check_agreement, plan_run, resolve_plan
 from trainer_kit.run.progress import Progress
 from trainer_kit.run.run_record import (
@@ -35,6 +35,7 @@ from trainer_kit.run.run_record import (
 from trainer_kit.runtime.collectives import barrier, chiefs_text
 from trainer_kit.runtime.lost_workers import peers_needed
 from trainer_kit.telemetry.console import ConsoleWriter
+from trainer_kit.telemetry.current_activity import CurrentActivity
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_lines import best_text, epoch_text
@@ -148,7 +149,8 @@ def run_experiment(
 
         # The trainer, with model and optimizer. It sees steps in place of epochs and shares.
         console = (console or ConsoleWriter(sys.stdout)) if plan.chief else None
-        display = run.enter_context(show_activity(progress, console))
+        show_activity = getattr(console, "show_activity", None)
+        display = run.enter_context(CurrentActivity(progress, show_activity)) if show_activity is not None else None
         with plan.strategy.scope():
             plan = resolve_plan(plan, task)
             trainer, best = assembly.build_trainer(plan, task)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from trainer_kit import files
+from trainer_kit.checkpoint_names import RECORD
 from trainer_kit.errors import StorageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.ledger import Ledger
@@ -37,14 +39,13 @@ class _Told:
         self.history = JsonLinesWriter(folder / "metrics.jsonl")
         self.curves = (_Curves(), _Curves())
         self.flushed = 0
-        self.recorded: Any = {}
         self.run_history = RunHistory(
             self.ledger,
             self.history if chief else None,
             self.curves,
             self.best,
             writer=SimpleNamespace(flush=self._flush),
-            recorded=lambda _: self.recorded,
+            checkpoints=str(folder),
         )
         self._checkpoint = tf.train.Checkpoint(model={"w": tf.Variable(1.0)})
 
@@ -143,7 +144,7 @@ def test_a_restarted_run_informs_a_sidecar_that_is_evaluating(tmp_path: Path) ->
 def test_losses_of_history_and_ledger_are_reported(
     told: _Told, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told.recorded = told.run_history.extent(30)
+    files.write_json(str(tmp_path / "ckpt-30") + RECORD, {"files": {}, "recorded": told.run_history.extent(30)})
     told.history.close()
     for name in ("metrics.jsonl", "evals.jsonl"):
         path = tmp_path / name
@@ -160,9 +161,9 @@ def test_losses_of_history_and_ledger_are_reported(
 
 @pytest.mark.parametrize("recorded", [None, {}, {"history": None, "evaluations": ["2", 20]}, {"history": 7}, []])
 def test_a_checkpoint_that_records_nothing_gives_no_alarm(
-    told: _Told, recorded: Any, caplog: pytest.LogCaptureFixture
+    told: _Told, tmp_path: Path, recorded: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told.recorded = recorded
+    files.write_json(str(tmp_path / "ckpt-30") + RECORD, {"files": {}, "recorded": recorded})
     (Path(told.history.path)).unlink()
     told.run_history.begin(30, is_new=False)
     assert "has lost" not in caplog.text
