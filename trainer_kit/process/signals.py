@@ -35,8 +35,11 @@ def deciding(before: signal.Signals | None, number: signal.Signals) -> signal.Si
     return number if before in (None, signal.SIGINT) else before
 
 
-class SlowRun:
-    """A run that does not stop by itself in time. This one has nothing to save and no files to remove."""
+class StoppableRun:
+    """A run that signals stop. This one looks at the signals itself, with nothing to save and no files to remove."""
+
+    def stop(self) -> None:
+        """Makes the run stop soon; called once, in a thread."""
 
     def withdraw(self) -> bool:
         """Removes the files of a run that is still being built; returns whether it is, so that the process ends.
@@ -54,7 +57,7 @@ class SlowRun:
 
 
 class StopSignals:
-    """While entered, calls `on_stop` from a thread when SIGTERM, SIGHUP or SIGINT arrives; in the main thread only.
+    """While entered, stops a run from a thread when SIGTERM, SIGHUP or SIGINT arrives; in the main thread only.
 
     SIGKILL usually follows SIGTERM. So if the main thread is still at work after half of the grace time, in a
     compilation or in one very long step, the run saves its state if it can. The process ends as soon as that is done,
@@ -66,9 +69,8 @@ class StopSignals:
     between two runs of a longer job.
 
     Args:
-      on_stop: Makes the run stop soon; called once.
+      run: The run that is stopped; None: one that looks at the signals itself.
       grace_seconds: The seconds that the process may live after the first signal; None: no limit.
-      run: The run that is stopped.
       clock: Returns the time in seconds; read at each SIGINT.
 
     Attributes:
@@ -77,14 +79,12 @@ class StopSignals:
 
     def __init__(
         self,
-        on_stop: Callable[[], None],
+        run: StoppableRun | None = None,
         grace_seconds: float | None = None,
-        run: SlowRun | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._on_stop = on_stop
+        self._run = run or StoppableRun()
         self._grace = grace_seconds
-        self._run = run or SlowRun()
         self._clock = clock
         self._received: signal.Signals | None = None
         self.reason = ""
@@ -202,7 +202,7 @@ class StopSignals:
         first, self._received = self._received is None, deciding(self._received, number)
         if first:
             threading.Thread(target=self._end_in_time, name="grace-time", daemon=True).start()
-            self._on_stop()
+            self._run.stop()
 
     def _end_in_time(self) -> None:
         begin = time.monotonic()

@@ -78,7 +78,7 @@ def finetune_checkpoints(
         raise ConfigError(mistakes)
     directory = RunDirectory(model_dir, config.trainer)
     check_model_dir(directory, config, options.experiment, options.allow_config_change)
-    signals = StopSignals(lambda: None, config.trainer.preemption_grace_seconds)
+    signals = StopSignals(grace_seconds=config.trainer.preemption_grace_seconds)
 
     with signals, TimeLimit(config.trainer.max_time, signals), contextlib.ExitStack() as run:
         pretraining = Pretraining(str(config.task.init_checkpoint), model_dir, run)

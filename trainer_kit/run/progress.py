@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer_kit.process.run_lock import release_all
-from trainer_kit.process.signals import SlowRun
+from trainer_kit.process.signals import StoppableRun
 from trainer_kit.telemetry.report import EVALUATING, TRAINING
 from trainer_kit.telemetry.time_ledger import TimeLedger
 
@@ -51,7 +51,7 @@ class Phases:
         self.now = "end"
 
 
-class Progress(SlowRun):
+class Progress(StoppableRun):
     """Reports the phase and step of a run; the phase is "start" until there is a controller.
 
     Attributes:

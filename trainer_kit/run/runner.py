@@ -138,8 +138,7 @@ def run_experiment(
 
     with contextlib.ExitStack() as run:
         # What can stop or refuse the run: signals, another run, the end of its time, other workers.
-        grace_seconds = plan.config.trainer.preemption_grace_seconds
-        signals = run.enter_context(StopSignals(progress.stop, grace_seconds, progress))
+        signals = run.enter_context(StopSignals(progress, plan.config.trainer.preemption_grace_seconds))
         run.enter_context(only_run_of_process())
         run.enter_context(TimeLimit(plan.config.trainer.max_time, signals))
         lock = run.enter_context(plan.lock(progress))

@@ -56,7 +56,7 @@ def _controller(
         global_step=counter.global_step,
         checkpoint_manager=manager,
         strategy=tf.distribute.get_strategy(),
-        signals=StopSignals(lambda: None),
+        signals=StopSignals(),
         steps_per_loop=4,
         callbacks=CallbackList(Run(counter, str(folder))),
         actions=Actions(train_actions, eval_actions),

@@ -13,17 +13,30 @@ import pytest
 
 from tests.builders import start_python, wait_until
 from trainer_kit.errors import InterruptedRunError, PreemptedError
-from trainer_kit.process.signals import StopSignals
+from trainer_kit.process.signals import StoppableRun, StopSignals
+
+
+class _Run(StoppableRun):
+    """Remembers that it was asked to stop."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.stops = 0
+
+    def stop(self) -> None:
+        self.stops += 1
+        self.asked.set()
+
 
 _LATE = """
 import signal, sys, time
-from trainer_kit.process.signals import SlowRun, StopSignals
+from trainer_kit.process.signals import StoppableRun, StopSignals
 _, grace, work, saves = sys.argv
-class Run(SlowRun):
+class Run(StoppableRun):
     def save_late(self):
         print("late", flush=True)
         return saves == "saves"
-with StopSignals(lambda: None, float(grace), Run()) as signals:
+with StopSignals(Run(), float(grace)) as signals:
     print("ready", flush=True)
     while signals.received is None:
         time.sleep(0.01)
@@ -75,7 +88,7 @@ if is_command:
     leave_when_asked()
 exec(busy)
 try:
-    with StopSignals(lambda: None, 1.6) as signals:
+    with StopSignals(grace_seconds=1.6) as signals:
         os.kill(os.getpid(), 15)
         while signals.received is None:
             time.sleep(0.01)
@@ -114,7 +127,7 @@ def test_a_program_that_goes_on_after_a_stop_is_left_alone() -> None:
 
 def test_a_run_in_another_thread_warns_of_signals(caplog: pytest.LogCaptureFixture) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=StopSignals(lambda: None).__enter__)
+    thread = threading.Thread(target=StopSignals().__enter__)
     thread.start()
     thread.join()
     assert "not in the main thread" in caplog.text
@@ -124,8 +137,11 @@ def test_a_run_in_another_thread_warns_of_signals(caplog: pytest.LogCaptureFixtu
 # By its clock any two signals are a second apart.
 _PROGRAM = """
 import itertools, os, sys
-from trainer_kit.process.signals import StopSignals
-with StopSignals(lambda: os.write(1, b"asked to stop\\n"), clock=itertools.count().__next__) as signals:
+from trainer_kit.process.signals import StoppableRun, StopSignals
+class Run(StoppableRun):
+    def stop(self):
+        os.write(1, b"asked to stop\\n")
+with StopSignals(Run(), clock=itertools.count().__next__) as signals:
     print("ready", flush=True)
     sys.stdin.readline()
 print("left with", signals.received and signals.received.name, flush=True)
@@ -178,14 +194,14 @@ def test_a_second_ctrl_c_exits_only_after_a_second(
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr("trainer_kit.process.signals.os._exit", ended.append)
-    clock, asked = _Clock(), []
-    with StopSignals(lambda: asked.append("to stop"), clock=clock) as signals:
+    clock, run = _Clock(), _Run()
+    with StopSignals(run, clock=clock) as signals:
         for number, (clock.seconds, one) in enumerate(sent):
             os.kill(os.getpid(), one)
             interrupts = sum(each == INT for _, each in sent[: number + 1])
             wait_until(lambda least=interrupts: signals.received is not None and clock.read >= least)
         wait_until(lambda: signals.received == received and ended == exits)
-    assert (asked, ended) == (["to stop"], exits)
+    assert (run.stops, ended) == (1, exits)
 
 
 def test_sighup_stays_ignored_below_nohup() -> None:
@@ -198,7 +214,7 @@ _POOL = """
 import multiprocessing, os, signal, time
 from trainer_kit.process.signals import StopSignals
 print("ready", flush=True)
-with StopSignals(lambda: None) as signals:
+with StopSignals() as signals:
     context = multiprocessing.get_context("fork")
     child = context.Process(target=time.sleep, args=(60,))
     child.start()
@@ -214,7 +230,7 @@ def test_a_forked_child_can_be_ended_and_its_signals_are_its_own() -> None:
 
 
 def test_a_sigterm_while_ctrl_c_ends_the_run_means_a_restart() -> None:
-    with pytest.raises(PreemptedError, match="interrupted"), StopSignals(lambda: None) as signals:
+    with pytest.raises(PreemptedError, match="interrupted"), StopSignals() as signals:
         for number in (INT, TERM):
             os.kill(os.getpid(), number)
             wait_until(lambda number=number: signals.received == number)
@@ -223,10 +239,10 @@ def test_a_sigterm_while_ctrl_c_ends_the_run_means_a_restart() -> None:
 
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    seen = threading.Event()
-    with StopSignals(seen.set) as signals:
+    run = _Run()
+    with StopSignals(run) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert seen.wait(5)
+        assert run.asked.wait(5)
         assert signals.received == signal.SIGTERM
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
@@ -235,7 +251,7 @@ def test_a_handler_that_python_does_not_know_becomes_the_default(monkeypatch: py
     before, own = signal.getsignal(HUP), signal.signal
     with monkeypatch.context() as patched:
         patched.setattr(signal, "signal", lambda *given: own(*given) and None)  # as after one of C code
-        signals = StopSignals(lambda: None).__enter__()
+        signals = StopSignals().__enter__()
     signals.__exit__(None, None, None)
     assert signal.getsignal(HUP) == signal.SIG_DFL
     for number in (TERM, INT):
@@ -244,23 +260,23 @@ def test_a_handler_that_python_does_not_know_becomes_the_default(monkeypatch: py
 
 
 def test_a_signal_of_a_nested_handler_is_not_lost_at_its_end() -> None:
-    seen = threading.Event()
-    with StopSignals(seen.set) as around:
-        with StopSignals(lambda: None) as ended:
+    run = _Run()
+    with StopSignals(run) as around:
+        with StopSignals() as ended:
             pass
-        with StopSignals(lambda: None) as inside:
+        with StopSignals() as inside:
             os.kill(os.getpid(), signal.SIGTERM)
-            assert seen.wait(5)
+            assert run.asked.wait(5)
             wait_until(lambda: inside.received is not None)  # told last
         assert (around.received, inside.received, ended.received) == (signal.SIGTERM, signal.SIGTERM, None)
 
 
 def test_one_entered_after_the_signal_stops_at_once() -> None:
-    seen, asked = threading.Event(), threading.Event()
-    with StopSignals(seen.set):
+    run, nested = _Run(), _Run()
+    with StopSignals(run):
         os.kill(os.getpid(), signal.SIGTERM)
-        assert seen.wait(5)
-        with StopSignals(asked.set) as inside:
-            assert asked.wait(5) and inside.received == signal.SIGTERM
-    with StopSignals(lambda: None) as next_one:
+        assert run.asked.wait(5)
+        with StopSignals(nested) as inside:
+            assert nested.asked.wait(5) and inside.received == signal.SIGTERM
+    with StopSignals() as next_one:
         assert next_one.received is None
