@@ -137,25 +137,6 @@ def resume_method(
     return Resumption("iterator")
 
 
-def source_resumption(dataset: tf.data.Dataset, *, deterministic_ops: bool) -> Resumption | None:
-    """Returns why the dataset of a Source cannot be resumed exactly; None if it can.
-
-    What users gave to ArraySource and TFRecordSource has to be a pure function of the batch and its seeds. A Source of
-    another class may have Python that begins at the position, and random operations that are read from the start.
-
-    Args:
-      dataset: What `at` returned.
-      deterministic_ops: See `resume_method`.
-    """
-    seen = examine(dataset)
-    labels = tuple(label for part in transformations(dataset) if (label := label_of(part)))
-    unsaved = [text for text in (*seen.python, *seen.random_ops) if text.startswith(labels)]
-    unsaved += seen.state
-    if not deterministic_ops:
-        unsaved += [text for text in (*seen.random_ops, *seen.orders) if text not in unsaved]
-    return Resumption("inexact", (_inexact(unsaved, _TRAIN_DATA),)) if unsaved else None
-
-
 class ResumePolicy:
     """Decides how a run gets back to its position in the training data, and logs once for each reason that it is slow.
 
@@ -196,14 +177,31 @@ class ResumePolicy:
         return resumption.method == "iterator"
 
     def report_source(self, source: Any, dataset: tf.data.Dataset) -> None:
-        """Reports why the dataset of a Source cannot be resumed exactly, if so: by the Source, or by its functions."""
+        """Reports why the dataset of a Source cannot be resumed exactly, if so.
+
+        What users gave to ArraySource and TFRecordSource has to be a pure function of the batch and its seeds. A Source
+        of another class may have Python that begins at the position, and random operations that are read from the
+        start, or tells itself how it resumes.
+
+        Args:
+          source: The Source.
+          dataset: What its `at` returned.
+        """
         find_resumption = getattr(source, "resumption", None)
         if find_resumption is not None:
             resumption = find_resumption(deterministic_ops=self._deterministic_ops)
-        else:
-            resumption = source_resumption(dataset, deterministic_ops=self._deterministic_ops)
-        if resumption is not None:
-            self.report(resumption, _level_of(resumption))
+            if resumption is not None:
+                self.report(resumption, _level_of(resumption))
+            return
+
+        seen = examine(dataset)
+        labels = tuple(label for part in transformations(dataset) if (label := label_of(part)))
+        unsaved = [text for text in (*seen.python, *seen.random_ops) if text.startswith(labels)]
+        unsaved += seen.state
+        if not self._deterministic_ops:
+            unsaved += [text for text in (*seen.random_ops, *seen.orders) if text not in unsaved]
+        if unsaved:
+            self.report(Resumption("inexact", (_inexact(unsaved, _TRAIN_DATA),)))
 
     def report(self, resumption: Resumption, level: int = logging.WARNING) -> None:
         """Logs the reasons that are new.

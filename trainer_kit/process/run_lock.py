@@ -196,10 +196,6 @@ class RunLock:
                     self._remove()
             self._close()
 
-    def beat(self) -> None:
-        """Writes the heartbeat now; logs an error, as every beat does."""
-        self._try_to_write()
-
     def _heartbeat(self) -> dict[str, Any] | None:
         return read_heartbeat(self._folder, self._heartbeat_name)
 
@@ -294,10 +290,11 @@ class RunLock:
 
     def _serve(self) -> None:
         while not self._left.wait(self._seconds):
-            self._try_to_write()
-        self._try_to_write()
+            self.beat()
+        self.beat()
 
-    def _try_to_write(self) -> None:
+    def beat(self) -> None:
+        """Writes the heartbeat now; logs the first error."""
         if not self._folder.is_dir():
             return  # somebody has moved it, and the heartbeat would make it again
         try:

@@ -69,21 +69,19 @@ class FinishedRun:
     advice: str
 
 
-def find_finished_run(plan: RunPlan, step: int, stop_reason: str) -> FinishedRun | None:
+def find_finished_run(plan: RunPlan, final: Mapping[str, Any], stop_reason: str) -> FinishedRun | None:
     """Returns the finished run; None if there are steps to train or metrics to compute.
 
     Args:
       plan: The plan of this start.
-      step: The step of the newest checkpoint.
+      final: The final record of an earlier start that ended at the step of the newest checkpoint.
       stop_reason: Why early stopping ends the run at this step; "" if it does not. A run that only
         an action stopped is not finished.
     """
-    final = plan.directory.read_final()
-    if not plan.trains or final is None or final["step"] != step:
-        return None
-    if plan.evaluates and not final["metrics"]:
+    if not plan.trains or (plan.evaluates and not final["metrics"]):
         return None
 
+    step = final["step"]
     if final.get("stopped") and not plan.is_complete(step):
         if not stop_reason:
             return None

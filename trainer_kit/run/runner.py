@@ -181,7 +181,10 @@ def run_experiment(
         _log_start(plan, trainer, start)
         stop_reason = early_stopping.reason(start) if early_stopping is not None and plan.chief else ""
         stop_reason = chiefs_text(plan.strategy, stop_reason)
-        finished_run = find_finished_run(plan, start, stop_reason)
+        final = plan.directory.read_final()
+        if final is not None and final["step"] != start:
+            final = None  # the run went on after that start, or goes back
+        finished_run = None if final is None else find_finished_run(plan, final, stop_reason)
         try:
             trainer.check_data()
             setup = assembly.checked_setup(plan, trainer)
