@@ -166,8 +166,10 @@ def check_freeze(trainer: BaseTrainer, patterns: Sequence[str]) -> None:
 
 def check_best_metric(trainer: Any, best: BestCheckpoints | None) -> None:
     """Raises UsageError when no evaluation will report a metric of the best checkpoints, unless only a run can tell."""
+    if best is None:
+        return
     names = trainer.validation_metric_names()
-    if best is None or names is None:
+    if names is None:
         return
     for exporter in best:  # an exporter of the caller checks its logs itself
         exporter.check_metric(names)
