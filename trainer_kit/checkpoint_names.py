@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from trainer_kit.errors import UsageError
 
@@ -50,18 +50,3 @@ def require_step(step: int, there: Iterable[int]) -> None:
     if step not in steps:
         listed = f"there are: {', '.join(map(str, steps))}" if steps else "model_dir holds no checkpoint"
         raise UsageError(f"--from_step: there is no checkpoint of step {step}; {listed}; give 0 to start again")
-
-
-def pointer_text(names: Sequence[str], times: Sequence[float] = (), preserved: float | None = None) -> str:
-    """Returns the content of TensorFlow's pointer file for checkpoints in the same folder.
-
-    Args:
-      names: The names `ckpt-<step>`, at least one; `tf.train.latest_checkpoint` returns the last one.
-      times: The time of each save, in seconds since 1970. If TensorFlow's manager later uses the folder, it removes
-        only checkpoints with a known time.
-      preserved: The time up to which TensorFlow's manager keeps checkpoints for ever; None: left out.
-    """
-    lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
-    lines += [f"all_model_checkpoint_timestamps: {time!r}" for time in times]
-    lines += [] if preserved is None else [f"last_preserved_timestamp: {preserved!r}"]
-    return "\n".join(lines) + "\n"

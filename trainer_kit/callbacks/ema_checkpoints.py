@@ -33,7 +33,8 @@ class EMACheckpoints(Callback):
     def __init__(self, max_to_keep: int = 1, average: str = AVERAGE) -> None:
         if type(max_to_keep) is not int or max_to_keep < 1:
             raise UsageError(f"the callback {FOLDER}: max_to_keep={max_to_keep!r} has to be an integer above 0")
-        self._most, self._average = max_to_keep, average
+        self._max_to_keep = max_to_keep
+        self._average = average
         self._folder: Any = None
 
     def run_begin(self, run: Run) -> None:
@@ -48,11 +49,10 @@ class EMACheckpoints(Callback):
             raise UsageError(f"the callback {FOLDER}: the run keeps no average {self._average!r}; {advice}")
         if not run.trainer.trains:
             return
-        from trainer_kit.checkpoints.rotated_weights import RotatedWeights  # imports TensorFlow
+        from trainer_kit.checkpoints.weights_folder import WeightsFolder  # imports TensorFlow
 
         place = os.path.join(run.directory, FOLDER, *([] if self._average == AVERAGE else [self._average]))
-        self._folder = RotatedWeights(place, self._most, run.chief)
-        self._folder.remove_debris()
+        self._folder = WeightsFolder(place, run.chief)
 
     def checkpoint_begin(self, run: Run) -> None:
         """Writes the average with a checkpoint of a run that does not evaluate, unless it has to stop quickly."""
@@ -65,5 +65,10 @@ class EMACheckpoints(Callback):
         self._write(run)
 
     def _write(self, run: Run) -> None:
-        if self._folder is not None:
-            self._folder.write(run.step, functools.partial(run.trainer.write_weights, name=self._average))
+        if self._folder is None:
+            return
+        # Checkpoints of later steps are those of a run that was killed or went back: they are removed too.
+        earlier = [step for step in self._folder.steps() if step < run.step]
+        keep = [*earlier, run.step][-self._max_to_keep :]
+        save = functools.partial(run.trainer.write_weights, name=self._average)
+        self._folder.write(run.step, save, keep)

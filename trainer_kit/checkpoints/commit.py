@@ -21,6 +21,7 @@ from typing import Any
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import ITERATOR, RECORD, UNFINISHED, own_files
+from trainer_kit.errors import StorageError
 
 _SAVING = ".saving-"
 _OLD_MARK = re.compile(r"\.saving-(ckpt-\d+)(?:\.(\w+))?")  # an empty file of earlier versions, with the run_id
@@ -59,17 +60,32 @@ def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
     _move_into_place(prefix)
 
 
-def cancel_save(prefix: str) -> bool:
-    """Removes the files of a save that is not finished, and returns whether there was one.
+def fail_save(prefix: str, error: Exception | None) -> StorageError:
+    """Removes the files of a failed save, and returns the error to raise: what failed, and why.
 
     Those of an earlier checkpoint of this step stay. A recorded save stays too, since its files may have replaced some
     of the earlier one: the next save of the step, or the next start, moves the rest into place.
     """
     folder = _temporary_folder(prefix)
-    has_begun = os.path.isdir(folder)
+    what = "was not written"
+    if not os.path.isdir(folder) and os.path.exists(prefix + RECORD):
+        what = "was written, but the file that names it was not, or an older checkpoint was not removed"
     if not is_moving(prefix):
         shutil.rmtree(folder, ignore_errors=True)
-    return has_begun
+    return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
+
+
+def not_written(what: str, folder: str, error: Exception | None) -> StorageError:
+    """Returns the error for a failed write: `what` failed, why, and how much space `folder` has."""
+    text = str(getattr(error, "message", None) or getattr(error, "strerror", None) or error or "")
+    reason = re.sub(r"\{\{.*?\}\} ?|\[Op:\w+\]", "", text).strip().partition("\n")[0]
+    reason = reason or "the reason is not known; is the disk full?"
+    if not os.path.isdir(folder) or "Permission denied" in reason:
+        return StorageError(f"{what}: {reason}; give a writable folder")
+    return StorageError(
+        f"{what}: {reason} ({shutil.disk_usage(folder).free:,} bytes are free there); free some space, then "
+        "run the same command again: it resumes from the newest whole checkpoint"
+    )
 
 
 def is_moving(prefix: str) -> bool:
@@ -109,7 +125,10 @@ def finish_interrupted(directory: str) -> None:
             else:
                 shutil.rmtree(path)
         elif mark := _OLD_MARK.fullmatch(name):
-            _finish_earlier_version(os.path.join(directory, mark[1]), mark[2])
+            prefix = os.path.join(directory, mark[1])
+            _undo_save_in_place(prefix)
+            if own_files(prefix) and read_record(prefix) is None:  # without a record rotation would never remove it
+                commit(prefix, **({"run_id": mark[2]} if mark[2] else {}))
             os.remove(path)
         elif unfinished := UNFINISHED.fullmatch(name):
             _undo_save_in_place(os.path.join(directory, unfinished[1]))
@@ -127,7 +146,7 @@ def remove_checkpoint(prefix: str) -> None:
         files.reach("checkpoint.remove", path)
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
-    cancel_save(prefix)
+    os.rmdir(_temporary_folder(prefix))
 
 
 def read_record(prefix: str) -> dict[str, Any] | None:
@@ -171,7 +190,15 @@ def problem(prefix: str) -> str:
         recorded = record["files"] if record else {}
         if not recorded:  # a record that is damaged itself says nothing about the checkpoint
             return _unreadable(prefix)
-        return next(filter(None, (_difference(prefix, name, recorded[name]) for name in sorted(recorded))), "")
+        for name in sorted(recorded):
+            path = os.path.join(os.path.dirname(prefix), name)
+            if not os.path.exists(path):
+                return f"{name} is missing"
+            if (size := os.path.getsize(path)) != recorded[name]["bytes"]:
+                return f"{name} has {size} bytes instead of {recorded[name]['bytes']}"
+            if _checksum(path) != recorded[name]["crc32"]:
+                return f"{name} has a wrong checksum"
+        return ""
     except (OSError, ValueError, TypeError, KeyError):
         return _unreadable(prefix)
 
@@ -203,27 +230,11 @@ def _move_into_place(prefix: str) -> None:
     shutil.rmtree(folder)
 
 
-def _finish_earlier_version(prefix: str, run_id: str | None) -> None:
-    """Records the complete checkpoint of a killed save or rotation of an earlier version, or removes its files."""
-    _undo_save_in_place(prefix)
-    if own_files(prefix) and read_record(prefix) is None:  # without a record rotation would never remove it
-        commit(prefix, **({"run_id": run_id} if run_id else {}))
-
-
 def _undo_save_in_place(prefix: str) -> None:
     """Removes what a save of an earlier version, or of TensorFlow's manager, has left; complete checkpoints stay."""
     if read_record(prefix) is None and problem(prefix):
         for path in own_files(prefix):
             os.remove(path)
-
-
-def _difference(prefix: str, name: str, recorded: dict[str, Any]) -> str:
-    path = os.path.join(os.path.dirname(prefix), name)
-    if not os.path.exists(path):
-        return f"{name} is missing"
-    if (size := os.path.getsize(path)) != recorded["bytes"]:
-        return f"{name} has {size} bytes instead of {recorded['bytes']}"
-    return "" if _checksum(path) == recorded["crc32"] else f"{name} has a wrong checksum"
 
 
 def _unreadable(prefix: str) -> str:

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, own_files, step_of
+from trainer_kit.checkpoint_names import complete_checkpoints, own_files, step_of
 from trainer_kit.checkpoints.commit import (
     begin_save,
-    cancel_save,
+    fail_save,
     finish_save,
     foreign_problem,
     is_moving,
@@ -31,7 +31,6 @@ from trainer_kit.checkpoints.startup_scan import (
     done_going_back,
     going_back,
     newest_whole,
-    not_written,
     remove_debris,
     set_aside,
 )
@@ -309,10 +308,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Removes the files of a failed save and returns the error to raise."""
         self._in_flight = ""
         self.saved_step = -1  # else the same step would not be tried again
-        what = "was not written"
-        if not cancel_save(prefix) and os.path.exists(prefix + RECORD):
-            what = "was written, but its pointer file was not, or an older checkpoint was not removed"
-        return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
+        return fail_save(prefix, error)
 
     def __enter__(self) -> CheckpointManager:
         return self

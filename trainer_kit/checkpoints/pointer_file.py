@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import POINTER, complete_checkpoints, pointer_text
+from trainer_kit.checkpoint_names import POINTER
 
 _LISTED = re.compile(r'^(?:all_)?model_checkpoint_paths?: "(?:.*/)?(ckpt-\d+)"$', re.MULTILINE)
 
@@ -22,30 +22,37 @@ def listed_names(directory: str) -> list[str]:
     return _LISTED.findall(_read(directory))
 
 
-def write_pointer(directory: str, without: Collection[str] = ()) -> None:
-    """Makes the pointer file list the complete checkpoints, the newest last.
-
-    It writes only if needed, and removes the file when there is no checkpoint.
+def write_pointer(directory: str, prefixes: Sequence[str], point: str = "checkpoint.pointer_file") -> None:
+    """Makes the pointer file list the checkpoints `prefixes`; it is written only if needed.
 
     Args:
       directory: The folder of the checkpoints.
-      without: The prefixes of checkpoints to leave out, such as those that are about to be removed.
+      prefixes: The checkpoints, the one that `tf.train.latest_checkpoint` finds last. Without any the file is removed.
+      point: The name under which fault injection knows the file.
 
     Raises:
       StorageError: when the file cannot be written.
     """
     path = os.path.join(directory, POINTER)
-    prefixes = [prefix for prefix in complete_checkpoints(directory).values() if prefix not in without]
-    names = [os.path.basename(prefix) for prefix in prefixes]
     text = _read(directory)
+    names = [os.path.basename(prefix) for prefix in prefixes]
     if not names:
         if text:
             os.remove(path)
-    elif not text.endswith("\n") or _LISTED.findall(text) != [names[-1], *names]:
-        times = [os.path.getmtime(f"{prefix}.index") for prefix in prefixes]
-        # As in TensorFlow's manager: it removes only checkpoints that were saved after the preserved time.
-        preserved = min(min(times), time.time()) - 1.0
-        files.write_text(path, pointer_text(names, times, preserved), "checkpoint.pointer_file")
+        return
+    if text.endswith("\n") and _LISTED.findall(text) == [names[-1], *names]:
+        return
+
+    # As in TensorFlow's manager: it removes only checkpoints that were saved after the preserved time.
+    times = [os.path.getmtime(f"{prefix}.index") for prefix in prefixes]
+    preserved = min(min(times), time.time()) - 1.0
+    lines = [
+        f'model_checkpoint_path: "{names[-1]}"',
+        *(f'all_model_checkpoint_paths: "{name}"' for name in names),
+        *(f"all_model_checkpoint_timestamps: {saved!r}" for saved in times),
+        f"last_preserved_timestamp: {preserved!r}",
+    ]
+    files.write_text(path, "\n".join(lines) + "\n", point)
 
 
 def _read(directory: str) -> str:

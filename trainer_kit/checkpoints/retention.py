@@ -1,4 +1,4 @@
-"""Removes older checkpoints, and chooses those that stay besides the newest ones.
+"""The rotation of a folder: removes older checkpoints, and chooses those that stay besides the newest ones.
 
 The choice depends only on the checkpoints that are there, so a run that was killed keeps the same ones.
 """
@@ -6,9 +6,9 @@ The choice depends only on the checkpoints that are there, so a run that was kil
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from trainer_kit.checkpoint_names import complete_checkpoints, step_of
+from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, owner, step_of
 from trainer_kit.checkpoints.commit import is_own, read_record, remove_checkpoint
 from trainer_kit.checkpoints.pointer_file import write_pointer
 from trainer_kit.config.schema.durations import is_due, seconds_of
@@ -42,8 +42,6 @@ class Retention:
 def remove_old_checkpoints(folder: str, keep: int, run_id: str, retention: Retention | None = None) -> None:
     """Removes all but the newest checkpoints of a run; pinned and protected ones, and those of other runs, stay.
 
-    A checkpoint leaves the pointer file before any of its files is removed. Runs in any thread.
-
     Args:
       folder: The folder of the checkpoints.
       keep: The number of newest checkpoints to keep.
@@ -54,14 +52,33 @@ def remove_old_checkpoints(folder: str, keep: int, run_id: str, retention: Reten
       StorageError: when the pointer file cannot be written.
       OSError: when a file cannot be removed.
     """
-    own = [prefix for prefix in complete_checkpoints(folder).values() if is_own(prefix, run_id)]
-    old = [prefix for prefix in own[: max(0, len(own) - keep)] if not os.path.exists(f"{prefix}.pin")]
-    if retention is not None:
-        protected = retention.protected_steps([step_of(prefix) for prefix in old])
-        old = [prefix for prefix in old if step_of(prefix) not in protected]
-    write_pointer(folder, without=old)
-    for prefix in old:
-        remove_checkpoint(prefix)
+    checkpoints = complete_checkpoints(folder)
+    own = [step for step, prefix in checkpoints.items() if is_own(prefix, run_id)]
+    old = [step for step in own[: max(0, len(own) - keep)] if not os.path.exists(f"{checkpoints[step]}.pin")]
+    protected = retention.protected_steps(old) if retention is not None else set()
+    kept = {step: prefix for step, prefix in checkpoints.items() if step not in old or step in protected}
+    write_pointer(folder, list(kept.values()))
+    remove_others(folder, kept, run_id)
+
+
+def remove_others(folder: str, keep: Collection[int], run_id: str = "") -> None:
+    """Removes the checkpoints of a run except those of the steps `keep`; those of other runs stay. For any thread.
+
+    The pointer file must not list them any more, since a missing file of a listed checkpoint counts as damage.
+
+    Args:
+      folder: The folder of the checkpoints.
+      keep: The steps to keep.
+      run_id: The run's identity; for "" any checkpoint with a record counts as its own.
+
+    Raises:
+      OSError: when a file cannot be removed.
+    """
+    names = [name.removesuffix(RECORD) for name in os.listdir(folder) if owner(name) and name.endswith(RECORD)]
+    for name in sorted(names, key=step_of):
+        prefix = os.path.join(folder, name)
+        if step_of(name) not in keep and is_own(prefix, run_id):
+            remove_checkpoint(prefix)
 
 
 def first_of_each_interval(interval: int, steps: Sequence[int]) -> set[int]:

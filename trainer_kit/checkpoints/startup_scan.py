@@ -12,11 +12,10 @@ import glob
 import logging
 import os
 import re
-import shutil
 from collections.abc import Collection
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import POINTER, RECORD, own_files, owner, require_step, step_of
+from trainer_kit.checkpoint_names import POINTER, RECORD, complete_checkpoints, own_files, owner, require_step, step_of
 from trainer_kit.checkpoints.commit import (
     commit,
     finish_interrupted,
@@ -176,22 +175,6 @@ def set_aside(prefix: str, folder: str) -> str:
     return target
 
 
-def not_written(what: str, folder: str, error: Exception | None) -> StorageError:
-    """Returns the error for a failed write: `what` failed, why, and how much space `folder` has."""
-    if not os.path.isdir(folder) or "Permission denied" in _reason(error):
-        return StorageError(f"{what}: {_reason(error)}; give a writable folder")
-    return StorageError(
-        f"{what}: {_reason(error)} ({shutil.disk_usage(folder).free:,} bytes are free there); free some space, then "
-        "run the same command again: it resumes from the newest whole checkpoint"
-    )
-
-
-def _reason(error: Exception | None) -> str:
-    text = str(getattr(error, "message", None) or getattr(error, "strerror", None) or error or "")
-    first = re.sub(r"\{\{.*?\}\} ?|\[Op:\w+\]", "", text).strip().partition("\n")[0]
-    return first or "the reason is not known; is the disk full?"
-
-
 def _ever_saved(directory: str) -> list[str]:
     """Returns the prefixes of all saved checkpoints that files or the pointer file show, in the order of steps."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
@@ -211,6 +194,6 @@ def _ever_saved(directory: str) -> list[str]:
 def _repair_pointer(directory: str, without: Collection[str] = ()) -> None:
     """Writes the pointer file; a failure is only logged."""
     try:
-        write_pointer(directory, without)
+        write_pointer(directory, [item for item in complete_checkpoints(directory).values() if item not in without])
     except (OSError, StorageError) as error:  # the file is for other programs
         _LOG.warning("%s", error)

@@ -33,7 +33,6 @@ WRITE_POINTS: tuple[str, ...] = (
     *("best.record" + step for step in _WHOLE),
     *("best.info" + step for step in _WHOLE),
     *("best.pointer" + step for step in _WHOLE),
-    "best.remove",
     "ledger.append",
     "history.supersede",
     *("history" + step for step in _WHOLE),

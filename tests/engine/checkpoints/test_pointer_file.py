@@ -20,7 +20,7 @@ def saved(tmp_path: Path) -> list[str]:
 
 
 def test_tensorflow_reads_the_listed_checkpoints_and_the_newest(tmp_path: Path, saved: list[str]) -> None:
-    write_pointer(str(tmp_path))
+    write_pointer(str(tmp_path), saved)
     state = tf.train.get_checkpoint_state(str(tmp_path))
     assert state.model_checkpoint_path == saved[-1]
     assert list(state.all_model_checkpoint_paths) == saved
@@ -29,24 +29,24 @@ def test_tensorflow_reads_the_listed_checkpoints_and_the_newest(tmp_path: Path, 
 
 
 def test_times_are_those_that_tensorflow_would_have_written(tmp_path: Path, saved: list[str]) -> None:
-    write_pointer(str(tmp_path))
+    write_pointer(str(tmp_path), saved)
     state = tf.train.get_checkpoint_state(str(tmp_path))
     assert all(0 < time - state.last_preserved_timestamp < 60 for time in state.all_model_checkpoint_timestamps)
 
 
 def test_a_pointer_file_is_written_only_if_it_changes(tmp_path: Path, saved: list[str]) -> None:
-    write_pointer(str(tmp_path))
+    write_pointer(str(tmp_path), saved)
     path = tmp_path / "checkpoint"
     before = path.stat().st_ino
-    write_pointer(str(tmp_path))
+    write_pointer(str(tmp_path), saved)
     assert path.stat().st_ino == before
     path.write_text(path.read_text()[:-1])  # torn
-    write_pointer(str(tmp_path))
+    write_pointer(str(tmp_path), saved)
     assert path.stat().st_ino != before or path.read_text().endswith("\n")
 
 
 def test_a_folder_without_checkpoints_has_no_pointer_file(tmp_path: Path, saved: list[str]) -> None:
-    write_pointer(str(tmp_path), without=saved)
-    write_pointer(str(tmp_path))
-    write_pointer(str(tmp_path), without=saved)
+    write_pointer(str(tmp_path), [])
+    write_pointer(str(tmp_path), saved)
+    write_pointer(str(tmp_path), [])
     assert not (tmp_path / "checkpoint").exists()

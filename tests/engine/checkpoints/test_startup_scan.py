@@ -14,7 +14,7 @@ import tensorflow as tf
 from tests.engine.checkpoints.small_run import RUN_ID, SmallRun, flip_bit, names, parts
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import problem, read_record, remove_checkpoint
+from trainer_kit.checkpoints.commit import not_written, problem, read_record, remove_checkpoint
 from trainer_kit.checkpoints.retention import remove_old_checkpoints
 from trainer_kit.checkpoints.startup_scan import (
     DAMAGED,
@@ -22,7 +22,6 @@ from trainer_kit.checkpoints.startup_scan import (
     done_going_back,
     going_back,
     newest_whole,
-    not_written,
     remove_debris,
     set_aside,
 )

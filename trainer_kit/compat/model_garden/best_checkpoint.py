@@ -21,8 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoints.commit import problem
-from trainer_kit.checkpoints.startup_scan import not_written
+from trainer_kit.checkpoints.commit import not_written, problem
 from trainer_kit.errors import ConfigError, Mistake, UsageError, suggestion
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.exporter import BestCheckpoint

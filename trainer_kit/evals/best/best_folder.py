@@ -1,27 +1,23 @@
-"""Reads and writes the files of a folder of best weights and its info.json; imports TensorFlow only if needed."""
+"""BestFolder: a folder of best weights with info.json, which names the best of them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Collection, Container
+from collections.abc import Sequence
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import (
-    POINTER,
-    RECORD,
-    complete_checkpoints,
-    owner,
-    pointer_text,
-    step_of,
-)
-from trainer_kit.checkpoints.commit import commit, problem, remove_checkpoint
+from trainer_kit.checkpoint_names import POINTER
+from trainer_kit.checkpoints.commit import commit, problem
+from trainer_kit.checkpoints.pointer_file import write_pointer
+from trainer_kit.checkpoints.retention import remove_others
+from trainer_kit.checkpoints.weights_folder import WeightsFolder
 from trainer_kit.evals.best.info_json import INFO, read_info, recorded_info
 
 
-class BestFolder:
+class BestFolder(WeightsFolder):
     """A folder with `ckpt-<step>.*`, whose commit records hold the metrics, and info.json, which names the best.
 
     TensorFlow's pointer file `checkpoint` names the best one too, so that `tf.train.latest_checkpoint` finds it.
@@ -32,17 +28,8 @@ class BestFolder:
     """
 
     def __init__(self, path: str, writes: bool = True) -> None:
-        self.path = path
-        self.writes = writes
+        super().__init__(path, writes)
         self.info_path = os.path.join(path, INFO)
-
-    def prefix(self, step: int) -> str:
-        """Returns the path of the weights of `step`, without suffixes."""
-        return os.path.join(self.path, f"ckpt-{step}")
-
-    def steps(self) -> list[int]:
-        """Returns the steps of the weights that have an index, in order."""
-        return list(complete_checkpoints(self.path))
 
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
         """Returns a dict from step to info of whole weights that were kept by `metric`, in the order of steps."""
@@ -55,10 +42,6 @@ class BestFolder:
             if info is not None and info["metric"] == metric and not problem(self.prefix(step)):
                 infos[step] = info
         return infos
-
-    def whole_steps(self, known: Container[int]) -> set[int]:
-        """Returns the steps whose weights are whole; weights of `known` steps are not read again."""
-        return {step for step in self.steps() if step in known or not problem(self.prefix(step))}
 
     def told(self) -> dict[str, Any] | None:
         """Returns the content of info.json; None if it is missing or, with a warning, cannot be read."""
@@ -80,13 +63,23 @@ class BestFolder:
         before = files.read_json(self.info_path)
         if json.dumps(before) != json.dumps(content):  # as text, since NaN has to equal NaN
             files.write_json(self.info_path, content, point="best.info")
+        write_pointer(self.path, [self.prefix(info["step"])], point="best.pointer")
 
-        path = os.path.join(self.path, POINTER)
-        text = pointer_text([f"ckpt-{info['step']}"])
-        with contextlib.suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as stream:
-            if stream.read() == text:
-                return
-        files.write_text(path, text, point="best.pointer")
+    def name_best(self, ranked: Sequence[int]) -> None:
+        """Names the first of the steps `ranked` whose weights exist, since somebody may have removed some."""
+        existing = self.steps() if self.writes else []
+        info = next((recorded_info(self.path, step) for step in ranked if step in existing), None)
+        if info is not None:
+            self.name(info)
+
+    def rotate(self, keep: Sequence[int]) -> None:
+        """Names the best of the steps `keep`, which comes first, then removes other weights that have a record.
+
+        Does nothing if `keep` is empty: weights stay until there are others to keep.
+        """
+        if self.writes and keep:
+            self.name_best(keep)
+            remove_others(self.path, keep)
 
     def name_none(self) -> None:
         """Removes info.json and the pointer file."""
@@ -104,20 +97,3 @@ class BestFolder:
         """
         if self.writes:
             commit(self.prefix(info["step"]), point="best.record", info=info)
-
-    def remove_others(self, steps: Collection[int]) -> None:
-        """Removes weights that have a record, except those of `steps`; the record goes first. Others are not ours.
-
-        Does nothing if `steps` is empty: weights stay until there are others to keep.
-
-        Raises:
-          OSError: when a file cannot be removed.
-        """
-        if not self.writes or not steps:
-            return
-        for name in sorted(os.listdir(self.path)):
-            checkpoint = owner(name)
-            if checkpoint is not None and name.endswith(RECORD) and step_of(checkpoint) not in steps:
-                prefix = os.path.join(self.path, checkpoint)
-                files.reach("best.remove", prefix)
-                remove_checkpoint(prefix)

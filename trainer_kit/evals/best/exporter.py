@@ -14,22 +14,21 @@ the existing weights is exported.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoints.commit import begin_save, cancel_save, finish_save, read_record, remove_checkpoint
-from trainer_kit.checkpoints.startup_scan import ARCHIVED, not_written, remove_debris, set_aside
-from trainer_kit.errors import StorageError, UsageError, suggestion
+from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.startup_scan import ARCHIVED, set_aside
+from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.criterion import Criterion, Scored
-from trainer_kit.evals.best.info_json import info_of, read_info
+from trainer_kit.evals.best.info_json import info_of
 from trainer_kit.evals.ledger import merged_sets
 from trainer_kit.telemetry.scalars import flat_scalars
 
@@ -71,15 +70,14 @@ class BestCheckpoint:
         self.metric_comp = metric_comp
         self.criterion = Criterion(metric_name, metric_comp, keep, min_delta)
         self._option = option
-        if keeps:
-            remove_debris(export_dir)
         self._folder = folder or BestFolder(export_dir, keeps)
-        # By step, the info of the weights that were whole when they were last read or written. All workers
-        # have the same, and decide by it about exports: the chief may be changing the folder meanwhile.
-        self._infos = self._folder.infos(metric_name)
-        self._so_far = self._kept()  # evaluations, which may have lost their weights
+        # The evaluations whose weights are kept, in the order of steps. All workers have the same, and decide by it
+        # about exports: the chief may be changing the folder meanwhile.
+        infos = self._folder.infos(metric_name)
+        self._weights = self.criterion.fold(Scored(step, info["value"], info) for step, info in infos.items())
+        self._so_far = list(self._weights)  # evaluations, which may have lost their weights
         self._lost: set[int] = set()  # the steps of weights that a warning has named
-        self._name_best()
+        self._folder.name_best(self._ranked(self._weights))
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
@@ -106,29 +104,32 @@ class BestCheckpoint:
         Raises:
           StorageError: when a file cannot be written.
         """
-        recorded = merged_sets(evaluations)
-        scored = [self.criterion.score(item["step"], item["metrics"], item["metrics"]) for item in recorded]
-        candidates = [
-            item._replace(record=info_of(item.step, item.record, self.metric_name)) for item in scored if item
-        ]
-        evaluated = {item["step"] for item in recorded if self.metric_name in flat_scalars(item["metrics"], "|")}
-        candidates += [item for item in self._with_weights() if item.step not in evaluated]
+        candidates: list[Scored] = []
+        unrecorded = {item.step: item for item in self._weights}
+        for evaluation in merged_sets(evaluations):
+            metrics = flat_scalars(evaluation["metrics"], "|")
+            if self.metric_name in metrics:
+                unrecorded.pop(evaluation["step"], None)
+                info = info_of(evaluation["step"], metrics, self.metric_name)
+                if math.isfinite(info["value"]):
+                    candidates.append(Scored(info["step"], info["value"], info))
+        candidates += unrecorded.values()
         self._so_far = self.criterion.fold(item for item in candidates if step is None or item.step <= step)
 
-        whole = self._folder.whole_steps(self._infos)
+        before = {item.step: item for item in self._weights}
+        steps = self._folder.steps()
+        whole = {number for number in steps if number in before or not problem(self._folder.prefix(number))}
         wanted = {item.step for item in self.criterion.fold(candidates)}
         self._warn_of_lost(wanted.intersection(item.step for item in self._so_far) - whole)
 
-        before = self._infos
-        self._infos = {}
-        for item in self.criterion.fold(item for item in candidates if item.step in whole):
-            info = before.get(item.step)
-            if info is None or info["value"] != item.value:  # the ledger decides
+        self._weights = []
+        for item in sorted(self.criterion.fold(item for item in candidates if item.step in whole)):
+            earlier = before.get(item.step)
+            if earlier is None or earlier.value != item.value:  # the ledger decides
                 self._folder.note(item.record)
-                info = item.record
-            self._infos[item.step] = info
-        self._name_best()
-        self._folder.remove_others(self._infos)
+                earlier = item
+            self._weights.append(earlier)
+        self._folder.rotate(self._ranked(self._weights))
 
     def rewind(self, step: int, evaluations: Iterable[Mapping[str, Any]]) -> None:
         """Moves weights of steps after `step`, which are superseded, to `archived/`, and resumes from `step`.
@@ -140,10 +141,10 @@ class BestCheckpoint:
         Raises:
           StorageError: when a file cannot be moved or written.
         """
-        self._infos = {number: info for number, info in self._infos.items() if number <= step}
+        self._weights = [item for item in self._weights if item.step <= step]
         later = [number for number in self._folder.steps() if number > step]
-        if self._infos:
-            self._name_best()
+        if self._weights:
+            self._folder.name_best(self._ranked(self._weights))
         elif later:
             self._folder.name_none()
         for number in later if self._folder.writes else ():
@@ -191,58 +192,27 @@ class BestCheckpoint:
         new = Scored(int(step), value, info_of(int(step), logs, self.metric_name))
         was_evaluated = any(item.step == new.step for item in self._so_far)  # the first evaluation of a step counts
         self._so_far = self.criterion.add(self._so_far, new)
-        kept = self._kept()
-        self._warn_of_lost({item.step for item in kept} - set(self._folder.steps()))
+        self._warn_of_lost({item.step for item in self._weights} - set(self._folder.steps()))
 
-        earlier = next((item for item in kept if item.step == new.step), None)
+        earlier = next((item for item in self._weights if item.step == new.step), None)
         if earlier is not None and (was_evaluated or earlier.value == new.value):
             return False  # perhaps it was exported before the run was killed
-        kept = self.criterion.add([item for item in kept if item is not earlier], new)
+        kept = self.criterion.add([item for item in self._weights if item is not earlier], new)
         if new not in kept:
             return False
-        self._export(checkpoint, new, {item.step: item.record for item in kept})
-        self._folder.remove_others(self._infos)
+
+        save = functools.partial(self._save, checkpoint)
+        self._folder.write(new.step, save, self._ranked(kept), point="best", info=new.record)
+        self._weights = sorted(kept)
         return True
-
-    def _export(self, checkpoint: tf.train.Checkpoint, new: Scored, infos: dict[int, dict[str, Any]]) -> None:
-        """Writes the weights of `new`, then names the best of `infos` in info.json."""
-        before = self._infos
-        self._infos = infos
-        if not self._folder.writes:
-            with tempfile.TemporaryDirectory() as folder:
-                self._save(checkpoint, os.path.join(folder, f"ckpt-{new.step}"))
-            return
-
-        prefix = self._folder.prefix(new.step)
-        try:
-            self._save(checkpoint, begin_save(prefix))
-            files.reach("best.weights", prefix)
-            finish_save(prefix, point="best", info=new.record)
-            self._name_best()
-        except (tf.errors.OpError, OSError, StorageError) as error:
-            self._infos = before
-            info = read_info(self.export_dir, quiet=True) or {}
-            if not cancel_save(prefix) and read_record(prefix) and info.get("step") != new.step:
-                remove_checkpoint(prefix)
-            raise not_written(f"the best checkpoint {prefix} was not written", self.export_dir, error) from error
 
     def _save(self, checkpoint: tf.train.Checkpoint, prefix: str) -> None:
         checkpoint.write(prefix)
+        files.reach("best.weights", prefix)
 
-    def _with_weights(self) -> list[Scored]:
-        """Returns the evaluations of the existing weights, in the order of steps."""
-        return [Scored(step, info["value"], info) for step, info in sorted(self._infos.items())]
-
-    def _kept(self) -> list[Scored]:
-        """Returns the evaluations to keep among those of the existing weights."""
-        return self.criterion.fold(self._with_weights())
-
-    def _name_best(self) -> None:
-        """Makes info.json and the pointer file name the best weights, if there are any."""
-        existing = set(self._folder.steps())  # somebody may have removed weights during the run
-        best = self.criterion.best(item for item in self._kept() if item.step in existing)
-        if best is not None:
-            self._folder.name(best.record)
+    def _ranked(self, items: Iterable[Scored]) -> list[int]:
+        """Returns the steps of evaluations, the best first."""
+        return [item.step for item in self.criterion.ranked(sorted(items))]
 
     def _warn_of_lost(self, steps: set[int]) -> None:
         """Warns once of weights that should be kept, and that somebody has moved, damaged or removed."""

@@ -134,7 +134,14 @@ def test_a_damaged_info_json_stops_no_start(tmp_path: Path, damage: str, theirs:
 
 @pytest.mark.parametrize(
     "point",
-    ["best.weights", "best.record.rename", "best.pointer.rename", "best.info.open", "best.info.rename", "best.remove"],
+    [
+        "best.weights",
+        "best.record.rename",
+        "best.pointer.rename",
+        "best.info.open",
+        "best.info.rename",
+        "checkpoint.remove",
+    ],
 )
 def test_a_kill_at_any_point_leaves_a_consistent_record(
     tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
@@ -184,7 +191,7 @@ def test_another_comparison_is_a_value_error_as_theirs(tmp_path: Path, comp: Any
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = _Run(tmp_path / "file" / "best")
-    with pytest.raises(StorageError, match=r"the best checkpoint .*best/ckpt-1 was not written"):
+    with pytest.raises(StorageError, match=r"the checkpoint .*best/ckpt-1 was not written"):
         run.evaluate(1, 0.5)
 
 

@@ -38,7 +38,7 @@ def _put(folder: GardenBestFolder, step: int) -> dict[str, Any]:
     info = info_of(step, METRICS, "val|accuracy")
     folder.note(info)
     folder.name(info)
-    folder.remove_others([step])
+    folder.rotate([step])
     return info
 
 

@@ -116,8 +116,18 @@ def test_repeated_evaluations_write_no_weights(tmp_path: Path, start: int, caplo
     assert caplog.records == []
 
 
-POINTS = ["best.weights", "best.record.open", "best.record.flush", "best.record.rename", "best.info.open",
-          "best.info.flush", "best.info.rename", "best.pointer.open", "best.pointer.rename", "best.remove"]  # fmt: skip
+POINTS = [
+    "best.weights",
+    "best.record.open",
+    "best.record.flush",
+    "best.record.rename",
+    "best.info.open",
+    "best.info.flush",
+    "best.info.rename",
+    "best.pointer.open",
+    "best.pointer.rename",
+    "checkpoint.remove",
+]
 
 
 @pytest.mark.parametrize("start", [0, 3])

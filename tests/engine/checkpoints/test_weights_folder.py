@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from trainer_kit import files
+from trainer_kit.callbacks.ema_checkpoints import EMACheckpoints
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import problem
-from trainer_kit.checkpoints.rotated_weights import RotatedWeights
+from trainer_kit.checkpoints.weights_folder import WeightsFolder
 from trainer_kit.errors import StorageError
 
 _WRITES = ("checkpoint.begin", "checkpoint.written", "checkpoint.record", "checkpoint.move")
@@ -20,9 +23,9 @@ class _Killed(BaseException):
     """Ends a write as a kill does: nothing handles it."""
 
 
-def _write(folder: Path, step: int, most: int = 2) -> None:
+def _write(path: Path, step: int, *keep: int) -> None:
     weights = tf.train.Checkpoint(weight=tf.Variable(float(step)))
-    RotatedWeights(str(folder), most).write(step, weights.write)
+    WeightsFolder(str(path)).write(step, weights.write, keep or [step - 10, step])
 
 
 def _value(folder: Path) -> float:
@@ -31,12 +34,20 @@ def _value(folder: Path) -> float:
     return float(reader.get_tensor("weight/.ATTRIBUTES/VARIABLE_VALUE"))
 
 
-def test_the_newest_are_kept_and_those_of_later_steps_removed(tmp_path: Path) -> None:
-    for step in (10, 20, 30):
-        _write(tmp_path, step)
-    assert list(complete_checkpoints(str(tmp_path))) == [20, 30]
-    _write(tmp_path, 25)
-    assert list(complete_checkpoints(str(tmp_path))) == [20, 25] and _value(tmp_path) == 25.0
+def test_the_newest_averages_are_kept_and_those_of_later_steps_removed(tmp_path: Path) -> None:
+    def write_weights(path: str, name: str) -> None:
+        tf.train.Checkpoint(weight=tf.Variable(float(run.step))).write(path)
+
+    trainer = SimpleNamespace(averages=["average"], trains=True, write_weights=write_weights)
+    run: Any = SimpleNamespace(trainer=trainer, directory=str(tmp_path), chief=True, step=0)
+    averages = EMACheckpoints(max_to_keep=2)
+    averages.run_begin(run)
+    kept = []
+    for run.step in (10, 20, 30, 25):
+        averages.evaluation_end(run, {})
+        kept.append(list(complete_checkpoints(str(tmp_path / "ema_checkpoints"))))
+    assert kept == [[10], [10, 20], [20, 30], [20, 25]]
+    assert _value(tmp_path / "ema_checkpoints") == 25.0
 
 
 @pytest.mark.parametrize(
@@ -50,8 +61,8 @@ def test_the_newest_are_kept_and_those_of_later_steps_removed(tmp_path: Path) ->
 def test_a_write_that_is_killed_leaves_whole_weights(
     point: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for earlier in (10, 20):
-        _write(tmp_path, earlier)
+    _write(tmp_path, 10, 10)
+    _write(tmp_path, 20)
 
     def reached(name: str, path: str) -> None:
         if name.startswith(point):
@@ -61,7 +72,7 @@ def test_a_write_that_is_killed_leaves_whole_weights(
     with pytest.raises(_Killed):
         _write(tmp_path, step)
     monkeypatch.undo()
-    RotatedWeights(str(tmp_path), 2).remove_debris()
+    WeightsFolder(str(tmp_path))
     left = complete_checkpoints(str(tmp_path))
     assert 10 in left or 30 in left
     assert not any(problem(prefix) for prefix in left.values())
@@ -71,7 +82,7 @@ def test_a_write_that_is_killed_leaves_whole_weights(
 
 
 def test_a_full_disk_is_a_storage_error_and_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _write(tmp_path, 10)
+    _write(tmp_path, 10, 10)
 
     def reached(name: str, path: str) -> None:
         if name == "checkpoint.written":
@@ -85,5 +96,5 @@ def test_a_full_disk_is_a_storage_error_and_leaves_no_half(tmp_path: Path, monke
 
 def test_a_worker_that_is_not_the_chief_leaves_no_files(tmp_path: Path) -> None:
     saved: list[str] = []
-    RotatedWeights(str(tmp_path / "ema"), 1, keeps=False).write(10, saved.append)
+    WeightsFolder(str(tmp_path / "ema"), writes=False).write(10, saved.append, [10])
     assert len(saved) == 1 and not (tmp_path / "ema").exists() and not Path(saved[0]).parent.exists()
