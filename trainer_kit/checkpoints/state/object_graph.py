@@ -45,7 +45,7 @@ class CheckpointGraph:
                 f"{prefix} stores only names and values, as TensorFlow 1 checkpoints do, and no graph of objects; read "
                 "it with tf.train.load_checkpoint and assign the values yourself"
             )
-        graph = object_graph(self.value(_GRAPH))
+        graph = parse_message(_MESSAGE, self.value(_GRAPH))
         self.shapes = {
             key: tuple(shape)
             for key, shape in shapes.items()
@@ -80,12 +80,26 @@ class CheckpointGraph:
         """Returns the nodes with children by path, up to `depth` attributes below the root, whose path is ""."""
         found, layer = {"": ROOT}, {"": ROOT}
         for _ in range(depth):
-            below = {
-                f"{path}/{name}".lstrip("/"): n for path, at in layer.items() for name, n in self._edges[at].items()
-            }
+            below = self._children_by_path(layer)
             layer = {path: node for path, node in below.items() if self._edges[node] and node not in found.values()}
             found |= layer
         return found
+
+    def keys_by_path(self, depth: int) -> dict[str, str]:
+        """Returns the keys of values by all paths of up to `depth` attributes; several paths may lead to a value."""
+        keys: dict[str, str] = {}
+        layer = {"": ROOT}
+        for _ in range(depth):
+            layer = self._children_by_path(layer)
+            keys |= {path: key for path, node in layer.items() if (key := self._keys[node]) is not None}
+        return keys
+
+    def _children_by_path(self, nodes: Mapping[str, int]) -> dict[str, int]:
+        return {
+            f"{path}/{name}".lstrip("/"): child
+            for path, node in nodes.items()
+            for name, child in self._edges[node].items()
+        }
 
     def below(self, node: int) -> set[str]:
         """Returns the keys of all values below `node`."""
@@ -95,15 +109,6 @@ class CheckpointGraph:
             seen |= new
             waiting += new
         return {key for one in seen if (key := self._keys[one]) is not None}
-
-
-def object_graph(serialized: bytes) -> Any:
-    """Parses the object graph of a checkpoint; its `nodes` have children and attributes. Runs on the host.
-
-    Raises:
-      TrainerKitError: when this TensorFlow does not register the message type, so no checkpoint can be compared.
-    """
-    return parse_message(_MESSAGE, serialized)
 
 
 def parse_message(name: str, serialized: bytes) -> Any:

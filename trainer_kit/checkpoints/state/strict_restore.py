@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
-from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, missing_objects, object_graph, readable
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, missing_objects, readable, unreadable
 from trainer_kit.checkpoints.state.python_state import ARRAYS
 from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
 from trainer_kit.checkpoints.state.step_state import saved_section, saved_values
@@ -27,11 +27,9 @@ from trainer_kit.checkpoints.state.variable_names import (
     model_variables,
     optimizer_variables,
 )
-from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.errors import UsageError
 
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_BOOKKEEPING = ("save_counter", _OBJECTS, f"{STEP_STATE}/", f"{ARRAYS}/")
+_BOOKKEEPING = (f"{STEP_STATE}/", f"{ARRAYS}/")
 _DEPTH = 3  # of names: section, optimizer of several, variable
 OPTIONAL = (
     "average",
@@ -112,7 +110,8 @@ def restore(
     """
     try:
         most = None if partial else ROWS  # who takes a part has to see all of the rest
-        saved, text = saved_shapes(path, all_names=True), difference(checkpoint, path, whole, loose, most)
+        saved = saved_shapes(path, all_names=True)
+        text = _difference(checkpoint, saved, whole, loose, most)
         if text and not partial:  # TensorFlow would say the same, later and at length
             raise _does_not_fit(path, text, partial)
         if loose:
@@ -141,13 +140,11 @@ def restore(
         if isinstance(error, UsageError):
             raise
         raise _does_not_fit(path, str(error), partial) from error
-    except tf.errors.NotFoundError as error:
-        raise StorageError(f"{path} is gone or incomplete: {error.message}") from error
     except (tf.errors.OpError, IndexError) as error:
         dtypes = _OTHER_DTYPE.findall(str(error))
         if rows := [(readable(key), f"{saved} saved, {here} here", None, None) for key, here, saved in dtypes]:
             raise _does_not_fit(path, differences_table(rows), True) from error
-        raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
+        raise unreadable(path, error) from error
 
 
 def _does_not_fit(path: str, text: str, partial: bool) -> UsageError:
@@ -217,29 +214,14 @@ def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...
       all_names: Whether to include all names of a variable that several sections hold; it is saved under one of them.
 
     Raises:
+      UsageError: when the checkpoint has no graph of objects, like those of TensorFlow 1.
       StorageError: when the checkpoint no longer exists or cannot be read.
     """
-    try:
-        reader = tf.train.load_checkpoint(path)
-        shapes = reader.get_variable_to_shape_map()
-        # A checkpoint that is not object-based has no graph.
-        objects = object_graph(reader.get_tensor(_OBJECTS)).nodes if reader.has_tensor(_OBJECTS) else ()
-    except (tf.errors.NotFoundError, ValueError) as error:
-        raise StorageError(f"{path} is gone or incomplete: {error}") from error
-    except (tf.errors.OpError, IndexError) as error:
-        raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
-    keys = {readable(key): key for key in shapes if key.endswith(_SUFFIX)}
-    keys = {**(dict(_paths(objects, 0, "", _DEPTH)) if all_names else {}), **keys}
-    return {name: tuple(shapes[key]) for name, key in keys.items() if not name.startswith(_BOOKKEEPING)}
-
-
-def _paths(nodes: Any, number: int, path: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yields (name, key) of the variables below a node; a variable with several names is saved under one of them."""
-    for child in nodes[number].children if nodes and depth else ():
-        name = f"{path}/{child.local_name}".lstrip("/")
-        keys = [one.checkpoint_key for one in nodes[child.node_id].attributes if one.name == "VARIABLE_VALUE"]
-        yield from ((name, key) for key in keys)
-        yield from _paths(nodes, child.node_id, name, depth - 1)
+    graph = CheckpointGraph(path)
+    keys = {readable(key): key for key in graph.shapes}
+    if all_names:
+        keys = graph.keys_by_path(_DEPTH) | keys
+    return {name: graph.shapes[key] for name, key in keys.items() if not name.startswith(_BOOKKEEPING)}
 
 
 def holds(path: str, section: str) -> bool:
@@ -247,16 +229,19 @@ def holds(path: str, section: str) -> bool:
     return any(f"{name}/".startswith(f"{section}/") for name in saved_shapes(path))
 
 
-def difference(
-    checkpoint: tf.train.Checkpoint, path: str, whole: bool, loose: Collection[str] = (), most: int | None = ROWS
+def _difference(
+    checkpoint: tf.train.Checkpoint,
+    saved: Mapping[str, tuple[int, ...]],
+    whole: bool,
+    loose: Collection[str],
+    most: int | None,
 ) -> str:
-    """Returns a table, by layer, of the differences between the file at `path` and this run; "" if there are none.
+    """Returns a table, by layer, of the differences between the shapes in a file and this run; "" if there are none.
 
     The table has at most `most` rows; None means all.
 
     Models and optimizers of tf_keras, and tf.Module, are saved by structure, not by name, and are not compared.
     """
-    saved = saved_shapes(path, all_names=True)
     saved = {name: shape for name, shape in saved.items() if name.split("/")[0] not in loose}
     items = {name: item for name, item in _without_absent(checkpoint, saved, whole).items() if name not in loose}
     wanted = wanted_shapes(items)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from trainer_kit.checkpoints.state import object_graph as module
+import pytest
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, parse_message
 from trainer_kit.errors import TrainerKitError
 
 
-def test_without_the_message_the_error_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MESSAGE", "tensorflow.NoSuchMessage")
+def test_without_the_message_the_error_says_what_to_use() -> None:
     with pytest.raises(TrainerKitError, match="install the TensorFlow of requirements"):
-        module.object_graph(b"")
+        parse_message("tensorflow.NoSuchMessage", b"")
+
+
+def test_a_value_with_several_paths_has_all_of_them(tmp_path: Path) -> None:
+    weight = tf.Variable([1.0, 2.0])
+    checkpoint = tf.train.Checkpoint(model={"a": weight}, average={"b/c": weight}, step=tf.Variable(3))
+    graph = CheckpointGraph(checkpoint.save(str(tmp_path / "ckpt")))
+    keys = graph.keys_by_path(2)
+    assert keys.keys() == {"model/a", "average/b/c", "step"} and keys["model/a"] == keys["average/b/c"]
+    assert sorted(graph.shapes[key] for key in set(keys.values())) == [(), (2,)]
+    assert graph.keys_by_path(1).keys() == {"step"}
