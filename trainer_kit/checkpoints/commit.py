@@ -162,13 +162,13 @@ def is_own(prefix: str, run_id: str) -> bool:
       prefix: The checkpoint's prefix.
       run_id: The run's identity; for "" any record counts.
     """
-    record = read_record(prefix)
-    return record is not None and (not run_id or record.get("run_id", run_id) == run_id)
+    return read_record(prefix) is not None and not is_foreign(prefix, run_id)
 
 
 def is_foreign(prefix: str, run_id: str) -> bool:
     """Whether a record says that another run saved the checkpoint at `prefix`."""
-    return read_record(prefix) is not None and not is_own(prefix, run_id)
+    record = read_record(prefix)
+    return record is not None and run_id not in ("", record.get("run_id", run_id))
 
 
 def foreign_problem(prefix: str, run_id: str) -> str:

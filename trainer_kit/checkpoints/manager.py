@@ -211,10 +211,6 @@ class CheckpointManager(tf.train.CheckpointManager):
             return bool(self._broadcast(int(time.monotonic() - self._saved_at >= self._seconds)))
         return is_due(since, step, self.checkpoint_interval)
 
-    def is_saved(self, step: int) -> bool:
-        """Whether the checkpoint that was saved or restored last is that of `step`."""
-        return step == self.saved_step
-
     def save(
         self,
         checkpoint_number: Any = None,
@@ -239,7 +235,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         step = self._step
         last = self.saved_step
         is_early = check_interval and last >= 0 and not self.is_due(last, step)
-        if not again and (self.is_saved(step) or is_early):
+        if not again and (step == last or is_early):
             return None
         self.sync()  # waits for the previous save, so that its failure is reported under its own name
         self._run.check_run_id()

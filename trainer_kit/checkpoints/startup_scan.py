@@ -131,16 +131,15 @@ def going_back(directory: str) -> int | None:
       StorageError: when the note of the rewind cannot be read.
     """
     path = os.path.join(directory, ARCHIVED, _NOTE)
-    try:
-        with open(path, "rb") as stream:
-            return int(files.parse_json(stream.read())["step"])
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.exists(path):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    step = (files.read_json(path) or {}).get("step")
+    if not isinstance(step, int):
         raise StorageError(
-            f"the last start with --from_step was interrupted, and its note {path} cannot be read: {error!r}; start "
-            "again with --from_step=N for the same step N"
-        ) from error
+            f"the last start with --from_step was interrupted, and its note {path} cannot be read; start again with "
+            "--from_step=N for the same step N"
+        )
+    return step
 
 
 def done_going_back(directory: str) -> None:

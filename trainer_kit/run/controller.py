@@ -559,7 +559,7 @@ class Controller:
         manager = self.checkpoint_manager
         step = self.run.read_step()  # another thread may save before the loop's steps are counted
         with self._saving:
-            if manager.is_saved(step) and not again:
+            if step == manager.saved_step and not again:
                 return
             self.sync()
             self.callbacks.call("checkpoint_begin")

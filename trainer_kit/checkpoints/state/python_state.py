@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.step_state import saved_values
-from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.errors import UsageError
 from trainer_kit.runtime.replica_values import decode_array
 
 ARRAYS = "run_arrays"  # the section of a checkpoint
@@ -120,11 +121,8 @@ class PythonState:
         """
         if name not in self._parts:
             return
-        try:
-            reader = tf.train.load_checkpoint(path)
-            text = reader.get_tensor(_KEY) if reader.has_tensor(_KEY) else b""
-        except (tf.errors.OpError, ValueError, IndexError) as error:
-            raise StorageError(f"{path} is gone or damaged: {error}") from error
+        graph = CheckpointGraph(path)
+        text = graph.value(_KEY) if _KEY in graph.shapes else b""
         value = _decode(text, path).get(name)
         if value is None:
             _LOG.warning("the checkpoint %s holds no state of the %s; the %s is used as it is now", path, name, name)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import POINTER
 from trainer_kit.checkpoints.commit import commit, problem
 from trainer_kit.checkpoints.pointer_file import write_pointer
 from trainer_kit.checkpoints.retention import remove_others
@@ -82,12 +81,11 @@ class BestFolder(WeightsFolder):
             remove_others(self.path, keep)
 
     def name_none(self) -> None:
-        """Removes info.json and the pointer file."""
-        if not self.writes:
-            return
-        for path in (self.info_path, os.path.join(self.path, POINTER)):
+        """Removes info.json, then the pointer file."""
+        if self.writes:
             with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
+                os.remove(self.info_path)
+            write_pointer(self.path, [])
 
     def note(self, info: dict[str, Any]) -> None:
         """Writes the commit record of whole weights, with their info.
