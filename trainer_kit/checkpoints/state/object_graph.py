@@ -85,14 +85,29 @@ class CheckpointGraph:
             found |= layer
         return found
 
-    def keys_by_path(self, depth: int) -> dict[str, str]:
-        """Returns the keys of values by all paths of up to `depth` attributes; several paths may lead to a value."""
+    def section(self, name: str) -> dict[str, str]:
+        """Returns the keys of the values in a section, such as "model" or "random/model", by their names there."""
+        names = {readable(key): key for key in self.shapes}
+        prefix = f"{name}/"
+        return {path.removeprefix(prefix): key for path, key in names.items() if path.startswith(prefix)}
+
+    def holds(self, section: str) -> bool:
+        """Whether the checkpoint holds anything of a section, such as "average", or of a part of one, "a/b"."""
+        return any(f"{readable(key)}/".startswith(f"{section}/") for key in self.shapes)
+
+    def shapes_by_name(self, depth: int = 0) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the values by the paths of attributes that they are saved under.
+
+        Args:
+          depth: The number of attributes up to which other paths are included; several may lead to a value.
+        """
         keys: dict[str, str] = {}
         layer = {"": ROOT}
         for _ in range(depth):
             layer = self._children_by_path(layer)
             keys |= {path: key for path, node in layer.items() if (key := self._keys[node]) is not None}
-        return keys
+        keys |= {readable(key): key for key in self.shapes}
+        return {path: self.shapes[key] for path, key in keys.items()}
 
     def _children_by_path(self, nodes: Mapping[str, int]) -> dict[str, int]:
         return {

@@ -19,7 +19,6 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
-from trainer_kit.checkpoints.state.step_state import saved_values
 from trainer_kit.errors import UsageError
 from trainer_kit.runtime.replica_values import decode_array
 
@@ -156,7 +155,9 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
             return value
         if isinstance(value[_ARRAY], dict):  # of an earlier version: in the JSON itself
             return decode_array(value[_ARRAY])
-        arrays.update(arrays or saved_values(path, ARRAYS))
+        if not arrays:
+            graph = CheckpointGraph(path)
+            arrays.update({name: graph.value(key) for name, key in graph.section(ARRAYS).items()})
         return arrays[str(value[_ARRAY])]
 
     values: dict[str, Any] = json.loads(text, object_hook=find_array) if text else {}

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, readable, unreadable
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, unreadable
 from trainer_kit.checkpoints.state.random_state import TRACKED_BY_TASKS, variables_below
 from trainer_kit.checkpoints.state.traced_writes import captured, description, variables_by_handle, written
 from trainer_kit.errors import UsageError
@@ -82,7 +82,10 @@ class StepState:
             delattr(self.section, name)
             delattr(self.section_of_weights, name)
         self._awaited = {}
-        self._saved = saved_section(path, SECTION) if path else {}
+        self._saved = {}
+        if path:
+            graph = CheckpointGraph(path)
+            self._saved = {name: graph.shapes[key] for name, key in graph.section(SECTION).items()}
         self._restored_names = set()
         attributes = self._attributes() if self._saved.keys() - self.variables.keys() else {}
         new = {name: attributes[name] for name in attributes if name in self._saved and name not in self.variables}
@@ -167,8 +170,9 @@ class StepState:
                 f"{self._path} contains {', '.join(late)}, which this run does not have yet; checkpoints keep the "
                 "values, which are restored when the attributes get these variables"
             )
-            values = saved_values(self._path, SECTION)
-            self._awaited = {name: tf.Variable(values[name], trainable=False) for name in late}
+            graph = CheckpointGraph(self._path)
+            keys = graph.section(SECTION)
+            self._awaited = {name: tf.Variable(graph.value(keys[name]), trainable=False) for name in late}
             self._add(self._awaited)
         self._path = None
         return bool(self._awaited)
@@ -270,33 +274,6 @@ def handles(variables: Iterable[Any]) -> set[int]:
     """Returns the `id` of each resource handle of variables; a mirrored variable has one per replica."""
     parts = [part for variable in variables for part in (getattr(variable, "values", None) or [variable])]
     return {id(part.handle) for part in parts}
-
-
-def saved_section(path: str, section: str) -> dict[str, tuple[int, ...]]:
-    """Returns a dict from name to shape for the variables in a section of a checkpoint.
-
-    Args:
-      path: The checkpoint's prefix.
-      section: The section's name, or `section/subsection`.
-
-    Raises:
-      StorageError: when the checkpoint cannot be read.
-    """
-    shapes = {readable(key): shape for key, shape in CheckpointGraph(path).shapes.items()}
-    prefix = f"{section}/"
-    return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
-
-
-def saved_values(path: str, section: str) -> dict[str, Any]:
-    """Returns a dict from name to value, a NumPy array, for the variables in a section of a checkpoint.
-
-    Raises:
-      StorageError: when the checkpoint cannot be read.
-    """
-    graph = CheckpointGraph(path)
-    names = {key: readable(key) for key in graph.shapes}
-    prefix = f"{section}/"
-    return {name.removeprefix(prefix): graph.value(key) for key, name in names.items() if name.startswith(prefix)}
 
 
 def restore_section(path: str, section: str, items: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ from trainer_kit.checkpoints.state.keras_structure import named_and_structured
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, missing_objects, readable, unreadable
 from trainer_kit.checkpoints.state.python_state import ARRAYS
 from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
-from trainer_kit.checkpoints.state.step_state import saved_section, saved_values
 from trainer_kit.checkpoints.state.variable_names import (
     item_variables,
     model_variables,
@@ -29,8 +28,8 @@ from trainer_kit.checkpoints.state.variable_names import (
 )
 from trainer_kit.errors import UsageError
 
-_BOOKKEEPING = (f"{STEP_STATE}/", f"{ARRAYS}/")
-_DEPTH = 3  # of names: section, optimizer of several, variable
+_RESTORED_SEPARATELY = (f"{STEP_STATE}/", f"{ARRAYS}/")
+NAME_DEPTH = 3  # of names: section, optimizer of several, variable
 OPTIONAL = (
     "average",
     "more_averages",
@@ -110,7 +109,9 @@ def restore(
     """
     try:
         most = None if partial else ROWS  # who takes a part has to see all of the rest
-        saved = saved_shapes(path, all_names=True)
+        graph = CheckpointGraph(path)
+        saved = graph.shapes_by_name(NAME_DEPTH)
+        saved = {name: shape for name, shape in saved.items() if not name.startswith(_RESTORED_SEPARATELY)}
         text = _difference(checkpoint, saved, whole, loose, most)
         if text and not partial:  # TensorFlow would say the same, later and at length
             raise _does_not_fit(path, text, partial)
@@ -130,10 +131,10 @@ def restore(
             tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()
             return
         target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, whole))
-        if whole and not loose and not saved_section(path, STEP_STATE):
-            if arrays := saved_values(path, ARRAYS):  # they are read later, and count as consumed here
-                setattr(target, ARRAYS, {name: tf.Variable(array) for name, array in arrays.items()})
-            _assert_consumed(target.restore(path), target, path)
+        if whole and not loose and not graph.section(STEP_STATE):
+            if arrays := graph.section(ARRAYS):  # they are read later, and count as consumed here
+                setattr(target, ARRAYS, {name: tf.Variable(graph.value(key)) for name, key in arrays.items()})
+            _assert_consumed(target.restore(path), target, graph)
         else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
             target.read(path).expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
@@ -159,12 +160,12 @@ def _does_not_fit(path: str, text: str, partial: bool) -> UsageError:
     )
 
 
-def _assert_consumed(status: Any, target: tf.train.Checkpoint, path: str) -> None:
+def _assert_consumed(status: Any, target: tf.train.Checkpoint, graph: CheckpointGraph) -> None:
     try:
         status.assert_consumed()
     except AssertionError:
         status.expect_partial()  # else TensorFlow lists, later and at length, what our own message says
-        missing = missing_objects(CheckpointGraph(path), target)
+        missing = missing_objects(graph, target)
         if not missing or len(_of_optimizers(missing)) < len(missing):
             raise
         status.assert_existing_objects_matched()
@@ -204,29 +205,6 @@ def check_made(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str
 
 def _of_optimizers(missing: Mapping[str, Any]) -> list[str]:
     return [path for path, owner in missing.items() if hasattr(owner, "apply_gradients")]
-
-
-def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...]]:
-    """Returns a dict from name to shape of the variables in the checkpoint at `path`, without TensorFlow's bookkeeping.
-
-    Args:
-      path: The checkpoint's prefix.
-      all_names: Whether to include all names of a variable that several sections hold; it is saved under one of them.
-
-    Raises:
-      UsageError: when the checkpoint has no graph of objects, like those of TensorFlow 1.
-      StorageError: when the checkpoint no longer exists or cannot be read.
-    """
-    graph = CheckpointGraph(path)
-    keys = {readable(key): key for key in graph.shapes}
-    if all_names:
-        keys = graph.keys_by_path(_DEPTH) | keys
-    return {name: graph.shapes[key] for name, key in keys.items() if not name.startswith(_BOOKKEEPING)}
-
-
-def holds(path: str, section: str) -> bool:
-    """Whether the checkpoint at `path` holds anything of a section, such as "average", or of a part of one, "a/b"."""
-    return any(f"{name}/".startswith(f"{section}/") for name in saved_shapes(path))
 
 
 def _difference(

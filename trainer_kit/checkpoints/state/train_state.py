@@ -13,17 +13,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.python_state import ARRAYS, PythonState
 from trainer_kit.checkpoints.state.random_state import process_generators, task_state, untracked_model_state
 from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
-from trainer_kit.checkpoints.state.step_state import StepState, handles, restore_section, saved_section
+from trainer_kit.checkpoints.state.step_state import StepState, handles, restore_section
 from trainer_kit.checkpoints.state.strict_restore import (
+    NAME_DEPTH,
     OPTIONAL,
     check_made,
-    holds,
     made_in_first_step,
     restore,
-    saved_shapes,
     training_checkpoint,
     weights_checkpoint,
 )
@@ -166,7 +166,7 @@ class TrainState:
         awaited = path is not None and made_in_first_step(self.checkpoint, path, self.loose)
         self._incomplete = path if awaited else None
         self._restore_evaluated(path)
-        if path is None or not holds(path, "run_state"):
+        if path is None or not CheckpointGraph(path).holds("run_state"):
             self.python_state.clear()
         else:
             self.python_state.load(path)
@@ -200,7 +200,7 @@ class TrainState:
         if not self.holds_averages(path):
             self._average.reset()
             return
-        saved = saved_shapes(path, all_names=True)
+        saved = CheckpointGraph(path).shapes_by_name(NAME_DEPTH)
         sections = {AVERAGE: (self._average.section, self._average.variables)}
         for name, more in self._average.more_variables.items():
             sections[name] = f"{self._average.more_section}/{name}", more
@@ -213,7 +213,7 @@ class TrainState:
 
     def holds_averages(self, path: str) -> bool:
         """Whether the checkpoint at `path` holds the moving averages, if the run keeps any; best weights do not."""
-        return self._average is None or holds(path, self._average.section)
+        return self._average is None or CheckpointGraph(path).holds(self._average.section)
 
     def keep_attributes(self, exclude: Iterable[Any]) -> None:
         """Adds the variables in attributes of the task and the model to checkpoints, and restores them.
@@ -358,11 +358,12 @@ class TrainState:
             self.step_state.report_unrestored()
         if path is None:
             return
+        graph = CheckpointGraph(path)
         for section, items in self._evaluated_parts.items():
-            saved = saved_section(path, section) if items else {}
-            there = {name: one for name, one in items.items() if saved.get(name) == tuple(one.shape)}
-            if there:
-                restore_section(path, section, there)
+            saved = {name: graph.shapes[key] for name, key in graph.section(section).items()}
+            fitting = {name: item for name, item in items.items() if saved.get(name) == tuple(item.shape)}
+            if fitting:
+                restore_section(path, section, fitting)
 
     def _evaluated(self) -> tf.train.Checkpoint:
         others = {**self._average_section(), **self._items}

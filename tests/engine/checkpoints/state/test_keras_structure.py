@@ -13,7 +13,8 @@ import tensorflow as tf
 import tf_keras
 
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
-from trainer_kit.checkpoints.state.strict_restore import restore, saved_shapes, training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
+from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint, weights_checkpoint
 
 
 def _block(name: str) -> Any:
@@ -100,7 +101,7 @@ def test_each_value_is_in_the_file_once_and_under_our_name(tmp_path: Path, kind:
     named = training_checkpoint(global_step=step, model=model).write(str(tmp_path / "named"))
     both = weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "both"))
     more = {"model/untracked": ()} if kind == "subclassed" else {}
-    assert saved_shapes(both) == {**saved_shapes(named), **more}
+    assert CheckpointGraph(both).shapes_by_name() == {**CheckpointGraph(named).shapes_by_name(), **more}
     fresh = MODELS[kind]()
     restore(training_checkpoint(global_step=step, model=fresh), both, whole=False)
     np.testing.assert_array_equal(fresh(POINTS), model(POINTS))

@@ -12,10 +12,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.strict_restore import (
-    holds,
     restore,
-    saved_shapes,
     training_checkpoint,
 )
 from trainer_kit.checkpoints.state.variable_names import model_variables, optimizer_variables
@@ -38,7 +37,7 @@ def _save(path: Path, parts: dict[str, Any]) -> str:
 
 
 def test_sections_are_model_gardens_with_readable_names(tmp_path: Path) -> None:
-    shapes = saved_shapes(_save(tmp_path, _parts(average=_average())))
+    shapes = CheckpointGraph(_save(tmp_path, _parts(average=_average()))).shapes_by_name()
     assert shapes["global_step"] == ()
     assert shapes["model/sequential/dense/kernel"] == (2, 1)
     assert shapes["optimizer/sgd/sequential/dense/kernel/momentum"] == (2, 1)
@@ -50,13 +49,13 @@ def test_names_with_dots_and_slashes_are_as_they_were_saved(tmp_path: Path) -> N
     names = ["layer.Softmax", "a/b", "a.b", ".S", "a.", "..S/"]
     model = tf.train.Checkpoint(**{name: tf.Variable(0.0) for name in names})
     path = model.write(str(tmp_path / "x"))
-    assert set(saved_shapes(path)) == set(names)
+    assert set(CheckpointGraph(path).shapes_by_name()) == set(names)
 
 
 def test_a_moving_average_is_restored_only_if_it_was_saved(tmp_path: Path) -> None:
     (tmp_path / "with").mkdir()
     with_one, without = _save(tmp_path / "with", _parts(average=_average(0.5))), _save(tmp_path, _parts())
-    assert (holds(with_one, "average"), holds(without, "average")) == (True, False)
+    assert (CheckpointGraph(with_one).holds("average"), CheckpointGraph(without).holds("average")) == (True, False)
     for path, expected in ((with_one, 0.5), (without, 0.25)):
         average = _average(0.25)
         restore(training_checkpoint(**_parts(average=average)), path, whole=True)

@@ -14,7 +14,8 @@ import tensorflow as tf
 import tf_keras
 
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
-from trainer_kit.checkpoints.state.strict_restore import restore, saved_shapes
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
+from trainer_kit.checkpoints.state.strict_restore import restore
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.checkpoints.state.variable_names import canonical_paths
 
@@ -115,7 +116,7 @@ def test_all_comes_back_from_any_of_several_asynchronous_saves(tmp_path: Path, k
 
 
 def test_the_parts_are_named_and_nothing_is_saved_twice(tmp_path: Path) -> None:
-    shapes = saved_shapes(_Run().save(tmp_path, 1))
+    shapes = CheckpointGraph(_Run().save(tmp_path, 1)).shapes_by_name()
     assert set(shapes) == {
         "global_step",
         "run_state",
@@ -150,7 +151,7 @@ def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
 
 def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
     path = _Run().state.weights.write(str(tmp_path / "best"))
-    assert {name.split("/")[0] for name in saved_shapes(path)} == {"global_step", "model", "task"}
+    assert {name.split("/")[0] for name in CheckpointGraph(path).shapes_by_name()} == {"global_step", "model", "task"}
     reader = _Run(trains=False, average=False)
     reader.restore(path, whole=False)
 
@@ -262,7 +263,11 @@ def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
     for variable in average.variables.averages:
         variable.assign(tf.fill(variable.shape, 4.0))
     path = state.checkpoint.write(str(tmp_path / "ckpt-1"))
-    assert {name.split("/")[0] for name in saved_shapes(path)} == {"global_step", "model", "optimizer"}
+    assert {name.split("/")[0] for name in CheckpointGraph(path).shapes_by_name()} == {
+        "global_step",
+        "model",
+        "optimizer",
+    }
     _, average, state = _averaging_run()
     state.restore_weights(path)
     assert average.resets == 0 and all((one.numpy() == 4.0).all() for one in average.variables.averages)
@@ -275,7 +280,7 @@ def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
 def test_without_an_optimizers_average_the_weights_are_used(tmp_path: Path) -> None:
     _, _, state = _averaging_run()
     path = state.weights.write(str(tmp_path / "ckpt-1"))
-    assert not any(name.startswith("optimizer") for name in saved_shapes(path))
+    assert not any(name.startswith("optimizer") for name in CheckpointGraph(path).shapes_by_name())
     _, average, other = _averaging_run()
     other.restore_weights(path)
     assert average.resets == 1

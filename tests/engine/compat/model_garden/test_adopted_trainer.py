@@ -15,7 +15,7 @@ from official.core import base_trainer, task_factory
 from official.core import train_utils as theirs
 
 from tests.engine.compat.model_garden.garden_task import eagerly, small_config
-from trainer_kit.checkpoints.state.step_state import saved_section
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.compat.model_garden.adopted_trainer import AdoptedTrainer, adopted
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.runner import run_experiment
@@ -69,7 +69,7 @@ def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(tmp_path: Path, ca
     assert {"model", "optimizer", "global_step", "my_batches"} <= names
     gone_on = _run(_with_steps(6), tmp_path)
     assert int(gone_on.batches) == int(gone_on.others.batches) == int(gone_on.global_step) == 6
-    names = saved_section(str(tmp_path / "ckpt-6"), "step_state").keys()
+    names = CheckpointGraph(str(tmp_path / "ckpt-6")).section("step_state").keys()
     assert names == {"trainer/others/batches", "trainer/others/fixed"}
     assert gone_on.train_dataset is not None  # its data are those of the wrapped trainer
     gone_on.train_dataset = other = tf.data.Dataset.range(3)

@@ -29,7 +29,7 @@ from tests.engine.compat.model_garden.garden_task import (
     small_config,
     small_trainer,
 )
-from trainer_kit.checkpoints.state.strict_restore import saved_shapes
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.compat.model_garden.adopted_trainer import AdoptedTrainer
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
@@ -109,7 +109,7 @@ def test_an_evaluator_uses_the_averages_of_both_checkpoints(tmp_path: Path) -> N
     evaluator = small_trainer(small_config(**AVERAGING), train=False, strategy=replicas(2))
     for folder in (tmp_path, tmp_path / "best_ckpt"):
         path, is_best = tf.train.latest_checkpoint(str(folder)), folder != tmp_path
-        assert any(name.startswith("optimizer") for name in saved_shapes(path)) != is_best
+        assert any(name.startswith("optimizer") for name in CheckpointGraph(path).shapes_by_name()) != is_best
         with evaluator.strategy.scope():
             evaluator.state.restore_weights(path)
         before = bits(evaluator.model.variables)

@@ -26,7 +26,8 @@ from tests.process.checkpoints.stateful_tasks import (
     TwoModels,
     train_all,
 )
-from trainer_kit.checkpoints.state.step_state import StepState, saved_section
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
+from trainer_kit.checkpoints.state.step_state import StepState
 from trainer_kit.checkpoints.state.strict_restore import restore
 from trainer_kit.checkpoints.state.traced_writes import written
 from trainer_kit.errors import UsageError
@@ -58,7 +59,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_never_stopped(trained: Path, fo
 
 
 def test_what_is_saved_has_the_path_of_attributes_or_a_number(trained: Path) -> None:
-    saved = {form: saved_section(f"{trained}/{form} stopped/ckpt-{STEPS}", "step_state") for form in FORMS}
+    saved = {form: CheckpointGraph(f"{trained}/{form} stopped/ckpt-{STEPS}").section("step_state") for form in FORMS}
     compiled = saved["compiled"]
     attributes = {name.split("/")[1] for name in compiled if name.startswith("task/")}
     assert attributes == {"critic_optimizer", "fixed_critic"}  # the optimizer's path to the critic is the shortest
@@ -219,7 +220,7 @@ def test_with_a_train_of_its_own_what_changes_is_saved(tmp_path: Path, caplog: p
     trainers[0].train(tf.constant(1))
     trainers[0].before_save(str(tmp_path / "ckpt-1"))
     path = trainers[0].checkpoint.write(str(tmp_path / "ckpt-1"))
-    names = {name.split("/")[1] for name in saved_section(path, "step_state")}
+    names = {name.split("/")[1] for name in CheckpointGraph(path).section("step_state")}
     assert names == {"target", "evaluated", "teacher", "fixed", "made"}
     trainers[1].after_restore(path)
     expected, found = ([v.numpy().tolist() for v in one.task.target.variables] for one in trainers)
