@@ -20,7 +20,7 @@ import zlib
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import ITERATOR, RECORD, UNFINISHED, own_files
+from trainer_kit.checkpoint_names import ITERATOR, POINTER, RECORD, UNFINISHED, own_files, owner
 from trainer_kit.errors import StorageError
 
 _SAVING = ".saving-"
@@ -109,15 +109,20 @@ def commit(prefix: str, point: str = "checkpoint.record", **entries: Any) -> Non
 
 
 def finish_interrupted(directory: str) -> None:
-    """Finishes or undoes the saves and removals that a dead process has begun in a folder.
+    """Finishes or undoes the saves and removals that a dead process has begun, and removes its half-written files.
 
     Only the process that holds the folder's lock may call this.
+
+    Args:
+      directory: A folder of checkpoints, which need not exist.
     """
-    for name in sorted(os.listdir(directory)):
+    for name in sorted(os.listdir(directory) if os.path.isdir(directory) else []):
         path = os.path.join(directory, name)
         checkpoint = name.removeprefix(_SAVING)
         prefix = os.path.join(directory, checkpoint)
-        if name != checkpoint and os.path.isdir(path):
+        if _is_half_written(name) and os.path.isfile(path):
+            os.remove(path)
+        elif name != checkpoint and os.path.isdir(path):
             if is_moving(prefix):
                 _move_into_place(prefix)
             elif read_record(prefix) is None:
@@ -132,7 +137,10 @@ def finish_interrupted(directory: str) -> None:
             os.remove(path)
         elif unfinished := UNFINISHED.fullmatch(name):
             _undo_save_in_place(os.path.join(directory, unfinished[1]))
-            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            else:
+                os.remove(path)
 
 
 def remove_checkpoint(prefix: str) -> None:
@@ -228,6 +236,16 @@ def _move_into_place(prefix: str) -> None:
     os.replace(os.path.join(folder, checkpoint + RECORD), prefix + RECORD)
     files.flush_folder(directory)
     shutil.rmtree(folder)
+
+
+def _is_half_written(name: str) -> bool:
+    """Whether this is a half-written file of files.py, or TensorFlow's half-written pointer file.
+
+    With this process's id only files of checkpoints count: another thread may be writing the heartbeat.
+    """
+    if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
+        return int(match[2]) != os.getpid() or owner(match[1]) is not None
+    return re.fullmatch(POINTER + r"\.tmp[0-9a-f]{32}", name) is not None
 
 
 def _undo_save_in_place(prefix: str) -> None:

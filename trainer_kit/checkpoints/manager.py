@@ -17,6 +17,7 @@ from trainer_kit.checkpoint_names import complete_checkpoints, own_files, step_o
 from trainer_kit.checkpoints.commit import (
     begin_save,
     fail_save,
+    finish_interrupted,
     finish_save,
     foreign_problem,
     is_moving,
@@ -31,7 +32,6 @@ from trainer_kit.checkpoints.startup_scan import (
     done_going_back,
     going_back,
     newest_whole,
-    remove_debris,
     set_aside,
 )
 from trainer_kit.checkpoints.state.strict_restore import restore
@@ -183,7 +183,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         if not self._trainer.trains:
             return
         if self._is_chief:
-            remove_debris(self.source)
+            finish_interrupted(self.source)
             from_step = going_back(self.source) if from_step is None else from_step
             if from_step is not None:
                 check_from_step(self.source, from_step, self._run.run_id)

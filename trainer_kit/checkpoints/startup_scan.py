@@ -1,4 +1,4 @@
-"""Scans model_dir when a trainer starts: finds the checkpoint to resume from, removes the debris of dead processes.
+"""Scans model_dir when a trainer starts: finds the checkpoint to resume from, or to go back to.
 
 Nothing here is silent. Damaged checkpoints are moved to `damaged/` with a warning once an older whole checkpoint is
 found; without one the run does not start, since it would start from step 0. A checkpoint that another run saved is
@@ -11,14 +11,12 @@ import contextlib
 import glob
 import logging
 import os
-import re
 from collections.abc import Collection
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import POINTER, RECORD, complete_checkpoints, own_files, owner, require_step, step_of
+from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, own_files, owner, require_step, step_of
 from trainer_kit.checkpoints.commit import (
     commit,
-    finish_interrupted,
     foreign_problem,
     problem,
     read_record,
@@ -29,30 +27,6 @@ from trainer_kit.errors import StorageError, UsageError
 DAMAGED, DIVERGED, ARCHIVED = "damaged", "diverged", "archived"
 _NOTE = "going_back.json"
 _LOG = logging.getLogger(__name__)
-
-
-def remove_debris(directory: str) -> None:
-    """Finishes or undoes what a dead process has begun, and removes its half-written files.
-
-    Only the trainer that holds the folder's lock may call this.
-    """
-    if not os.path.isdir(directory):
-        return
-    for name in os.listdir(directory):
-        path = os.path.join(directory, name)
-        if _is_temporary(name) and os.path.isfile(path):
-            os.remove(path)
-    finish_interrupted(directory)
-
-
-def _is_temporary(name: str) -> bool:
-    """Whether this is a half-written file of files.py, or TensorFlow's half-written pointer file.
-
-    With this process's id only files of checkpoints count: another thread may be writing the heartbeat.
-    """
-    if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
-        return int(match[2]) != os.getpid() or owner(match[1]) is not None
-    return re.fullmatch(POINTER + r"\.tmp[0-9a-f]{32}", name) is not None
 
 
 def newest_whole(directory: str, run_id: str = "") -> str | None:

@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import begin_save, fail_save, finish_save
+from trainer_kit.checkpoints.commit import begin_save, fail_save, finish_interrupted, finish_save
 from trainer_kit.checkpoints.pointer_file import write_pointer
 from trainer_kit.checkpoints.retention import remove_others
-from trainer_kit.checkpoints.startup_scan import remove_debris
 from trainer_kit.errors import StorageError
 
 
@@ -31,7 +30,7 @@ class WeightsFolder:
         self.path = path
         self.writes = writes
         if writes:
-            remove_debris(path)
+            finish_interrupted(path)
 
     def prefix(self, step: int) -> str:
         """Returns the path of the weights of `step`, without suffixes."""

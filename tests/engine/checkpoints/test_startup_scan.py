@@ -14,7 +14,7 @@ import tensorflow as tf
 from tests.engine.checkpoints.small_run import RUN_ID, SmallRun, flip_bit, names, parts
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import not_written, problem, read_record, remove_checkpoint
+from trainer_kit.checkpoints.commit import finish_interrupted, not_written, problem, read_record, remove_checkpoint
 from trainer_kit.checkpoints.retention import remove_old_checkpoints
 from trainer_kit.checkpoints.startup_scan import (
     DAMAGED,
@@ -22,7 +22,6 @@ from trainer_kit.checkpoints.startup_scan import (
     done_going_back,
     going_back,
     newest_whole,
-    remove_debris,
     set_aside,
 )
 from trainer_kit.errors import ExitCode, StorageError
@@ -318,7 +317,7 @@ def test_rotation_counts_what_an_earlier_version_marked(folder: Path) -> None:
 def test_a_heartbeat_that_this_process_is_writing_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / f".heartbeat.json.{os.getpid()}.tmp").touch()
     (tmp_path / f".heartbeat.json.{os.getpid() + 1}.tmp").touch()
-    remove_debris(str(tmp_path))
+    finish_interrupted(str(tmp_path))
     assert names(tmp_path) == [f".heartbeat.json.{os.getpid()}.tmp"]
 
 
