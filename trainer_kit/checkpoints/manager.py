@@ -252,11 +252,13 @@ class CheckpointManager(tf.train.CheckpointManager):
             if self._trainer.trains:
                 self._trainer.before_save(temporary)
             files.reach("checkpoint.save", prefix)
+
+            # The step counts as saved from here on. `_commit` ends the save, when TensorFlow has written the files.
             self.saved_step = step
             self.saved_path = prefix
             self._saved_at = time.monotonic()
+            self._in_flight = prefix
             self.checkpoint.save_counter.assign_add(1)
-            self._in_flight = prefix  # until `_commit` has ended
             options = copy.copy(options) if options else tf.train.CheckpointOptions(enable_async=self._asynchronous)
             options.experimental_write_callbacks = [*(options.experimental_write_callbacks or []), self._commit]
             self.checkpoint.write(temporary, options)
