@@ -108,13 +108,14 @@ def restore(
       StorageError: when the files are missing or damaged.
     """
     try:
-        most = None if partial else ROWS  # who takes a part has to see all of the rest
         graph = CheckpointGraph(path)
         saved = graph.shapes_by_name(NAME_DEPTH)
         saved = {name: shape for name, shape in saved.items() if not name.startswith(_RESTORED_SEPARATELY)}
+        most = None if partial else ROWS  # who takes a part has to see all of the rest
         text = _difference(checkpoint, saved, whole, loose, most)
         if text and not partial:  # TensorFlow would say the same, later and at length
             raise _does_not_fit(path, text, partial)
+
         if loose:
             items = _items(checkpoint)
             optional = {name: item for name, item in items.items() if name in loose}
@@ -124,12 +125,14 @@ def restore(
             existing = {name: item for name, item in optional.items() if name not in missing}
             tf.train.Checkpoint(**existing).read(path).expect_partial()
             checkpoint = tf.train.Checkpoint(**{name: item for name, item in items.items() if name not in loose})
+
         if text:
             _LOG.warning(
                 "%s is restored in part; the following keep their initial value or are not used:\n%s", path, text
             )
             tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()
             return
+
         target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, whole))
         if whole and not loose and not graph.section(STEP_STATE):
             if arrays := graph.section(ARRAYS):  # they are read later, and count as consumed here
@@ -262,8 +265,8 @@ def differences_table(rows: Sequence[tuple[str, str, Any, Any]], most: int | Non
 
 
 def _items(checkpoint: tf.train.Checkpoint) -> dict[str, Any]:
-    apart = ("save_counter", STEP_STATE, ARRAYS)
-    return {name: item for name, item in vars(checkpoint).items() if not name.startswith("_") and name not in apart}
+    excluded = ("save_counter", STEP_STATE, ARRAYS)
+    return {name: item for name, item in vars(checkpoint).items() if not name.startswith("_") and name not in excluded}
 
 
 def _sections(names: Iterable[str]) -> set[str]:
@@ -272,8 +275,9 @@ def _sections(names: Iterable[str]) -> set[str]:
 
 def _without_absent(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """Returns the items of `checkpoint` without optional ones that the file does not hold."""
-    there, optional = _sections(saved), OPTIONAL if whole else (*OPTIONAL, "optimizer")  # of a best checkpoint
-    return {name: item for name, item in _items(checkpoint).items() if name in there or name not in optional}
+    sections = _sections(saved)
+    optional = OPTIONAL if whole else (*OPTIONAL, "optimizer")  # which a best checkpoint lacks
+    return {name: item for name, item in _items(checkpoint).items() if name in sections or name not in optional}
 
 
 def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,8 +290,8 @@ def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dic
             return item if saved.get(name) == tuple(item.shape) else None
         return item
 
-    found = {name: fitting(name, item) for name, item in _items(checkpoint).items()}
-    return {name: item for name, item in found.items() if item is not None}
+    items = {name: fitting(name, item) for name, item in _items(checkpoint).items()}
+    return {name: item for name, item in items.items() if item is not None}
 
 
 def wanted_shapes(items: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -185,7 +185,9 @@ class TrainState:
           UsageError: when the checkpoint does not fit.
           StorageError: when the checkpoint is gone or damaged.
         """
-        restore(self._evaluated(), path, whole=False, loose=self.loose)
+        others = {**self._average_section(), **self._items}
+        checkpoint = training_checkpoint(global_step=self._global_step, model=self._model, **others)
+        restore(checkpoint, path, whole=False, loose=self.loose)
         self._restore_evaluated(path)
         self.python_state.load_part(path, "task")
         self._begin_absent_averages(path)
@@ -364,10 +366,6 @@ class TrainState:
             fitting = {name: item for name, item in items.items() if saved.get(name) == tuple(item.shape)}
             if fitting:
                 restore_section(path, section, fitting)
-
-    def _evaluated(self) -> tf.train.Checkpoint:
-        others = {**self._average_section(), **self._items}
-        return training_checkpoint(global_step=self._global_step, model=self._model, **others)
 
     def _average_section(self) -> dict[str, Any]:
         if self._average is None:
