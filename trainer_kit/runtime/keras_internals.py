@@ -281,17 +281,6 @@ def _divides_where_it_should(function: Callable[[Any], Any]) -> Callable[[Any], 
     return divide
 
 
-def steps_per_execution(model: Any) -> int:
-    """Returns the argument of `compile`: the number of batches between two calls of methods around batches.
-
-    Keras 3 shows it. tf_keras keeps it in a variable, under a private name; without that name the answer is 1.
-    """
-    steps = getattr(model, "steps_per_execution", getattr(model, "_steps_per_execution", None))
-    if isinstance(steps, tf.Variable):
-        steps = steps.numpy()  # of several replicas, it has no `int`
-    return 1 if steps is None or isinstance(steps, str) else int(steps)
-
-
 def set_batch_counter(model: Any, batches: int, *, training: bool) -> None:
     """Tells a model of tf_keras how many batches `fit` or `evaluate` has run; does nothing for other models.
 

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from tests.builders import replicas
 from trainer_kit.runtime import keras_internals as internals
@@ -69,14 +68,6 @@ def test_a_comparison_is_chosen_once() -> None:
         assert callback.min_delta == -0.5
         assert callback.monitor_op is not None
     internals.choose_comparison(object())
-
-
-@pytest.mark.parametrize("kind", [keras, tf_keras])
-def test_a_model_tells_its_steps_per_execution(kind: Any) -> None:
-    model = kind.Sequential([kind.Input((1,)), kind.layers.Dense(1)])
-    model.compile("sgd", "mse", steps_per_execution=3)
-    assert internals.steps_per_execution(model) == 3
-    assert internals.steps_per_execution(object()) == 1
 
 
 def test_a_loss_is_undivided_in_its_context_only() -> None:

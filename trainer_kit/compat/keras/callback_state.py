@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,8 @@ _HISTORY = "history.json"
 class AttributeState:
     """The attributes of a callback that have changed since this object was made, before `on_train_begin`.
 
-    Numbers, texts, arrays, tuples, lists and dicts are state. Other attributes are left alone. What
-    the program has set, such as a patience, is no state: a restart uses what the program sets then.
+    Numbers, texts, arrays, tuples, lists and dicts are state. Other attributes are left alone. What the program has
+    set, such as a patience, is no state: a restart uses what the program sets then.
 
     Args:
       owner: The callback.
@@ -35,23 +34,18 @@ class AttributeState:
     def __init__(self, owner: Any) -> None:
         self.owner = owner
         self._at_creation = _encoded_attributes(owner)
-        self._after_train_begin = self._at_creation
-
-    def begin(self) -> None:
-        """Reads what `on_train_begin` has set: `restore` sets it where an older state lacks it."""
-        self._after_train_begin = _encoded_attributes(self.owner)
 
     def changed(self) -> dict[str, Any]:
         """Returns the changed and the new attributes by name, in types that a checkpoint can hold."""
         now = _encoded_attributes(self.owner)
-        before = _texts(self._at_creation), _texts(self._after_train_begin)
-        return {name: now[name] for name, text in _texts(now).items() if any(text != one.get(name) for one in before)}
+        before = _texts(self._at_creation)
+        return {name: now[name] for name, text in _texts(now).items() if text != before.get(name)}
 
     def restore(self, changed: Mapping[str, Any]) -> None:
         """Sets the attributes to what they were when `changed` returned this; open files and the like stay."""
         now = _encoded_attributes(self.owner)
-        for name, value in {**self._after_train_begin, **changed}.items():
-            if name in changed or name in now or name not in vars(self.owner):
+        for name, value in {**self._at_creation, **changed}.items():
+            if name in changed or name in now:
                 setattr(self.owner, name, _decoded(value))
         if changed.get("best") is not None:
             choose_comparison(self.owner)
@@ -104,22 +98,6 @@ def _texts(attributes: Mapping[str, Any]) -> dict[str, str]:
     return {name: json.dumps(value, default=describe) for name, value in attributes.items()}
 
 
-@contextlib.contextmanager
-def keeping_csv_files(callbacks: Sequence[Any], resumes: bool) -> Iterator[None]:
-    """Has CSVLoggers keep their files in `on_train_begin`, which is called inside, if the run resumes.
-
-    Keras begins a new file in each process, or with `append=True` adds to what is there. A run that resumes has to add
-    its rows to those before its checkpoint, and to drop those after it. So the state is the length of each file.
-    """
-    loggers = [callback for callback in callbacks if is_stock(callback, "CSVLogger")]
-    choices = [logger.append for logger in loggers]
-    for logger in loggers:
-        logger.append = logger.append or resumes
-    yield
-    for logger, append in zip(loggers, choices, strict=True):
-        logger.append = append
-
-
 def csv_lengths(callbacks: Sequence[Any]) -> dict[str, int]:
     """Returns the length of the file of each CSVLogger in bytes, by its name."""
     names = [callback.filename for callback in callbacks if is_stock(callback, "CSVLogger")]
@@ -127,16 +105,25 @@ def csv_lengths(callbacks: Sequence[Any]) -> dict[str, int]:
 
 
 def cut_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
-    """Cuts files to what `csv_lengths` returned, after `on_train_begin`; a file without a length begins again."""
+    """Drops the rows that CSVLoggers have written after a checkpoint, and has them add rows to those before it.
+
+    By itself a CSVLogger begins a new file in each process, or with `append=True` adds to all that exists.
+
+    Args:
+      callbacks: The callbacks, before `on_train_begin` or during the training.
+      lengths: What `csv_lengths` returned for the checkpoint. A logger that is new in the run does as it says.
+    """
     for logger in callbacks:
-        if not is_stock(logger, "CSVLogger") or not os.path.exists(logger.filename):
+        if not is_stock(logger, "CSVLogger") or logger.filename not in lengths or not os.path.exists(logger.filename):
             continue
         size = os.path.getsize(logger.filename)
-        length = min(size, lengths.get(logger.filename, size if logger.append else 0))
-        os.truncate(logger.filename, length)
-        if isinstance(logger.csv_file, io.IOBase) and not logger.csv_file.closed:
-            logger.csv_file.seek(0, os.SEEK_END)
+        length = min(size, lengths[logger.filename])
+        logger.append = True
         logger.append_header = length == 0
+        if length < size:
+            os.truncate(logger.filename, length)
+            if getattr(logger, "csv_file", None) is not None:  # it is open at the position of the dropped rows
+                logger.on_train_begin()
 
 
 def write_to_temporary_folders(callbacks: Sequence[Any]) -> None:

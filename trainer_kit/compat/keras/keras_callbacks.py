@@ -20,7 +20,6 @@ from trainer_kit.compat.keras.callback_state import (
     cut_csv_files,
     is_of_keras,
     is_stock,
-    keeping_csv_files,
     read_history,
     write_history,
     write_to_temporary_folders,
@@ -31,13 +30,11 @@ from trainer_kit.runtime.keras_internals import (
     compilation,
     of_keras_2,
     set_batch_counter,
-    steps_per_execution,
     traces_batches,
 )
 from trainer_kit.runtime.tensorflow_internals import SummaryState
 from trainer_kit.telemetry.report import SilentWriter, Writer
 from trainer_kit.telemetry.scalars import as_scalar
-from trainer_kit.training.loops.intervals import next_multiple
 
 _LOG = logging.getLogger(__name__)
 _NAMES = {"training_loss": "loss", "validation_loss": "loss"}
@@ -130,10 +127,10 @@ class KerasCallbacks(Callback):
             # The copy needs as much memory as the state, and callbacks of Keras change none of it.
             changes_state = run.step > 0 and any(_runs_own_code(callback) for callback in self.callbacks)
             restored = run.trainer.state.undisturbed(everything=True) if changes_state else contextlib.nullcontext()
-            with keeping_csv_files(self.callbacks, resumes=run.step > 0), restored:
+            if saved is not None:
+                cut_csv_files(self.callbacks, saved.get("files", {}))
+            with restored:
                 self.call("on_train_begin", {})
-        for state in self._states:
-            state.begin()
         self.has_begun = True
 
     def epoch_begin(self, run: Run, epoch: int) -> None:
@@ -241,9 +238,9 @@ class KerasCallbacks(Callback):
         for attributes in self._states:  # a callback that was added or removed since changes nothing for the others
             name = type(attributes.owner).__name__
             entry = next((entry for entry in saved if entry[0] == name), None)
-            attributes.restore({} if entry is None else entry[1])
             if entry is not None:
                 saved.remove(entry)
+                attributes.restore(entry[1])
         if not self.has_begun:  # the run is finished
             return
 
@@ -273,9 +270,7 @@ class KerasCallbacks(Callback):
 class TrainBatches:
     """The TrainingHooks of callbacks with methods around training batches.
 
-    The methods are called once for each execution, of `compile(steps_per_execution=n)`. Batches count from 0 in each
-    epoch. An execution begins with the number of its first batch and ends with that of its last one. Runs eagerly, on
-    the host.
+    Batches count from 0 in each epoch. Runs eagerly, on the host.
 
     Args:
       keras_callbacks: All callbacks of Keras, with their parameters.
@@ -283,41 +278,39 @@ class TrainBatches:
 
     Attributes:
       callbacks: The callbacks with such methods.
-      begun: The step of an execution that has begun and done nothing yet; None if there is none. A run that SIGTERM
-        stops there resumes without beginning it twice.
+      begun: The step of a batch that has begun and is not trained yet; None if there is none. A run that SIGTERM stops
+        there resumes without beginning it twice.
     """
 
     def __init__(self, keras_callbacks: KerasCallbacks, run: Run) -> None:
-        self.callbacks = [one for one in keras_callbacks.callbacks if acts_on_batches(one, TRAIN_BATCHES)]
+        self.callbacks = [
+            callback for callback in keras_callbacks.callbacks if acts_on_batches(callback, TRAIN_BATCHES)
+        ]
         self.begun: int | None = None
         self._keras_callbacks = keras_callbacks
         self._run = run
         self._epochs: Any = run.epochs  # there are some wherever loops are split
-        self._steps = steps_per_execution(run.model)
 
     def next_end(self, step: int) -> int:
-        """Returns the step at which the execution or the epoch ends."""
-        epoch = self._epochs.ended(step)
-        begin = self._epochs.end(epoch)
-        return min(begin + next_multiple(step - begin, self._steps), self._epochs.end(epoch + 1))
+        """Returns the step after the next batch."""
+        return step + 1
 
     def begin(self, step: int) -> None:
-        """Calls the methods before an execution."""
-        batch = step - self._epochs.end(self._epochs.ended(step))
-        if batch % self._steps == 0 and self.begun != step:
-            self._keras_callbacks.call("on_train_batch_begin", batch, {}, callbacks=self.callbacks)
-            self.begun = step
+        """Calls the methods before a batch."""
+        if self.begun == step:
+            return
+        _, number = self._epochs.place(step + 1)
+        self._keras_callbacks.call("on_train_batch_begin", number - 1, {}, callbacks=self.callbacks)
+        self.begun = step
 
     def end(self, step: int, results: dict[str, Any]) -> bool:
-        """Calls the methods after an execution; returns whether the loop goes on."""
+        """Calls the methods after a batch; returns whether the loop goes on."""
         model = self._run.model
-        _, done = self._epochs.place(step)
+        _, number = self._epochs.place(step)
         self.begun = None
-        if done % self._steps == 0 or self._epochs.is_end(step):
-            set_batch_counter(model, step, training=True)
-            logs = self._keras_callbacks.training_logs(self._run.trainer.reported(results))
-            batch = last_batch(model, done - 1)
-            self._keras_callbacks.call("on_train_batch_end", batch, logs, callbacks=self.callbacks)
+        set_batch_counter(model, step, training=True)
+        logs = self._keras_callbacks.training_logs(self._run.trainer.reported(results))
+        self._keras_callbacks.call("on_train_batch_end", number - 1, logs, callbacks=self.callbacks)
         if model.stop_training:
             self._run.stop(f"a Keras callback has set model.stop_training at step {step}")
         return not self._run.requests.stop
@@ -328,26 +321,25 @@ class TestBatches:
 
     Attributes:
       callbacks: The callbacks with such methods.
-      steps: The number of batches in an execution.
+      steps: The number of batches between two calls of a method.
     """
 
     __test__ = False  # of pytest
+    steps = 1
 
     def __init__(self, keras_callbacks: KerasCallbacks, run: Run) -> None:
-        self.callbacks = [one for one in keras_callbacks.callbacks if acts_on_batches(one, TEST_BATCHES)]
-        self.steps = steps_per_execution(run.model)
+        self.callbacks = [callback for callback in keras_callbacks.callbacks if acts_on_batches(callback, TEST_BATCHES)]
         self._keras_callbacks = keras_callbacks
         self._model = run.model
 
     def begin(self, batch: int) -> None:
-        """Calls the methods before an execution."""
+        """Calls the methods before a batch."""
         self._keras_callbacks.call("on_test_batch_begin", batch, {}, callbacks=self.callbacks)
 
     def end(self, batch: int, results: dict[str, Any]) -> bool:
-        """Calls the methods after an execution; returns whether the evaluation goes on."""
+        """Calls the methods after a batch; returns whether the evaluation goes on."""
         set_batch_counter(self._model, batch + 1, training=False)
-        number = last_batch(self._model, batch)
-        self._keras_callbacks.call("on_test_batch_end", number, keras_logs(results), callbacks=self.callbacks)
+        self._keras_callbacks.call("on_test_batch_end", batch, keras_logs(results), callbacks=self.callbacks)
         return not getattr(self._model, "stop_evaluating", False)
 
 
@@ -402,18 +394,6 @@ class FitCallbacks(KerasCallbacks):
         """Returns also the step; see KerasCallbacks."""
         return {**super().state(), "step": self._run.step}
 
-    def restore(self, state: Any) -> None:
-        """Also begins all passes of a run that has ended, since a later fit may read the same data on."""
-        super().restore(state)
-        passes = state.get("earlier_passes")  # of an earlier release; they are in the task's state now
-        if passes is not None and isinstance(self._data, PassSource):
-            self._data.restore(passes)
-        total = self.params["epochs"] * self.params["steps"]
-        steps = min(state.get("step", 0), total)
-        has_ended = not self.has_begun or self._stopped or steps >= total
-        if has_ended and isinstance(self._data, PassSource):
-            self._data.begin_passes(math.ceil(steps / self._data.steps_per_pass))
-
     def finish(self, model: Any, model_dir: str) -> Any:
         """Returns the History after the run, which may have been finished before; it is the model's, too."""
         if not self.has_begun:
@@ -426,13 +406,21 @@ class FitCallbacks(KerasCallbacks):
                 self.restore(self.saved_state)
             model.stop_training = self._stopped
             read_history(model_dir, self.history)
-        if not self._has_trained:  # at any verbosity: a program may have taken the folder of another fit
+        if not self._has_trained:
+            if isinstance(self._data, PassSource) and self.saved_state is not None:
+                # A later fit of the program may read the same data on.
+                steps = min(self.saved_state["step"], self.params["epochs"] * self.params["steps"])
+                self._data.begin_passes(math.ceil(steps / self._data.steps_per_pass))
+            # At any verbosity: a program may have taken the folder of another fit.
             how = "was ended by a callback" if self._stopped else "ended"
             advice = "" if self._stopped else ", or more epochs to go on"
             print(
                 f"nothing to do: the run in {model_dir} {how} after {len(self.history.epoch)} epochs; give another "
                 f"model_dir to start a new run{advice}"
             )
+        elif self.params["verbose"] and self._run.chief:
+            how = "was ended by a callback" if self._stopped else "finished"
+            print(f"the run {how} at step {self._run.step}; checkpoints, reports and history.json are in {model_dir}")
         model.history = self.history
         return self.history
 
@@ -485,17 +473,6 @@ def acts_on_batches(callback: Any, methods: Sequence[str]) -> bool:
             if condition is None or condition(callback):
                 return True
     return False
-
-
-def last_batch(model: Any, batch: int) -> int:
-    """Returns the number with which an execution ends whose last batch has the number `batch`.
-
-    In Keras 3 the last execution of an epoch ends as if it were a full one.
-    """
-    if of_keras_2(model):
-        return batch
-    steps = steps_per_execution(model)
-    return batch - batch % steps + steps - 1
 
 
 def _runs_own_code(callback: Any) -> bool:

@@ -12,7 +12,6 @@ import tf_keras
 from trainer_kit.compat.keras.callback_state import (
     csv_lengths,
     cut_csv_files,
-    keeping_csv_files,
     write_to_temporary_folders,
 )
 
@@ -24,10 +23,8 @@ class Started:
         self.logger = kind(str(path), append=append)
         self.logger.set_model(keras.Model())
         self.logger.model.stop_training = False
-        with keeping_csv_files([self.logger], resumes=state is not None):
-            self.logger.on_train_begin()
-        if state is not None:
-            cut_csv_files([self.logger], state)
+        cut_csv_files([self.logger], state or {})
+        self.logger.on_train_begin()
 
     def epochs(self, *numbers: int) -> None:
         for number in numbers:

@@ -93,13 +93,13 @@ def test_batches_and_a_stop_between_them_are_those_of_keras(tmp_path: Path) -> N
             self.model.stop_training = self.model.optimizer.iterations == 7  # after three of the four batches
 
     theirs, ours, again = Batches(), Batches(), Batches()  # calls are state: those of an earlier start come back
-    expected = fit(one := linear(steps_per_execution=3), None, [theirs, WarmUp(), Stop()], epochs=4)
-    history = fit(other := linear(steps_per_execution=3), tmp_path, [ours, WarmUp(), Stop()], epochs=4)
+    expected = fit(one := linear(), None, [theirs, WarmUp(), Stop()], epochs=4)
+    history = fit(other := linear(), tmp_path, [ours, WarmUp(), Stop()], epochs=4)
     assert_same_calls(ours.calls, theirs.calls)
     assert history.epoch == expected.epoch == [0, 1]
     np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], rtol=1e-6)
     np.testing.assert_allclose(other.get_weights()[0], one.get_weights()[0], rtol=1e-6, atol=1e-6)
-    finished = linear(steps_per_execution=3)
+    finished = linear()
     assert fit(finished, tmp_path, [again], epochs=4).history == history.history
     assert len(again.calls) == len(ours.calls)
     np.testing.assert_array_equal(finished.get_weights()[0], other.get_weights()[0])
@@ -164,7 +164,7 @@ def test_callbacks_of_tf_keras_have_its_numbers(tmp_path: Path) -> None:
         tf_keras.utils.set_random_seed(3)
         model = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(3)])
         loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("sgd", loss, metrics=["accuracy"], steps_per_execution=3, jit_compile=False)
+        model.compile("sgd", loss, metrics=["accuracy"], jit_compile=False)
         return model
 
     theirs, ours = Noting(), Noting()
