@@ -1,8 +1,7 @@
-"""Data whose passes a trainer begins, each with a new iterator, and a tf.data.Dataset that is read so."""
+"""DatasetPasses: a tf.data.Dataset whose passes a trainer begins, each with a new iterator."""
 
 from __future__ import annotations
 
-import abc
 import logging
 import weakref
 from typing import Any
@@ -32,52 +31,7 @@ _BEGIN_AT_ONCE = {
 _BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 
 
-class PassSource(abc.ABC):
-    """A Source of which a KerasTrainer begins each pass, since it needs a new iterator.
-
-    Attributes:
-      by_pass: Whether an iterator ends with its pass, so that the trainer has to begin the next one.
-      steps_per_pass: The number of batches in a pass.
-      element_spec: The spec of a batch.
-    """
-
-    by_pass = True
-    steps_per_pass: int
-    element_spec: Any
-
-    @abc.abstractmethod
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns batches from `position` on, counted over all passes, up to the end of the pass if `by_pass`.
-
-        Runs on the host.
-        """
-
-    @abc.abstractmethod
-    def begin(self, position: int, *, reads: bool) -> bool:
-        """Prepares the pass of batch `position`. Runs eagerly, in scope, on the host.
-
-        Args:
-          position: The position of the next batch, counted over all passes.
-          reads: Whether there is an iterator at that position, of the last pass that was begun.
-
-        Returns:
-          Whether a new iterator has to be made.
-        """
-
-    @abc.abstractmethod
-    def begin_passes(self, count: int) -> None:
-        """Begins the first `count` passes of the run and all before them, unless this process has begun them."""
-
-    @abc.abstractmethod
-    def state(self) -> Any:
-        """Returns what a checkpoint has to hold, so that a resumed run reads the same passes."""
-
-    @abc.abstractmethod
-    def restore(self, state: Any) -> None:
-        """Takes what `state` returned, after it went through JSON; ignores the state of another kind of data."""
-
-
-class DatasetPasses(PassSource):
+class DatasetPasses:
     """A Source of the passes over one dataset.
 
     A new iterator draws the next orders of the shuffles of its dataset, and begins random ops again. Within one
@@ -91,7 +45,9 @@ class DatasetPasses(PassSource):
       unused: How many iterators are made and not read: before the first pass, and after each pass.
 
     Attributes:
-      batches_per_epoch: See the arguments.
+      batches_per_epoch, steps_per_pass: The number of batches in a pass.
+      element_spec: The spec of a batch.
+      by_pass: Whether an iterator ends with its pass, so that the trainer has to begin the next one.
       earlier: The number of passes over `given` before the first one of this run; None until that is known.
     """
 
@@ -103,6 +59,7 @@ class DatasetPasses(PassSource):
         given: tf.data.Dataset,
         unused: tuple[int, int] = (0, 0),
     ) -> None:
+        self.by_pass = True
         self._dataset = dataset
         self._given = given
         self._unused = unused
@@ -113,15 +70,22 @@ class DatasetPasses(PassSource):
         self._number = -1  # of the pass that is read
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns batches from `position` on; see PassSource."""
+        """Returns batches from `position` on, to the end of the pass if `by_pass`; see Source."""
         del input_context
         rest = self._dataset.skip(position % self.batches_per_epoch)
         return rest if self.by_pass else rest.concatenate(self._dataset.repeat())
 
     def begin(self, position: int, *, reads: bool) -> bool:
-        """Prepares the shuffles for the pass of batch `position`; see PassSource.
+        """Prepares the shuffles for the pass of a batch. Runs eagerly, in scope, on the host.
 
         After a restart this draws the orders of the passes before, and reads these passes only as far as that needs.
+
+        Args:
+          position: The position of the next batch, counted over all passes.
+          reads: Whether there is an iterator at that position, of the last pass that was begun.
+
+        Returns:
+          Whether a new iterator has to be made.
         """
         number = position // self.batches_per_epoch
         if number == self._number and reads:
@@ -143,7 +107,7 @@ class DatasetPasses(PassSource):
         return identity_of(self._given)
 
     def begin_passes(self, count: int) -> None:
-        """Draws what the first `count` passes of the run and all before them draw; see PassSource."""
+        """Draws what the first `count` passes of the run and all before them draw, unless this process has drawn it."""
         for number in range(_BEGUN.get(self._given, 0), (self.earlier or 0) + count):
             self._draw_unused(number)
             self._draw_orders()

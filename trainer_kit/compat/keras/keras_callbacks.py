@@ -24,7 +24,8 @@ from trainer_kit.compat.keras.callback_state import (
     write_history,
     write_to_temporary_folders,
 )
-from trainer_kit.compat.keras.dataset_passes import PassSource
+from trainer_kit.compat.keras.dataset_passes import DatasetPasses
+from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.errors import UsageError
 from trainer_kit.runtime.keras_internals import (
     compilation,
@@ -407,7 +408,7 @@ class FitCallbacks(KerasCallbacks):
             model.stop_training = self._stopped
             read_history(model_dir, self.history)
         if not self._has_trained:
-            if isinstance(self._data, PassSource) and self.saved_state is not None:
+            if isinstance(self._data, (DatasetPasses, PyDatasetEpochs)) and self.saved_state is not None:
                 # A later fit of the program may read the same data on.
                 steps = min(self.saved_state["step"], self.params["epochs"] * self.params["steps"])
                 self._data.begin_passes(math.ceil(steps / self._data.steps_per_pass))

@@ -6,7 +6,6 @@ import inspect
 import logging
 import math
 import operator
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -103,7 +102,6 @@ def fit(
     if keras.config.max_epochs() or keras.config.max_steps_per_epoch():
         raise UsageError("keras.config limits the epochs or their steps; give fit epochs and steps_per_epoch instead")
     check_arguments(fit, x, epochs, options)
-    random_state = random.getstate()
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = train_validation_split((x, y, sample_weight), validation_split)
 
@@ -116,7 +114,6 @@ def fit(
             steps_per_epoch=steps_per_epoch,
             shuffle=shuffle,
             class_weight=class_weight,
-            random_state=random_state,
             keras_2=of_keras_2(model),
         )
         validation = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-import itertools
+import functools
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.compat.keras.dataset_passes import PassSource
 from trainer_kit.inputs.dataset_resume import Resumption
 from trainer_kit.runtime.keras_internals import data_adapter
 
@@ -47,20 +46,16 @@ class SequenceOfKeras2(keras.utils.PyDataset):
         self._has_begun = False
 
 
-class PyDatasetEpochs(PassSource):
+class PyDatasetEpochs:
     """A Source of the batches of one pass after the other; they are global.
 
     The `workers` of the PyDataset are threads here, also with use_multiprocessing. Its `on_epoch_begin` and
     `on_epoch_end` are called for each epoch, also for those before a restart, so that a state which depends on them
-    is the same.
-
-    A shuffled one is read in the orders that Keras draws from Python's `random`.
+    is the same. The order of the batches in a pass is a pure function of `seed` and the number of the pass.
 
     Args:
       dataset: The PyDataset.
-      shuffle: Whether each pass has another order of the batches.
-      random_state: What `random.getstate()` returned before the first order is drawn. None: that of
-        `random.Random(0)`.
+      seed: The seed of the orders. None: passes are not shuffled.
       class_weight: The argument of `Model.fit`.
 
     Attributes:
@@ -71,18 +66,9 @@ class PyDatasetEpochs(PassSource):
       evaluation: The number of the evaluation that reads the next pass, counted from 0; None: it is for training.
     """
 
-    def __init__(
-        self,
-        dataset: keras.utils.PyDataset,
-        shuffle: bool = False,
-        random_state: tuple[Any, ...] | None = None,
-        class_weight: Any = None,
-    ) -> None:
+    def __init__(self, dataset: keras.utils.PyDataset, seed: int | None = None, class_weight: Any = None) -> None:
         self._dataset = dataset
-        self._shuffle = shuffle
-        self._random_state = random_state or random.Random(0).getstate()
-        # In the scope of a strategy Keras reads a batch to build the model, which takes an order.
-        self._unused_orders = int(random_state is not None and tf.distribute.has_strategy())
+        self._seed = seed
         self._class_weight = class_weight
         adapter = data_adapter(dataset, shuffle=False)
         self.batches_per_epoch: int | None = adapter.num_batches
@@ -96,7 +82,7 @@ class PyDatasetEpochs(PassSource):
         self._number = -1  # the number of the epoch that is read
 
     def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the batches from `position` on; see PassSource."""
+        """Returns the batches from `position` on, to the end of the epoch if `by_pass`; see Source."""
         del input_context
         batches = tf.data.Dataset.from_generator(lambda: self._batches(position), output_signature=self.element_spec)
         if self._class_weight is not None:
@@ -108,31 +94,10 @@ class PyDatasetEpochs(PassSource):
         return Resumption("inexact", (_MOVES_RANDOM_STATE,)) if self._moves_random_state else None
 
     def begin(self, position: int, *, reads: bool) -> bool:
-        """Returns whether the batch of this position needs a new iterator; see PassSource."""
+        """Returns whether the batch of this position needs a new iterator; see DatasetPasses."""
         number_before = self._number
         self._number = position // self.steps_per_pass
         return self._number != number_before or not reads
-
-    def state(self) -> list[Any]:
-        """Returns the state of Python's `random` from which the orders are drawn; see PassSource."""
-        return list(self._random_state)
-
-    def restore(self, state: Any) -> None:
-        """Goes on with the orders of the run that saved the checkpoint."""
-        if isinstance(state, list):  # a tf.data.Dataset of an earlier start has another state
-            version, words, gauss = state
-            self._random_state = (version, tuple(words), gauss)
-
-    def _batches(self, position: int) -> Iterator[Any]:
-        first, used = divmod(position, self.batches_per_epoch) if self.batches_per_epoch else (0, position)
-        numbers = itertools.islice(itertools.chain.from_iterable(self._passes(first)), used, None)
-        epoch, done = divmod(position, self.steps_per_pass)
-        while True:
-            self.begin_passes(1 + (epoch if self.evaluation is None else self.evaluation))
-            yield from self._read(itertools.islice(numbers, self.steps_per_pass - done))
-            if self.by_pass or self.evaluation is not None:
-                return
-            epoch, done = epoch + 1, 0
 
     def begin_passes(self, count: int) -> None:
         """Calls the methods of the PyDataset that begin the first `count` epochs, unless this run has called them."""
@@ -143,42 +108,49 @@ class PyDatasetEpochs(PassSource):
             self._dataset.on_epoch_begin()
             self._begun += 1
 
-    def _passes(self, first: int) -> Iterator[Iterable[int]]:
-        """Yields the numbers of the batches of each pass from pass `first` on."""
-        if self.batches_per_epoch is None:
-            return iter([itertools.count()])
-        if not self._shuffle:
-            return itertools.repeat(range(self.batches_per_epoch))
-        return itertools.islice(self._drawn_orders(self.batches_per_epoch), first + self._unused_orders, None)
-
-    def _drawn_orders(self, batches: int) -> Iterator[list[int]]:
-        generator = random.Random()
-        generator.setstate(self._random_state)
+    def _batches(self, position: int) -> Iterator[Any]:
+        epoch = position // self.steps_per_pass
         while True:
-            order = list(range(batches))
-            generator.shuffle(order)
-            yield order
+            self.begin_passes(1 + (epoch if self.evaluation is None else self.evaluation))
+            epoch += 1
+            end = epoch * self.steps_per_pass
+            yield from self._read(map(self._number_at, range(position, end)))
+            if self.by_pass or self.evaluation is not None:
+                return
+            position = end
+
+    def _number_at(self, position: int) -> int:
+        """Returns the number of the batch at a position, counted over all passes."""
+        if self.batches_per_epoch is None:
+            return position
+        number, place = divmod(position, self.batches_per_epoch)
+        return place if self._seed is None else _drawn_order(self._seed, number, self.batches_per_epoch)[place]
 
     def _read(self, numbers: Iterable[int]) -> Iterator[Any]:
         """Yields the batches of these numbers in order; as many threads read ahead as there are workers."""
-        if self._dataset.workers < 2:
-            yield from (self._of_spec(self._dataset[number]) for number in numbers)
-            return
-        numbers = iter(numbers)
-        most_ahead = max(self._dataset.workers, self._dataset.max_queue_size)
-        with ThreadPoolExecutor(self._dataset.workers) as threads:
+        workers = max(1, self._dataset.workers)
+        most_ahead = max(workers, self._dataset.max_queue_size) if workers > 1 else 1
+        with ThreadPoolExecutor(workers) as threads:
             ahead = collections.deque[Future[Any]]()
-            while True:
-                for number in itertools.islice(numbers, most_ahead - len(ahead)):
-                    ahead.append(threads.submit(self._dataset.__getitem__, number))
-                if not ahead:
-                    return
+            for number in numbers:
+                ahead.append(threads.submit(self._dataset.__getitem__, number))
+                if len(ahead) == most_ahead:
+                    yield self._of_spec(ahead.popleft().result())
+            while ahead:
                 yield self._of_spec(ahead.popleft().result())
 
     def _of_spec(self, batch: Any) -> Any:
         """Returns a batch in the structure that Keras gives it."""
         parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
         return with_own_memory(parts if isinstance(self.element_spec, tuple) else parts[0])
+
+
+@functools.lru_cache(maxsize=2)
+def _drawn_order(seed: int, number: int, batches: int) -> list[int]:
+    """Returns the order of the batches in a shuffled pass."""
+    order = list(range(batches))
+    random.Random(f"{seed} {number}").shuffle(order)
+    return order
 
 
 def with_own_memory(batch: Any) -> Any:

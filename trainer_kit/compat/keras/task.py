@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.compat.keras.dataset_passes import PassSource
+from trainer_kit.compat.keras.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
 from trainer_kit.compat.keras.preparation import flattened, prepare_step, with_autograph
 from trainer_kit.compat.keras.program_changes import changes
@@ -152,12 +152,12 @@ class FitTask(KerasTask):
     def state(self) -> dict[str, Any]:
         """Returns also what passes over the data draw from; see KerasTask."""
         batches = self.data.batches
-        return {**super().state(), "orders": batches.state() if isinstance(batches, PassSource) else None}
+        return {**super().state(), "orders": batches.state() if isinstance(batches, DatasetPasses) else None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on with the orders of the run that saved the checkpoint; see KerasTask."""
         batches = self.data.batches
-        if isinstance(batches, PassSource) and state["orders"] is not None:
+        if isinstance(batches, DatasetPasses):
             batches.restore(state["orders"])
         super().restore(state)
 

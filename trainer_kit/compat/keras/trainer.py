@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.compat.keras.dataset_passes import PassSource
+from trainer_kit.compat.keras.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.preparation import flattened, with_autograph
 from trainer_kit.compat.keras.program_changes import description
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
@@ -78,7 +78,7 @@ class KerasTrainer(Trainer):
 
     def _begin_pass(self) -> None:
         source = self.data.made
-        if isinstance(source, PassSource) and source.by_pass:
+        if isinstance(source, (DatasetPasses, PyDatasetEpochs)) and source.by_pass:
             position = self.data.position
             source.by_pass = not position.left_out  # a loop without such a batch ends in the next pass
             if not source.by_pass or source.begin(position.batch, reads=self.data.started):

@@ -79,7 +79,6 @@ def training_data(
     steps_per_epoch: int | None = None,
     shuffle: bool | str = True,
     class_weight: Any = None,
-    random_state: tuple[Any, ...] | None = None,
     seed: int | None = None,
     keras_2: bool = False,
 ) -> TrainingData:
@@ -88,7 +87,6 @@ def training_data(
     Runs eagerly, in scope, on the host.
 
     Args:
-      random_state: See PyDatasetEpochs.
       seed: The seed of an experiment, each of whose epochs has an order of its own. Passes over its
         datasets are then read with one iterator.
       keras_2: Whether the orders are those of tf_keras.
@@ -99,7 +97,8 @@ def training_data(
     """
     x = _readable(x)
     if isinstance(x, keras.utils.PyDataset):
-        source = PyDatasetEpochs(x, bool(shuffle), random_state, class_weight)
+        order_seed = tf.compat.v1.get_seed(1)[0] if seed is None else seed  # without a global seed it is a constant
+        source = PyDatasetEpochs(x, order_seed if shuffle else None, class_weight)
         steps = epoch_steps(steps_per_epoch, source.batches_per_epoch, "a PyDataset without a length")
         source.steps_per_pass = steps
         source.by_pass = seed is None

@@ -109,6 +109,27 @@ def test_a_shuffled_dataset_is_read_once_an_epoch(tmp_path: Path) -> None:
     assert len(read) == 300
 
 
+def test_a_shuffled_py_dataset_resumes_inside_a_pass(tmp_path: Path) -> None:
+    class Numbered(Batches):
+        """Batches whose features are their number."""
+
+        def __getitem__(self, number: int) -> Any:
+            return np.full((20, 8), number, "float32"), Y[:20]
+
+    options = {"shuffle": True, "class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
+    passes = training_data(Numbered(), shuffle=True).batches
+    orders = [[int(x[0, 0]) for x, _ in passes.at(position)] for position in (0, 5, 7)]
+    passes.by_pass = False
+    assert [int(x[0, 0]) for x, _ in passes.at(2).take(8)] == [*orders[0][2:], *orders[1]]
+    assert orders[0] != orders[1] == [*orders[1][:2], *orders[2]]
+    assert sorted(orders[0]) == sorted(orders[1]) == [0, 1, 2, 3, 4]
+
+    expected = losses("ours", Numbered(), model_dir=tmp_path / "a", epochs=3, **options)
+    stopped = {"checkpoint_interval": 3, "trainer": {"train_steps": 8}}  # inside of the second epoch
+    losses("ours", Numbered(), model_dir=tmp_path / "b", epochs=3, **stopped, **options)
+    assert losses("ours", Numbered(), model_dir=tmp_path / "b", epochs=3, **options) == expected
+
+
 # ---- a PyDataset that changes at the end of an epoch
 
 
