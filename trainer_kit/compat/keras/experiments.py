@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainer_kit.compat.keras.task_config import TRAINER, KerasTaskConfig
+from trainer_kit.compat.keras.task_config import TRAINER, KerasExperiment, KerasTaskConfig
 from trainer_kit.config.experiments import register_experiment, register_task
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
@@ -52,7 +52,7 @@ def register_keras_experiment(
     def make_task(params: Any, logging_dir: str | None = None) -> Any:
         from trainer_kit.compat.keras.task import ExperimentTask
 
-        return ExperimentTask(params, logging_dir, build_fn=build_fn, data_fn=data_fn, callbacks=callbacks)
+        return ExperimentTask(params, logging_dir, KerasExperiment(build_fn, data_fn, callbacks))
 
     register_task(ExperimentTaskConfig, make_task, trainer=TRAINER)
 

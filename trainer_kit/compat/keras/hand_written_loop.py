@@ -90,11 +90,7 @@ def train_loop(
             _epochs(train_ds, steps_per_epoch),
             val_dataset,
             model_dir,
-            train_step=train_step,
-            test_step=test_step,
-            optimizer=optimizer,
-            metrics=tuple(metrics or ()),
-            val_metrics=tuple(val_metrics or ()),
+            HandWrittenLoop(train_step, test_step, optimizer, tuple(metrics or ()), tuple(val_metrics or ())),
         )
         task.prepare(model, trains=True, evaluates=test_step is not None)
     options["runtime"] = {"enable_xla": False, **(options.get("runtime") or {})}
@@ -153,6 +149,25 @@ def _epochs(train_ds: Any, steps_per_epoch: int | None) -> TrainingData:
     return dataclasses.replace(data, batches=epoch.repeat())
 
 
+@dataclasses.dataclass(frozen=True)
+class HandWrittenLoop:
+    """The parts of a loop by hand.
+
+    Attributes:
+      train_step: Trains on a batch and returns its loss, a tuple that begins with the loss, or a dict with "loss".
+      test_step: Evaluates a batch, and returns the same or None; None if there is no evaluation.
+      optimizer: The optimizer, or a dict of optimizers by name.
+      metrics: The metrics that train_step updates.
+      val_metrics: The metrics that test_step updates.
+    """
+
+    train_step: Callable[..., Any]
+    test_step: Callable[..., Any] | None
+    optimizer: Any
+    metrics: Sequence[Any]
+    val_metrics: Sequence[Any]
+
+
 @configclass
 class LoopTaskConfig(KerasTaskConfig):
     """The section `task` of a loop by hand."""
@@ -163,36 +178,17 @@ class LoopTask(FitTask):
 
     Args:
       model, data, validation, model_dir: See FitTask.
-      train_step: Trains on a batch and returns its loss, a tuple that begins with the loss, or a dict with "loss".
-      test_step: Evaluates a batch, and returns the same or None; None if there is no evaluation.
-      optimizer: The optimizer, or a dict of optimizers by name.
-      metrics: The metrics that train_step updates.
-      val_metrics: The metrics that test_step updates.
+      loop: The loop.
 
     Attributes:
-      metrics, val_metrics: The arguments.
+      loop: The argument.
     """
 
     config_class = LoopTaskConfig
 
-    def __init__(
-        self,
-        model: Any,
-        data: TrainingData,
-        validation: Any,
-        model_dir: str,
-        *,
-        train_step: Callable[..., Any],
-        test_step: Callable[..., Any] | None,
-        optimizer: Any,
-        metrics: Sequence[Any],
-        val_metrics: Sequence[Any],
-    ) -> None:
+    def __init__(self, model: Any, data: TrainingData, validation: Any, model_dir: str, loop: HandWrittenLoop) -> None:
         super().__init__(model, data, validation, model_dir)
-        self._functions = {"train_step": train_step, "test_step": test_step}
-        self._optimizer = optimizer
-        self.metrics = metrics
-        self.val_metrics = val_metrics
+        self.loop = loop
         self._evaluates_loss = False  # known when test_step is traced
 
     def prepare(self, model: Any, *, trains: bool, evaluates: bool) -> Any:
@@ -203,27 +199,30 @@ class LoopTask(FitTask):
             evaluation has no result.
         """
         if trains and self._trained is not model:
-            self._trace("train_step", spec_of_batches(self.data.batches), self.metrics, "metrics")
+            self._trace("train_step", self.data.batches, "metrics")
             self._trained = model
         if evaluates and self._evaluated is not model:
-            self._trace("test_step", spec_of_batches(self.validation), self.val_metrics, "val_metrics")
+            self._trace("test_step", self.validation, "val_metrics")
             self._evaluated = model
             if not self.evaluation_names():
                 raise UsageError(
                     "test_step returns no loss and there are no val_metrics, so an evaluation has no result; return "
                     "the loss from test_step, or give val_metrics=[...], the metrics that test_step updates"
                 )
-        return self._optimizer
+        return self.loop.optimizer
 
     def evaluation_names(self) -> list[str]:
         """Returns the names of the single numbers that an evaluation gives, after `prepare`."""
-        return [*(["loss"] if self._evaluates_loss else []), *(metric.name for metric in self.val_metrics)]
+        return [*(["loss"] if self._evaluates_loss else []), *(metric.name for metric in self.loop.val_metrics)]
 
-    def _trace(self, name: str, spec: Any, metrics: Sequence[Any], argument: str) -> None:
-        """Traces a function, and warns of a metric that it updates and that is not in the argument for it."""
-        graph = traced(lambda batch: self._logs(name, batch) and None, spec).graph
+    def _trace(self, name: str, data: Any, argument: str) -> None:
+        """Traces a function, and warns of a metric that it updates and that is not in the argument for it.
+
+        Nothing resets such a metric, so that a step that returns its result would report a wrong one.
+        """
+        graph = traced(lambda batch: self._logs(name, batch) and None, spec_of_batches(data)).graph
         updated = {id(variable) for variable in graph.variables}
-        listed = {id(variable) for metric in metrics for variable in metric.variables}
+        listed = {id(variable) for metric in getattr(self.loop, argument) for variable in metric.variables}
         kinds = (keras.metrics.Metric, sys.modules.get("tf_keras", keras).metrics.Metric)
         for metric in [value for value in gc.get_objects() if issubclass(type(value), kinds)]:
             others = [variable for variable in metric.variables if id(variable) not in listed]
@@ -241,11 +240,11 @@ class LoopTask(FitTask):
         Raises:
           UsageError: when the function does not accept the batch, or train_step returns no loss.
         """
-        step: Any = self._functions[name]
+        step: Any = getattr(self.loop, name)
         # As a loop by hand calls it: with the parts of a tuple, or with the batch itself.
         parts = batch if isinstance(batch, tuple) else (batch,)
         signature = inspect.signature(step)
-        arguments = next((one for one in (parts, (batch,)) if _accepts(signature, one)), None)
+        arguments = next((values for values in (parts, (batch,)) if _accepts(signature, values)), None)
         if arguments is None:
             raise UsageError(
                 f"{name}{signature} cannot be called with a batch, which has {len(parts)} parts; give it one "
@@ -313,10 +312,10 @@ class LoopTrainer(KerasTrainer):
     """Trains a LoopTask; see KerasTrainer."""
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
-        return LoopMetrics("training_loss", task.metrics)
+        return LoopMetrics("training_loss", task.loop.metrics)
 
     def _evaluation_metrics(self, config: Any, task: Any, model: Any, wanted: bool) -> Any:
-        return LoopMetrics("validation_loss", task.val_metrics)
+        return LoopMetrics("validation_loss", task.loop.val_metrics)
 
 
 register_task(LoopTaskConfig, LoopTask, trainer="trainer_kit.compat.keras.hand_written_loop:LoopTrainer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from trainer_kit.compat.keras.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
 from trainer_kit.compat.keras.preparation import flattened, prepare_step, with_autograph
 from trainer_kit.compat.keras.program_changes import changes
-from trainer_kit.compat.keras.task_config import KerasTaskConfig
+from trainer_kit.compat.keras.task_config import KerasExperiment, KerasTaskConfig
 from trainer_kit.compat.keras.training_data import DatasetEpochs, TrainingData, training_data, validation_dataset
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
@@ -163,34 +163,25 @@ class FitTask(KerasTask):
 
 
 class ExperimentTask(KerasTask):
-    """The task of an experiment of `register_keras_experiment`, whose arguments are those of this class.
+    """The task of an experiment of `register_keras_experiment`.
 
     Args:
       params: The task's config.
       logging_dir: The folder of the run's files.
+      experiment: What makes model, data and callbacks.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        logging_dir: str | None = None,
-        *,
-        build_fn: Callable[[], Any],
-        data_fn: Callable[[Any], Any],
-        callbacks: Callable[[], Any] = list,
-    ) -> None:
+    def __init__(self, params: Any, logging_dir: str | None, experiment: KerasExperiment) -> None:
         super().__init__(params, logging_dir)
-        self._build_fn = build_fn
-        self._data_fn = data_fn
-        self._callbacks = callbacks
+        self._experiment = experiment
 
     def build_model(self) -> Any:
         """Returns a compiled model."""
-        return self._build_fn()
+        return self._experiment.build_fn()
 
     def build_callbacks(self) -> list[Callback]:
         """Returns the callbacks of the task; those of Keras are together in one callback of trainer_kit."""
-        native, of_keras = split_callbacks(self._callbacks())
+        native, of_keras = split_callbacks(self._experiment.callbacks())
         return [*([KerasCallbacks(of_keras)] if of_keras else []), *native]
 
     def build_inputs(
@@ -202,7 +193,7 @@ class ExperimentTask(KerasTask):
           UsageError: when there is no data, or it does not tell the length of an epoch.
         """
         del input_context
-        examples = self._data_fn(params)
+        examples = self._experiment.data_fn(params)
         size = params.global_batch_size or None
         if examples is None:
             raise UsageError(

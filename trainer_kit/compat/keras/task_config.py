@@ -1,6 +1,10 @@
-"""The section `task` of compiled Keras models. Imports no TensorFlow."""
+"""The section `task` of compiled Keras models, and what an experiment makes of them. Imports no TensorFlow."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
@@ -12,6 +16,21 @@ TRAINER = "trainer_kit.compat.keras.trainer:KerasTrainer"
 @configclass
 class KerasTaskConfig(TaskConfig):
     """The section `task` of a compiled Keras model."""
+
+
+@dataclass(frozen=True)
+class KerasExperiment:
+    """What the runs of an experiment are made of; see `register_keras_experiment`.
+
+    Attributes:
+      build_fn: Returns a compiled model.
+      data_fn: Returns the data of a DataConfig.
+      callbacks: Returns new callbacks.
+    """
+
+    build_fn: Callable[[], Any]
+    data_fn: Callable[[Any], Any]
+    callbacks: Callable[[], Any] = list
 
 
 register_task(KerasTaskConfig, "trainer_kit.compat.keras.task:KerasTask", trainer=TRAINER)

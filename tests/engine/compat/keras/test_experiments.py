@@ -13,6 +13,7 @@ import trainer_kit
 from tests.engine.compat.keras.keras_programs import X, Y, assert_same_weights, classifier, pairs
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.task import ExperimentTask
+from trainer_kit.compat.keras.task_config import KerasExperiment
 from trainer_kit.compat.keras.trainer import KerasTrainer
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.errors import UsageError
@@ -34,7 +35,7 @@ tk_keras.register_keras_experiment("keras_door_in_order", classifier, in_order, 
 
 
 def test_each_epoch_of_an_experiment_has_its_own_order() -> None:
-    task = ExperimentTask(None, build_fn=classifier, data_fn=arrays)
+    task = ExperimentTask(None, None, KerasExperiment(classifier, arrays))
     source = task.build_inputs(DataConfig(global_batch_size=100, is_training=True))
     first, second = (y.numpy().tolist() for _, y in source.at(0).take(2))
     assert first != second
@@ -86,7 +87,8 @@ def test_load_model_builds_the_model_of_a_run(launched: tuple[Path, Any, Any]) -
 
 def test_data_that_is_missing_is_reported() -> None:
     with pytest.raises(UsageError, match=r"data_fn returned None for params\.is_training=True; return \(x, y\)"):
-        ExperimentTask(None, build_fn=classifier, data_fn=lambda _: None).build_inputs(DataConfig(is_training=True))
+        task = ExperimentTask(None, None, KerasExperiment(classifier, lambda _: None))
+        task.build_inputs(DataConfig(is_training=True))
 
 
 class Stop(trainer_kit.Callback):
