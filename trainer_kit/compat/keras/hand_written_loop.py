@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
 from trainer_kit.compat.keras.model_fit import check_arguments, run_fit
-from trainer_kit.compat.keras.preparation import spec_of_batches
 from trainer_kit.compat.keras.task import FitTask
 from trainer_kit.compat.keras.task_config import KerasTaskConfig
 from trainer_kit.compat.keras.trainer import KerasTrainer
@@ -220,7 +219,7 @@ class LoopTask(FitTask):
 
         Nothing resets such a metric, so that a step that returns its result would report a wrong one.
         """
-        graph = traced(lambda batch: self._logs(name, batch) and None, spec_of_batches(data)).graph
+        graph = traced(lambda batch: self._logs(name, batch) and None, data.element_spec).graph
         updated = {id(variable) for variable in graph.variables}
         listed = {id(variable) for metric in getattr(self.loop, argument) for variable in metric.variables}
         kinds = (keras.metrics.Metric, sys.modules.get("tf_keras", keras).metrics.Metric)

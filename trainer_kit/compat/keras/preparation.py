@@ -24,11 +24,6 @@ def flattened(logs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def spec_of_batches(data: Any) -> Any:
-    """Returns the spec of a batch of a dataset or a Source, which need not have it as an attribute."""
-    return data.element_spec if hasattr(data, "element_spec") else data.at(0).element_spec
-
-
 def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str, tf.TensorSpec]:
     """Has model, optimizers and metrics create the variables of a step; runs nothing. Called in strategy scope.
 
@@ -53,7 +48,8 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
         is_known = spec.shape[0] and spec.shape[0] % replicas == 0
         return tf.TensorSpec([spec.shape[0] // replicas if is_known else None, *spec.shape[1:]], spec.dtype)
 
-    batch = tf.nest.map_structure(spec_of_replica, spec_of_batches(data))
+    spec = data.element_spec if hasattr(data, "element_spec") else data.at(0).element_spec  # a Source may have none
+    batch = tf.nest.map_structure(spec_of_replica, spec)
 
     # What a step of Keras 3 does is known without a trace of its gradients.
     if replicas == 1 and isinstance(model, keras.Model) and not is_overridden(model, step.__name__):

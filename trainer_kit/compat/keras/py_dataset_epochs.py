@@ -54,7 +54,7 @@ class PyDatasetEpochs:
     is the same. The order of the batches in a pass is a pure function of `seed` and the number of the pass.
 
     Args:
-      dataset: The PyDataset.
+      dataset: The PyDataset, or a Sequence of tf_keras.
       seed: The seed of the orders. None: passes are not shuffled.
       class_weight: The argument of `Model.fit`.
 
@@ -66,7 +66,9 @@ class PyDatasetEpochs:
       evaluation: The number of the evaluation that reads the next pass, counted from 0; None: it is for training.
     """
 
-    def __init__(self, dataset: keras.utils.PyDataset, seed: int | None = None, class_weight: Any = None) -> None:
+    def __init__(self, dataset: Any, seed: int | None = None, class_weight: Any = None) -> None:
+        if not isinstance(dataset, keras.utils.PyDataset):
+            dataset = SequenceOfKeras2(dataset)
         self._dataset = dataset
         self._seed = seed
         self._class_weight = class_weight

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.array_epochs import ArrayEpochs
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
-from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs, SequenceOfKeras2, with_own_memory
+from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs, with_own_memory
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_graph import graph_of
 from trainer_kit.inputs.sources.arrays import array_identity
@@ -95,8 +94,7 @@ def training_data(
       UsageError: when the data does not tell the length of an epoch, or has no examples.
       ValueError: for data that Keras cannot read, with Keras's message.
     """
-    x = _readable(x)
-    if isinstance(x, keras.utils.PyDataset):
+    if hasattr(x, "on_epoch_end"):  # a PyDataset, or a Sequence of tf_keras
         order_seed = tf.compat.v1.get_seed(1)[0] if seed is None else seed  # without a global seed it is a constant
         source = PyDatasetEpochs(x, order_seed if shuffle else None, class_weight)
         steps = epoch_steps(steps_per_epoch, source.batches_per_epoch, "a PyDataset without a length")
@@ -104,6 +102,8 @@ def training_data(
         source.by_pass = seed is None
         return TrainingData(source, steps)
 
+    if isinstance(x, GeneratorType):
+        x = (with_own_memory(batch) for batch in x)
     options = {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch, "class_weight": class_weight}
     adapter = data_adapter(x, y, sample_weight, shuffle=False, **options)
     if is_array_adapter(adapter):
@@ -148,26 +148,28 @@ def validation_dataset(validation_data: Any, batch_size: int | None = None, step
       UsageError: for arrays without examples.
       ValueError: for data that Keras cannot read, with Keras's message.
     """
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(_readable(validation_data))
-    if isinstance(x, keras.utils.PyDataset):
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+    if hasattr(x, "on_epoch_end"):  # a PyDataset, or a Sequence of tf_keras
         source = PyDatasetEpochs(x)
         source.evaluation = 0
         return source
+
+    if isinstance(x, GeneratorType):
+        x = (with_own_memory(batch) for batch in x)
     adapter = data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if is_array_adapter(adapter):
         size = int(adapter.batch_size)
         arrays = read_arrays(x, y, sample_weight, name="validation_data")
         length = math.ceil(int(tf.nest.flatten(arrays)[0].shape[0]) / size)
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if tf.distribute.has_strategy() and replicas == 1:
-            # A MirroredStrategy of one device leaves out a rebatch.
+        if tf.distribute.has_strategy():
+            # With one device it would leave out a rebatch, and with several the length after one.
             batches = tf.data.Dataset.from_tensor_slices(arrays).batch(size)
         else:
             # Without a function, which each evaluation would make anew with its iterator.
             batches = tf.data.Dataset.from_tensors(arrays).rebatch(size)
-        if replicas == 1:  # others would drop the length, with a warning
             batches = batches.apply(tf.data.experimental.assert_cardinality(length))
         return DatasetEpochs(batches, length, arrays=(x, y, sample_weight))
+
     dataset = adapter.get_tf_dataset()
     if isinstance(x, GeneratorType):
         elements = list(dataset.take(steps or -1))
@@ -175,14 +177,6 @@ def validation_dataset(validation_data: Any, batch_size: int | None = None, step
             lambda: map(with_own_memory, elements), output_signature=dataset.element_spec
         )
     return dataset
-
-
-def _readable(x: Any) -> Any:
-    """Returns a Sequence of tf_keras as a PyDataset, a generator whose batches have their own memory, or `x`."""
-    keras_2 = sys.modules.get("tf_keras")
-    if keras_2 is not None and isinstance(x, keras_2.utils.Sequence):
-        return SequenceOfKeras2(x)
-    return (with_own_memory(batch) for batch in x) if isinstance(x, GeneratorType) else x
 
 
 def read_arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any = None, name: str = "x") -> Any:
