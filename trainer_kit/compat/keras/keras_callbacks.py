@@ -113,11 +113,10 @@ class KerasCallbacks(Callback):
                 callback.set_model(run.model)
 
         self._train_batches = TrainBatches(self, run)
-        if self._train_batches.callbacks and run.epochs is not None:
+        if run.epochs is not None and any(acts_on_batches(callback, TRAIN_BATCHES) for callback in self.callbacks):
             run.trainer.split_training(self._train_batches)
-        test_batches = TestBatches(self, run)
-        if test_batches.callbacks:
-            run.trainer.split_evaluations(test_batches)
+        if any(acts_on_batches(callback, TEST_BATCHES) for callback in self.callbacks):
+            run.trainer.split_evaluations(TestBatches(self, run.model))
 
     def train_begin(self, run: Run) -> None:
         """Calls `on_train_begin`, unless the training had ended; a resumed run keeps the values of its checkpoint."""
@@ -257,10 +256,10 @@ class KerasCallbacks(Callback):
         if self._run.model.stop_training:
             self._run.stop("a Keras callback ended the run at an earlier start")
 
-    def call(self, method: str, *arguments: Any, callbacks: Sequence[Any] | None = None) -> None:
-        """Calls a method of all callbacks, or of some, with summaries of their own; runs eagerly, on the host."""
+    def call(self, method: str, *arguments: Any) -> None:
+        """Calls a method of all callbacks, with summaries of their own; runs eagerly, on the host."""
         with self._summaries.in_use():
-            for callback in self.callbacks if callbacks is None else callbacks:
+            for callback in self.callbacks:
                 try:
                     getattr(callback, method)(*arguments)
                 except (StopIteration, tf.errors.OutOfRangeError) as error:
@@ -269,7 +268,7 @@ class KerasCallbacks(Callback):
 
 
 class TrainBatches:
-    """The TrainingHooks of callbacks with methods around training batches.
+    """The TrainingHooks that call the methods of callbacks around training batches.
 
     Batches count from 0 in each epoch. Runs eagerly, on the host.
 
@@ -278,15 +277,11 @@ class TrainBatches:
       run: The run, whose model is compiled.
 
     Attributes:
-      callbacks: The callbacks with such methods.
       begun: The step of a batch that has begun and is not trained yet; None if there is none. A run that SIGTERM stops
         there resumes without beginning it twice.
     """
 
     def __init__(self, keras_callbacks: KerasCallbacks, run: Run) -> None:
-        self.callbacks = [
-            callback for callback in keras_callbacks.callbacks if acts_on_batches(callback, TRAIN_BATCHES)
-        ]
         self.begun: int | None = None
         self._keras_callbacks = keras_callbacks
         self._run = run
@@ -301,7 +296,7 @@ class TrainBatches:
         if self.begun == step:
             return
         _, number = self._epochs.place(step + 1)
-        self._keras_callbacks.call("on_train_batch_begin", number - 1, {}, callbacks=self.callbacks)
+        self._keras_callbacks.call("on_train_batch_begin", number - 1, {})
         self.begun = step
 
     def end(self, step: int, results: dict[str, Any]) -> bool:
@@ -311,36 +306,38 @@ class TrainBatches:
         self.begun = None
         set_batch_counter(model, step, training=True)
         logs = self._keras_callbacks.training_logs(self._run.trainer.reported(results))
-        self._keras_callbacks.call("on_train_batch_end", number - 1, logs, callbacks=self.callbacks)
+        self._keras_callbacks.call("on_train_batch_end", number - 1, logs)
         if model.stop_training:
             self._run.stop(f"a Keras callback has set model.stop_training at step {step}")
         return not self._run.requests.stop
 
 
 class TestBatches:
-    """The EvaluationHooks of callbacks with methods around the batches of an evaluation; see TrainBatches.
+    """The EvaluationHooks that call the methods of callbacks around the batches of an evaluation; see TrainBatches.
+
+    Args:
+      keras_callbacks: All callbacks of Keras.
+      model: The model.
 
     Attributes:
-      callbacks: The callbacks with such methods.
       steps: The number of batches between two calls of a method.
     """
 
     __test__ = False  # of pytest
     steps = 1
 
-    def __init__(self, keras_callbacks: KerasCallbacks, run: Run) -> None:
-        self.callbacks = [callback for callback in keras_callbacks.callbacks if acts_on_batches(callback, TEST_BATCHES)]
+    def __init__(self, keras_callbacks: KerasCallbacks, model: Any) -> None:
         self._keras_callbacks = keras_callbacks
-        self._model = run.model
+        self._model = model
 
     def begin(self, batch: int) -> None:
         """Calls the methods before a batch."""
-        self._keras_callbacks.call("on_test_batch_begin", batch, {}, callbacks=self.callbacks)
+        self._keras_callbacks.call("on_test_batch_begin", batch, {})
 
     def end(self, batch: int, results: dict[str, Any]) -> bool:
         """Calls the methods after a batch; returns whether the evaluation goes on."""
         set_batch_counter(self._model, batch + 1, training=False)
-        self._keras_callbacks.call("on_test_batch_end", batch, keras_logs(results), callbacks=self.callbacks)
+        self._keras_callbacks.call("on_test_batch_end", batch, keras_logs(results))
         return not getattr(self._model, "stop_evaluating", False)
 
 
