@@ -63,6 +63,11 @@ class Clipping:
         return any(bound is not None for bound in (self.clipnorm, self.clipvalue, self.global_clipnorm))
 
 
+def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns the L2 norm of all gradients together, summed in float32; runs eagerly or in graph."""
+    return tf.linalg.global_norm([tf.cast(_values(gradient), tf.float32) for gradient in gradients])
+
+
 def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
     """Returns `gradients` within the bounds of `clipping`; runs eagerly or in graph.
 
@@ -71,7 +76,7 @@ def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
     """
     clipped = list(gradients)
     if clipping.global_clipnorm is not None:
-        norm = tf.linalg.global_norm([tf.cast(_values(gradient), tf.float32) for gradient in clipped])
+        norm = global_norm(clipped)
         factor = clipping.global_clipnorm / tf.maximum(norm, clipping.global_clipnorm)
         clipped = [scaled(gradient, factor) for gradient in clipped]
     if clipping.clipnorm is not None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.serving.load import check_built, load_model
-from trainer_kit.training.named_tensors import LayerOutputs, collecting, unknown_tensor
+from trainer_kit.training.named_tensors import LayerOutputs, unknown_tensor
 
 Predictor = Callable[..., dict[str, np.ndarray]]
 
@@ -58,7 +58,7 @@ def get_predictor(
 
     @tf.function(reduce_retracing=True, autograph=False)
     def traced(values: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        with collecting(outputs, layers) as found:
+        with layers.collect(outputs) as found:
             returned = converted(model)(arguments(values), training=False)
         own = returned if isinstance(returned, Mapping) else {getattr(model, "name", ""): returned}
         known = {**own, **found.tensors}

@@ -216,7 +216,7 @@ class EvaluationSteps:
 
     def results(self) -> dict[str, Any]:
         """Returns the results of the metrics, and the tensors that are asked for; called in cross-replica context."""
-        return {**self.metrics.results(), **self._evaluator.eval_tensors.results()}
+        return self.metrics.results()
 
 
 class Evaluator(BaseTrainer):
@@ -553,8 +553,8 @@ class Evaluator(BaseTrainer):
         with self.state.in_use:
             self.state.put_generators_back()
         if one.name not in self._results:  # the loop has not read them
-            self._results[one.name] = to_numpy({**metrics.results(), **self.eval_tensors.results()})
-        self.eval_tensors.read(self._results[one.name], one.name)
+            self._results[one.name] = to_numpy(metrics.results())
+        self.eval_tensors.read(one.name)
         metrics.reset_returned()
         return state
 
@@ -658,15 +658,15 @@ class Evaluator(BaseTrainer):
         with self.eval_tensors.captured(model) as tensors:
             logs = converted(task.validation_step)(inputs, model=model, metrics=updated)
         logs = metrics.take_metrics(task, logs, model)
-        self.eval_tensors.store_tensors(tensors)
+        self.eval_tensors.update_metrics(tensors)
         if not isinstance(logs, Mapping):
             raise TrainerKitError(
                 f"{type(task).__name__}.validation_step has to return a dict of logs; it returned {logs!r}"
             )
-        if task.loss in logs:
-            metrics.update_loss(logs[task.loss], inputs)
-        if not self._aggregates(task):
-            metrics.update_step_values(task, logs, inputs)
+        reported = logs
+        if self._aggregates(task):  # the task reduces the other values itself
+            reported = {name: value for name, value in logs.items() if name == task.loss}
+        metrics.update(task, reported, inputs)
         return logs
 
     @tf.autograph.experimental.do_not_convert

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradient_processors import GradientProcessing
-from trainer_kit.optimizers.gradients import Gradient
+from trainer_kit.optimizers.gradients import Gradient, global_norm
 from trainer_kit.optimizers.learning_rate import innermost
-from trainer_kit.training.metrics import MetricSet
+from trainer_kit.training.metrics import MetricSet, StepMean
 
 _NAME = "gradient_norm"
 _FIELD = "trainer.report_gradient_norm"
@@ -21,31 +20,22 @@ _ADVICE = "the training step applies gradients in another way; call trainer_kit.
 
 
 class GradientNorms:
-    """Reports the global norm of the gradients of one optimizer as a scalar of its steps.
+    """Updates a mean with the global norm of the gradients of one optimizer.
 
-    It is the attribute `gradient_norms` of the optimizer; see `optimizers.gradients`.
+    It is the attribute `gradient_norms` of the optimizer; see `optimizers.gradients`. The mean itself would become a
+    part of the optimizer in checkpoints.
 
     Args:
-      metrics: The training metrics, to which the norms are added.
-      key: The name of the scalar.
-
-    Attributes:
-      key: The argument of this name.
-      is_used: Whether a step has been traced that records norms.
+      mean: The mean of the norms over the updates of a loop.
     """
 
-    def __init__(self, metrics: MetricSet, key: str) -> None:
-        self._metrics = metrics
-        self.key = key
-        self.is_used = False
+    def __init__(self, mean: StepMean) -> None:
+        self._mean = mean
 
     @tf.autograph.experimental.do_not_convert
     def update(self, gradients: Sequence[Gradient]) -> None:
         """Records the norm of the gradients of an update, summed over replicas and unscaled; in a replica."""
-        self.is_used = True
-        values = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
-        norm = tf.linalg.global_norm([tf.cast(value, tf.float32) for value in values])
-        self._metrics.add_scalars({self.key: norm})
+        self._mean.update_state(global_norm(gradients))
 
 
 class GradientReports:
@@ -61,28 +51,44 @@ class GradientReports:
       task: The task that made the optimizers.
 
     Raises:
-      UsageError: when a metric has the name of the report.
+      UsageError: when a metric has the name of the report, or no optimizer has the processors of its section.
     """
 
     def __init__(self, options: Any, optimizer: Any, global_step: tf.Variable, metrics: MetricSet, task: Any) -> None:
-        self._options = options
-        self._task_name = type(task).__name__
-        self._metrics = metrics
         by_name = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}  # "" for a single one
         optimizers = {name: innermost(outer) for name, outer in by_name.items() if outer is not None}
-        reports_norms = bool(optimizers) and getattr(options, "report_gradient_norm", False)
-        if reports_norms:
-            metrics.reserve(_NAME, _FIELD)
+        self._is_traced: bool = getattr(options, "train_tf_function", True)
 
-        self._norms: dict[str, GradientNorms] = {}
+        self._means: dict[str, StepMean] = {}
+        if optimizers and getattr(options, "report_gradient_norm", False):
+            metrics.reserve(_NAME, _FIELD)
+            for name, inner in optimizers.items():
+                self._means[name] = StepMean(f"{_KEY}/{name}")
+                metrics.add_metric(self._means[name], _FIELD)
+                inner.gradient_norms = GradientNorms(self._means[name])
+
         self._processings: dict[str, GradientProcessing] = {}
         for name, inner in optimizers.items():
-            if reports_norms:
-                inner.gradient_norms = self._norms[name] = GradientNorms(metrics, f"{_KEY}/{name}")
             if processing := getattr(inner, "gradient_processing", None):
                 processing.global_step = global_step
                 processing.optimizer_name = name
                 self._processings[name] = processing
+
+        several: Mapping[str, Any] = getattr(options, "optimizers", None) or {}
+        sections = {f"optimizers.{name}": (section, [name]) for name, section in several.items()}
+        if not sections:
+            sections["optimizer_config"] = (getattr(options, "optimizer_config", None), list(optimizers))
+        self._required: dict[str, list[GradientProcessing]] = {}  # by the field that asks for the processors
+        for path, (section, names) in sections.items():
+            if not optimizers or not getattr(section, "gradient_processors", ()):
+                continue
+            field = f"trainer.{path}.gradient_processors"
+            self._required[field] = [self._processings[name] for name in names if name in self._processings]
+            if not self._required[field]:
+                raise UsageError(
+                    f"{field}: create_optimizer of {type(task).__name__} makes an optimizer without them; call "
+                    "super().create_optimizer, or remove the processors"
+                )
 
     def read(self, results: dict[str, Any]) -> None:
         """Gives the mean norms in the results of a loop their place; leaves out optimizers without an update.
@@ -90,43 +96,27 @@ class GradientReports:
         Args:
           results: The results of a loop, NumPy values.
         """
-        means = {}
-        for name, norms in self._norms.items():
-            mean = results.pop(norms.key, np.nan)
-            if not np.isnan(mean) or self._metrics.was_added(norms.key):
-                means[name] = mean
-        if means:
-            results[_NAME] = means.get("", means)
+        norms = {}
+        for name, mean in self._means.items():
+            norm = results.pop(mean.name)
+            if norm != 0 or mean.count > 0:  # the count is read only if there may be no update
+                norms[name] = norm
+        if norms:
+            results[_NAME] = norms.get("", norms)
 
     def first_step_done(self) -> None:
         """Checks, after the first step, that it has recorded norms and run processors as the config asks.
 
         Raises:
-          UsageError: when the step does not call `apply_gradients`, or an optimizer has not the processors of its
-            section.
+          UsageError: when the step does not call `apply_gradients`.
         """
-        if self._norms and not any(norms.is_used for norms in self._norms.values()):
+        if self._means and not any(mean.is_updated for mean in self._means.values()):
             raise UsageError(f"{_FIELD}: {_ADVICE}, or unset it")
-        several = getattr(self._options, "optimizers", None) or {}
-        sections = {f"optimizers.{name}": (section, [name]) for name, section in several.items()}
-        if not sections:
-            sections["optimizer_config"] = (getattr(self._options, "optimizer_config", None), list(self._processings))
-        for path, (section, names) in sections.items():
-            if not getattr(section, "gradient_processors", ()):
-                continue
-            processings = [self._processings[name] for name in names if name in self._processings]
-            if problem := self._problem_of_processors(processings):
-                raise UsageError(f"trainer.{path}.gradient_processors: {problem}, or remove the processors")
 
-    def _problem_of_processors(self, processings: Sequence[GradientProcessing]) -> str:
-        """Returns why the processors of an optimizer did not run in the first step; "" if they did."""
-        if not processings:
-            return (
-                f"create_optimizer of {self._task_name} makes an optimizer without them; call super().create_optimizer"
-            )
         # An eager step traces nothing: in the first step of its period an optimizer does not process gradients yet.
-        if not getattr(self._options, "train_tf_function", True) or tf.config.functions_run_eagerly():
-            are_used = any(processing.is_used for processing in self._processings.values())
-        else:
-            are_used = all(processing.is_used for processing in processings)
-        return "" if are_used else _ADVICE
+        is_traced = self._is_traced and not tf.config.functions_run_eagerly()
+        for field, processings in self._required.items():
+            expected = processings if is_traced else self._processings.values()
+            are_used = [processing.is_used for processing in expected]
+            if not (all(are_used) if is_traced else any(are_used)):
+                raise UsageError(f"{field}: {_ADVICE}, or remove the processors")

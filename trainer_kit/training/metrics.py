@@ -1,14 +1,14 @@
 """MetricSet: everything that the steps of a loop report as numbers, which is reset and read together.
 
-A value of a step gets here in one of two ways. A scalar is added to the sums of the set: those that a step returns, and
-the norms of its gradients. A metric is updated: the task's, those of the config, and those that a step returns.
+A step reports a value in one way: it updates a metric. `MetricSet.update` does so with the loss and the scalars that a
+step returns, `named_tensors` with tensors that are asked for by name, and `gradient_reports` with norms of gradients.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,22 +25,24 @@ _LOG = logging.getLogger(__name__)
 _MOST_SCALARS = 64  # that steps return
 
 
-class _Loss(keras.metrics.Mean):
-    """A mean that knows whether a step has reported a loss; a user's step may update it directly."""
+class StepMean(keras.metrics.Mean):
+    """A mean that knows whether a step has been traced that updates it; a user's step may update the loss directly."""
 
-    reported = False
+    is_updated = False
 
+    @tf.autograph.experimental.do_not_convert
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
         """Adds values to the mean; runs in graph, on a replica.
 
         A sum is added to the variable by one operation, and not as Keras adds it: TensorFlow may regroup an addition
         with those that made the loss (total + (a + b)), and not in each process in the same way.
         """
-        self.reported = True
-        if tf.convert_to_tensor(1.0 if sample_weight is None else sample_weight).shape.rank != 0:
-            return super().update_state(values, sample_weight)
-        weight = tf.cast(1.0 if sample_weight is None else sample_weight, self.dtype)
-        values = tf.cast(values, self.dtype)
+        self.is_updated = True
+        weight = 1.0 if sample_weight is None else sample_weight
+        if tf.convert_to_tensor(weight).shape.rank != 0:
+            return super().update_state(values, weight)
+        values = _without_nan_of_no_examples(tf.cast(values, self.dtype), weight)
+        weight = tf.cast(weight, self.dtype)
         self.total.value.assign_add(weight * tf.reduce_sum(values))
         self.count.value.assign_add(weight * tf.cast(tf.size(values), self.dtype))
         return None
@@ -48,14 +50,55 @@ class _Loss(keras.metrics.Mean):
     reset_states = keras.metrics.Metric.reset_state  # the name of Keras 2, which trainers of Model Garden use
 
 
+class ScalarMeans(keras.metrics.Metric):
+    """The means of the scalars that steps return, each weighted by the examples. Created in the scope of the strategy.
+
+    Their names are known when a step is traced, too late to create variables for checkpoints. So one variable has a row
+    for each of at most 64 names, in the order in which steps report them.
+
+    Args:
+      dtype: The dtype of the sums.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__(name="scalars", dtype=dtype)
+        self._scalars: list[str] = []
+        # Of each scalar the sum of its values times examples, and that of the examples.
+        self._sums = self.add_variable([_MOST_SCALARS, 2], "zeros", dtype, name="step_values")
+
+    @tf.autograph.experimental.do_not_convert
+    def update_state(self, scalars: Mapping[str, tf.Tensor], weight: Any) -> None:
+        """Adds scalars by name; runs in graph, on a replica.
+
+        Raises:
+          UsageError: when steps have returned more than 64 different scalars.
+        """
+        self._scalars += [name for name in scalars if name not in self._scalars]
+        if len(self._scalars) > _MOST_SCALARS:
+            raise UsageError(
+                f"the steps return more than {_MOST_SCALARS} scalars in addition to the loss; "
+                f"{self._scalars[_MOST_SCALARS]!r} is one too many: return tensors with an axis for values that need "
+                "no curve"
+            )
+        rows = [[self._scalars.index(name)] for name in scalars]
+        values = tf.stack([tf.cast(value, self.dtype) for value in scalars.values()])
+        values = _without_nan_of_no_examples(values, weight)
+        weight = tf.cast(weight, self.dtype)
+        added = tf.stack([values * weight, tf.fill([len(rows)], weight)], axis=1)
+        self._sums.value.assign_add(tf.scatter_nd(rows, added, self._sums.shape))
+
+    @tf.autograph.experimental.do_not_convert
+    def result(self) -> dict[str, tf.Tensor]:
+        """Returns the means by name; called in cross-replica context."""
+        sums = tf.convert_to_tensor(self._sums)
+        return {name: tf.cast(sums[row, 0] / sums[row, 1], tf.float32) for row, name in enumerate(self._scalars)}
+
+
 class MetricSet:
-    """The metrics of training or of validation, with the loss. Created in the scope of the strategy.
+    """What the steps of a loop report, which is reset and read together. Created in the scope of the strategy.
 
-    The names of the scalars that steps return are known when a step is traced, too late to create variables for
-    checkpoints: so one variable has a row for each of at most 64 names, in the order in which steps report them.
-
-    Metrics that steps return are known only then, too, and the loop resets its metrics before its first step. So these
-    metrics are reset from Python, after the results of a loop have been read.
+    Metrics that steps return are known when a step is traced, and the loop resets its metrics before its first step. So
+    these metrics are reset from Python, after the results of a loop have been read.
 
     Args:
       loss_name: The name under which the mean loss is reported.
@@ -74,7 +117,7 @@ class MetricSet:
 
     def __init__(self, loss_name: str, metrics: Sequence[Any], *, exact: bool = False) -> None:
         dtype = "float64" if exact else "float32"
-        self.loss = _Loss(loss_name, dtype=dtype)
+        self.loss = StepMean(loss_name, dtype=dtype)
         self.metrics = list(metrics)
         counts = Counter(metric.name for metric in [*self.metrics, self.loss])
         if twice := [name for name, count in counts.items() if count > 1]:
@@ -82,20 +125,13 @@ class MetricSet:
 
         self._names = frozenset(counts)
         self._reserved: dict[str, str] = {}
-        self._tensor_metrics: list[Any] = []
+        self._scalars = ScalarMeans(dtype)
+        self._own_metrics: list[Any] = [self._scalars]  # of the engine, which the task's steps do not see
         self.returned: dict[str, Any] = {}
         self._warned: set[str] = set()
-        self._scalars: list[str] = []
-        self._sums = tf.Variable(  # of each scalar the sum of its values times examples, and that of the examples
-            tf.zeros([_MOST_SCALARS, 2], dtype),
-            trainable=False,
-            name="step_values",
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
 
-    def add_tensor_metric(self, metric: Any, field: str) -> None:
-        """Adds a metric that a tensor of the step updates, and not the step itself.
+    def add_metric(self, metric: Any, field: str) -> None:
+        """Adds a metric that the engine updates, and not the task's step.
 
         Args:
           metric: The metric.
@@ -107,7 +143,7 @@ class MetricSet:
         if metric.name in self._reserved:
             raise UsageError(f"{field}: another metric is called {metric.name!r} too; give each args.name its own")
         self.reserve(metric.name, field)
-        self._tensor_metrics.append(metric)
+        self._own_metrics.append(metric)
 
     def reserve(self, name: str, field: str) -> None:
         """Keeps a name for a result of the engine's own: a step that returns such a scalar is refused.
@@ -127,8 +163,8 @@ class MetricSet:
     def take_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
         """Records the metrics that a step returned, and returns what else it returned; runs in graph, on a replica.
 
-        Warns of a scalar that has the name of a metric in an attribute of the task, or of a metric of the model that
-        the step uses: it may be the metric's result.
+        Warns of a scalar that has the name of a metric in an attribute of the task, or of a metric of the model: it may
+        be the metric's result.
 
         Args:
           task: The task of the step. What tasks of Model Garden return stays as it is.
@@ -140,18 +176,20 @@ class MetricSet:
         """
         if not isinstance(task, Task) or not isinstance(logs, Mapping):
             return logs
-        scalars = {name: value for name, value in logs.items() if not _is_metric(value)}
-        for name, metric in logs.items():
-            if name in scalars or str(name) in self._names:
-                continue
-            if self.returned.setdefault(str(name), metric) is not metric:
+        scalars = {}
+        for name, value in logs.items():
+            if not _is_metric(value):
+                scalars[name] = value
+            elif str(name) not in self._names and self.returned.setdefault(str(name), value) is not value:
                 raise UsageError(
                     f"a step returned a new metric object named {str(name)!r}; create it once, in the task's __init__ "
                     "or in build_model, and return the same object in each step"
                 )
 
-        metrics = {metric.name for metric in (*_metrics_of(task), *_used_metrics_of(model))}
-        for name in sorted((metrics & scalars.keys()) - self._names - self._warned):
+        attributes = [*vars(task).values(), getattr(model, "metrics", None)]
+        metrics = [part for value in attributes for part in (value if isinstance(value, (list, tuple)) else [value])]
+        names = {metric.name for metric in metrics if _is_metric(metric)}
+        for name in sorted((names & scalars.keys()) - self._names - self._warned):
             self._warned.add(name)
             _LOG.warning(
                 "the step returns the scalar %r, and the task or the model holds a metric of this name; the mean of "
@@ -162,132 +200,76 @@ class MetricSet:
         return scalars
 
     @tf.autograph.experimental.do_not_convert
-    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
-        """Adds the loss and the other scalars of one training step; runs in graph, on a replica.
+    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0) -> None:
+        """Adds what a training step returned; runs in graph, on a replica.
 
         Args:
           task: The task of the step.
           logs: What the step returned.
-          inputs: The batch, or micro-batch. If the number of its examples is known only in graph, batches may differ
-            in it, and it is the weight of the loss. Losses of Model Garden's tasks have no weights.
-          share: See `update_loss`.
+          inputs: The batch, or micro-batch.
+          share: The micro-batch's share of its batch, the weight of a loss of Model Garden's tasks, whose batches may
+            not show how many examples they have.
+
+        Raises:
+          TrainerKitError: when the logs hold no loss.
         """
-        loss = step_loss(task, logs)
-        weight = _examples(inputs) if share is None else share
-        if isinstance(task, Task) and not isinstance(weight, float):
-            self.update_loss(loss, inputs)
-        else:
-            self.update_loss(loss, share=share)
-        self.update_step_values(task, logs, inputs)
+        logs = {**logs, task.loss: step_loss(task, logs)}
+        self.update(task, logs, inputs, None if isinstance(task, Task) else share)
 
     @tf.autograph.experimental.do_not_convert
-    def update_loss(self, loss: tf.Tensor, inputs: Any = None, share: Any = None) -> None:
-        """Adds the loss of one batch; runs in graph, on a replica.
+    def update(self, task: Any, logs: Mapping[Any, Any], inputs: Any, weight: Any = None) -> None:
+        """Adds the loss and the other scalars that a step returned; runs in graph, on a replica.
 
         Args:
-          loss: The mean loss over the batch, or a loss for each example, each of which counts as one.
-          inputs: The batch; its number of examples is the weight of the loss, so that ragged and empty batches count
-            correctly. None: every batch has the same weight.
-          share: The micro-batch's share of its batch, for the loss of one; without `inputs`. A float above 0, or a
-            float32 scalar that may be 0.
-        """
-        weight = 1.0 if share is None else share
-        if inputs is not None:
-            weight = _examples(inputs)
-        loss = tf.cast(loss, self.loss.dtype)
-        if loss.shape.rank:
-            self.loss.update_state(loss)
-        else:
-            self.loss.update_state(_without_nan_of_no_examples(loss, weight), sample_weight=weight)
-
-    @tf.autograph.experimental.do_not_convert
-    def update_step_values(self, task: Any, logs: Mapping[Any, Any], inputs: Any) -> None:
-        """Adds the scalars that a step returned in addition to the loss; runs in graph, on a replica.
-
-        Args:
-          task: The task of the step. What tasks of Model Garden return is not reported.
-          logs: What the step returned. Values that are not single real numbers are left out.
-          inputs: The batch; its number of examples is the weight of the values.
+          task: The task of the step. Of what tasks of Model Garden return, only the loss is reported.
+          logs: What the step returned. The loss may be a mean over the batch, or a loss for each example, each of which
+            counts as one. Other values that are not single real numbers are left out.
+          inputs: The batch.
+          weight: The weight of the values: a float above 0, or a scalar that may be 0. None: the number of examples in
+            the batch, so that ragged and empty batches count correctly.
 
         Raises:
           UsageError: when steps have returned more than 64 different scalars, or one of a name that is reserved.
         """
-        if not isinstance(task, Task):
-            return
-        others = {str(name): value for name, value in logs.items() if name != task.loss}
-        numbers = {name: _number(value) for name, value in others.items() if name not in self._names}
-        scalars = {name: value for name, value in numbers.items() if value is not None}
-        if not scalars:
-            return
-
+        scalars: dict[str, tf.Tensor] = {}
+        for name, value in logs.items() if isinstance(task, Task) else ():
+            number = None if name == task.loss or str(name) in self._names else _number(value)
+            if number is not None:
+                scalars[str(name)] = number
         for name in scalars.keys() & self._reserved.keys():
             raise UsageError(
                 f"the step returns a scalar called {name!r}, and {self._reserved[name]} reports one of this name; give "
                 f"the scalar another name, or unset {self._reserved[name]}"
             )
-        self.add_scalars(scalars, _examples(inputs))
 
-    @tf.autograph.experimental.do_not_convert
-    def add_scalars(self, scalars: Mapping[str, Any], weight: Any = 1.0) -> None:
-        """Adds scalars, of which the loop reports the weighted means; runs in graph, on a replica.
-
-        Args:
-          scalars: The scalars by name.
-          weight: A float above 0, or a scalar that may be 0.
-
-        Raises:
-          UsageError: when a loop has more than 64 scalars.
-        """
-        rows = [[self._row(name)] for name in scalars]
-        values = tf.stack([tf.cast(value, self._sums.dtype) for value in scalars.values()])
-        values = _without_nan_of_no_examples(values, weight)
-        weight = tf.cast(weight, self._sums.dtype)
-        added = tf.stack([values * weight, tf.fill([len(rows)], weight)], axis=1)
-        self._sums.assign_add(tf.scatter_nd(rows, added, self._sums.shape))
-
-    def was_added(self, name: str) -> bool:
-        """Whether a scalar was added to since the last reset; runs eagerly, on the host."""
-        return name in self._scalars and bool(tf.convert_to_tensor(self._sums)[self._scalars.index(name), 1] > 0)
-
-    def _row(self, name: str) -> int:
-        """Returns the row of a scalar, which is new when the step is first traced."""
-        if name not in self._scalars:
-            if len(self._scalars) == _MOST_SCALARS:
-                raise UsageError(
-                    f"the steps return more than {_MOST_SCALARS} scalars in addition to the loss; {name!r} is one too "
-                    "many: return tensors with an axis for values that need no curve"
-                )
-            self._scalars.append(name)
-        return self._scalars.index(name)
+        if weight is None and (scalars or task.loss in logs):
+            weight = _examples(inputs)
+        if task.loss in logs:
+            loss = tf.convert_to_tensor(logs[task.loss])
+            self.loss.update_state(loss, None if loss.shape.rank else weight)
+        if scalars:
+            self._scalars.update_state(scalars, weight)
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
         """Resets all metrics but those that steps return; runs eagerly or in graph, in cross-replica context."""
-        for metric in [*self.metrics, *self._tensor_metrics, self.loss]:
+        for metric in [*self._own_metrics, *self.metrics, self.loss]:
             metric.reset_state()
-        self._sums.assign(tf.zeros_like(self._sums))
 
-    def reset_returned(self, whole: bool = True) -> None:
-        """Resets the metrics that steps return, after the results have been read; runs eagerly, on the host.
-
-        Args:
-          whole: Whether the loop has come to its end; one that was stopped in the middle goes on with their state.
-        """
-        for metric in self.returned.values() if whole else ():
+    def reset_returned(self) -> None:
+        """Resets the metrics that steps return, after the results of a whole loop; runs eagerly, on the host."""
+        for metric in self.returned.values():
             metric.reset_state()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns all results by name, with the loss if a step reported one; called in cross-replica context."""
         logs: dict[str, Any] = {}
-        sums = tf.convert_to_tensor(self._sums)
-        for row, name in enumerate(self._scalars):
-            logs[name] = tf.cast(sums[row, 0] / sums[row, 1], tf.float32)
-        metrics = {metric.name: metric for metric in [*self._tensor_metrics, *self.metrics]}
-        for name, metric in [*metrics.items(), *self.returned.items()]:
+        metrics = [(metric.name, metric) for metric in [*self._own_metrics, *self.metrics]]
+        for name, metric in [*metrics, *self.returned.items()]:
             result = converted(metric.result)()
             logs.update(result if isinstance(result, Mapping) else {name: result})
-        if self.loss.reported:
+        if self.loss.is_updated:
             logs[self.loss.name] = tf.cast(self.loss.result(), tf.float32)
         return logs
 
@@ -297,9 +279,8 @@ class MetricSet:
 
     def variables(self) -> list[Any]:
         """Returns the variables of all metrics but those that steps return, always in the same order."""
-        of_metrics = [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
-        of_tensors = [variable for metric in self._tensor_metrics for variable in metric.variables]
-        return [*of_metrics, self._sums, *of_tensors]
+        metrics = [*self._own_metrics, *self.metrics, self.loss]
+        return [variable for metric in metrics for variable in metric.variables]
 
     @property
     def returned_variables(self) -> list[Any]:
@@ -419,25 +400,8 @@ def _is_metric(value: Any) -> bool:
     return hasattr(value, "update_state") and hasattr(value, "result")
 
 
-def _metrics_of(task: Any) -> Iterator[Any]:
-    """Yields the metrics in the attributes of a task, and in lists there."""
-    for value in vars(task).values():
-        yield from filter(_is_metric, value if isinstance(value, (list, tuple)) else [value])
-
-
-def _used_metrics_of(model: Any) -> Iterator[Any]:
-    """Yields the metrics of a model that the graph of a step reads or writes; none in eager mode."""
-    used = {id(tensor) for tensor, _ in getattr(tf.compat.v1.get_default_graph(), "captures", ())}
-    for metric in getattr(model, "metrics", None) or ():
-        native = [variable if isinstance(variable, tf.Variable) else variable.value for variable in metric.variables]
-        if any(id(variable.handle) in used for variable in native):
-            yield metric
-
-
 def _number(value: Any) -> tf.Tensor | None:
     """Returns a value as a tensor if it is a single real number; else None."""
-    if isinstance(value, (Mapping, str, bytes)) or value is None or _is_metric(value):
-        return None
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,7 +20,6 @@ from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.training.metrics import MetricSet, configured_metrics
 
-_KEY = "trainer_kit/tensors"  # of the results of a loop
 _collector: ContextVar[TensorCollector | None] = ContextVar("collector", default=None)
 
 
@@ -90,22 +89,27 @@ class TensorCollector:
 
 
 class LayerOutputs:
-    """Exposes the outputs of the layers of a model by the names of the layers, while one of its contexts is open.
+    """Exposes the outputs of the layers of a model by the names of the layers, while tensors are collected.
 
     Args:
       model: A Keras 3 model, a tf_keras model or a tf.Module; layers inside layers count too.
+
+    Attributes:
+      model: The argument of this name.
     """
 
     def __init__(self, model: Any) -> None:
+        self.model = model
         self._layers: dict[str, list[Any]] = {}
-        parts = {id(part): part for part in tf.train.TrackableView(model).descendants()}
-        sequentials = [part for part in parts.values() if isinstance(part, keras.Sequential)]
-        unnamed = {key for sequential in sequentials for key in _unnamed_in(sequential)}
-        for key, part in parts.items():
-            is_called = callable(getattr(part, "call", None)) and type(part).__name__ != "InputLayer"
-            if is_called and key not in unnamed and isinstance(getattr(part, "name", None), str):
-                self._layers.setdefault(part.name, []).append(part)
         self._open_contexts = 0  # those of replicas, which are traced in turns, overlap
+        unnamed: set[int] = set()  # functional models inside of a Sequential of Keras, whose names users do not know
+        for part in tf.train.TrackableView(model).descendants():
+            if isinstance(part, keras.Sequential):
+                children = tf.train.TrackableView(part).children(part).values()
+                unnamed |= {id(child) for child in children} - {id(layer) for layer in part.layers}
+            is_called = callable(getattr(part, "call", None)) and type(part).__name__ != "InputLayer"
+            if is_called and id(part) not in unnamed and isinstance(getattr(part, "name", None), str):
+                self._layers.setdefault(part.name, []).append(part)
 
     @property
     def names(self) -> list[str]:
@@ -113,47 +117,35 @@ class LayerOutputs:
         return list(self._layers)
 
     @contextlib.contextmanager
-    def exposed(self, wanted: Collection[str]) -> Iterator[None]:
-        """A context in which the layers of these names expose their outputs; other names are ignored.
+    def collect(self, wanted: Collection[str]) -> Iterator[TensorCollector]:
+        """A context that collects the tensors of these names; a context inside it hides it.
 
         Raises:
-          UsageError: when two layers have a name that is wanted.
+          UsageError: when two layers have a name that is wanted; at the end of the context, when a tensor that is
+            asked for cannot be had.
         """
-        layers = [self._layer(name) for name in wanted if name in self._layers]
+        layers = []
+        for name in wanted:
+            namesakes = self._layers.get(name, [])
+            if len(namesakes) > 1:
+                raise UsageError(f"{len(namesakes)} layers are called {name!r}; give each layer a name of its own")
+            layers += namesakes
+        collector = TensorCollector(wanted)
+        token = _collector.set(collector)
         self._open_contexts += 1
         if self._open_contexts == 1:
             for layer in layers:
                 layer.call = _exposing(layer.name, layer.call)
         try:
-            yield
+            yield collector
         finally:
             self._open_contexts -= 1
             if self._open_contexts == 0:
                 for layer in layers:
                     del layer.call  # the method of its class is visible again
-
-    def _layer(self, name: str) -> Any:
-        if len(self._layers[name]) > 1:
-            raise UsageError(f"{len(self._layers[name])} layers are called {name!r}; give each layer a name of its own")
-        return self._layers[name][0]
-
-
-@contextlib.contextmanager
-def collecting(wanted: Collection[str], layers: LayerOutputs) -> Iterator[TensorCollector]:
-    """A context that collects the tensors of these names; a context inside it hides it.
-
-    Raises:
-      UsageError: at the end of the context, when a tensor that is asked for cannot be had.
-    """
-    collector = TensorCollector(wanted)
-    token = _collector.set(collector)
-    try:
-        with layers.exposed(wanted):
-            yield collector
-    finally:
-        _collector.reset(token)
-    if collector.problem:
-        raise UsageError(collector.problem)
+            _collector.reset(token)
+        if collector.problem:
+            raise UsageError(collector.problem)
 
 
 def unknown_tensor(name: str, known: Collection[str], where: str, advice: str = "") -> UsageError:
@@ -190,8 +182,74 @@ def check_evaluation_tensors(trainer: Any) -> None:
         tf.function(trainer.eval_step, autograph=False).get_concrete_function(iterator)
 
 
+class LastValue:
+    """The value of a tensor in the last step, on each replica. It is updated as a metric is, and never reset.
+
+    Created in the scope of the strategy.
+
+    Args:
+      field: Who asks for the tensor, and its name, for messages.
+      is_fused: Whether steps are fused: a program of XLA cannot change the shape of a variable.
+
+    Attributes:
+      variable: The variable that holds the value; None before a step is traced. No checkpoint needs it.
+    """
+
+    def __init__(self, field: str, *, is_fused: bool) -> None:
+        self._field = field
+        self._is_fused = is_fused
+        self._dtype = tf.float32
+        self.variable: tf.Variable | None = None
+
+    @tf.autograph.experimental.do_not_convert
+    def update_state(self, value: tf.Tensor) -> None:
+        """Stores the value; runs in graph, on a replica."""
+        tf.distribute.get_replica_context().merge_call(self._store, args=(value,))
+
+    @tf.autograph.experimental.do_not_convert
+    def _store(self, strategy: tf.distribute.Strategy, value: Any) -> None:
+        parts = strategy.experimental_local_results(value)
+        self._dtype = parts[0].dtype
+        shape = parts[0].shape if self._is_fused else tf.TensorShape(None)
+        if self._is_fused and not shape.is_fully_defined():
+            raise UsageError(
+                f"{self._field} has the shape {shape}, and fused steps need a shape that is known before they run; "
+                "batch with drop_remainder=True, or set trainer.fuse_steps=1"
+            )
+        if self.variable is None or not self.variable.shape.is_compatible_with(shape):
+            # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot reach them.
+            dtype = tf.int64 if self._dtype == tf.int32 else self._dtype
+            with tf.init_scope(), strategy.scope():
+                self.variable = tf.Variable(
+                    tf.zeros(shape if self._is_fused else [], dtype),
+                    trainable=False,
+                    shape=shape,
+                    name="exposed",
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                )
+        for local, part in zip(strategy.experimental_local_results(self.variable), parts, strict=True):
+            local.assign(tf.cast(part, local.dtype))
+
+    def read(self, strategy: tf.distribute.Strategy) -> np.ndarray:
+        """Returns the value over the replicas of this worker: scalars are averaged, others concatenated.
+
+        Runs eagerly, on the host.
+
+        Args:
+          strategy: The strategy of the trainer.
+        """
+        replicas = strategy.experimental_local_results(self.variable)
+        parts = [np.asarray(replica.numpy(), self._dtype.as_numpy_dtype) for replica in replicas]
+        if len(parts) == 1:
+            return parts[0]
+        if parts[0].ndim:
+            return np.concatenate(parts)
+        return np.asarray(np.mean(parts, dtype=np.result_type(parts[0], np.float32)))
+
+
 class StepTensors:
-    """Keeps the values of tensors that the last step of a loop exposes, and updates metrics with tensors.
+    """Updates metrics with tensors that steps expose: those of the config, and the values of the last step.
 
     Created in the scope of the strategy. Without a name that is asked for it has no variables, and adds no operation to
     a step.
@@ -212,18 +270,16 @@ class StepTensors:
         self._what = what
         self._metric_set = metrics
         self._strategy = tf.distribute.get_strategy()
-        # A program of XLA cannot change the shape of a variable.
         self._is_fused = what == "training" and getattr(config.trainer, "fuse_steps", 1) > 1
-        self._fields: dict[str, str] = {}  # by the tensor whose value is asked for: who asks
-        self._variables: dict[str, tf.Variable] = {}
-        self._dtypes: dict[str, tf.DType] = {}
-        self._layers: tuple[Any, LayerOutputs] | None = None
+        self._updated: list[tuple[str, str, Any]] = []  # the tensor, who asks for it, and what is updated with it
+        self._last: dict[str, LastValue] = {}
+        self._layers: LayerOutputs | None = None
         self._is_traced = False
         self.values: dict[str, Any] = {}
 
-        self._metrics = configured_metrics(config, of_tensors=True)
-        for metric, _, field in self._metrics:
-            metrics.add_tensor_metric(metric, field)
+        for metric, name, field in configured_metrics(config, of_tensors=True):
+            metrics.add_metric(metric, field)
+            self._updated.append((name, field, metric))
 
     def ask(self, name: str, where: str) -> None:
         """Asks for the value of a tensor in the last step of each loop; called before the step is traced.
@@ -235,48 +291,37 @@ class StepTensors:
         Raises:
           UsageError: when the step is traced already, or the trainer cannot hand out tensors.
         """
-        if name in self._fields:
+        if name in self._last:
             return
         if self._is_traced:
             raise UsageError(f"{where}: the tensor {name!r} is asked for after the first {self._what} step; ask before")
         if isinstance(self._strategy, tf.distribute.experimental.ParameterServerStrategy):
             raise UsageError(f"{where}: asynchronous training has no last step; feed the tensor to a metric instead")
-        self._fields[name] = where
+        self._last[name] = LastValue(f"{where}: the tensor {name!r}", is_fused=self._is_fused)
+        self._updated.append((name, where, self._last[name]))
 
     @property
     def is_asked(self) -> bool:
         """Whether any tensor is asked for."""
-        return bool(self._wanted)
+        return bool(self._updated)
 
     @property
     def value_variables(self) -> list[tf.Variable]:
         """The variables that hold the values, which no checkpoint needs."""
-        return list(self._variables.values())
+        return [last.variable for last in self._last.values() if last.variable is not None]
 
-    @tf.autograph.experimental.do_not_convert
-    def results(self) -> dict[str, Any]:
-        """Returns an entry for the results of a loop, which `read` takes; called in cross-replica context."""
-        values = {}
-        for name, variable in self._variables.items():
-            parts = self._strategy.experimental_local_results(variable)
-            values[name] = {
-                replica: tf.cast(part.read_value(), self._dtypes[name]) for replica, part in enumerate(parts)
-            }
-        return {_KEY: values} if values else {}
-
-    def read(self, results: dict[str, Any], validation_set: str = "") -> None:
-        """Takes the values from the results of a loop; runs eagerly, on the host.
+    def read(self, validation_set: str = "") -> None:
+        """Reads the values after a loop; runs eagerly, on the host.
 
         Args:
-          results: The results of a loop, NumPy values.
           validation_set: The name of the evaluated set, if there are several.
 
         Raises:
           UsageError: when a subclass of the trainer has a step of its own, which captures no tensors.
         """
-        values = {name: _over_replicas(list(parts.values())) for name, parts in results.pop(_KEY, {}).items()}
-        for name, field in self._fields.items():
-            if name not in values and self._metric_set.loss.reported:
+        values = {name: last.read(self._strategy) for name, last in self._last.items() if last.variable is not None}
+        for name, field, _ in self._updated:
+            if name in self._last and name not in values and self._metric_set.loss.is_updated:
                 raise UsageError(
                     f"{field}: the tensor {name!r} has no value, because the trainer's {self._what} step is its own; "
                     "call the method of the superclass there"
@@ -287,10 +332,10 @@ class StepTensors:
             self.values = values
 
     @contextlib.contextmanager
-    def captured(self, model: Any) -> Iterator[dict[str, tf.Tensor]]:
-        """A context of a step on a replica, which yields a dict for `store_tensors`.
+    def captured(self, model: Any) -> Iterator[Mapping[str, tf.Tensor]]:
+        """A context of a step on a replica, which yields a mapping for `update_metrics`.
 
-        After the context the dict has the tensors that are asked for, by name.
+        After the context it has the tensors that are asked for, by name.
 
         Args:
           model: The model of the step, whose layers are known by name.
@@ -299,93 +344,28 @@ class StepTensors:
           UsageError: at the end of the context, when a tensor that is asked for cannot be had.
         """
         self._is_traced = True
-        tensors: dict[str, tf.Tensor] = {}
-        wanted = self._wanted
+        wanted = {name: field for name, field, _ in self._updated}
         if not wanted:
-            yield tensors
+            yield {}
             return
 
-        if self._layers is None or self._layers[0] is not model:
-            self._layers = model, LayerOutputs(model)
-        layers = self._layers[1]
-        with collecting(wanted, layers) as collector:
-            yield tensors
+        if self._layers is None or self._layers.model is not model:
+            self._layers = LayerOutputs(model)
+        layers = self._layers
+        with layers.collect(wanted) as collector:
+            yield collector.tensors
         for name, field in wanted.items():
             if name not in collector.tensors:
                 advice = "; a tensor of train_step has to be exposed in validation_step, too, for evaluations"
                 advice = advice if self._what == "evaluation" else ""
                 known = {*collector.known, *layers.names}
                 raise unknown_tensor(name, known, f"{field}: the {self._what} step", advice)
-        tensors.update(collector.tensors)
 
     @tf.autograph.experimental.do_not_convert
-    def store_tensors(self, tensors: Mapping[str, tf.Tensor]) -> None:
-        """Updates the metrics and stores the values of the tensors of a step; runs in graph, on a replica.
-
-        Args:
-          tensors: The tensors of `captured`.
-        """
-        if not tensors:
-            return
-        for metric, name, _ in self._metrics:
+    def update_metrics(self, tensors: Mapping[str, tf.Tensor]) -> None:
+        """Updates metrics and last values with the tensors of `captured`; runs in graph, on a replica."""
+        for name, _, metric in self._updated:
             metric.update_state(tensors[name])
-        if self._fields:
-            values = {name: tensors[name] for name in self._fields}
-            tf.distribute.get_replica_context().merge_call(self._store, args=(values,))
-
-    @property
-    def _wanted(self) -> dict[str, str]:
-        """The names that are asked for, each with who asks."""
-        return {**{name: field for _, name, field in self._metrics}, **self._fields}
-
-    @tf.autograph.experimental.do_not_convert
-    def _store(self, strategy: tf.distribute.Strategy, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            parts = strategy.experimental_local_results(value)
-            variable = self._variable(name, parts[0])
-            for local, part in zip(strategy.experimental_local_results(variable), parts, strict=True):
-                local.assign(tf.cast(part, local.dtype))
-
-    def _variable(self, name: str, value: tf.Tensor) -> tf.Variable:
-        """Returns the variable that holds a value for each replica; it is created when the step is traced."""
-        shape = value.shape if self._is_fused else tf.TensorShape(None)
-        if self._is_fused and not shape.is_fully_defined():
-            raise UsageError(
-                f"{self._fields[name]}: the tensor {name!r} has the shape {shape}, and fused steps need "
-                "a shape that is known before they run; batch with drop_remainder=True, or set "
-                "trainer.fuse_steps=1"
-            )
-        self._dtypes[name] = value.dtype
-        # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot reach them.
-        dtype = tf.int64 if self._is_fused and value.dtype == tf.int32 else value.dtype
-        variable = self._variables.get(name)
-        if variable is not None and variable.dtype == dtype and variable.shape.is_compatible_with(shape):
-            return variable
-        with tf.init_scope(), self._strategy.scope():
-            self._variables[name] = tf.Variable(
-                tf.zeros(shape if self._is_fused else [], dtype),
-                trainable=False,
-                shape=shape,
-                name="exposed",
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
-        return self._variables[name]
-
-
-def _over_replicas(parts: Sequence[Any]) -> Any:
-    """Returns the value over the replicas of this worker: scalars are averaged, others concatenated."""
-    if len(parts) == 1:
-        return parts[0]
-    if np.ndim(parts[0]):
-        return np.concatenate(parts)
-    return np.mean(parts, dtype=np.result_type(parts[0], np.float32))
-
-
-def _unnamed_in(model: keras.Sequential) -> set[int]:
-    """Returns the `id` of the functional model that a Sequential of Keras holds, whose name the user does not know."""
-    own = {id(layer) for layer in model.layers}
-    return {id(part) for part in tf.train.TrackableView(model).children(model).values()} - own
 
 
 def _exposing(name: str, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -96,7 +96,7 @@ class TrainingSteps:
     def results(self) -> dict[str, Any]:
         """Returns the results of a loop, and what the trainer reads after it; called in cross-replica context."""
         trainer = self._trainer
-        results = {**trainer._train_set.results(), **trainer.train_tensors.results()}
+        results = trainer._train_set.results()
         results["learning_rate"] = current_learning_rate(trainer.optimizer)
         # Exact up to 2**53; an int64 has a transfer of its own.
         results[_REACHED] = tf.cast(trainer.global_step, tf.float64)
@@ -550,11 +550,12 @@ class Trainer(Evaluator):
         results = self.loop_parts.take_results()
         if results is None:
             results = to_numpy(self._train_steps.results())
-        self._train_set.reset_returned(whole=not self.metrics_continue)
+        if not self.metrics_continue:
+            self._train_set.reset_returned()
         self.weights_finite = pop_finite(results)
         reached = int(results.pop(_REACHED))
         self._gradient_reports.read(results)
-        self.train_tensors.read(results)
+        self.train_tensors.read()
         self.reached = None if self.own.train or self.own.loop_end else reached  # it may take more steps
         return self.reported(results)
 
@@ -578,10 +579,10 @@ class Trainer(Evaluator):
                 self._average.update(self._global_step)
 
     @tf.autograph.experimental.do_not_convert
-    def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: Any = None) -> None:
+    def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: float | tf.Tensor = 1.0) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
 
-        def step(batch: Any) -> tuple[Any, dict[str, tf.Tensor]]:  # a tf.function would copy mappings in its arguments
+        def step(batch: Any) -> tuple[Any, Any]:  # a tf.function would copy mappings in its arguments
             with self.train_tensors.captured(self.model) as tensors:
                 logs = converted(self.task.train_step)(
                     batch, model=self.model, optimizer=optimizer or self.optimizer, metrics=self.train_metrics
@@ -591,7 +592,7 @@ class Trainer(Evaluator):
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
         logs, tensors = step(inputs)
-        self.train_tensors.store_tensors(tensors)
+        self.train_tensors.update_metrics(tensors)
         self._train_set.update_with_step(self.task, logs, inputs, share)
 
     def next_batch(self) -> Any:

@@ -30,17 +30,17 @@ class _Parts(keras.metrics.Metric):
 @pytest.mark.parametrize("wrap", [lambda inputs: inputs, lambda inputs: (inputs, inputs), lambda inputs: {"a": inputs}])
 def test_loss_is_the_mean_over_examples_for_any_batches(wrap: Callable[[Any], Any]) -> None:
     losses = np.linspace(0, 5, 11, dtype=np.float32) ** 2
-    metrics = MetricSet("validation_loss", [])
+    metrics, task = MetricSet("validation_loss", []), TinyTask(TinyConfig())
     for start in (0, 4, 8, 11):  # 4, 4, 3 and no examples
         batch = losses[start : start + 4]
-        metrics.update_loss(tf.reduce_mean(batch), wrap(tf.constant(batch)))  # of no examples: NaN
+        metrics.update(task, {task.loss: tf.reduce_mean(batch)}, wrap(tf.constant(batch)))  # of no examples: NaN
     assert metrics.results()["validation_loss"].numpy() == pytest.approx(losses.mean(), rel=1e-6)
 
 
 def test_batches_of_scalars_count_as_one_example() -> None:
-    metrics = MetricSet("loss", [])
-    metrics.update_loss(tf.constant(2.0), tf.constant(5))
-    metrics.update_loss(tf.constant(4.0), tf.constant(5))
+    metrics, task = MetricSet("loss", []), TinyTask(TinyConfig())
+    metrics.update(task, {task.loss: tf.constant(2.0)}, tf.constant(5))
+    metrics.update(task, {task.loss: tf.constant(4.0)}, tf.constant(5))
     assert metrics.results()["loss"].numpy() == 3.0
 
 
@@ -48,7 +48,7 @@ def test_the_loss_is_reported_only_when_a_step_gave_one() -> None:
     metrics = MetricSet("loss", [keras.metrics.Mean("mean")])
     assert list(metrics.results()) == ["mean"]
     assert metrics.names() == ["mean", "loss"]
-    metrics.update_loss(tf.constant(1.0))
+    metrics.loss.update_state(1.0)
     assert list(metrics.results()) == ["mean", "loss"]
     assert metrics.names() == ["mean", "loss"]
 
@@ -57,7 +57,7 @@ def test_reset_starts_all_anew() -> None:
     metrics = MetricSet("loss", [keras.metrics.Mean("three"), tf_keras.metrics.Mean("two")])
     for value in (1.0, 5.0):
         metrics.reset()
-        metrics.update_loss(tf.constant(value))
+        metrics.loss.update_state(value)
         for metric in metrics.metrics:
             metric.update_state(value)
     assert to_numpy(metrics.results()) == {"three": 5.0, "two": 5.0, "loss": 5.0}

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import trainer_kit as tk
 from trainer_kit.errors import UsageError
-from trainer_kit.training.named_tensors import LayerOutputs, collecting
+from trainer_kit.training.named_tensors import LayerOutputs
 
 
 class Squared(keras.layers.Layer):
@@ -31,7 +31,7 @@ def _model() -> keras.Model:
 
 
 def _collected(model: Any, *names: str, x: Any = None) -> dict[str, tf.Tensor]:
-    with collecting(names, LayerOutputs(model)) as found:
+    with LayerOutputs(model).collect(names) as found:
         model(tf.ones([2, 3]) if x is None else x)
     return found.tensors
 
@@ -55,7 +55,7 @@ def test_exposed_tensors_and_layers_are_known_at_any_depth() -> None:
 
 def test_of_several_calls_the_last_one_counts() -> None:
     layer = Squared()
-    with collecting(["squares"], LayerOutputs(layer)) as found:
+    with LayerOutputs(layer).collect(["squares"]) as found:
         layer(tf.constant([1.0]))
         layer(tf.constant([3.0]))
     assert found.tensors["squares"].numpy() == [9.0]
@@ -63,7 +63,7 @@ def test_of_several_calls_the_last_one_counts() -> None:
 
 def test_a_gradient_passes_through_it() -> None:
     x = tf.Variable(3.0)
-    with collecting(["square"], LayerOutputs(tf.Module())) as found, tf.GradientTape() as tape:
+    with LayerOutputs(tf.Module()).collect(["square"]) as found, tf.GradientTape() as tape:
         y = tk.expose("square", x * x) * 2
     assert tape.gradient(y, x).numpy() == 12.0
     assert found.tensors["square"].numpy() == 9.0
@@ -84,7 +84,7 @@ def _in_function(x: tf.Tensor) -> tf.Tensor:
 @pytest.mark.parametrize("step", [_in_cond, _in_loop, _in_function])
 def test_a_tensor_inside_another_graph_can_only_be_left_alone(step: Callable[[tf.Tensor], Any]) -> None:
     def collected(x: tf.Tensor, *names: str) -> Any:
-        with collecting(names, LayerOutputs(tf.Module())):
+        with LayerOutputs(tf.Module()).collect(names):
             return step(x)
 
     assert tf.function(collected, autograph=False)(tf.ones([1])).shape == [1]
@@ -97,7 +97,7 @@ def test_layers_that_share_a_name_or_return_a_dict_are_errors() -> None:
     model.one, model.two = Squared(name="twin"), Squared(name="twin")
     with (
         pytest.raises(UsageError, match="2 layers are called 'twin'; give each layer a name"),
-        collecting(["twin"], LayerOutputs(model)),
+        LayerOutputs(model).collect(["twin"]),
     ):
         pass
 

@@ -65,6 +65,6 @@ def test_an_evaluation_reports_means_over_its_examples() -> None:
 
 def test_too_many_scalars_are_an_error_that_names_one() -> None:
     metrics, task = MetricSet("loss", []), LinearTask(None)
-    metrics.update_step_values(task, {f"value_{number}": 1.0 for number in range(64)}, tf.ones([1]))
+    metrics.update(task, {f"value_{number}": 1.0 for number in range(64)}, tf.ones([1]))
     with pytest.raises(UsageError, match="more than 64 scalars in addition to the loss; 'one_more' is one too many"):
-        metrics.update_step_values(task, {"one_more": 1.0}, tf.ones([1]))
+        metrics.update(task, {"one_more": 1.0}, tf.ones([1]))

@@ -293,12 +293,6 @@ class LoopMetrics(MetricSet):
     """
 
     @tf.autograph.experimental.do_not_convert
-    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
-        """Adds the loss and the other scalars of one training step; runs in graph."""
-        self.update_loss(logs[task.loss], inputs)
-        self.update_step_values(task, logs, inputs)
-
-    @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns all results by name; called in cross-replica context."""
         results = super().results()

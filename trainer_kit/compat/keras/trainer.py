@@ -140,9 +140,9 @@ class KerasMetrics(MetricSet):
         }
 
     @tf.autograph.experimental.do_not_convert
-    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
+    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0) -> None:
         """Keeps what a training step has returned; runs in graph, on a replica. Its metrics are updated already."""
-        self.update_step_values(task, logs, inputs)
+        self.update(task, logs, inputs)
 
     @tf.autograph.experimental.do_not_convert
     def take_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
@@ -150,12 +150,8 @@ class KerasMetrics(MetricSet):
         return logs
 
     @tf.autograph.experimental.do_not_convert
-    def update_loss(self, loss: tf.Tensor, inputs: Any = None, share: Any = None) -> None:
-        """Does nothing: the model's own loss tracker has the loss."""
-
-    @tf.autograph.experimental.do_not_convert
-    def update_step_values(self, task: Any, logs: Mapping[str, Any], inputs: Any) -> None:
-        """Keeps what a step has returned; runs in graph, on a replica."""
+    def update(self, task: Any, logs: Mapping[Any, Any], inputs: Any, weight: Any = None) -> None:
+        """Keeps what a step has returned; runs in graph, on a replica. The model's own tracker has the loss."""
         if self._last:
             values = flattened(logs)
             for name, variable in self._last.items():

@@ -49,7 +49,7 @@ class MultiTaskMetrics(MetricSet):
         for metrics in counted.values():
             metrics.reserve(_STEPS, "task.training=interleaving")
 
-    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
+    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0) -> None:
         """Adds the loss and the other scalars of a joint step; runs in graph, on a replica.
 
         Args:
@@ -59,8 +59,8 @@ class MultiTaskMetrics(MetricSet):
           share: Not used: batches of several tasks are not split.
         """
         own = {name: value for name, value in logs.items() if name not in self.sets}
-        self.update_loss(step_loss(task, own))  # batches of several tasks have no common number of examples
-        self.update_step_values(task, own, next(iter(inputs.values())))
+        own[task.loss] = step_loss(task, own)
+        self.update(task, own, inputs, weight=1.0)  # batches of several tasks have no common number of examples
         for name, metrics in self.sets.items():
             if name in logs:
                 of_task = task.tasks[name]
@@ -69,7 +69,7 @@ class MultiTaskMetrics(MetricSet):
     def update_with_task(self, name: str, task: Any, logs: Any, inputs: Any) -> None:
         """Adds the loss and the other scalars of a step of one task; runs in graph, on a replica."""
         self.sets[name].update_with_step(task, logs, inputs)
-        self.update_loss(step_loss(task, logs))
+        self.loss.update_state(step_loss(task, logs))
 
     def count_step(self, name: str) -> None:
         """Counts a step of the task `name`; runs in graph, in cross-replica context."""
@@ -84,10 +84,10 @@ class MultiTaskMetrics(MetricSet):
         for count in self._steps.values():
             count.assign(0)
 
-    def reset_returned(self, whole: bool = True) -> None:
+    def reset_returned(self) -> None:
         """Resets the metrics that the steps of the tasks return; see MetricSet."""
         for metrics in self.sets.values():
-            metrics.reset_returned(whole)
+            metrics.reset_returned()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class MultiTaskTrainer(Trainer):
         return tf.constant(True)
 
     @tf.autograph.experimental.do_not_convert
-    def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: Any = None) -> None:
+    def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: float | tf.Tensor = 1.0) -> None:
         super()._replica_train_step(inputs, optimizer, share)
         self.batch_spec = None  # that of a batch of each task, on which the whole model cannot be called
 
