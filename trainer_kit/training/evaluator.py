@@ -215,7 +215,7 @@ class EvaluationSteps:
         self._evaluator.stop_flag.agree(self._evaluator.evaluated_batches)
 
     def results(self) -> dict[str, Any]:
-        """Returns the results of the metrics, and the tensors that are asked for; called in cross-replica context."""
+        """Returns the results of the metrics; called in cross-replica context."""
         return self.metrics.results()
 
 
