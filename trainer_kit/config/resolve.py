@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer_kit.config.experiments import get_experiment
@@ -71,7 +71,18 @@ def resolve(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
         mistakes += error.mistakes
     if mistakes:
         raise ConfigError([*mistakes, *first.near_misses])
-    return resolved
+    if not first.arguments:
+        return resolved
+
+    # The origin of what a bound argument of the factory has changed is that argument.
+    defaults = leaves(get_experiment(name))
+    arguments = ", ".join(f"{argument} of {place}" for argument, place in first.arguments.items())
+    origins = dict(resolved.origins)
+    for path, value in leaves(first.config).items():
+        is_changed = path not in defaults or defaults[path] != value
+        if is_changed and origins.get(path) == DEFAULT:
+            origins[path] = arguments
+    return replace(resolved, origins=origins)
 
 
 def describe(

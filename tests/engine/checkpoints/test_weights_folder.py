@@ -34,7 +34,7 @@ def _value(folder: Path) -> float:
     return float(reader.get_tensor("weight/.ATTRIBUTES/VARIABLE_VALUE"))
 
 
-def test_the_newest_averages_are_kept_and_those_of_later_steps_removed(tmp_path: Path) -> None:
+def test_the_newest_averages_are_kept_and_later_ones_removed(tmp_path: Path) -> None:
     def write_weights(path: str, name: str) -> None:
         tf.train.Checkpoint(weight=tf.Variable(float(run.step))).write(path)
 

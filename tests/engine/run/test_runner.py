@@ -644,7 +644,7 @@ def test_a_run_at_its_last_step_evaluates_new_sets_only(tmp_path: Path) -> None:
     assert seen == [["new"]]
 
 
-def test_a_run_killed_before_its_final_record_writes_the_same_one(evaluated: Path) -> None:
+def test_a_run_killed_before_its_final_record_writes_the_same(evaluated: Path) -> None:
     before = final_record(evaluated)
     (evaluated / "final.json").unlink()
     _, logs = _run(evaluated, "train_and_eval", _EVALUATED)

@@ -47,7 +47,7 @@ def test_diff_shows_only_what_differs_from_the_defaults(trainer_kit: Command, he
     done = trainer_kit("show", "mine/small", "--import_module=mine.py", "--diff", overrides)
     assert done.stdout == "trainer.train_steps = 7  # --params_override\n"
     bound = trainer_kit("show", "mine/small", "--import_module=mine.py", "--diff", "--gin_params=mine.small.steps = 8")
-    assert bound.stdout == "trainer.train_steps = 8  # experiment\n"
+    assert bound.stdout == "trainer.train_steps = 8  # mine/small.steps of --gin_params\n"
     same = trainer_kit("show", "mine/small", "--import_module=mine.py", "--diff")
     assert same.stdout == "every value is the experiment's default\n"
     assert sorted(here.rglob("*")) == before

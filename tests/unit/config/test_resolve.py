@@ -31,7 +31,7 @@ def test_each_source_wins_over_those_before_it(experiment: str, tmp_path: Path) 
     third = written(tmp_path, "c.gin", "TrainerConfig.train_steps = 4")
     flags = Layer({"trainer": {"train_steps": 8}}, {"trainer.train_steps": "--train_steps"})
     sources = [
-        ("gin_params", f"{experiment}.steps = 1", "default"),
+        ("gin_params", f"{experiment}.steps = 1", f"{experiment}.steps of --gin_params"),
         ("config_files", first, f"{first}:1"),
         ("config_files", second, f"{second}:1"),
         ("gin_files", third, f"{third}:1"),

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_kit.config.allowed_values import show
@@ -49,6 +50,7 @@ class FirstPass:
     Attributes:
       config: The experiment's default config, made with the factory arguments that gin binds.
       layer: The values for its sections.
+      arguments: The place of each bound argument of the factory, by its name in gin.
       mistakes: The mistakes so far; names that are not known yet are left to the second pass.
       near_misses: Mistakes about unknown names that look like a name of trainer_kit. They are reported only together
         with other mistakes: a module that is imported later may register such a name.
@@ -56,6 +58,7 @@ class FirstPass:
 
     config: ExperimentConfig
     layer: Layer
+    arguments: dict[str, str] = field(default_factory=dict)
     mistakes: tuple[Mistake, ...] = ()
     near_misses: tuple[Mistake, ...] = ()
 
@@ -85,7 +88,7 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
         layer = reading.read_sections(config)
         reading.note_unread()
     mistakes = dict.fromkeys(reading.mistakes)  # sections of one class may have the same one
-    return FirstPass(config, layer, tuple(mistakes), tuple(reading.near_misses()))
+    return FirstPass(config, layer, reading.arguments, tuple(mistakes), tuple(reading.near_misses()))
 
 
 def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
@@ -137,6 +140,7 @@ class _Reading:
         self._statements = statements
         self._read: set[tuple[str, str]] = set()  # the scopes and selectors of bindings that something reads
         self.mistakes = list(statements.mistakes)
+        self.arguments: dict[str, str] = {}
 
     def make_config(self, name: str) -> ExperimentConfig:
         """Returns the config of the experiment's factory with its bound arguments; without them if it fails."""
@@ -154,6 +158,16 @@ class _Reading:
         _bound.update(before)
 
         values, origins = self._read_values(selector, scope)
+        parameters = inspect.signature(experiments.lookup(name)).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for argument in list(values):
+            if argument not in parameters and not takes_any:
+                problem = "the experiment's factory has no such argument"
+                advice = suggestion(argument, list(parameters))
+                self.mistakes.append(Mistake(f"{name}.{argument}", problem, advice, origins.pop(argument)))
+                del values[argument]
+
+        self.arguments = {f"{name}.{argument}": origin for argument, origin in origins.items()}
         if values:
             try:
                 return get_experiment(name, **values)

@@ -104,7 +104,10 @@ def test_a_registered_function_can_make_a_value(experiment: str) -> None:
 
 def test_the_experiments_name_binds_factory_arguments(experiment: str) -> None:
     resolved = resolve(experiment, Sources(gin_params=(f"{experiment}.learning_rate = 3e-4",)))
+    learning_rate = "trainer.optimizer_config.learning_rate.constant.learning_rate"
     assert resolved.config.trainer.optimizer_config.learning_rate.get().learning_rate == 3e-4
+    assert resolved.origins[learning_rate] == f"{experiment}.learning_rate of --gin_params"
+    assert resolved.origins["trainer.train_steps"] == "default"
 
 
 def test_a_name_with_slashes_and_other_characters(register: Callable[[str], str]) -> None:
@@ -138,7 +141,7 @@ def test_a_decorated_factory_is_bound_once(register: Callable[[str], str]) -> No
         ("TrainerConfig.train_steps = @nobody()", "@nobody", "import its module"),
         ("NetConfig.name = [@nobody, 1]", "@nobody", "import its module"),
         ("TrainerConfig.train_steps = @failing_value()", "cannot make the value", "no such thing"),
-        ("{experiment}.learning_rat = 1.0", "the factory fails with learning_rat=1.0", "unexpected keyword"),
+        ("{experiment}.learning_rat = 1.0", "no such argument", "learning_rate"),
         ("{experiment}.steps = 'many'", "steps='many'", "train_steps"),
     ],
 )
