@@ -19,6 +19,7 @@ from trainer_kit.run.progress import BETWEEN
 from trainer_kit.runtime.collectives import all_gather
 from trainer_kit.runtime.devices import only_cpus, thread_counts
 from trainer_kit.telemetry.flops import model_cost
+from trainer_kit.telemetry.report_lines import best_text
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_advice import RunSettings, verdict
 from trainer_kit.telemetry.time_ledger import TimeLedger
@@ -133,6 +134,11 @@ def finish_run(
         if plan.config.trainer.max_time is not None:  # it ends all workers, whichever has noticed first
             reasons = all_gather(trainer.strategy, signals.reason)
         _raise_stopped(signals, trainer, controller.run.read_step(), max(reasons))
+
+    if plan.mode == "continuous_eval":
+        value = best.best if best is not None else None
+        ending = best_text(value) if value else "it keeps no best"
+        _LOG.info("continuous_eval finished; %s", ending)
 
     with controller.times.during("save"):
         controller.sync()

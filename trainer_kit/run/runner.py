@@ -38,7 +38,7 @@ from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.current_activity import CurrentActivity
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
-from trainer_kit.telemetry.report_lines import best_text, epoch_text
+from trainer_kit.telemetry.report_lines import epoch_text
 from trainer_kit.training.named_tensors import check_evaluation_tensors
 from trainer_kit.training.trainer import Trainer
 
@@ -230,10 +230,6 @@ def run_experiment(
                             watched=sidecar,
                             newest_only=config.trainer.continuous_eval.policy == "latest",
                         )
-                        if not controller.stopping:
-                            best_entry = history.best.best if history.best is not None else None
-                            ending = best_text(best_entry) if best_entry else "it keeps no best"
-                            _LOG.info("continuous_eval finished at step %d; %s", controller.run.step, ending)
                         logs = logs or sidecar.last_metrics()
                     else:
                         if plan.checkpoint:

@@ -60,6 +60,7 @@ def test_killed_sidecars_of_a_killed_trainer_evaluate_all_once(server: ForkServe
     assert ended.code == 0, ended.text
     assert [death.code for death in deaths] == [-signal.SIGKILL] * 4, [death.text for death in deaths]
     assert last.code == 0, last.text
+    assert "continuous_eval finished; best accuracy " in last.text
 
     records, every = _ledger(run), list(range(INTERVAL, steps + 1, INTERVAL))
     assert [record["step"] for record in records] == every
