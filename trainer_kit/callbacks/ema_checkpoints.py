@@ -67,7 +67,8 @@ class EMACheckpoints(Callback):
     def _write(self, run: Run) -> None:
         if self._folder is None:
             return
-        # Checkpoints of later steps are those of a run that was killed or went back: they are removed too.
+        # Checkpoints of later steps are those of a run that was killed or went back. They are
+        # removed too.
         earlier = [step for step in self._folder.steps() if step < run.step]
         keep = [*earlier, run.step][-self._max_to_keep :]
         save = functools.partial(run.trainer.write_weights, name=self._average)

@@ -109,7 +109,7 @@ def commit(prefix: str, point: str = "checkpoint.record", **entries: Any) -> Non
 
 
 def finish_interrupted(directory: str) -> None:
-    """Finishes or undoes the saves and removals that a dead process has begun, and removes its half-written files.
+    """Finishes or undoes what a dead process has begun, and removes its half-written files.
 
     Only the process that holds the folder's lock may call this.
 
@@ -132,7 +132,8 @@ def finish_interrupted(directory: str) -> None:
         elif mark := _OLD_MARK.fullmatch(name):
             prefix = os.path.join(directory, mark[1])
             _undo_save_in_place(prefix)
-            if own_files(prefix) and read_record(prefix) is None:  # without a record rotation would never remove it
+            # Without a record rotation would never remove it.
+            if own_files(prefix) and read_record(prefix) is None:
                 commit(prefix, **({"run_id": mark[2]} if mark[2] else {}))
             os.remove(path)
         elif unfinished := UNFINISHED.fullmatch(name):
@@ -241,7 +242,8 @@ def _move_into_place(prefix: str) -> None:
 def _is_half_written(name: str) -> bool:
     """Whether this is a half-written file of files.py, or TensorFlow's half-written pointer file.
 
-    With this process's id only files of checkpoints count: another thread may be writing the heartbeat.
+    With this process's id only files of checkpoints count: another thread may be writing the
+    heartbeat.
     """
     if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
         return int(match[2]) != os.getpid() or owner(match[1]) is not None

@@ -253,7 +253,8 @@ class CheckpointManager(tf.train.CheckpointManager):
                 self._trainer.before_save(temporary)
             files.reach("checkpoint.save", prefix)
 
-            # The step counts as saved from here on. `_commit` ends the save, when TensorFlow has written the files.
+            # The step counts as saved from here on. `_commit` ends the save, when TensorFlow has
+            # written the files.
             self.saved_step = step
             self.saved_path = prefix
             self._saved_at = time.monotonic()

@@ -27,7 +27,8 @@ def write_pointer(directory: str, prefixes: Sequence[str], point: str = "checkpo
 
     Args:
       directory: The folder of the checkpoints.
-      prefixes: The checkpoints, the one that `tf.train.latest_checkpoint` finds last. Without any the file is removed.
+      prefixes: The checkpoints, the one that `tf.train.latest_checkpoint` finds last. Without any
+        the file is removed.
       point: The name under which fault injection knows the file.
 
     Raises:
@@ -43,7 +44,8 @@ def write_pointer(directory: str, prefixes: Sequence[str], point: str = "checkpo
     if text.endswith("\n") and _LISTED.findall(text) == [names[-1], *names]:
         return
 
-    # As in TensorFlow's manager: it removes only checkpoints that were saved after the preserved time.
+    # As in TensorFlow's manager: it removes only checkpoints that were saved after the preserved
+    # time.
     times = [os.path.getmtime(f"{prefix}.index") for prefix in prefixes]
     preserved = min(min(times), time.time()) - 1.0
     lines = [

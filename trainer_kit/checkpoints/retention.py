@@ -1,4 +1,4 @@
-"""The rotation of a folder: removes older checkpoints, and chooses those that stay besides the newest ones.
+"""Removes older checkpoints of a folder, and chooses those that stay besides the newest ones.
 
 The choice depends only on the checkpoints that are there, so a run that was killed keeps the same ones.
 """
@@ -62,9 +62,10 @@ def remove_old_checkpoints(folder: str, keep: int, run_id: str, retention: Reten
 
 
 def remove_others(folder: str, keep: Collection[int], run_id: str = "") -> None:
-    """Removes the checkpoints of a run except those of the steps `keep`; those of other runs stay. For any thread.
+    """Removes the checkpoints of a run except those of the steps `keep`. Runs in any thread.
 
-    The pointer file must not list them any more, since a missing file of a listed checkpoint counts as damage.
+    Those of other runs stay. The pointer file must no longer list what is removed, since a missing
+    file of a listed checkpoint counts as damage.
 
     Args:
       folder: The folder of the checkpoints.
@@ -74,10 +75,11 @@ def remove_others(folder: str, keep: Collection[int], run_id: str = "") -> None:
     Raises:
       OSError: when a file cannot be removed.
     """
-    names = [name.removesuffix(RECORD) for name in os.listdir(folder) if owner(name) and name.endswith(RECORD)]
-    for name in sorted(names, key=step_of):
-        prefix = os.path.join(folder, name)
-        if step_of(name) not in keep and is_own(prefix, run_id):
+    records = [name for name in os.listdir(folder) if owner(name) and name.endswith(RECORD)]
+    checkpoints = [name.removesuffix(RECORD) for name in records]
+    for checkpoint in sorted(checkpoints, key=step_of):
+        prefix = os.path.join(folder, checkpoint)
+        if step_of(checkpoint) not in keep and is_own(prefix, run_id):
             remove_checkpoint(prefix)
 
 

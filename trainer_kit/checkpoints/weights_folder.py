@@ -18,12 +18,14 @@ from trainer_kit.errors import StorageError
 
 
 class WeightsFolder:
-    """A folder with `ckpt-<step>.*` that one process writes. Runs eagerly, on the host, on every worker.
+    """A folder with `ckpt-<step>.*` that one process writes.
+
+    Runs eagerly, on the host, on every worker.
 
     Args:
       path: The local folder; it is created with the first checkpoint.
-      writes: Whether this worker writes the folder. Others take part in each save, since reading a variable can involve
-        all workers, but discard what they save.
+      writes: Whether this worker writes the folder. Others take part in each save, since reading a
+        variable can involve all workers, but discard what they save.
     """
 
     def __init__(self, path: str, writes: bool = True) -> None:
@@ -75,6 +77,6 @@ class WeightsFolder:
             raise fail_save(prefix, error) from error
 
     def rotate(self, keep: Sequence[int]) -> None:
-        """Lists the weights of the steps `keep` in the pointer file, then removes others that have a record."""
+        """Lists the steps `keep` in the pointer file, then removes other weights with a record."""
         write_pointer(self.path, [self.prefix(step) for step in keep])
         remove_others(self.path, keep)

@@ -86,20 +86,21 @@ class CheckpointGraph:
         return found
 
     def section(self, name: str) -> dict[str, str]:
-        """Returns the keys of the values in a section, such as "model" or "random/model", by their names there."""
+        """Returns the keys of the values in a section, such as "random/model", by name."""
         names = {readable(key): key for key in self.shapes}
         prefix = f"{name}/"
         return {path.removeprefix(prefix): key for path, key in names.items() if path.startswith(prefix)}
 
     def holds(self, section: str) -> bool:
-        """Whether the checkpoint holds anything of a section, such as "average", or of a part of one, "a/b"."""
+        """Whether the checkpoint holds anything of a section, or of a part of one, "a/b"."""
         return any(f"{readable(key)}/".startswith(f"{section}/") for key in self.shapes)
 
     def shapes_by_name(self, depth: int = 0) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the values by the paths of attributes that they are saved under.
 
         Args:
-          depth: The number of attributes up to which other paths are included; several may lead to a value.
+          depth: The number of attributes up to which other paths are included. Several may lead to
+            a value.
         """
         keys: dict[str, str] = {}
         layer = {"": ROOT}

@@ -217,7 +217,7 @@ def _difference(
     loose: Collection[str],
     most: int | None,
 ) -> str:
-    """Returns a table, by layer, of the differences between the shapes in a file and this run; "" if there are none.
+    """Returns a table, by layer, of the differences between a file and this run; "" without any.
 
     The table has at most `most` rows; None means all.
 

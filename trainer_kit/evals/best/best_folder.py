@@ -65,14 +65,14 @@ class BestFolder(WeightsFolder):
         write_pointer(self.path, [self.prefix(info["step"])], point="best.pointer")
 
     def name_best(self, ranked: Sequence[int]) -> None:
-        """Names the first of the steps `ranked` whose weights exist, since somebody may have removed some."""
+        """Names the first of the steps `ranked` whose weights somebody has not removed."""
         existing = self.steps() if self.writes else []
         info = next((recorded_info(self.path, step) for step in ranked if step in existing), None)
         if info is not None:
             self.name(info)
 
     def rotate(self, keep: Sequence[int]) -> None:
-        """Names the best of the steps `keep`, which comes first, then removes other weights that have a record.
+        """Names the best of the steps `keep`, the first, then removes other weights with a record.
 
         Does nothing if `keep` is empty: weights stay until there are others to keep.
         """

@@ -71,8 +71,8 @@ class BestCheckpoint:
         self.criterion = Criterion(metric_name, metric_comp, keep, min_delta)
         self._option = option
         self._folder = folder or BestFolder(export_dir, keeps)
-        # The evaluations whose weights are kept, in the order of steps. All workers have the same, and decide by it
-        # about exports: the chief may be changing the folder meanwhile.
+        # The evaluations whose weights are kept, in the order of steps. All workers have the same,
+        # and decide by it about exports: the chief may be changing the folder meanwhile.
         infos = self._folder.infos(metric_name)
         self._weights = self.criterion.fold(Scored(step, info["value"], info) for step, info in infos.items())
         self._so_far = list(self._weights)  # evaluations, which may have lost their weights
