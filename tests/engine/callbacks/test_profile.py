@@ -134,3 +134,14 @@ def test_a_profile_on_one_thread_warns(
     trainer = SimpleNamespace(own=OwnParts(), config=config, global_step=tf.Variable(0, dtype=tf.int64))
     with CallbackList(Run(trainer, str(tmp_path)), [Profile("1:2", str(tmp_path), 100)]).around("train"):
         assert ("the profile will show no TensorFlow operations" in caplog.text) is warns
+
+
+def test_a_trainer_of_another_framework_is_traced(tmp_path: Path) -> None:
+    step = tf.Variable(0, dtype=tf.int64)
+    other = SimpleNamespace(
+        own=OwnParts(steps=True), global_step=step, train=lambda steps: {"step": step.assign_add(3)}
+    )
+    callbacks = CallbackList(Run(other, str(tmp_path)), [Profile("4:6", str(tmp_path), 100)])
+    with callbacks.around("train"):
+        assert _train(callbacks, 9) == [3, 6, 9]
+    assert _written(tmp_path) == 1
