@@ -140,8 +140,6 @@ class MetricSet:
         Raises:
           UsageError: when another metric has its name.
         """
-        if metric.name in self._reserved:
-            raise UsageError(f"{field}: another metric is called {metric.name!r} too; give each args.name its own")
         self.reserve(metric.name, field)
         self._own_metrics.append(metric)
 
@@ -153,10 +151,10 @@ class MetricSet:
           field: The field of the config that asks for it.
 
         Raises:
-          UsageError: when a metric has the name.
+          UsageError: when a metric, or another result, has the name.
         """
-        if any(metric.name == name for metric in self.metrics):
-            raise UsageError(f"a metric is called {name}, which trainer_kit reports itself; give it another name")
+        if name in self._reserved or any(metric.name == name for metric in self.metrics):
+            raise UsageError(f"{field}: another metric is called {name!r} too; give each metric a different name")
         self._reserved[name] = field
 
     @tf.autograph.experimental.do_not_convert
@@ -213,8 +211,9 @@ class MetricSet:
         Raises:
           TrainerKitError: when the logs hold no loss.
         """
-        logs = {**logs, task.loss: step_loss(task, logs)}
-        self.update(task, logs, inputs, None if isinstance(task, Task) else share)
+        loss = step_loss(task, logs)
+        weight = None if isinstance(task, Task) else share
+        self.update(task, {**logs, task.loss: loss}, inputs, weight)
 
     @tf.autograph.experimental.do_not_convert
     def update(self, task: Any, logs: Mapping[Any, Any], inputs: Any, weight: Any = None) -> None:

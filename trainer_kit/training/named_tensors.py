@@ -326,10 +326,7 @@ class StepTensors:
                     f"{field}: the tensor {name!r} has no value, because the trainer's {self._what} step is its own; "
                     "call the method of the superclass there"
                 )
-        if validation_set:
-            self.values[validation_set] = values
-        else:
-            self.values = values
+        self.values = {**self.values, validation_set: values} if validation_set else values
 
     @contextlib.contextmanager
     def captured(self, model: Any) -> Iterator[Mapping[str, tf.Tensor]]:

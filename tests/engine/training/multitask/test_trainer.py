@@ -187,7 +187,7 @@ def test_names_that_the_run_reports_itself_are_refused() -> None:
             self.tasks["small"].build_metrics = lambda training=True: [keras.metrics.Mean("steps")]
 
     config = two_tasks({"training": "interleaving"})
-    with pytest.raises(UsageError, match="a metric is called steps, which trainer_kit reports itself"):
+    with pytest.raises(UsageError, match=r"task\.training=interleaving: another metric is called 'steps' too"):
         create_trainer(config, Steps(config.task))
     with pytest.raises(UsageError, match="'training_loss' cannot name a task"):
         two_tasks({"task_routines": {"training_loss": tk.TaskRoutine(task_config=TinyConfig())}})
