@@ -52,7 +52,7 @@ LONG: dict[str, dict[str, Any]] = {
     "hanging step": {"moment": "step 3", **HANGS},
     "hanging evaluation": {"moment": "evaluation", **HANGS},
     "hanging best": {"moment": "best.weights", **HANGS},
-    "hanging save": {"moment": "checkpoint.written", **HANGS},
+    "hanging save": {"moment": "checkpoint.pointer", **HANGS},
 }
 SECOND_CTRL_C = {"moment": "checkpoint.written", "signals": (INT,) * 2, "seconds": 60}
 Stop = tuple[Path, Ended]  # the folder of a run, and how it was stopped

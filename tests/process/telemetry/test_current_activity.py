@@ -18,7 +18,7 @@ from tests.unit.telemetry.test_console import screen
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
-from trainer_kit.run import monitoring
+from trainer_kit.run import runner
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry import console as console_module
@@ -31,7 +31,7 @@ from trainer_kit.testing import TinyConfig
 @pytest.fixture(autouse=True)
 def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polls and drawings that come often, so that what they show may be short."""
-    monkeypatch.setattr(monitoring, "CurrentActivity", functools.partial(CurrentActivity, poll_seconds=0.02))
+    monkeypatch.setattr(runner, "CurrentActivity", functools.partial(CurrentActivity, poll_seconds=0.02))
     monkeypatch.setattr(console_module, "_DRAWINGS_PER_SECOND", 20)
 
 
