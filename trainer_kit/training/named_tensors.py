@@ -188,14 +188,16 @@ class LastValue:
     Created in the scope of the strategy.
 
     Args:
-      field: Who asks for the tensor, and its name, for messages.
+      name: The name of the tensor.
+      field: Who asks for it.
       is_fused: Whether steps are fused: a program of XLA cannot change the shape of a variable.
 
     Attributes:
       variable: The variable that holds the value; None before a step is traced. No checkpoint needs it.
     """
 
-    def __init__(self, field: str, *, is_fused: bool) -> None:
+    def __init__(self, name: str, field: str, *, is_fused: bool) -> None:
+        self._name = name
         self._field = field
         self._is_fused = is_fused
         self._dtype = tf.float32
@@ -213,12 +215,13 @@ class LastValue:
         shape = parts[0].shape if self._is_fused else tf.TensorShape(None)
         if self._is_fused and not shape.is_fully_defined():
             raise UsageError(
-                f"{self._field} has the shape {shape}, and fused steps need a shape that is known before they run; "
-                "batch with drop_remainder=True, or set trainer.fuse_steps=1"
+                f"{self._field}: the tensor {self._name!r} has the shape {shape}, and fused steps need a shape that is "
+                "known before they run; batch with drop_remainder=True, or set trainer.fuse_steps=1"
             )
-        if self.variable is None or not self.variable.shape.is_compatible_with(shape):
-            # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot reach them.
-            dtype = tf.int64 if self._dtype == tf.int32 else self._dtype
+        # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot reach them.
+        dtype = tf.int64 if self._dtype == tf.int32 else self._dtype
+        variable = self.variable
+        if variable is None or variable.dtype != dtype or not variable.shape.is_compatible_with(shape):
             with tf.init_scope(), strategy.scope():
                 self.variable = tf.Variable(
                     tf.zeros(shape if self._is_fused else [], dtype),
@@ -271,15 +274,17 @@ class StepTensors:
         self._metric_set = metrics
         self._strategy = tf.distribute.get_strategy()
         self._is_fused = what == "training" and getattr(config.trainer, "fuse_steps", 1) > 1
-        self._updated: list[tuple[str, str, Any]] = []  # the tensor, who asks for it, and what is updated with it
-        self._last: dict[str, LastValue] = {}
+        self._metrics: list[tuple[Any, str, str]] = []  # each with its tensor, and with who asks for it
+        self._fields: dict[str, str] = {}  # by the tensor whose last value is asked for: who asks
+        # By validation set and tensor: steps of other sets may expose another dtype by the same name.
+        self._last: dict[tuple[str, str], LastValue] = {}
         self._layers: LayerOutputs | None = None
         self._is_traced = False
         self.values: dict[str, Any] = {}
 
         for metric, name, field in configured_metrics(config, of_tensors=True):
             metrics.add_metric(metric, field)
-            self._updated.append((name, field, metric))
+            self._metrics.append((metric, name, field))
 
     def ask(self, name: str, where: str) -> None:
         """Asks for the value of a tensor in the last step of each loop; called before the step is traced.
@@ -291,19 +296,18 @@ class StepTensors:
         Raises:
           UsageError: when the step is traced already, or the trainer cannot hand out tensors.
         """
-        if name in self._last:
+        if name in self._fields:
             return
         if self._is_traced:
             raise UsageError(f"{where}: the tensor {name!r} is asked for after the first {self._what} step; ask before")
         if isinstance(self._strategy, tf.distribute.experimental.ParameterServerStrategy):
             raise UsageError(f"{where}: asynchronous training has no last step; feed the tensor to a metric instead")
-        self._last[name] = LastValue(f"{where}: the tensor {name!r}", is_fused=self._is_fused)
-        self._updated.append((name, where, self._last[name]))
+        self._fields[name] = where
 
     @property
     def is_asked(self) -> bool:
         """Whether any tensor is asked for."""
-        return bool(self._updated)
+        return bool(self._wanted)
 
     @property
     def value_variables(self) -> list[tf.Variable]:
@@ -319,9 +323,12 @@ class StepTensors:
         Raises:
           UsageError: when a subclass of the trainer has a step of its own, which captures no tensors.
         """
-        values = {name: last.read(self._strategy) for name, last in self._last.items() if last.variable is not None}
-        for name, field, _ in self._updated:
-            if name in self._last and name not in values and self._metric_set.loss.is_updated:
+        values = {}
+        for name, field in self._fields.items():
+            last = self._last.get((validation_set, name))
+            if last is not None:
+                values[name] = last.read(self._strategy)
+            elif self._metric_set.loss.is_updated:
                 raise UsageError(
                     f"{field}: the tensor {name!r} has no value, because the trainer's {self._what} step is its own; "
                     "call the method of the superclass there"
@@ -341,7 +348,7 @@ class StepTensors:
           UsageError: at the end of the context, when a tensor that is asked for cannot be had.
         """
         self._is_traced = True
-        wanted = {name: field for name, field, _ in self._updated}
+        wanted = self._wanted
         if not wanted:
             yield {}
             return
@@ -359,10 +366,23 @@ class StepTensors:
                 raise unknown_tensor(name, known, f"{field}: the {self._what} step", advice)
 
     @tf.autograph.experimental.do_not_convert
-    def update_metrics(self, tensors: Mapping[str, tf.Tensor]) -> None:
-        """Updates metrics and last values with the tensors of `captured`; runs in graph, on a replica."""
-        for name, _, metric in self._updated:
+    def update_metrics(self, tensors: Mapping[str, tf.Tensor], validation_set: str = "") -> None:
+        """Updates metrics and last values with the tensors of a step; runs in graph, on a replica.
+
+        Args:
+          tensors: The tensors of `captured`.
+          validation_set: The name of the evaluated set, if there are several.
+        """
+        for metric, name, _ in self._metrics:
             metric.update_state(tensors[name])
+        for name, field in self._fields.items():
+            last = self._last.setdefault((validation_set, name), LastValue(name, field, is_fused=self._is_fused))
+            last.update_state(tensors[name])
+
+    @property
+    def _wanted(self) -> dict[str, str]:
+        """The names that are asked for, each with who asks."""
+        return {**{name: field for _, name, field in self._metrics}, **self._fields}
 
 
 def _exposing(name: str, call: Callable[..., Any]) -> Callable[..., Any]:

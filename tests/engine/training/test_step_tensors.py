@@ -144,6 +144,39 @@ def test_several_validation_sets_keep_values_of_their_own() -> None:
         }
 
 
+class IntegerTask(LinearTask):
+    """Exposes an integer in a step of evaluation."""
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        tk.expose("value", tf.constant(3))
+        return super().validation_step(inputs, model, metrics)
+
+
+class FractionsTask(LinearTask):
+    """Exposes fractions by the same name."""
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        tk.expose("value", tf.constant([0.25, 0.75]))
+        return super().validation_step(inputs, model, metrics)
+
+
+def test_validation_sets_may_expose_other_dtypes_by_one_name() -> None:
+    config = linear_experiment()
+    trainer: Trainer = Trainer.create(config, IntegerTask(config.task), train=False, evaluate=True)
+    trainer.eval_tensors.ask("value", "a test")
+    (only,) = trainer.validation
+    tasks = {"whole": IntegerTask(config.task), "parts": FractionsTask(config.task)}
+    trainer.set_validation_sets(
+        ValidationSets([dataclasses.replace(only, name=name, task=task) for name, task in tasks.items()])
+    )
+    for _ in range(2):
+        trainer.evaluate(tf.constant(1))
+        values = trainer.eval_tensors.values
+        assert values["whole"]["value"].dtype == np.int32
+        assert values["whole"]["value"] == 3
+        np.testing.assert_array_equal(values["parts"]["value"], [0.25, 0.75])
+
+
 def test_fused_steps_need_tensors_of_a_known_shape() -> None:
     class DatasetTask(ExposingTask):
         def build_inputs(self, params: Any, input_context: Any = None) -> Any:
