@@ -123,6 +123,8 @@ def cut_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
         if length < size:
             os.truncate(logger.filename, length)
             if getattr(logger, "csv_file", None) is not None:  # it is open at the position of the dropped rows
+                logger.csv_file.close()
+                logger.writer = None  # that of tf_keras would go on with the closed file
                 logger.on_train_begin()
 
 

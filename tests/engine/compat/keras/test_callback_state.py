@@ -42,13 +42,14 @@ def test_rows_after_the_checkpoint_are_written_once(kind: Any, tmp_path: Path) -
     assert rows == ["epoch,loss,val_loss", "0,0.0,1.0", "1,0.5,1.0", "2,1.0,1.0", "3,1.5,1.0"]
 
 
-def test_a_run_that_goes_back_writes_its_rows_again(tmp_path: Path) -> None:
-    one = Started(keras.callbacks.CSVLogger, tmp_path / "log.csv")
-    one.epochs(0)
-    state = csv_lengths([one.logger])
-    one.epochs(1)
-    cut_csv_files([one.logger], state)
-    one.epochs(1)
+@pytest.mark.parametrize("kind", [keras.callbacks.CSVLogger, tf_keras.callbacks.CSVLogger])
+def test_a_run_that_goes_back_writes_its_rows_again(kind: Any, tmp_path: Path) -> None:
+    started = Started(kind, tmp_path / "log.csv")
+    started.epochs(0)
+    state = csv_lengths([started.logger])
+    started.epochs(1)
+    cut_csv_files([started.logger], state)
+    started.epochs(1)
     assert (tmp_path / "log.csv").read_text().splitlines()[1:] == ["0,0.0,1.0", "1,0.5,1.0"]
 
 
