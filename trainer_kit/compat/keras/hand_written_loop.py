@@ -292,6 +292,11 @@ class LoopMetrics(MetricSet):
     A batch counts as much as it has examples. A metric of the caller that is called "loss" replaces the mean loss.
     """
 
+    def variables(self) -> list[Any]:
+        """Returns the variables of all metrics, in the order of the checkpoints of earlier releases."""
+        metrics = [*self.metrics, self.loss, *self._own_metrics]
+        return [variable for metric in metrics for variable in metric.variables]
+
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns all results by name; called in cross-replica context."""

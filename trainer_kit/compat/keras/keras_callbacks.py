@@ -407,7 +407,7 @@ class FitCallbacks(KerasCallbacks):
         if not self._has_trained:
             if isinstance(self._data, (DatasetPasses, PyDatasetEpochs)) and self.saved_state is not None:
                 # A later fit of the program may read the same data on.
-                steps = min(self.saved_state["step"], self.params["epochs"] * self.params["steps"])
+                steps = min(self.saved_state.get("step", 0), self.params["epochs"] * self.params["steps"])
                 self._data.begin_passes(math.ceil(steps / self._data.steps_per_pass))
             # At any verbosity: a program may have taken the folder of another fit.
             how = "was ended by a callback" if self._stopped else "ended"

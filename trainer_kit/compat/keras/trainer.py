@@ -175,9 +175,9 @@ class KerasMetrics(MetricSet):
         return {**super().results(), **values}
 
     def variables(self) -> list[Any]:
-        """Returns the variables of all metrics, always in the same order."""
-        of_model = [variable for metric in self._model.metrics for variable in metric.variables]
-        return [*super().variables(), *of_model, *self._last.values()]
+        """Returns the variables of all metrics, in the order of the checkpoints of earlier releases."""
+        metrics = [self.loss, *self._own_metrics, *self._model.metrics]
+        return [*(variable for metric in metrics for variable in metric.variables), *self._last.values()]
 
     def names(self) -> list[str] | None:
         """Returns the names of the results; runs eagerly."""

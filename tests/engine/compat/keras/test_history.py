@@ -22,6 +22,8 @@ from tests.engine.compat.keras.keras_programs import (
     linear,
 )
 from trainer_kit.compat import keras as tk_keras
+from trainer_kit.compat.keras.hand_written_loop import LoopMetrics
+from trainer_kit.compat.keras.trainer import KerasMetrics
 
 
 class Adds(keras.callbacks.Callback):
@@ -127,3 +129,13 @@ def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert list(history.history) == ["learning_rate", "loss", "val_size"]
     assert "no best weights are kept" in caplog.text
     assert not (tmp_path / "best_ckpt").exists()
+
+
+def test_metrics_of_an_epoch_have_the_order_of_checkpoints_of_earlier_releases() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    of_fit = KerasMetrics("training_loss", model, {}).variables()
+    of_loop = LoopMetrics("training_loss", [keras.metrics.Mean("mean")]).variables()
+    of_model = len(model.metrics_variables)
+    assert [tuple(variable.shape) for variable in of_fit] == [(), (), (64, 2), *[()] * of_model]
+    assert [tuple(variable.shape) for variable in of_loop] == [(), (), (), (), (64, 2)]
