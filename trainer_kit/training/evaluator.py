@@ -658,7 +658,7 @@ class Evaluator(BaseTrainer):
         with self.eval_tensors.captured(model) as tensors:
             logs = converted(task.validation_step)(inputs, model=model, metrics=updated)
         logs = metrics.take_metrics(task, logs, model)
-        self.eval_tensors.update_metrics(tensors, one.name)
+        self.eval_tensors.update_metrics(tensors, "" if one is None else one.name)
         if not isinstance(logs, Mapping):
             raise TrainerKitError(
                 f"{type(task).__name__}.validation_step has to return a dict of logs; it returned {logs!r}"
