@@ -39,13 +39,15 @@ def import_user_module(name: str, option: str = "--import_module") -> None:
         if name.endswith(".py") or os.sep in name:
             _import_file(Path(name), option)
             return
+        missing = UsageError(f"{option}: no module is called {name!r}; give a dotted name or the path of a .py file")
+        if not name:
+            raise missing
         try:
             __import__(name)  # import_module has a TypeError for a name like .mine
         except ModuleNotFoundError as error:
             if not f"{name}.".startswith(f"{error.name}."):
                 raise  # the module is there, and imports something that is not
-            advice = "give a dotted name or the path of a .py file"
-            raise UsageError(f"{option}: no module is called {name!r}; {advice}") from None
+            raise missing from None
 
 
 def find_experiment(name: str, modules: Iterable[str] = (), option: str = "--import_module") -> None:

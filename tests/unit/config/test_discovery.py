@@ -176,7 +176,7 @@ def test_a_misspelt_file_names_the_files_beside_it(write: Write, name: str) -> N
         discovery.import_user_module("nowhere/a.py")
 
 
-@pytest.mark.parametrize("missing", ["no_such_module", "elsewhere.qqqq", "{}_package.iner", ".mine"])
+@pytest.mark.parametrize("missing", ["no_such_module", "elsewhere.qqqq", "{}_package.iner", ".mine", ""])
 def test_a_module_that_is_missing_is_a_message(write: Write, name: str, missing: str) -> None:
     write(f"{name}_package/inner.py", name)
     missing = missing.format(name)
