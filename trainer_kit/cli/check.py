@@ -64,9 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
-        from trainer_kit.training.trainer_creation import check_optimizer_choice
-
-        check_optimizer_choice(config, task_type)
         checks.begin("machine: the devices and the strategy can be used, and the batch sizes divide among the replicas")
         from trainer_kit.run.launcher import prepare
 
@@ -117,9 +114,15 @@ def _built_trainer(config: ExperimentConfig, short: ExperimentConfig, task: Any,
     from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
     from trainer_kit.process.run_directory import RunDirectory
     from trainer_kit.training.task_inputs import shared_sets
-    from trainer_kit.training.trainer_creation import check_best_metric, create_exporter, create_trainer
+    from trainer_kit.training.trainer_creation import (
+        check_best_metric,
+        check_optimizer_choice,
+        create_exporter,
+        create_trainer,
+    )
 
     checks.begin("model, optimizer and metrics can be built")
+    check_optimizer_choice(config, type(task))
     exporter = create_exporter(short, RunDirectory(folder, short.trainer))
     trainer = create_trainer(short, task, checkpoint_exporter=exporter)
     names, early = trainer.validation_metric_names(), config.trainer.early_stopping

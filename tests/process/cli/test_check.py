@@ -136,6 +136,7 @@ BEST = "trainer.best_checkpoint_eval_metric"
         (f"{BEST}=acuracy", None, 2, "best metric: acuracy", "did you mean accuracy? (all: accuracy, validation_loss)"),
         ("trainer.early_stopping.metric=acuracy", None, 2, "early stopping: acuracy", "did you mean accuracy"),
         (f"{BEST}=near|accuracy", _NestedConfig(), 2, "evaluate", "did you mean far|accuracy"),
+        ("trainer.optimizer_config.optimizer.type=null", None, 2, "model, optimizer", "is needed to train"),
         ("runtime.virtual_cpus=4,task.train_data.global_batch_size=6", None, 2, "config", "4 or 8"),
         ("task.train_data.global_batch_size=500", None, 5, "data", "500, but there are 103 examples"),
         ("task.validation_data.is_training=true", None, 5, "data", "task.validation_data never ends"),
