@@ -34,12 +34,14 @@ class ExportBest(Callback):
         """Exports the evaluation, unless an earlier process or the trainer has done so; on every worker."""
         done = run.evaluation
         assert done is not None
-        if done.replayed or run.trainer.checkpoint_exporter is not None:
-            return  # it is exported, and its logs have the best value
-        before = set(run.trainer.validation_sets) - set(done.sets)  # which may be in the logs of this step
-        own = {name: value for name, value in logs.items() if name not in before}
-        self._best.export(run.trainer, own, done.sets)
-        self._best.add_best(run.trainer, logs)
+        if not done.replayed:
+            if run.trainer.checkpoint_exporter is not None:
+                return  # the trainer has exported it, and its logs have the best value
+            before = set(run.trainer.validation_sets) - set(done.sets)  # which may be in the logs of this step
+            own = {name: value for name, value in logs.items() if name not in before}
+            self._best.export(run.trainer, own, done.sets)
+        if hasattr(run.trainer, "config"):  # it may name the metric; an own subclass of BaseTrainer need not have one
+            self._best.add_best(run.trainer, logs)
 
 
 class RecordEvaluation(Callback):

@@ -492,8 +492,6 @@ class Controller:
             return {}
         text = json.dumps(self._history.recorded_logs(step)) if is_chief(self.strategy) else ""
         logs: dict[str, Any] = json.loads(chiefs_text(self.strategy, text))
-        if logs and self._history.best is not None:
-            self._history.best.add_best(self.evaluator, logs.get("", logs))
         return logs
 
     def evaluate_continuously(
