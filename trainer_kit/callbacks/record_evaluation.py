@@ -40,8 +40,7 @@ class ExportBest(Callback):
             before = set(run.trainer.validation_sets) - set(done.sets)  # which may be in the logs of this step
             own = {name: value for name, value in logs.items() if name not in before}
             self._best.export(run.trainer, own, done.sets)
-        if hasattr(run.trainer, "config"):  # it may name the metric; an own subclass of BaseTrainer need not have one
-            self._best.add_best(run.trainer, logs)
+        self._best.add_best(run.trainer, logs)
 
 
 class RecordEvaluation(Callback):

@@ -273,6 +273,7 @@ def build_controller(
             controller_cls,
             callbacks=CallbackList(run, [], times, plan.strategy),
             actions=actions,
+            history=history,
             summary_interval=interval,
             summary_dir=directory.train_summaries,
             eval_summary_dir=directory.eval_summaries,

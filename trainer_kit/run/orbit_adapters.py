@@ -10,6 +10,7 @@ import orbit
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import StopTraining, UsageError
+from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.training.checks.failed_step import StockLoops
 
@@ -107,6 +108,7 @@ class OrbitController:
       callbacks: The callbacks of the run, which have no members.
       actions: The users' actions; the orbit.Controller calls them.
       signals: The stop signals of the run.
+      history: Knows the evaluations that a Controller has recorded; None: there are none.
       **arguments: Further arguments of the class.
     """
 
@@ -123,6 +125,7 @@ class OrbitController:
         callbacks: CallbackList,
         actions: Actions,
         signals: StopSignals,
+        history: RunHistory | None = None,
         **arguments: Any,
     ) -> None:
         self.trainer = trainer
@@ -134,6 +137,7 @@ class OrbitController:
         self.run = callbacks.run
         self.stopping = False
         self._signals = signals
+        self._history = history
 
         train_actions = list(actions.train_actions)
         if trainer is not None:
@@ -153,7 +157,12 @@ class OrbitController:
         """Trains up to global step `train_steps`, with evaluations if it `evaluates`; returns the logs of the last."""
         if not evaluates:
             return self._until_stopped(self._inner.train, steps=train_steps)
-        return self._until_stopped(self._inner.train_and_evaluate, train_steps=train_steps, **arguments)
+
+        logs = self._until_stopped(self._inner.train_and_evaluate, train_steps=train_steps, **arguments)
+        if logs or self.stopping or self._history is None:
+            return logs
+        # No step was left to train. An earlier start with a Controller may have evaluated the last one.
+        return self._history.metrics_at(self.run.step)
 
     def evaluate(self, steps: int = -1) -> dict[str, Any]:
         """Evaluates `steps` batches, -1 for all; returns the logs."""

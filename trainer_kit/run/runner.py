@@ -221,6 +221,8 @@ def run_experiment(
                             eval_interval=config.trainer.validation_interval,
                             evaluates=mode == "train_and_eval",
                         )
+                        if best is not None:  # logs of an evaluation that was recorded before may lack it
+                            best.add_best(trainer, logs)
                     elif sidecar is not None:
                         sidecar.begin()
                         logs = controller.evaluate_continuously(

@@ -408,6 +408,29 @@ def test_any_orbit_controller_can_drive_the_trainer(linear: ReadyTrainer, tmp_pa
     assert _tags(tmp_path / "train")["training_loss"] == [3, 6, 9, 12]
 
 
+class _FailsAtTheEnd(Callback):
+    """Saves with each evaluation what callbacks have seen of it, and lets the run fail after the last one."""
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        run.save(again=True)
+
+    def train_end(self, run: Run) -> None:
+        raise RuntimeError("the run fails")
+
+
+@pytest.mark.parametrize("controller_class", [Controller, orbit.Controller])
+def test_a_restart_returns_the_recorded_logs_of_the_last_evaluation(
+    once_evaluated: Path, of_evaluated: ReadyTrainer, tmp_path: Path, controller_class: Any
+) -> None:
+    with pytest.raises(RuntimeError, match="the run fails"):
+        trainer = of_evaluated.again(tmp_path)
+        _run(tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, callbacks=[_FailsAtTheEnd()])
+    trainer = of_evaluated.again(tmp_path)
+    _, logs = _run(tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, controller_cls=controller_class)
+    assert "best_accuracy" in logs
+    assert logs == final_record(tmp_path)["metrics"] == final_record(once_evaluated)["metrics"]
+
+
 def test_a_rewind_by_an_action_keeps_the_bits_and_records(
     once_evaluated: Path, of_evaluated: ReadyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

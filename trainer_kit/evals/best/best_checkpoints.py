@@ -88,8 +88,8 @@ class BestCheckpoints:
           trainer: The trainer that has evaluated.
           logs: The logs, which may lack those of some validation sets.
         """
-        if self.primary is None:
-            return
+        if self.primary is None or not hasattr(trainer, "config"):
+            return  # the config may name the metric, and an own subclass of BaseTrainer need not have one
         metric = _metric_of(self.primary, trainer)
         value = flat_scalars(self.best_ckpt_logs or {}, "|").get(metric)
         groups, name = trainer.place_of_metric(metric)
