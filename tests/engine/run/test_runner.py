@@ -419,7 +419,7 @@ class _FailsAtTheEnd(Callback):
 
 
 @pytest.mark.parametrize("controller_class", [Controller, orbit.Controller])
-def test_a_restart_returns_the_recorded_logs_of_the_last_evaluation(
+def test_a_restart_returns_the_recorded_logs_of_its_last_step(
     once_evaluated: Path, of_evaluated: ReadyTrainer, tmp_path: Path, controller_class: Any
 ) -> None:
     with pytest.raises(RuntimeError, match="the run fails"):
