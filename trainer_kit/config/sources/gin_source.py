@@ -248,7 +248,12 @@ class _Reading:
                     values[argument] = copy.deepcopy(binding.value)  # a reference makes its value in a copy
                 origins[argument] = binding.origin
             except Exception as error:
-                self.mistakes.append(Mistake(binding.name, "gin cannot make the value", _reason(error), binding.origin))
+                problem = "gin cannot make the value"
+                advice = _reason(error)
+                if "macro() missing" in advice:  # gin's own words for a macro without a value
+                    problem = "the value uses a macro that is not defined"
+                    advice = "define each %name in it: name = ..."
+                self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
         return values, origins
 
 

@@ -131,7 +131,7 @@ def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert not (tmp_path / "best_ckpt").exists()
 
 
-def test_metrics_of_an_epoch_have_the_order_of_checkpoints_of_earlier_releases() -> None:
+def test_metrics_of_an_epoch_continue_from_earlier_releases() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     of_fit = KerasMetrics("training_loss", model, {}).variables()

@@ -137,7 +137,7 @@ def test_a_decorated_factory_is_bound_once(register: Callable[[str], str]) -> No
     [
         ("validation_dta/DataConfig.seed = 1", "scope validation_dta", "validation_data"),
         ("x/ExperimentConfig.trainer = {}", "scope x", "without a scope"),
-        ("TrainerConfig.train_steps = %steps", "gin cannot make the value", "in scope 'steps'"),
+        ("TrainerConfig.train_steps = %steps", "a macro that is not defined", "name = ..."),
         ("TrainerConfig.train_steps = @nobody()", "@nobody", "import its module"),
         ("NetConfig.name = [@nobody, 1]", "@nobody", "import its module"),
         ("TrainerConfig.train_steps = @failing_value()", "cannot make the value", "no such thing"),
