@@ -177,7 +177,7 @@ def is_own(prefix: str, run_id: str) -> bool:
 def is_foreign(prefix: str, run_id: str) -> bool:
     """Whether a record says that another run saved the checkpoint at `prefix`."""
     record = read_record(prefix)
-    return record is not None and run_id not in ("", record.get("run_id", run_id))
+    return record is not None and bool(run_id) and record.get("run_id", run_id) != run_id
 
 
 def foreign_problem(prefix: str, run_id: str) -> str:

@@ -62,7 +62,7 @@ def remove_old_checkpoints(folder: str, keep: int, run_id: str, retention: Reten
 
 
 def remove_others(folder: str, keep: Collection[int], run_id: str = "") -> None:
-    """Removes the checkpoints of a run except those of the steps `keep`. Runs in any thread.
+    """Removes the checkpoints of a run except pinned ones and those of the steps `keep`. Runs in any thread.
 
     Those of other runs stay. The pointer file must no longer list what is removed, since a missing
     file of a listed checkpoint counts as damage.
@@ -79,7 +79,8 @@ def remove_others(folder: str, keep: Collection[int], run_id: str = "") -> None:
     checkpoints = [name.removesuffix(RECORD) for name in records]
     for checkpoint in sorted(checkpoints, key=step_of):
         prefix = os.path.join(folder, checkpoint)
-        if step_of(checkpoint) not in keep and is_own(prefix, run_id):
+        is_kept = step_of(checkpoint) in keep or os.path.exists(f"{prefix}.pin")
+        if not is_kept and is_own(prefix, run_id):
             remove_checkpoint(prefix)
 
 

@@ -36,7 +36,7 @@ def deciding(before: signal.Signals | None, number: signal.Signals) -> signal.Si
 
 
 class StoppableRun:
-    """A run that signals stop. This one looks at the signals itself, with nothing to save and no files to remove."""
+    """A run that signals can stop. The base class does nothing: its run asks for the signals by itself."""
 
     def stop(self) -> None:
         """Makes the run stop soon; called once, in a thread."""

@@ -57,8 +57,10 @@ def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None
     """Returns the trainer of the run, with model and optimizer, and the owner of its best checkpoints, if any.
 
     A trainer that the run creates gets no exporter: the run exports the evaluations that it records, and not those
-    that a callback runs. In its own `evaluate` exports a ready-made trainer, one that a controller of Orbit drives,
-    and one of a class with another kind of best checkpoint, such as Model Garden's. Called in strategy scope.
+    that a callback runs. Three kinds of trainer export in their own `evaluate`: a ready-made one, one that an
+    orbit.Controller drives, and one whose class has another `best_checkpoint`, such as Model Garden's.
+
+    Called in strategy scope.
 
     Raises:
       UsageError: when the engine cannot drive the trainer, or no evaluation will report a metric that is needed.
@@ -109,6 +111,11 @@ def _check_controller(plan: RunPlan) -> None:
         )
     if not plan.trains:
         return
+    if plan.options.profile:
+        raise UsageError(
+            f"--profile: {kind.__name__} does not end its loops where the trace begins; give a subclass of "
+            "trainer_kit.run.controller.Controller as controller_cls, or trace by functions of train_actions"
+        )
     if seconds_of(options.summary_interval):
         raise UsageError(
             f"trainer.summary_interval={options.summary_interval}: {kind.__name__} counts steps; give a number of them"
@@ -142,7 +149,7 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any, best: Bes
     directory, config = plan.directory, plan.config
     sets = {name: config_hash(config, name) for name in trainer.validation_sets if name}
     # If the run's ledger was lost, sidecars may know later lineages, and they follow only a lineage after those.
-    known = other_ledgers(directory.ledger) if writers.history else []
+    known = other_ledgers(directory.ledger) if plan.writes_records else []
     ledger = Ledger(
         directory.ledger,
         dataset="validation" if plan.trains else "eval",

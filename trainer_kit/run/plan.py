@@ -114,7 +114,7 @@ class RunPlan:
 
     @property
     def last_step(self) -> int | None:
-        """The step at which training ends; None if it goes on until the data ends. Of modes that train."""
+        """The step at which training ends; None if it goes on until the data ends. Only for modes that train."""
         steps = self.config.trainer.train_steps
         return steps if steps >= 0 else None
 

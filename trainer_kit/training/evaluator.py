@@ -283,10 +283,10 @@ class Evaluator(BaseTrainer):
         self.eval_seconds: dict[str, float] = {}
 
     def split_evaluations(self, hooks: EvaluationHooks) -> None:
-        """Has evaluations run in parts, with work on the host between two; called before the first evaluation.
+        """Has evaluations run batch by batch, with work on the host between two; called before the first evaluation.
 
         Args:
-          hooks: The object that knows the size of a part, and whose methods are called before and after each.
+          hooks: The object whose methods are called before and after each batch.
         """
         self._evaluation_hooks = hooks
 
@@ -384,7 +384,7 @@ class Evaluator(BaseTrainer):
 
     @property
     def checkpoint_exporter(self) -> Any:
-        """Exports the best of all evaluations; None: `evaluate` exports nothing, but the run that created it may."""
+        """Exports the best of all evaluations; None: `evaluate` exports nothing; the run may do so itself."""
         return self._checkpoint_exporter
 
     @checkpoint_exporter.setter

@@ -533,10 +533,10 @@ class Trainer(Evaluator):
         """Called eagerly before each loop, before the iterator is created. Metrics are reset inside the loop."""
 
     def split_training(self, hooks: TrainingHooks) -> None:
-        """Has training loops run in parts from now on, with work on the host between two steps.
+        """Has training loops run step by step from now on, with work on the host between two.
 
         Args:
-          hooks: The object that chooses the parts, and whose methods are called before and after each.
+          hooks: The object whose methods are called before and after each step.
         """
         self.loop_parts.hooks = hooks
 

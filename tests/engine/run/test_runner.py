@@ -459,6 +459,11 @@ def test_recovery_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
         _run(tmp_path, config=linear_experiment(recovery_max_trials=1), controller_cls=orbit.Controller)
 
 
+def test_a_profile_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--profile: Controller does not end its loops"):
+        _run(tmp_path, config=linear_experiment(), controller_cls=orbit.Controller, profile="2:3")
+
+
 class _FiniteTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         return tf.data.Dataset.from_tensor_slices(tiny_arrays(bool(params.is_training))).batch(8)

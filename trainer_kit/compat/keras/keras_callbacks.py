@@ -287,10 +287,6 @@ class TrainBatches:
         self._run = run
         self._epochs: Any = run.epochs  # there are some wherever loops are split
 
-    def next_end(self, step: int) -> int:
-        """Returns the step after the next batch."""
-        return step + 1
-
     def begin(self, step: int) -> None:
         """Calls the methods before a batch."""
         if self.begun == step:
@@ -318,13 +314,9 @@ class TestBatches:
     Args:
       keras_callbacks: All callbacks of Keras.
       model: The model.
-
-    Attributes:
-      steps: The number of batches between two calls of a method.
     """
 
     __test__ = False  # of pytest
-    steps = 1
 
     def __init__(self, keras_callbacks: KerasCallbacks, model: Any) -> None:
         self._keras_callbacks = keras_callbacks
@@ -406,7 +398,7 @@ class FitCallbacks(KerasCallbacks):
             read_history(model_dir, self.history)
         if not self._has_trained:
             if isinstance(self._data, (DatasetPasses, PyDatasetEpochs)) and self.saved_state is not None:
-                # A later fit of the program may read the same data on.
+                # A later fit of the program may continue to read the same data.
                 steps = min(self.saved_state.get("step", 0), self.params["epochs"] * self.params["steps"])
                 self._data.begin_passes(math.ceil(steps / self._data.steps_per_pass))
             # At any verbosity: a program may have taken the folder of another fit.

@@ -210,6 +210,8 @@ class _Reading:
             where = f"in the scope {binding.scope}" if binding.scope else "without a scope: several have this class"
             problem = f"no section reads {binding.selector} {where}"
             advice = suggestion(binding.scope, scopes) if scopes else "write it without a scope"
+            if not binding.scope:
+                advice = f"name one: {', '.join(f'{scope}/{binding.name}' for scope in scopes)}"
             self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
 
     def near_misses(self) -> list[Mistake]:

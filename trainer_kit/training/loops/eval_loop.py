@@ -259,16 +259,10 @@ def _specs(values: Any) -> Any:
 
 
 class EvaluationHooks(Protocol):
-    """An object whose methods an evaluation calls before and after each part, eagerly, on the host.
-
-    Attributes:
-      steps: The number of batches in a part.
-    """
-
-    steps: int
+    """An object whose methods an evaluation calls before and after each batch, eagerly, on the host."""
 
     def begin(self, batch: int) -> None:
-        """Called before a part with the number of its first batch, counted from 0.
+        """Called before a batch with its number, counted from 0.
 
         Where the length of the data is not known, it is also called before the end of the data is found.
         """
@@ -439,11 +433,11 @@ class EagerEvalLoop:
 
 
 class SplitEvalLoop:
-    """Runs an evaluation a few batches at a time, so that callbacks run between them. Runs eagerly, on the host.
+    """Runs an evaluation one batch at a time, so that callbacks run between them. Runs eagerly, on the host.
 
     Args:
       part: A loop that does not reset the metrics by itself.
-      hooks: The object to call before and after each part.
+      hooks: The object to call before and after each batch.
       data: The data, which knows an upper bound of the number of its batches.
     """
 
@@ -459,12 +453,12 @@ class SplitEvalLoop:
         results: Any = None
         limit = self._data.cardinality() if int(num_steps) < 0 else int(num_steps)
         while limit is None or done < limit:
-            wanted = self._hooks.steps if limit is None else min(self._hooks.steps, limit - done)
             self._hooks.begin(done)
-            count, results = self._part(iterator, tf.constant(wanted, tf.int32))
-            done += count
-            goes_on = count > 0 and self._hooks.end(done - 1, reported_values(results))
-            if count < wanted or not goes_on:
+            count, results = self._part(iterator, tf.constant(1, tf.int32))
+            if count == 0:
+                break
+            done += 1
+            if not self._hooks.end(done - 1, reported_values(results)):
                 break
         return done, results
 

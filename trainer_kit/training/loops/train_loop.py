@@ -148,14 +148,10 @@ def _arguments(elements: Any) -> tuple[tf.TensorSpec, tf.TensorSpec]:
 
 
 class TrainingHooks(Protocol):
-    """An object whose methods are called before and after the parts of training loops, eagerly, on the host."""
-
-    def next_end(self, step: int) -> int:
-        """Returns the next global step after `step` at which a part ends."""
-        ...
+    """An object whose methods are called before and after each step of training loops, eagerly, on the host."""
 
     def begin(self, step: int) -> None:
-        """Called before a part with the global step."""
+        """Called before a step with the global step."""
         ...
 
     def end(self, step: int, results: dict[str, Any]) -> bool:
@@ -241,7 +237,7 @@ class LoopParts:
             is_traced = loop is self._traced_loop
             part_end = end if is_traced else min(end, step + getattr(loop, "fuse_steps", 1))
             if self.hooks is not None:
-                part_end = min(part_end, self.hooks.next_end(step))
+                part_end = step + 1
                 self.hooks.begin(step)
             with context():
                 count, results = loop(iterator, part_end - step, fresh and step == begin)

@@ -32,13 +32,10 @@ class _Loop:
 
 
 class _Parts:
-    """Hooks whose parts have two steps each."""
+    """Hooks that note each call."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
-
-    def next_end(self, step: int) -> int:
-        return step + 2
 
     def begin(self, step: int) -> None:
         self.calls.append(step)
@@ -71,13 +68,13 @@ def test_the_first_call_of_a_fused_loop_is_a_program() -> None:
     assert loop.calls == [(4, True), (6, False)]
 
 
-def test_a_loop_that_stops_in_a_part_gets_no_further_call() -> None:
+def test_a_loop_that_stops_before_a_step_gets_no_further_call() -> None:
     loop = _Loop(stop=4)
     parts = LoopParts(loop.global_step)
     parts.hooks = hooks = _Parts()
     assert (parts.run(loop, iter(range(100)), 10, True), parts.results) == (4, sum(range(4)))
-    assert loop.calls == [(1, True), (2, False), (2, False)]
-    assert hooks.calls == [0, (1, 0), 1, (3, 3), 3]
+    assert loop.calls == [(1, True), *[(1, False)] * 4]
+    assert hooks.calls == [0, (1, 0), 1, (2, 1), 2, (3, 3), 3, (4, 6), 4]
 
 
 def test_waits_of_all_parts_but_the_first_step_are_added() -> None:

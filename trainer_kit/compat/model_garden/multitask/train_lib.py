@@ -26,6 +26,7 @@ from trainer_kit.compat.model_garden.multitask.trainers import (
 )
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
 from trainer_kit.compat.model_garden.trainer import Trainer, logging_folder
+from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError, suggestion
@@ -233,5 +234,5 @@ def run_experiment_with_multitask_eval(
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config = convert(params)
-    tasks = run_tasks(config, train_task, eval_tasks, trainer if "train" in mode else None)
+    tasks = run_tasks(config, train_task, eval_tasks, trainer if lookup_mode(mode).trains else None)
     return runner.run_experiment(distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options)
