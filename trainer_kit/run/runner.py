@@ -108,7 +108,7 @@ def run_experiment(
 
     Raises:
       UsageError: when the mode is unknown, the checkpoint is missing, the config does not fit the run in model_dir, or
-        the steps to profile are not trained.
+        the mode trains no steps to profile.
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
       PreemptedError, InterruptedRunError: when SIGTERM, trainer.max_time or Ctrl-C stopped the run, after it saved.
     """

@@ -371,7 +371,7 @@ class FitCallbacks(KerasCallbacks):
         """Says from which epoch a resumed run goes on."""
         if not self._has_trained and run.step and run.chief and self.params["verbose"]:
             epoch = run.step // self.params["steps"] + 1
-            print(f"the run resumes in epoch {epoch} of {self.params['epochs']}, at step {run.step}")
+            _print_line(f"the run resumes in epoch {epoch} of {self.params['epochs']}, at step {run.step}")
         self._has_trained = True
 
     def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
@@ -404,15 +404,23 @@ class FitCallbacks(KerasCallbacks):
             # At any verbosity: a program may have taken the folder of another fit.
             how = "was ended by a callback" if self._stopped else "ended"
             advice = "" if self._stopped else ", or more epochs to go on"
-            print(
+            _print_line(
                 f"nothing to do: the run in {model_dir} {how} after {len(self.history.epoch)} epochs; give another "
                 f"model_dir to start a new run{advice}"
             )
         elif self.params["verbose"] and self._run.chief:
             how = "was ended by a callback" if self._stopped else "finished"
-            print(f"the run {how} at step {self._run.step}; checkpoints, reports and history.json are in {model_dir}")
+            _print_line(
+                f"the run {how} at step {self._run.step}; checkpoints, reports and history.json are in {model_dir}"
+            )
         model.history = self.history
         return self.history
+
+
+def _print_line(text: str) -> None:
+    """Prints a line; a closed output, as of `| head`, ends no training."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, flush=True)
 
 
 def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
