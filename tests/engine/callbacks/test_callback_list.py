@@ -140,6 +140,14 @@ def test_requests_are_taken_once() -> None:
     assert listed.take_requests() == Requests()
 
 
+def test_requests_of_the_chief_reach_all_workers_whole() -> None:
+    listed = _listed()
+    listed.shares_requests = True
+    listed.run.rewind(0, "the loss is not finite")
+    requests = listed.take_requests()
+    assert (requests.rewind, requests.save, requests.stop) == (0, False, "")
+
+
 def test_states_are_restored_after_train_begin_or_at_once() -> None:
     kept: dict[str, tuple[Any, Any]] = {}
     first, second = _Counting(), _Counting()

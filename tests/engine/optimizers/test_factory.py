@@ -18,7 +18,7 @@ from tests.engine.optimizers import numpy_optimizers
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.factory import create_optimizer
+from trainer_kit.optimizers.factory import build_optimizers, create_optimizer
 from trainer_kit.optimizers.gradients import Clipping, apply_gradients
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 
@@ -213,3 +213,10 @@ def test_a_registered_optimizer_is_built_from_its_section(scaled: str) -> None:
 def test_a_registered_builder_has_to_return_an_optimizer(scaled: str) -> None:
     with pytest.raises(UsageError):
         create_optimizer(_registered(scaled, -1.0))
+
+
+def test_optimizers_are_built_with_their_slots_before_the_first_step() -> None:
+    variable = keras.Variable([1.0, 2.0])
+    optimizers = {"a": create_optimizer(optimization("adam")), "b": create_optimizer(optimization("adam"))}
+    build_optimizers(optimizers, [variable])
+    assert all(optimizer.built for optimizer in optimizers.values())

@@ -92,3 +92,9 @@ def test_what_a_checkpoint_can_hold_as_it_is_stays_so() -> None:
     variable, keras_variable = tf.Variable(1.0), keras.Variable(2.0)
     held = item_variables([variable, {"inner": keras_variable}])
     assert held[0] is variable and held[1]["inner"] is keras_variable.value
+
+
+def test_a_nested_checkpoint_holds_the_values_of_its_variables() -> None:
+    keras_variable = keras.Variable(2.0)
+    held = item_variables(tf.train.Checkpoint(weight=keras_variable))
+    assert held.weight is keras_variable.value

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.builders import replicas
 from tests.engine.training.loops.counting_step import Counter
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.fused_batches import stacked
-from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, reporting_refusal
+from trainer_kit.testing import tiny_experiment
+from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, problem_of_fusing, reporting_refusal
 
 
 def _loop(counter: Counter, stack: Stack) -> FusedLoop:
@@ -138,3 +140,9 @@ def test_a_variable_out_of_reach_of_a_gpu_program_is_named() -> None:
     )
     with pytest.raises(UsageError, match=r"it uses the variable seen .* on the CPU.* int64"), reporting_refusal(4):
         raise tf.errors.InvalidArgumentError(None, None, f"Graph execution error:\n{told} GPU:0")
+
+
+@pytest.mark.parametrize(("count", "problem"), [(1, ""), (2, "there are 2 replicas")])
+def test_steps_of_several_replicas_are_not_fused(count: int, problem: str) -> None:
+    found = problem_of_fusing(tiny_experiment(), replicas(count), given=None, own_loop="")
+    assert found.startswith(problem) and bool(found) == bool(problem)
