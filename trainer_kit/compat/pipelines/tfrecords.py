@@ -241,7 +241,7 @@ class _SplitFiles:
         """
         files = tf.data.Dataset.from_tensor_slices((self.paths, self.compressions))
         cycle_length = 1
-        if shuffle_seed is not None and len(self.paths) > 1:
+        if shuffle_seed is not None:
             files = files.shuffle(len(self.paths), seed=shuffle_seed)
             cycle_length = min(_READ_AT_ONCE, len(self.paths))
         return files.interleave(
