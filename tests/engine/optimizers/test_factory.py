@@ -215,7 +215,7 @@ def test_a_registered_builder_has_to_return_an_optimizer(scaled: str) -> None:
         create_optimizer(_registered(scaled, -1.0))
 
 
-def test_optimizers_are_built_with_their_slots_before_the_first_step() -> None:
+def test_optimizers_get_their_slots_before_the_first_step() -> None:
     variable = keras.Variable([1.0, 2.0])
     optimizers = {"a": create_optimizer(optimization("adam")), "b": create_optimizer(optimization("adam"))}
     build_optimizers(optimizers, [variable])
