@@ -436,25 +436,25 @@ class SplitEvalLoop:
     """Runs an evaluation one batch at a time, so that callbacks run between them. Runs eagerly, on the host.
 
     Args:
-      part: A loop that does not reset the metrics by itself.
+      loop: A loop that does not reset the metrics by itself.
       hooks: The object to call before and after each batch.
       data: The data, which knows an upper bound of the number of its batches.
     """
 
-    def __init__(self, part: EvalLoop | EagerEvalLoop, hooks: EvaluationHooks, data: ValidationData) -> None:
-        self._part = part
+    def __init__(self, loop: EvalLoop | EagerEvalLoop, hooks: EvaluationHooks, data: ValidationData) -> None:
+        self._loop = loop
         self._hooks = hooks
         self._data = data
 
     def __call__(self, iterator: Any, num_steps: Any) -> tuple[int, Any]:
         """Returns the number of batches evaluated and the results; `num_steps` -1 means all of the data."""
-        self._part.reset()
+        self._loop.reset()
         done = 0
         results: Any = None
         limit = self._data.cardinality() if int(num_steps) < 0 else int(num_steps)
         while limit is None or done < limit:
             self._hooks.begin(done)
-            count, results = self._part(iterator, tf.constant(1, tf.int32))
+            count, results = self._loop(iterator, tf.constant(1, tf.int32))
             if count == 0:
                 break
             done += 1
@@ -464,8 +464,8 @@ class SplitEvalLoop:
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The newest graph of the loop of a part; None if there is none."""
-        return self._part.newest_graph
+        """The newest graph of the loop; None if there is none."""
+        return self._loop.newest_graph
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ class _Loop:
         return done, self.total
 
 
-class _Parts:
+class _Hooks:
     """Hooks that note each call."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def test_the_first_call_of_a_fused_loop_is_a_program() -> None:
 def test_a_loop_that_stops_before_a_step_gets_no_further_call() -> None:
     loop = _Loop(stop=4)
     parts = LoopParts(loop.global_step)
-    parts.hooks = hooks = _Parts()
+    parts.hooks = hooks = _Hooks()
     assert (parts.run(loop, iter(range(100)), 10, True), parts.results) == (4, sum(range(4)))
     assert loop.calls == [(1, True), *[(1, False)] * 4]
     assert hooks.calls == [0, (1, 0), 1, (2, 1), 2, (3, 3), 3, (4, 6), 4]
@@ -80,7 +80,7 @@ def test_a_loop_that_stops_before_a_step_gets_no_further_call() -> None:
 def test_waits_of_all_parts_but_the_first_step_are_added() -> None:
     loop, numbers = _Loop(), iter(range(100))
     parts = LoopParts(loop.global_step)
-    parts.hooks = _Parts()
+    parts.hooks = _Hooks()
     waited = []
     for _ in range(2):
         parts.run(loop, numbers, 6, True)
