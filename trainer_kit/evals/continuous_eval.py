@@ -19,7 +19,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import Ledger
-from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.process.run_directory import RunDirectory, has_begun
 from trainer_kit.process.run_lock import read_heartbeat, runs
 from trainer_kit.process.sidecar_lease import Lease
 
@@ -90,6 +90,7 @@ class Sidecar:
         self._train_steps = train_steps
         self._global_step = global_step
         self._beat: tuple[Any, float] = (None, 0.0)
+        self._has_begun = False  # whether a checkpoint and a manifest were seen
 
     def begin(self) -> None:
         """Sets the best checkpoint and the curves to the last recorded step."""
@@ -101,7 +102,14 @@ class Sidecar:
 
         While a trainer is alive, the run continues whatever final.json says: it may have started again from an earlier
         step, and the file may be from before that.
+
+        Raises:
+          StorageError: when the folder of a run that has saved a checkpoint was moved or removed.
         """
+        if self._has_begun:
+            self._directory.check_manifest()
+        else:
+            self._has_begun = has_begun(self._directory.path) and os.path.exists(self._directory.manifest)
         if self.alive():
             return False
         last_step = self._directory.last_step(self._train_steps)  # the run's number, which a restart may change

@@ -126,14 +126,12 @@ class RunDirectory:
         """
         return self._run_id or read_run_id(self.path)
 
-    def check_run_id(self) -> None:
-        """Checks that the folder still contains the manifest that `write_record` has written.
+    def check_manifest(self) -> None:
+        """Checks that the folder still contains a manifest, for a process that has seen one there.
 
         Raises:
-          StorageError: when the manifest is gone, or is that of another run.
+          StorageError: when the manifest is gone.
         """
-        if not self._run_id:
-            return
         try:
             os.stat(self.manifest)
         except (FileNotFoundError, NotADirectoryError):
@@ -142,8 +140,18 @@ class RunDirectory:
                 "folder back, or give its new path, and run the same command again"
             ) from None
         except OSError:
-            return  # this proves nothing, and the write itself will fail
+            pass  # this proves nothing, and a write will fail
 
+    def check_run_id(self) -> None:
+        """Checks that the folder still contains the manifest that `write_record` has written.
+
+        Raises:
+          StorageError: when the manifest is gone, or is that of another run.
+        """
+        if not self._run_id:
+            return
+
+        self.check_manifest()
         run_id = read_run_id(self.path)
         if run_id not in ("", self._run_id):
             raise StorageError(

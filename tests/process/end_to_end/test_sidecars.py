@@ -86,6 +86,19 @@ def test_a_sidecar_of_a_killed_trainer_ends_and_names_its_step(server: ForkServe
     assert time.monotonic() - begin < 60
 
 
+def test_a_sidecar_ends_when_the_folder_of_its_run_is_moved(server: ForkServer, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = server.run(killed_at, "checkpoint.save", 2, f"{run}.points", *_arguments(run, "train"))
+    assert trainer.code == -signal.SIGKILL
+    sidecar = server.start("train", *_arguments(run, "continuous_eval", "continuous_eval_timeout=60"))
+    wait_until(lambda: (run / "evals/continuous_eval.jsonl").exists(), 60)
+    run.rename(tmp_path / "moved")
+    ended = sidecar.wait()
+    assert ended.code == 6, ended.text
+    assert "/run was moved or removed during the run: " in ended.text
+    assert not run.exists()
+
+
 def test_a_sidecar_in_an_evaluation_follows_a_restarted_run(server: ForkServer, tmp_path: Path) -> None:
     held, run = tmp_path / "held", tmp_path / "run"
     sidecar = _arguments(run, "continuous_eval", "continuous_eval_timeout=20")

@@ -59,6 +59,17 @@ def test_a_record_names_checkpoint_dataset_config_and_lineage(path: Path) -> Non
     assert json_lines(path) == [expected] == ledger(path).records()
 
 
+def test_a_moved_run_is_not_made_again_by_its_ledger(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    written = ledger(run / "evals" / "validation.jsonl")
+    written.append(5, {"acc": 0.1}, 1.0)
+    run.rename(tmp_path / "moved")
+    with pytest.raises(StorageError, match=r"/run was moved or removed during the run; .* cannot be written"):
+        written.append(10, {"acc": 0.2}, 1.0)
+    assert not run.exists()
+
+
 def test_nonfinite_numbers_are_strict_json_and_read_as_floats(path: Path) -> None:
     ledger(path).append(1, {"a": math.nan, "b": {"c": math.inf, "d": -math.inf}}, 0.0)
     assert json_lines(path)[0]["metrics"] == {"a": "nan", "b": {"c": "inf", "d": "-inf"}}
