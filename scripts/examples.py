@@ -1,9 +1,9 @@
 """Reads the examples in Markdown pages: Python files, and the commands that run them.
 
-A page marks them by comments at the start of a line. `<!-- example: NAME.py -->` before a Python block makes it a file
-of that name, `<!-- run: NAME -->` before a Bash block makes it a command that has to end with 0 (`<!-- run: NAME, exit
-2 -->`: with 2), and `<!-- needs: NAME.py -->` takes a file from the page that has it.
-tests/process/docs/test_examples.py runs them.
+A page marks them by comments at the start of a line. `<!-- example: NAME.py -->` before a Python
+block makes it a file of that name, `<!-- run: NAME -->` before a Bash block makes it a command that
+has to end with 0 (`<!-- run: NAME, exit 2 -->`: with 2), and `<!-- needs: NAME.py -->` takes a file
+from the page that has it. tests/process/docs/test_examples.py runs them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from pathlib import Path
 
 from scripts.source_files import ROOT
 
-_EXAMPLE = re.compile(r"^<!-- example: (\S+\.py) -->\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_RUN = re.compile(r"^<!-- run: ([^,\n]+?)(?:, exit (\d+))? -->\n```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_EXAMPLE = re.compile(
+    r"^<!-- example: (\S+\.py) -->\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE
+)
+_RUN = re.compile(
+    r"^<!-- run: ([^,\n]+?)(?:, exit (\d+))? -->\n```bash\n(.*?)^```", re.DOTALL | re.MULTILINE
+)
 _NEEDS = re.compile(r"^<!-- needs: (\S+) -->", re.MULTILINE)
 _MARKER = re.compile(r"^(?:<!-- run: .*?-->|<!-- example: \S+\.py -->)", re.MULTILINE)
 
@@ -58,9 +62,13 @@ class Page:
 def read_page(path: str, text: str) -> Page:
     """Returns the marked examples of a page with this text."""
     files = dict(_EXAMPLE.findall(text))
-    commands = tuple(Command(name, block, int(code or 0)) for name, code, block in _RUN.findall(text))
+    commands = tuple(
+        Command(name, block, int(code or 0)) for name, code, block in _RUN.findall(text)
+    )
     needs = tuple(_NEEDS.findall(text))
-    whole = {match[0].split("\n")[0] for pattern in (_EXAMPLE, _RUN) for match in pattern.finditer(text)}
+    whole = {
+        match[0].split("\n")[0] for pattern in (_EXAMPLE, _RUN) for match in pattern.finditer(text)
+    }
     lost = tuple(match[0] for match in _MARKER.finditer(text) if match[0] not in whole)
     return Page(path, files, needs, commands, lost)
 
@@ -68,7 +76,10 @@ def read_page(path: str, text: str) -> Page:
 def read_pages(root: Path = ROOT) -> list[Page]:
     """Returns README.md and every page of docs/."""
     paths = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
-    return [read_page(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
+    return [
+        read_page(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
+        for path in paths
+    ]
 
 
 def files_of(page: Page, pages: Iterable[Page]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The architecture rules of trainer_kit, as functions that return the breaches of each rule.
 
-tests/unit/test_architecture.py applies every rule to the checkout, and to a sample that breaks the rule.
+tests/unit/test_architecture.py applies every rule to the checkout, and to a sample that breaks the
+rule.
 """
 
 from __future__ import annotations
@@ -18,14 +19,33 @@ from scripts.source_files import Source, documented, is_annotated
 
 PACKAGE = "trainer_kit"
 
-# The folders, lowest first: a module imports from its own folder and from lower ones. Files stand for themselves.
+# The folders, lowest first: a module imports from its own folder and from lower ones. Files stand
+# for themselves.
 FLOORS = (
-    "errors", "files", "checkpoint_names",
-    "config", "process", "runtime", "telemetry", "checkpoints", "inputs", "optimizers", "evals", "training",
-    "callbacks", "serving", "run", "testing", "compat", "cli", "train", "__main__",
-)  # fmt: skip
+    "errors",
+    "files",
+    "checkpoint_names",
+    "config",
+    "process",
+    "runtime",
+    "telemetry",
+    "checkpoints",
+    "inputs",
+    "optimizers",
+    "evals",
+    "training",
+    "callbacks",
+    "serving",
+    "run",
+    "testing",
+    "compat",
+    "cli",
+    "train",
+    "__main__",
+)
 
-# Libraries that belong to a few modules, and what the lowest floors may import beside the standard library.
+# Libraries that belong to a few modules, and what the lowest floors may import beside the standard
+# library.
 ONLY_IN = {
     "orbit": ("training.trainer", "training.base_trainer", "run", "compat.model_garden"),
     "gin": ("config.sources", "compat.model_garden"),
@@ -34,10 +54,12 @@ ONLY_IN = {
 }
 LIGHT_FLOORS = FLOORS[:5]
 LIGHT_LIBRARIES = {"gin", "pydantic", "pydantic_core", "typing_extensions", "yaml"}
-RECOGNISER_LINES = 60  # of the one small module that may import tf_keras, to tell its objects from others
+RECOGNISER_LINES = (
+    60  # of the one small module that may import tf_keras, to tell its objects from others
+)
 
-# Where names may be used that a library does not publish: one module for each library, and the doors, which translate
-# programs of other frameworks that use private names.
+# Where names may be used that a library does not publish: one module for each library, and the
+# doors, which translate programs of other frameworks that use private names.
 INTERNALS = (
     "config.sources.gin_internals",
     "runtime.keras_internals",
@@ -84,16 +106,22 @@ def lower_floors_only(sources: Sequence[Source]) -> list[str]:
     for source in _inside(sources):
         floor = floor_of(source.module)
         if floor is None:
-            breaches += [f"{source.module} is on no floor; put it into a folder of FLOORS in scripts/house.py"]
+            breaches += [
+                f"{source.module} is on no floor; put it into a folder of FLOORS in scripts/house.py"
+            ]
             continue
         for item in imports(source):
             if not is_within(item.target, PACKAGE) or item.target == f"{PACKAGE}.__version__":
                 continue
             other = floor_of(item.target)
             if other is None:
-                breaches += [f"{source.module}:{item.line} imports {item.target}, which is on no floor"]
+                breaches += [
+                    f"{source.module}:{item.line} imports {item.target}, which is on no floor"
+                ]
             elif FLOORS.index(other) > FLOORS.index(floor):
-                breaches += [f"{source.module}:{item.line} imports {item.target}, which is on a higher floor"]
+                breaches += [
+                    f"{source.module}:{item.line} imports {item.target}, which is on a higher floor"
+                ]
     return breaches
 
 
@@ -104,7 +132,9 @@ def no_cycles(sources: Sequence[Source]) -> list[str]:
     for source in sources:
         all_count = floor_of(source.module) == "config"
         targets = [item.target for item in imports(source) if item.at_start or all_count]
-        found = [next((name for name in _prefixes(target) if name in known), "") for target in targets]
+        found = [
+            next((name for name in _prefixes(target) if name in known), "") for target in targets
+        ]
         graph[source.module] = {module for module in found if module and module != source.module}
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -131,7 +161,8 @@ def libraries_in_their_rooms(sources: Sequence[Source]) -> list[str]:
         for source in _inside(sources)
         for item in imports(source)
         for library, rooms in ONLY_IN.items()
-        if is_within(item.target, library) and not any(is_within(source.module, f"{PACKAGE}.{room}") for room in rooms)
+        if is_within(item.target, library)
+        and not any(is_within(source.module, f"{PACKAGE}.{room}") for room in rooms)
     ]
 
 
@@ -162,15 +193,23 @@ def experiments_use_public_names(sources: Sequence[Source]) -> list[str]:
         own = ".".join(parts[:2])
         for item in imports(source):
             if is_within(item.target, "experiments") and not is_within(item.target, own):
-                breaches += [f"{source.module}:{item.line} imports {item.target}, another experiment"]
-            if is_within(item.target, PACKAGE) and item.target.removeprefix(PACKAGE).removeprefix(".") not in {
+                breaches += [
+                    f"{source.module}:{item.line} imports {item.target}, another experiment"
+                ]
+            if is_within(item.target, PACKAGE) and item.target.removeprefix(PACKAGE).removeprefix(
+                "."
+            ) not in {
                 "",
                 *public,
             }:
-                breaches += [f"{source.module}:{item.line} imports {item.target}, which is not a public name"]
+                breaches += [
+                    f"{source.module}:{item.line} imports {item.target}, which is not a public name"
+                ]
         for name, line in _names_of_package(source):
             if name not in public:
-                breaches += [f"{source.module}:{line} uses {PACKAGE}.{name}, which is not a public name"]
+                breaches += [
+                    f"{source.module}:{line} uses {PACKAGE}.{name}, which is not a public name"
+                ]
     return breaches
 
 
@@ -190,7 +229,10 @@ def private_names_in_their_modules(sources: Sequence[Source]) -> list[str]:
     users: dict[str, str] = {}
     for use in private_uses(sources):
         if not any(is_within(use.module, f"{PACKAGE}.{room}") for room in INTERNALS):
-            users.setdefault(use.module, f"{use.module}:{use.line} uses {use.name}, which is not public: {use.text}")
+            users.setdefault(
+                use.module,
+                f"{use.module}:{use.line} uses {use.name}, which is not public: {use.text}",
+            )
     return list(users.values())
 
 
@@ -200,30 +242,56 @@ def safe_yaml(sources: Sequence[Source]) -> list[str]:
     for source in (one for one in sources if "yaml" in one.text):
         safe = {"yaml.SafeLoader", "yaml.CSafeLoader"}
         for node in source.nodes:
-            if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in safe for base in node.bases):
+            if isinstance(node, ast.ClassDef) and any(
+                ast.unparse(base) in safe for base in node.bases
+            ):
                 safe.add(node.name)
         for node in source.nodes:
             if isinstance(node, ast.ImportFrom) and node.module == "yaml":
                 breaches += [f"{source.module}:{node.lineno} imports from yaml; use `import yaml`"]
-            if isinstance(node, ast.Import) and any(alias.name == "yaml" and alias.asname for alias in node.names):
-                breaches += [f"{source.module}:{node.lineno} gives yaml another name; use `import yaml`"]
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "yaml" and _is_unsafe(node.attr):
-                breaches += [f"{source.module}:{node.lineno} uses yaml.{node.attr}, which is not safe"]
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("yaml.load", "yaml.load_all"):
-                loaders = [*node.args[1:2], *(word.value for word in node.keywords if word.arg == "Loader")]
+            if isinstance(node, ast.Import) and any(
+                alias.name == "yaml" and alias.asname for alias in node.names
+            ):
+                breaches += [
+                    f"{source.module}:{node.lineno} gives yaml another name; use `import yaml`"
+                ]
+            if (
+                isinstance(node, ast.Attribute)
+                and ast.unparse(node.value) == "yaml"
+                and _is_unsafe(node.attr)
+            ):
+                breaches += [
+                    f"{source.module}:{node.lineno} uses yaml.{node.attr}, which is not safe"
+                ]
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "yaml.load",
+                "yaml.load_all",
+            ):
+                loaders = [
+                    *node.args[1:2],
+                    *(word.value for word in node.keywords if word.arg == "Loader"),
+                ]
                 if not loaders or ast.unparse(loaders[0]) not in safe:
-                    breaches += [f"{source.module}:{node.lineno} calls yaml.load without a safe loader"]
+                    breaches += [
+                        f"{source.module}:{node.lineno} calls yaml.load without a safe loader"
+                    ]
     return breaches
 
 
 def names_say_what_is_inside(sources: Sequence[Source]) -> list[str]:
     """No module is called utils or the like."""
-    return [source.module for source in sources if BAD_NAMES & set(source.module.lower().split("."))]
+    return [
+        source.module for source in sources if BAD_NAMES & set(source.module.lower().split("."))
+    ]
 
 
 def module_docstrings(sources: Sequence[Source]) -> list[str]:
     """Every module that is not empty begins with a docstring."""
-    return [source.module for source in sources if source.tree.body and not ast.get_docstring(source.tree)]
+    return [
+        source.module
+        for source in sources
+        if source.tree.body and not ast.get_docstring(source.tree)
+    ]
 
 
 def annotated_functions(sources: Sequence[Source]) -> list[str]:
@@ -271,7 +339,9 @@ def _nodes(node: ast.AST, at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
     while left:
         parent, runs = left.pop()
         for child in ast.iter_child_nodes(parent):
-            later = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or _is_for_types(child)
+            later = isinstance(
+                child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+            ) or _is_for_types(child)
             found = (child, runs and not later)
             left.append(found)
             yield found
@@ -285,7 +355,10 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 def _is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    return isinstance(node, ast.If) and ast.unparse(node.test) in (
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    )
 
 
 def _targets(node: ast.AST) -> list[str]:
@@ -294,7 +367,11 @@ def _targets(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         return [f"{node.module}.{alias.name}" for alias in node.names]
     if isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
-        return [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        return [
+            a.value
+            for a in node.args[:1]
+            if isinstance(a, ast.Constant) and isinstance(a.value, str)
+        ]
     return []
 
 
@@ -312,11 +389,19 @@ def _names_of_package(source: Source) -> Iterator[tuple[str, int]]:
         if alias.name == PACKAGE
     }
     for node in source.nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in aliases
+        ):
             yield node.attr, node.lineno
 
 
 def _is_unsafe(name: str) -> bool:
     if name in ("load", "load_all"):
         return False
-    return "unsafe" in name.lower() or name.startswith("full_load") or (name.endswith("Loader") and "Safe" not in name)
+    return (
+        "unsafe" in name.lower()
+        or name.startswith("full_load")
+        or (name.endswith("Loader") and "Safe" not in name)
+    )

@@ -21,4 +21,6 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def without_html(text: str) -> str:
     """Returns a text with `<` escaped outside of code, so that `<name>` is not HTML."""
     parts = text.split("`")
-    return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))
+    return "`".join(
+        part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts)
+    )

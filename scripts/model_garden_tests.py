@@ -2,11 +2,12 @@
 
     .venv/bin/python -m scripts.model_garden_tests [FILE ...] [--theirs] [--jobs=N] [--logs=FOLDER]
 
-The tests are those of the installed package; nothing of them is kept here. Each file runs twice, each time in a process
-of its own: once as it is, once with the names that trainer_kit.compat.model_garden offers put into Model Garden's
-modules. A test that passes in the first run has to pass in the second, or its name has to stand in the table of
-docs/guides/porting_differences.md, with the reason why trainer_kit is meant to differ. Any other test makes the exit
-code 1.
+The tests are those of the installed package; nothing of them is kept here. Each file runs twice,
+each time in a process of its own: once as it is, once with the names that
+trainer_kit.compat.model_garden offers put into Model Garden's modules. A test that passes in the
+first run has to pass in the second, or its name has to stand in the table of
+docs/guides/porting_differences.md, with the reason why trainer_kit is meant to differ. Any other
+test makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ FILES = (
     "nlp/continuous_finetune_lib_test.py",
 )
 _DOOR = "trainer_kit.compat.model_garden"
-# Where each module of Model Garden finds the names of trainer_kit. A name that only Model Garden has stays.
+# Where each module of Model Garden finds the names of trainer_kit. A name that only Model Garden
+# has stays.
 REPLACED = {
     **{
         f"official.{name}": _DOOR
@@ -60,7 +62,11 @@ REPLACED = {
         for name in ("train_lib", "base_trainer", "interleaving_trainer", "evaluator")
     },
 }
-NEEDS = ("official.common.registry_imports", "official.core.train_lib", "official.modeling.multitask.train_lib")
+NEEDS = (
+    "official.common.registry_imports",
+    "official.core.train_lib",
+    "official.modeling.multitask.train_lib",
+)
 _DOCS = Path(__file__).parents[1] / "docs" / "guides" / "porting_differences.md"
 _LISTED = re.compile(r"^\| `(\S+_test\.py)` \| `(\w+\.\w+)` \|")
 TIME_LIMIT = 300.0  # seconds for one process
@@ -113,7 +119,11 @@ class Row:
     @property
     def outdated(self) -> list[str]:
         """The names listed in the docs for which no test differs."""
-        return [one for one in sorted(self.listed) if not any(_is_of(name, one) for name in self.differing)]
+        return [
+            one
+            for one in sorted(self.listed)
+            if not any(_is_of(name, one) for name in self.differing)
+        ]
 
     def cells(self) -> tuple[str, ...]:
         """Returns the file's cells in the table."""
@@ -164,7 +174,9 @@ def run_file(file: str, replaced: bool, results: str) -> None:
     """
     from absl import flags
 
-    if importlib.util.find_spec("portpicker") is None:  # one test file needs it; it does not come with Model Garden
+    if (
+        importlib.util.find_spec("portpicker") is None
+    ):  # one test file needs it; it does not come with Model Garden
         sys.modules["portpicker"] = types.ModuleType("portpicker")
         vars(sys.modules["portpicker"])["pick_unused_port"] = _free_port
     if replaced:
@@ -174,8 +186,14 @@ def run_file(file: str, replaced: bool, results: str) -> None:
     flags.FLAGS([file, f"--test_tmpdir={results}.tmp"])
     done = read_results(results)
     with open(results, "a", encoding="utf-8", buffering=1) as stream:
-        tests = [one for one in _each(unittest.defaultTestLoader.loadTestsFromModule(module)) if _name(one) not in done]
-        runner = unittest.TextTestRunner(sys.stdout, verbosity=2, resultclass=functools.partial(_Result, stream))
+        tests = [
+            one
+            for one in _each(unittest.defaultTestLoader.loadTestsFromModule(module))
+            if _name(one) not in done
+        ]
+        runner = unittest.TextTestRunner(
+            sys.stdout, verbosity=2, resultclass=functools.partial(_Result, stream)
+        )
         runner.run(unittest.TestSuite(tests))
     sys.stdout.flush()
     os._exit(0)  # servers of a cluster in this process never end
@@ -213,7 +231,9 @@ class _Result(unittest.TextTestResult):
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
         self._outcome = PASSED
-        self._lines.write(json.dumps([_name(test), CRASHED]) + "\n")  # the last line of a test counts
+        self._lines.write(
+            json.dumps([_name(test), CRASHED]) + "\n"
+        )  # the last line of a test counts
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
@@ -245,7 +265,8 @@ def _one_line(error: Any) -> str:
 def outcomes(server: ForkServer, file: str, replaced: bool, folder: Path) -> Outcomes:
     """Runs the tests of one file in a separate process, and returns their outcomes.
 
-    After a test that ends the process, or takes too long, the remaining tests run in another process.
+    After a test that ends the process, or takes too long, the remaining tests run in another
+    process.
     """
     results = folder / f"{file.replace('/', '.')}.{'ours' if replaced else 'theirs'}.jsonl"
     results.unlink(missing_ok=True)
@@ -279,7 +300,15 @@ def listed_in_docs(text: str) -> dict[str, frozenset[str]]:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Returns the lines of the table, with the sums."""
-    head = ("file", "tests", "Model Garden passed", "trainer_kit passed", "meant to differ", "unexpected", "seconds")
+    head = (
+        "file",
+        "tests",
+        "Model Garden passed",
+        "trainer_kit passed",
+        "meant to differ",
+        "unexpected",
+        "seconds",
+    )
     cells = [row.cells() for row in rows]
     sums = [str(sum(int(one[column]) for one in cells)) for column in range(1, 6)]
     seconds = f"{sum(row.theirs.seconds for row in rows):.0f} + {sum(row.ours.seconds for row in rows):.0f}"
@@ -294,18 +323,35 @@ def report(row: Row) -> list[str]:
         for kind, one in (("Model Garden", row.theirs), ("trainer_kit", row.ours))
         if one.problem
     ]
-    lines += [f"{row.file}: {name}: {row.ours.tests.get(name, 'did not run')}" for name in row.unexpected]
-    return lines + [f"{row.file}: {name} is listed in {_DOCS.name}, but does not differ" for name in row.outdated]
+    lines += [
+        f"{row.file}: {name}: {row.ours.tests.get(name, 'did not run')}" for name in row.unexpected
+    ]
+    return lines + [
+        f"{row.file}: {name} is listed in {_DOCS.name}, but does not differ"
+        for name in row.outdated
+    ]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the table and the unexpected differences; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "files", nargs="*", metavar="FILE", help="test files below the package `official`; default: FILES"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--theirs", action="store_true", help="run Model Garden alone, and print what fails there")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="number of parallel processes")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="test files below the package `official`; default: FILES",
+    )
+    parser.add_argument(
+        "--theirs", action="store_true", help="run Model Garden alone, and print what fails there"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of parallel processes",
+    )
     parser.add_argument("--logs", default=None, help="folder for the logs; default: a new one")
     options = parser.parse_args(arguments)
     files = [one.partition("official/")[2] or one for one in options.files] or list(FILES)

@@ -1,12 +1,14 @@
 """Changes single places of trainer_kit, drawn by chance, and says which changes no test notices.
 
     python -m scripts.mutants --count=40 --seed=1            runs the tests of the changed module
-    python -m scripts.mutants --only=3,17 --tests=tests      runs other tests on chosen mutants, here all of them
+    python -m scripts.mutants --only=3,17 --tests=tests      runs other tests on chosen mutants,
+    here all of them
 
-Each mutant lives in a copy of the checkout. It is killed by the first test that fails. A mutant that no test kills is
-printed with its place: either a test is missing, or the change makes no difference that anybody could see. The chosen
-tests first run on the source as it is, where they have to pass. Tests that end in another way, such as by an error
-before the first test or by their time limit, are counted by themselves.
+Each mutant lives in a copy of the checkout. It is killed by the first test that fails. A mutant
+that no test kills is printed with its place: either a test is missing, or the change makes no
+difference that anybody could see. The chosen tests first run on the source as it is, where they
+have to pass. Tests that end in another way, such as by an error before the first test or by their
+time limit, are counted by themselves.
 """
 
 from __future__ import annotations
@@ -30,13 +32,28 @@ from pathlib import Path
 from scripts.source_files import ROOT
 
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+}
 _LOGS = ("_LOG.", "warnings.warn", "print")  # calls whose absence only a reader of the log notices
 _COPIED = ("trainer_kit", "tests", "scripts", "experiments", "configs", "docs")
-_LIMITS = {False: 300, True: 3600}  # seconds for the tests of a mutant, which may hang; with --tests
+_LIMITS = {
+    False: 300,
+    True: 3600,
+}  # seconds for the tests of a mutant, which may hang; with --tests
 _SURVIVES, _KILLED, _TIMEOUT = "survives", "killed", "timeout"
 
 
@@ -76,7 +93,10 @@ def mutants_of(path: Path, text: str) -> Iterator[Mutant]:
 def _nodes(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
     """Yields the nodes that run: no annotations, docstrings, errors' texts or log calls."""
     for child in ast.iter_child_nodes(tree):
-        if isinstance(child, (ast.Import, ast.ImportFrom, ast.Raise, ast.AnnAssign, ast.JoinedStr, ast.arguments)):
+        if isinstance(
+            child,
+            (ast.Import, ast.ImportFrom, ast.Raise, ast.AnnAssign, ast.JoinedStr, ast.arguments),
+        ):
             continue
         if isinstance(child, ast.Expr) and ast.unparse(child).startswith(_LOGS):
             continue
@@ -92,7 +112,11 @@ def _changed(node: ast.expr | ast.stmt) -> str | None:
         return f"({ast.unparse(ast.Compare(node.left, swapped, node.comparators))})"
     if isinstance(node, ast.BoolOp):
         return f"({ast.unparse(ast.BoolOp(_SWAPPED[type(node.op)](), node.values))})"  # type: ignore[arg-type]
-    if isinstance(node, ast.BinOp) and type(node.op) in _SWAPPED and not isinstance(node.left, ast.Constant):
+    if (
+        isinstance(node, ast.BinOp)
+        and type(node.op) in _SWAPPED
+        and not isinstance(node.left, ast.Constant)
+    ):
         return f"({ast.unparse(ast.BinOp(node.left, _SWAPPED[type(node.op)](), node.right))})"  # type: ignore[arg-type]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return f"({ast.unparse(node.operand)})"
@@ -102,7 +126,11 @@ def _changed(node: ast.expr | ast.stmt) -> str | None:
         return str(node.value + 1)
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         return "pass"
-    if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
+    if (
+        isinstance(node, ast.Return)
+        and node.value is not None
+        and not isinstance(node.value, ast.Constant)
+    ):
         return "return None"
     return None
 
@@ -120,7 +148,11 @@ def tests_of(path: Path) -> list[str]:
     inside = path.relative_to("trainer_kit")
     module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     own = sorted((ROOT / "tests").glob(f"*/{inside.with_name(f'test_{inside.stem}.py')}"))
-    users = [one for one in sorted((ROOT / "tests").rglob("test_*.py")) if f"from {module} import" in one.read_text()]
+    users = [
+        one
+        for one in sorted((ROOT / "tests").rglob("test_*.py"))
+        if f"from {module} import" in one.read_text()
+    ]
     found = own or users or sorted((ROOT / "tests").glob(f"*/{inside.parent}/test_*.py"))
     return [str(one.relative_to(ROOT)) for one in found or [ROOT / "tests"]]
 
@@ -129,7 +161,9 @@ def outcome(mutant: Mutant | None, tests: Sequence[str], limit: float) -> str:
     """Returns how `tests` end within `limit` seconds on a copy of the checkout with the mutant, if there is one."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         for name in _COPIED:
-            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__")
+            )
         for one in ROOT.glob("*.*"):
             if one.is_file():
                 shutil.copy(one, folder)
@@ -145,7 +179,13 @@ def run_tests(folder: str, tests: Sequence[str], limit: float) -> str:
     environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
     nothing = subprocess.DEVNULL
     with subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
+        start_new_session=True,
     ) as process:
         try:
             code = process.wait(limit)
@@ -159,11 +199,19 @@ def run_tests(folder: str, tests: Sequence[str], limit: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draws mutants, runs their tests two at a time, and prints how each ends; returns 1 if one survives."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.mutants", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--count", type=int, default=40, help="the number of mutants (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="draws the mutants (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.mutants", description=(__doc__ or "").partition("\n\n")[0]
+    )
+    parser.add_argument(
+        "--count", type=int, default=40, help="the number of mutants (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="draws the mutants (default: %(default)s)"
+    )
     parser.add_argument("--only", help="numbers of the drawn mutants to try, separated by commas")
-    parser.add_argument("--tests", help="what pytest runs, in place of the tests of the changed module")
+    parser.add_argument(
+        "--tests", help="what pytest runs, in place of the tests of the changed module"
+    )
     options = parser.parse_args(arguments)
     chosen = list(enumerate(drawn(options.count, options.seed), 1))
     if options.only:
@@ -171,15 +219,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tests = [options.tests.split() if options.tests else tests_of(one.path) for _, one in chosen]
     unchanged = outcome(None, sorted({test for one in tests for test in one}), _LIMITS[True])
     if unchanged != _SURVIVES:
-        parser.error(f"the chosen tests do not pass on the source as it is ({unchanged}), so they can judge no mutant")
+        parser.error(
+            f"the chosen tests do not pass on the source as it is ({unchanged}), so they can judge no mutant"
+        )
     counts: Counter[str] = Counter()
     with ThreadPoolExecutor(2) as pool:
         limits = [_LIMITS[bool(options.tests)]] * len(chosen)
         results = pool.map(outcome, [one for _, one in chosen], tests, limits)
         for (number, mutant), found in zip(chosen, results, strict=True):
             counts[found] += 1
-            print(f"{number:3d} {found.upper() if found == _SURVIVES else found:8} {mutant}", flush=True)
-    print(f"{len(chosen)} mutants: {', '.join(f'{count} {name}' for name, count in counts.most_common())}")
+            print(
+                f"{number:3d} {found.upper() if found == _SURVIVES else found:8} {mutant}",
+                flush=True,
+            )
+    print(
+        f"{len(chosen)} mutants: {', '.join(f'{count} {name}' for name, count in counts.most_common())}"
+    )
     return 1 if counts[_SURVIVES] else 0
 
 

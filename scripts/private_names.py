@@ -1,8 +1,8 @@
 """Finds uses of names that are not public, in the text of modules; `python -m scripts.private_names` counts them.
 
-A name with a leading underscore is one's own in the module that defines it and, on `self`, in subclasses that are part
-of the same code. Everywhere else it belongs to somebody who may change it. Modules of TensorFlow and Keras that no
-public module shows are private too, whatever their names.
+A name with a leading underscore is one's own in the module that defines it and, on `self`, in
+subclasses that are part of the same code. Everywhere else it belongs to somebody who may change it.
+Modules of TensorFlow and Keras that no public module shows are private too, whatever their names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from functools import cached_property
 
 from scripts.source_files import Source, read_sources
 
-HIDDEN = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "keras.src", "tf_keras.src")
+HIDDEN = (
+    "tensorflow.python",
+    "tensorflow.core",
+    "tensorflow.compiler",
+    "keras.src",
+    "tf_keras.src",
+)
 DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields", "_make"}  # of os, and of named tuples
 _HIDDEN_NAMES = {hidden.rpartition(".")[2] for hidden in HIDDEN}
 _BY_STRING = {"getattr", "setattr", "hasattr", "delattr"}
@@ -53,7 +59,10 @@ class _Names:
     @cached_property
     def classes(self) -> dict[str, _Class]:
         found = [node for node in self.source.nodes if isinstance(node, ast.ClassDef)]
-        return {node.name: _Class(_defined(node), [ast.unparse(base) for base in node.bases]) for node in found}
+        return {
+            node.name: _Class(_defined(node), [ast.unparse(base) for base in node.bases])
+            for node in found
+        }
 
 
 def private_uses(sources: Sequence[Source]) -> list[Use]:
@@ -67,7 +76,9 @@ def _uses(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str
     for child in ast.iter_child_nodes(node):
         for name in _private(child, names, known, inside):
             yield Use(name, names.source.module, getattr(child, "lineno", 0), ast.unparse(child))
-        yield from _uses(child, names, known, child.name if isinstance(child, ast.ClassDef) else inside)
+        yield from _uses(
+            child, names, known, child.name if isinstance(child, ast.ClassDef) else inside
+        )
 
 
 def _private(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str) -> list[str]:
@@ -80,7 +91,11 @@ def _private(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: 
     if not name.startswith("_") and name not in _HIDDEN_NAMES:
         return []
     text = ast.unparse(owner)
-    if f"{text.split('.')[0]}.{name}" in HIDDEN or name == "__internal__" or (name == "src" and "keras" in text):
+    if (
+        f"{text.split('.')[0]}.{name}" in HIDDEN
+        or name == "__internal__"
+        or (name == "src" and "keras" in text)
+    ):
         return [name]
     if not name.startswith("_") or name.endswith("__") or name in names.defined:
         return []
@@ -103,7 +118,11 @@ def _attribute(node: ast.AST) -> tuple[ast.expr | None, str]:
     """Returns the object and the name of an attribute access, by a dot or by a string."""
     if isinstance(node, ast.Attribute):
         return node.value, node.attr
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _BY_STRING and len(node.args) > 1:
+    if (
+        isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in _BY_STRING
+        and len(node.args) > 1
+    ):
         name = node.args[1]
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             return node.args[0], name.value
@@ -136,11 +155,19 @@ def _defined(node: ast.AST) -> set[str]:
 
 def _imports(source: Source) -> dict[str, str]:
     nodes = [node for node in source.nodes if isinstance(node, ast.ImportFrom)]
-    return {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+    return {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in nodes
+        for alias in node.names
+    }
 
 
 if __name__ == "__main__":
-    outside = [use for use in private_uses(read_sources("trainer_kit")) if ".compat." not in use.module]
+    outside = [
+        use for use in private_uses(read_sources("trainer_kit")) if ".compat." not in use.module
+    ]
     for one in outside:
         print(f"{one.module}:{one.line}: {one.name}   {one.text[:80]}")
-    print(f"{len({use.name for use in outside})} distinct names, {len(outside)} uses, outside compat")
+    print(
+        f"{len({use.name for use in outside})} distinct names, {len(outside)} uses, outside compat"
+    )

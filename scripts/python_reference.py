@@ -19,13 +19,19 @@ PACKAGES = {
 }
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises):$")
 _ENTRY = re.compile(r"^  (\*{0,2}\w[\w, *]*): ?(.*)$")
-_COLUMNS = {"Args": ("argument", "meaning"), "Attributes": ("attribute", "meaning"), "Raises": ("error", "when")}
+_COLUMNS = {
+    "Args": ("argument", "meaning"),
+    "Attributes": ("attribute", "meaning"),
+    "Raises": ("error", "when"),
+}
 _WIDTH = 100
 
 
 def python_page(config_page: str) -> str:
     """Returns the page of the public names, package by package; it links to the fields on the page of the config."""
-    lines = ["The names that programs may rely on. Task, Trainer and Callback are for subclasses of your own."]
+    lines = [
+        "The names that programs may rely on. Task, Trainer and Callback are for subclasses of your own."
+    ]
     for package, about in PACKAGES.items():
         lines += ["", f"## {package}", "", about]
         for name, module in public_names(package).items():
@@ -36,7 +42,11 @@ def python_page(config_page: str) -> str:
 def public_names(package: str) -> dict[str, str]:
     """Returns a dict from the public names of a package to the modules that define them."""
     tree = ast.parse((_path(package)).read_text(encoding="utf-8"))
-    homes = next(node.value for node in tree.body if isinstance(node, ast.Assign) and "_HOME" in _targets(node))
+    homes = next(
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and "_HOME" in _targets(node)
+    )
     prefix = "trainer_kit" if package == "trainer_kit.testing" else package
     return {name: f"{prefix}.{module}" for name, module in ast.literal_eval(homes).items()}
 
@@ -48,7 +58,13 @@ def _path(module: str) -> Path:
 
 def _targets(node: ast.stmt) -> list[str]:
     """Returns the names that a statement assigns to."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
     return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
 
 
@@ -57,19 +73,26 @@ def _described(name: str, module: str, is_linked: bool) -> Iterator[str]:
     for node in ast.parse(_path(module).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             yield from _class(node, is_linked)
-        elif isinstance(node, Function) and node.name == name and ast.get_docstring(node):  # no overload
+        elif (
+            isinstance(node, Function) and node.name == name and ast.get_docstring(node)
+        ):  # no overload
             yield from _function(f"### `{name}`", node)
         elif name in _targets(node):
             yield from (f"### `{name}`", "", f"A constant of `{module}`.")
 
 
 def _class(node: ast.ClassDef, is_linked: bool) -> Iterator[str]:
-    made = next((one for one in node.body if isinstance(one, Function) and one.name == "__init__"), None)
+    made = next(
+        (one for one in node.body if isinstance(one, Function) and one.name == "__init__"), None
+    )
     yield from (f"### `{node.name}`", "")
     if made is not None:
         yield from ("```python", _signature(node.name, made, returns=False), "```", "")
     elif node.bases:
-        yield from (f"A subclass of {', '.join(f'`{ast.unparse(base)}`' for base in node.bases)}.", "")
+        yield from (
+            f"A subclass of {', '.join(f'`{ast.unparse(base)}`' for base in node.bases)}.",
+            "",
+        )
     doc = ast.get_docstring(node) or ""
     if is_linked:
         yield from _prose(doc.split("\n\nAttributes:")[0].splitlines())
@@ -96,13 +119,24 @@ def _signature(name: str, node: Function, *, returns: bool = True) -> str:
     first = [*whole.posonlyargs, *whole.args]
     defaults = [None] * (len(first) - len(whole.defaults)) + [*whole.defaults]
     parts = [_argument(one, default) for one, default in zip(first, defaults, strict=True)]
-    parts = parts[1:] if parts[:1] in (["self"], ["cls"]) else parts  # without a type: that of a method
-    parts += [f"*{_argument(whole.vararg, None)}"] if whole.vararg else ["*"] if whole.kwonlyargs else []
-    parts += [_argument(one, default) for one, default in zip(whole.kwonlyargs, whole.kw_defaults, strict=True)]
+    parts = (
+        parts[1:] if parts[:1] in (["self"], ["cls"]) else parts
+    )  # without a type: that of a method
+    parts += (
+        [f"*{_argument(whole.vararg, None)}"] if whole.vararg else ["*"] if whole.kwonlyargs else []
+    )
+    parts += [
+        _argument(one, default)
+        for one, default in zip(whole.kwonlyargs, whole.kw_defaults, strict=True)
+    ]
     parts += [f"**{_argument(whole.kwarg, None)}"] if whole.kwarg else []
     end = f" -> {ast.unparse(node.returns)}" if returns and node.returns else ""
     line = f"{name}({', '.join(parts)}){end}"
-    return line if len(line) <= _WIDTH else f"{name}(\n" + "".join(f"    {one},\n" for one in parts) + f"){end}"
+    return (
+        line
+        if len(line) <= _WIDTH
+        else f"{name}(\n" + "".join(f"    {one},\n" for one in parts) + f"){end}"
+    )
 
 
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
@@ -114,7 +148,10 @@ def _argument(argument: ast.arg, default: ast.expr | None) -> str:
 def _docstring(text: str) -> Iterator[str]:
     """Yields a docstring as Markdown: its paragraphs, and its sections as tables."""
     title, lines = "", list[str]()
-    for line in [*inspect.cleandoc(text).splitlines(), "Returns:"]:  # the heading of another section ends the last one
+    for line in [
+        *inspect.cleandoc(text).splitlines(),
+        "Returns:",
+    ]:  # the heading of another section ends the last one
         if not (found := _SECTION.match(line)):
             lines.append(line)
             continue

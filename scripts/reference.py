@@ -42,7 +42,11 @@ def config_page() -> str:
         if config_class in known:
             lines += [_as_before(known[config_class], config_class, value)]
         else:
-            lines += [f"{summary(config_class)} Class: `{config_class.__name__}`.", "", *_fields(path, config_class)]
+            lines += [
+                f"{summary(config_class)} Class: `{config_class.__name__}`.",
+                "",
+                *_fields(path, config_class),
+            ]
         known.setdefault(config_class, path)
     return page("Config", lines)
 
@@ -50,12 +54,27 @@ def config_page() -> str:
 def command_line_page() -> str:
     """Returns the page of the commands: the flags of the training command, then the verbs of trainer-kit."""
     lines = ["## python -m trainer_kit.train", "", "```bash"]
-    lines += ["\n\n".join(f"# {comment}\n{command}" for comment, command in EXAMPLES.items()), "```", ""]
-    rows = [
-        (f"`{usage(name)}`{' *' if flag.kind == 'repeated' else ''}", described(name)) for name, flag in FLAGS.items()
+    lines += [
+        "\n\n".join(f"# {comment}\n{command}" for comment, command in EXAMPLES.items()),
+        "```",
+        "",
     ]
-    lines += [*table(("flag", "meaning"), rows), "", SOURCES_NOTE.replace("*", "\\*"), "", "### Modes", ""]
-    lines += table(("mode", "what it does"), [(f"`{name}`", _sentence(mode.meaning)) for name, mode in MODES.items()])
+    rows = [
+        (f"`{usage(name)}`{' *' if flag.kind == 'repeated' else ''}", described(name))
+        for name, flag in FLAGS.items()
+    ]
+    lines += [
+        *table(("flag", "meaning"), rows),
+        "",
+        SOURCES_NOTE.replace("*", "\\*"),
+        "",
+        "### Modes",
+        "",
+    ]
+    lines += table(
+        ("mode", "what it does"),
+        [(f"`{name}`", _sentence(mode.meaning)) for name, mode in MODES.items()],
+    )
     lines += ["", "The exit codes are in [a table of their own](exit_codes.md)."]
     commands = {f"checkpoint {name}": module for name, module in CHECKPOINTS.items()}
     commands |= {f"doctor {name}": module for name, module in CHECKS.items()}
@@ -92,12 +111,16 @@ def write(folder: Path = FOLDER) -> None:
         (folder / name).write_text(made(), encoding="utf-8")
 
 
-def _sections(path: str, config_class: type[Section], value: Any) -> Iterator[tuple[str, type[Section], Any]]:
+def _sections(
+    path: str, config_class: type[Section], value: Any
+) -> Iterator[tuple[str, type[Section], Any]]:
     """Yields path, class and default of a section and of all sections inside it, except a task's model section."""
     yield path, config_class, value
     for name, doc in field_docs(config_class).items():
         if doc.section is not None and doc.section is not Config:
-            yield from _sections(f"{path}.{name}{_several(doc)}".lstrip("."), doc.section, getattr(value, name, None))
+            yield from _sections(
+                f"{path}.{name}{_several(doc)}".lstrip("."), doc.section, getattr(value, name, None)
+            )
 
 
 def _as_before(path: str, config_class: type[Section], value: Any) -> str:
@@ -107,20 +130,32 @@ def _as_before(path: str, config_class: type[Section], value: Any) -> str:
         for name, doc in field_docs(config_class).items()
         if isinstance(value, Config) and doc.default and show(getattr(value, name)) != doc.default
     }
-    differing = "".join(f" Here the default of `{name}` is `{other}`." for name, other in others.items())
+    differing = "".join(
+        f" Here the default of `{name}` is `{other}`." for name, other in others.items()
+    )
     return f"The fields are those of [`{path}`](#{_anchor(path)}). Class: `{config_class.__name__}`.{differing}"
 
 
 def _several(doc: FieldDoc) -> str:
     """Returns the placeholder for the name or the number of one of several sections."""
-    return ".<name>" if doc.allowed.startswith("a mapping") else "[<n>]" if "a list" in doc.allowed else ""
+    return (
+        ".<name>"
+        if doc.allowed.startswith("a mapping")
+        else "[<n>]"
+        if "a list" in doc.allowed
+        else ""
+    )
 
 
 def _fields(path: str, config_class: type[Section]) -> list[str]:
     rows = []
     for name, doc in field_docs(config_class).items():
         inside = doc.section is not None and doc.section is not Config
-        link = f"[`{name}`](#{_anchor(f'{path}.{name}{_several(doc)}'.lstrip('.'))})" if inside else f"`{name}`"
+        link = (
+            f"[`{name}`](#{_anchor(f'{path}.{name}{_several(doc)}'.lstrip('.'))})"
+            if inside
+            else f"`{name}`"
+        )
         rows.append((link, doc.text, doc.allowed, f"`{doc.default}`" if doc.default else ""))
     return table(("field", "meaning", "takes", "default"), rows)
 
@@ -144,11 +179,21 @@ class _Recorder(argparse.ArgumentParser):
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """Adds an argument, and records it."""
         choices = options.get("choices")
-        value = options.get("metavar") or (" or ".join(choices) if choices else names[0].lstrip("-").upper())
+        value = options.get("metavar") or (
+            " or ".join(choices) if choices else names[0].lstrip("-").upper()
+        )
         takes_none = options.get("action") == "store_true"
-        separator, value = (" ", " ".join(value)) if isinstance(value, tuple) else ("=", value)  # several values
-        shown = f"{names[0]}{separator}{value}" if names[0].startswith("-") and not takes_none else names[0]
-        self.noted.append((f"`{shown if names[0].startswith('-') else value}`", options.get("help", "")))
+        separator, value = (
+            (" ", " ".join(value)) if isinstance(value, tuple) else ("=", value)
+        )  # several values
+        shown = (
+            f"{names[0]}{separator}{value}"
+            if names[0].startswith("-") and not takes_none
+            else names[0]
+        )
+        self.noted.append(
+            (f"`{shown if names[0].startswith('-') else value}`", options.get("help", ""))
+        )
         return super().add_argument(*names, **options)
 
 

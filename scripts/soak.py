@@ -2,10 +2,10 @@
 
     scripts/soak.sh [MINUTES] [SEED] [--keep]
 
-Faults: kill -9, SIGTERM (with SIGINT too) and SIGHUP of the trainer, kill -9 of the sidecar, and, while the trainer is
-down, damage to its files (soak_faults.py), or the loss of a file that it cannot rebuild (soak_losses.py). The run's
-folder is also moved away and back: this ends the supervisor with exit code 6, and the command is run again. A full
-disk is not among the faults.
+Faults: kill -9, SIGTERM (with SIGINT too) and SIGHUP of the trainer, kill -9 of the sidecar, and,
+while the trainer is down, damage to its files (soak_faults.py), or the loss of a file that it
+cannot rebuild (soak_losses.py). The run's folder is also moved away and back: this ends the
+supervisor with exit code 6, and the command is run again. A full disk is not among the faults.
 """
 
 from __future__ import annotations
@@ -47,9 +47,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("minutes", type=float, nargs="?", default=20.0)
     parser.add_argument("seed", type=int, nargs="?", default=0)
-    parser.add_argument("--keep", action="store_true", help="keep the folders even if the test passes")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the folders even if the test passes"
+    )
     arguments = parser.parse_args()
-    # What nohup starts ignores SIGHUP, and what a shell starts in the background SIGINT; the trainers must not.
+    # What nohup starts ignores SIGHUP, and what a shell starts in the background SIGINT; the
+    # trainers must not.
     for number in (signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)  # goes no further than this process
@@ -87,7 +90,11 @@ def _progress(soak: Soak) -> bool:
     while soak.supervisor.poll() is None:
         soak.keep_sidecar()
         heartbeat = read_heartbeat(soak.run) or {}
-        if heartbeat.get("step", 0) > known and not heartbeat.get("ended") and _alive(heartbeat["pid"]):
+        if (
+            heartbeat.get("step", 0) > known
+            and not heartbeat.get("ended")
+            and _alive(heartbeat["pid"])
+        ):
             return True
         if heartbeat.get("step", 0) != told:
             told, begin = heartbeat.get("step", 0), time.monotonic()
@@ -214,7 +221,9 @@ def _sidecar_differences(run: Path) -> list[str]:
 
     counts = collections.Counter(record["step"] for record in records)
     differences = [
-        f"sidecar: step {step} is {count} times in its ledger" for step, count in counts.items() if count > 1
+        f"sidecar: step {step} is {count} times in its ledger"
+        for step, count in counts.items()
+        if count > 1
     ]
 
     for record in records:
@@ -222,7 +231,9 @@ def _sidecar_differences(run: Path) -> list[str]:
         metrics = record["metrics"]
         # The sidecar also evaluates checkpoints that the trainer does not.
         if metrics != expected.get(step, metrics):
-            differences.append(f"sidecar: step {step}: {json.dumps(metrics)}, not {json.dumps(expected[step])}")
+            differences.append(
+                f"sidecar: step {step}: {json.dumps(metrics)}, not {json.dumps(expected[step])}"
+            )
     return differences
 
 

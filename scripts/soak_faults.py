@@ -1,7 +1,8 @@
 """Damages that the soak test causes in a run's files while its trainer is down; a restart survives all of them.
 
-Each function takes the run's folder and a random generator, and returns a description of the damage, or "" if it could
-not damage anything: at least one other complete checkpoint is always left.
+Each function takes the run's folder and a random generator, and returns a description of the
+damage, or "" if it could not damage anything: at least one other complete checkpoint is always
+left.
 """
 
 from __future__ import annotations
@@ -110,7 +111,12 @@ def tear_history(run: Path, chance: random.Random) -> str:
     """Cuts the last line of metrics.jsonl, if its step is after the newest checkpoint, so that it comes again."""
     path, newest = run / "metrics.jsonl", _newest(run)
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    if not lines or newest is None or not lines[-1].endswith(b"\n") or json.loads(lines[-1])["step"] <= step_of(newest):
+    if (
+        not lines
+        or newest is None
+        or not lines[-1].endswith(b"\n")
+        or json.loads(lines[-1])["step"] <= step_of(newest)
+    ):
         return ""
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][: chance.randrange(1, len(lines[-1]) - 1)])
     return "metrics.jsonl: the last line cut"
@@ -161,10 +167,15 @@ def foreign_kept(run: Path) -> bool:
 def halves(run: Path) -> list[str]:
     """Returns the data files of checkpoints without an index, which killed saves have left."""
     names = {path.name for path in run.glob("ckpt-*")}
-    return sorted(name for name in names if ".data-" in name and f"{name.partition('.')[0]}.index" not in names)
+    return sorted(
+        name
+        for name in names
+        if ".data-" in name and f"{name.partition('.')[0]}.index" not in names
+    )
 
 
-# Signals after which a trainer saves and is started again; launchers forward SIGTERM and SIGINT together.
+# Signals after which a trainer saves and is started again; launchers forward SIGTERM and SIGINT
+# together.
 STOPS: tuple[tuple[signal.Signals, ...], ...] = (
     (signal.SIGTERM,),
     (signal.SIGTERM, signal.SIGINT),
@@ -191,17 +202,27 @@ DAMAGES: dict[str, Damage] = {
     "history emptied": empty_history,
     "ledger emptied": empty_ledger,
 }
-ALONE = {"history emptied", "ledger emptied"}  # they need the newest checkpoint, which records what they remove
+ALONE = {
+    "history emptied",
+    "ledger emptied",
+}  # they need the newest checkpoint, which records what they remove
 
 
 def _newest(run: Path) -> str | None:
     """Returns the newest complete checkpoint."""
-    return next((path for path in reversed(complete_checkpoints(str(run)).values()) if not problem(path)), None)
+    return next(
+        (path for path in reversed(complete_checkpoints(str(run)).values()) if not problem(path)),
+        None,
+    )
 
 
 def _newest_with_older(run: Path) -> str | None:
     """Returns the newest complete checkpoint, if an older one is complete too."""
-    whole = [path for step, path in complete_checkpoints(str(run)).items() if step != 7 and not problem(path)]
+    whole = [
+        path
+        for step, path in complete_checkpoints(str(run)).items()
+        if step != 7 and not problem(path)
+    ]
     return whole[-1] if len(whole) > 1 else None
 
 

@@ -1,7 +1,8 @@
 """Two losses that the soak test causes while the trainer is down: it empties metrics.jsonl or the ledger.
 
-The run continues after such a loss, and has to print what is missing. The lost lines are kept outside the run and put
-back before the comparison, so that everything else can be compared as usual.
+The run continues after such a loss, and has to print what is missing. The lost lines are kept
+outside the run and put back before the comparison, so that everything else can be compared as
+usual.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ def empty_history(run: Path, chance: random.Random) -> str:
 def empty_ledger(run: Path, chance: random.Random) -> str:
     """Empties the ledger, if the newest checkpoint records that it had content, and info.json has the best.
 
-    The best has to be of an early step: the run continues from info.json alone, and would repeat a later evaluation.
+    The best has to be of an early step: the run continues from info.json alone, and would repeat a
+    later evaluation.
     """
     del chance
     info, newest = read_info(str(run / "best_ckpt"), quiet=True), _newest(run)
-    if not _recorded(run, "evaluations") or info is None or step_of(newest) < info["step"] + LONG_AGO:
+    if (
+        not _recorded(run, "evaluations")
+        or info is None
+        or step_of(newest) < info["step"] + LONG_AGO
+    ):
         return ""
     return _empty(run, LEDGER)
 
@@ -58,7 +64,10 @@ def _recorded(run: Path, what: str) -> bool:
 
 
 def _newest(run: Path) -> str:
-    return next((path for path in reversed(complete_checkpoints(str(run)).values()) if not problem(path)), "")
+    return next(
+        (path for path in reversed(complete_checkpoints(str(run)).values()) if not problem(path)),
+        "",
+    )
 
 
 def _empty(run: Path, name: str) -> str:

@@ -24,7 +24,8 @@ OVERRIDES = (
     "trainer.validation_interval=500,trainer.continuous_eval_timeout=3600,"
     "trainer.optimizer_config.ema.average_decay=0.99,task.model.dropout=0.2"
 )
-# trainer_kit.supervise with short waits: a soak has more crashes in an hour than a usual run in a year.
+# trainer_kit.supervise with short waits: a soak has more crashes in an hour than a usual run in a
+# year.
 SUPERVISED = """
 import logging, sys
 import trainer_kit
@@ -36,7 +37,11 @@ _Kind = TypeVar("_Kind")
 PATIENCE = 300.0  # seconds without progress after which the soak gives up
 MOVED = "was moved or removed during the run"
 _RUN_LOG, _SIDECAR_LOG = "run.log", "sidecar.log"
-_EXPLAINED = (ExitCode.DONE, ExitCode.PREEMPTED, -9)  # ends of a trainer: stopped with a save, or killed
+_EXPLAINED = (
+    ExitCode.DONE,
+    ExitCode.PREEMPTED,
+    -9,
+)  # ends of a trainer: stopped with a save, or killed
 
 
 @dataclass
@@ -74,7 +79,10 @@ class Soak:
     def log(self, kind: str, what: str) -> None:
         """Prints a fault with its time, and counts it."""
         self.faults[kind] += 1
-        print(f"{time.monotonic() - self.begin:7.1f} s  step {step_reached(self.run):>7}  {kind}: {what}", flush=True)
+        print(
+            f"{time.monotonic() - self.begin:7.1f} s  step {step_reached(self.run):>7}  {kind}: {what}",
+            flush=True,
+        )
 
     def draw(self, kinds: Sequence[_Kind]) -> _Kind:
         """Returns a random kind; each kind comes once before any is repeated."""
@@ -87,15 +95,24 @@ class Soak:
     def command(self, mode: str, folder: Path) -> list[str]:
         """Returns the command that trains or evaluates in a folder."""
         return [
-            sys.executable, "-m", "trainer_kit.train", "--experiment=digits_mlp", f"--mode={mode}",
-            f"--model_dir={folder}", f"--params_override=trainer.train_steps={self.steps},{OVERRIDES}",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "trainer_kit.train",
+            "--experiment=digits_mlp",
+            f"--mode={mode}",
+            f"--model_dir={folder}",
+            f"--params_override=trainer.train_steps={self.steps},{OVERRIDES}",
+        ]
 
     def start(self, log: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a command that prints into a file."""
         with open(self.base / log, "ab") as stream:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
             )
 
     def start_supervisor(self) -> subprocess.Popen[bytes]:
@@ -126,7 +143,9 @@ class Soak:
 
     def expect(self, text: str) -> None:
         """Notes a text that the trainer has to print from now on."""
-        self.expected.append((log.stat().st_size if (log := self.base / _RUN_LOG).exists() else 0, text))
+        self.expected.append(
+            (log.stat().st_size if (log := self.base / _RUN_LOG).exists() else 0, text)
+        )
 
 
 def step_reached(run: Path) -> int:
@@ -141,8 +160,8 @@ def step_reached(run: Path) -> int:
 def move_folder(soak: Soak) -> None:
     """Moves the run's folder while it is in use, moves it back when all processes have ended, and restarts the run.
 
-    The supervisor, and the sidecar if it has begun, have to end with exit code 6 and the reason, and must not leave
-    anything at the old path.
+    The supervisor, and the sidecar if it has begun, have to end with exit code 6 and the reason,
+    and must not leave anything at the old path.
     """
     lease = read_heartbeat(soak.run / "evals", "continuous_eval.lease.json") or {}
     if soak.sidecar is None or lease.get("pid") != soak.sidecar.pid:
@@ -155,14 +174,18 @@ def move_folder(soak: Soak) -> None:
     beside = _end_of(soak, "sidecar", soak.sidecar) if soak.sidecar is not None else None
     if soak.run.exists():
         written = sorted(os.listdir(soak.run))
-        soak.oddities.append(f"after the folder was moved, something was written at its old path: {written}")
+        soak.oddities.append(
+            f"after the folder was moved, something was written at its old path: {written}"
+        )
         soak.run.rename(soak.base / f"second_half_{len(soak.oddities)}")
     elsewhere.rename(soak.run)
     if code == ExitCode.DONE:  # the last write came before the move
         soak.expected.pop()
         return
     if code != ExitCode.STORAGE or beside not in (None, ExitCode.STORAGE, ExitCode.DONE):
-        soak.oddities.append(f"after the folder was moved, the exit code was {code}, and the sidecar's {beside}")
+        soak.oddities.append(
+            f"after the folder was moved, the exit code was {code}, and the sidecar's {beside}"
+        )
     soak.sidecar, soak.supervisor = None, soak.start_supervisor()
 
 

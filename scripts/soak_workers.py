@@ -2,8 +2,8 @@
 
     python -m scripts.soak_workers [KILLS=5] [SEED=0]
 
-Each worker has its own supervisor. The supervisors restart both the killed worker and the other one, without help.
-Exit code 0: the run ends with the same bits as an uninterrupted run.
+Each worker has its own supervisor. The supervisors restart both the killed worker and the other
+one, without help. Exit code 0: the run ends with the same bits as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -58,22 +58,33 @@ def main() -> int:
 def _start(folder: Path, hosts: str, steps: int) -> list[subprocess.Popen[bytes]]:
     """Starts both supervisors, with commands that differ in the worker's index only."""
     return [
-        _supervised(folder, index, f"trainer.train_steps={steps},{OVERRIDES},runtime.worker_hosts='{hosts}'")
+        _supervised(
+            folder, index, f"trainer.train_steps={steps},{OVERRIDES},runtime.worker_hosts='{hosts}'"
+        )
         for index in (0, 1)
     ]
 
 
 def _supervised(folder: Path, index: int, overrides: str) -> subprocess.Popen[bytes]:
     command = [
-        sys.executable, "-m", "trainer_kit.train", "--experiment=digits_mlp", "--mode=train_and_eval",
-        f"--model_dir={folder}", f"--params_override={overrides},runtime.task_index={index}",
+        sys.executable,
+        "-m",
+        "trainer_kit.train",
+        "--experiment=digits_mlp",
+        "--mode=train_and_eval",
+        f"--model_dir={folder}",
+        f"--params_override={overrides},runtime.task_index={index}",
         f"--max_restarts={10**6}",
-    ]  # fmt: skip
+    ]
     with open(folder.parent / f"{folder.name}_worker_{index}.txt", "ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
 
 
-def _kill(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], kills: int, chance: random.Random) -> None:
+def _kill(
+    folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], kills: int, chance: random.Random
+) -> None:
     """Kills one of the two workers `kills` times, each time after some steps."""
     begin = time.monotonic()
     for number in range(kills):
@@ -88,7 +99,10 @@ def _kill(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], kills: i
             continue
         os.kill(pid, signal.SIGKILL)
         seconds = time.monotonic() - begin
-        print(f"{seconds:7.1f} s  step {step_reached(folder):>6}  kill -9 of worker {index}", flush=True)
+        print(
+            f"{seconds:7.1f} s  step {step_reached(folder):>6}  kill -9 of worker {index}",
+            flush=True,
+        )
 
 
 def _until(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], step: int) -> bool:

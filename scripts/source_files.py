@@ -17,7 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 @dataclass(frozen=True)
@@ -41,20 +48,29 @@ class Source:
     def code_lines(self) -> int:
         """The number of lines of code."""
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
-        lines = {n for t in tokens if t.type not in _LAYOUT for n in range(t.start[0], t.end[0] + 1)}
+        lines = {
+            n for t in tokens if t.type not in _LAYOUT for n in range(t.start[0], t.end[0] + 1)
+        }
         return len(lines - {n for node in self.nodes for n in _docstring_lines(node)})
 
     @cached_property
     def functions(self) -> list[Function]:
         """All functions and methods, inner ones included; overload declarations are left out."""
         found = [node for node in self.nodes if isinstance(node, Function)]
-        return [node for node in found if not any("overload" in ast.unparse(d) for d in node.decorator_list)]
+        return [
+            node
+            for node in found
+            if not any("overload" in ast.unparse(d) for d in node.decorator_list)
+        ]
 
 
 def read_sources(*folders: str, root: Path = ROOT) -> list[Source]:
     """Returns every Python file below `folders` of `root`; a folder that does not exist has none."""
     paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
-    return [Source(_module_name(path.relative_to(root)), path.read_text(encoding="utf-8")) for path in paths]
+    return [
+        Source(_module_name(path.relative_to(root)), path.read_text(encoding="utf-8"))
+        for path in paths
+    ]
 
 
 def is_annotated(function: Function) -> bool:
@@ -80,9 +96,13 @@ def _public(source: Source) -> Iterator[tuple[str, ast.Module | ast.ClassDef | F
     yield from _public_members(source.module, source.tree)
 
 
-def _public_members(inside: str, parent: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.ClassDef | Function]]:
+def _public_members(
+    inside: str, parent: ast.Module | ast.ClassDef
+) -> Iterator[tuple[str, ast.ClassDef | Function]]:
     for node in parent.body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_"):
+        if isinstance(
+            node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        ) and not node.name.startswith("_"):
             if any(ast.unparse(d).endswith(("overload", ".setter")) for d in node.decorator_list):
                 continue
             yield f"{inside}.{node.name}", node
@@ -92,11 +112,16 @@ def _public_members(inside: str, parent: ast.Module | ast.ClassDef) -> Iterator[
 
 def _docstring_lines(node: ast.AST) -> range:
     body = getattr(node, "body", None)
-    if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) or not body:
+    if (
+        not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        or not body
+    ):
         return range(0)
     first = body[0]
     if not (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
     ):
         return range(0)
     assert first.end_lineno is not None

@@ -1,7 +1,7 @@
 """What tests build before they act: configs, data, records, strategies, reports and the folders of runs.
 
-TensorFlow is imported inside the functions that need it: tests/unit uses the others, and works without TensorFlow.
-`tests/engine/linear_task.py` has the small task and its experiment.
+TensorFlow is imported inside the functions that need it: tests/unit uses the others, and works
+without TensorFlow. `tests/engine/linear_task.py` has the small task and its experiment.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def training_data(batch: int = 4, **fields: Any) -> DataConfig:
 
 def validation_data(batch: int = 4, **fields: Any) -> DataConfig:
     """Returns the config of validation data, whose last batch may be small."""
-    return DataConfig(**{"is_training": False, "global_batch_size": batch, "drop_remainder": False, **fields})
+    return DataConfig(
+        **{"is_training": False, "global_batch_size": batch, "drop_remainder": False, **fields}
+    )
 
 
 # ---- devices and data
@@ -57,8 +59,9 @@ def validation_data(batch: int = 4, **fields: Any) -> DataConfig:
 def replicas(count: int) -> Any:
     """Returns a strategy over some of the four logical CPUs of the process: the default one for one of them.
 
-    The replicas sum by copying: TensorFlow's collectives allow one group size in the life of a process. All tests of a
-    process share the strategy. A test that gives it options of the input, which it remembers, makes its own.
+    The replicas sum by copying: TensorFlow's collectives allow one group size in the life of a
+    process. All tests of a process share the strategy. A test that gives it options of the input,
+    which it remembers, makes its own.
     """
     import tensorflow as tf
 
@@ -69,7 +72,13 @@ def replicas(count: int) -> Any:
 
 
 def seeded_trainer(
-    config: Any, task_type: Any, count: int = 1, *, train: bool = True, evaluate: bool = True, cls: Any = None
+    config: Any,
+    task_type: Any,
+    count: int = 1,
+    *,
+    train: bool = True,
+    evaluate: bool = True,
+    cls: Any = None,
 ) -> Any:
     """Returns a trainer over some replicas, whose initial weights are the same each time.
 
@@ -86,7 +95,9 @@ def seeded_trainer(
 
     keras.utils.set_random_seed(3)
     with replicas(count).scope():
-        return (cls or Trainer).create(config, task_type(config.task), train=train, evaluate=evaluate)
+        return (cls or Trainer).create(
+            config, task_type(config.task), train=train, evaluate=evaluate
+        )
 
 
 def trained_weights(trainer: Any) -> list[Any]:

@@ -16,24 +16,31 @@ from typing import Any
 import pytest
 
 _TESTS = Path(__file__).parent
-_IN_MEMORY, _ROOM = "/dev/shm", 4 * 2**30  # a file system in memory, and the free bytes that all tests need of it
-_COLLECTED = 1.0  # seconds until a garbage collection has deleted the other references to what it finds
+_IN_MEMORY, _ROOM = (
+    "/dev/shm",
+    4 * 2**30,
+)  # a file system in memory, and the free bytes that all tests need of it
+_COLLECTED = (
+    1.0  # seconds until a garbage collection has deleted the other references to what it finds
+)
 
-# Runs wait for the disk at each fsync, some hundred thousand times in all tests; pytest names the variable.
+# Runs wait for the disk at each fsync, some hundred thousand times in all tests; pytest names the
+# variable.
 if os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > _ROOM:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _IN_MEMORY)
 
-# To compile a training step with XLA takes a third less time without LLVM's optimizations, which no test is about.
+# To compile a training step with XLA takes a third less time without LLVM's optimizations, which no
+# test is about.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-# A shell has background commands ignore Ctrl-C, and nohup has them ignore SIGHUP. The processes that tests start would
-# inherit that.
+# A shell has background commands ignore Ctrl-C, and nohup has them ignore SIGHUP. The processes
+# that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# TensorFlow lists the values that a checkpoint's reader left out when the reader is deleted: in any later test, which
-# may count its own warnings.
+# TensorFlow lists the values that a checkpoint's reader left out when the reader is deleted: in any
+# later test, which may count its own warnings.
 logging.getLogger("tensorflow").addFilter(lambda record: record.funcName != "__del__")
 
 
@@ -44,11 +51,22 @@ def pytest_collectstart() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, so that short ones fill up both workers at the end: a file stays with one worker."""
-    order = [_TESTS / "process" / "end_to_end", _TESTS / "process", _TESTS / "engine", _TESTS / "unit"]
+    order = [
+        _TESTS / "process" / "end_to_end",
+        _TESTS / "process",
+        _TESTS / "engine",
+        _TESTS / "unit",
+    ]
     for item in items:
         if not {*order} & {*item.path.parents}:
-            raise pytest.UsageError(f"move {item.path} into tests/unit, tests/engine or tests/process")
-    items.sort(key=lambda item: next(place for place, folder in enumerate(order) if folder in item.path.parents))
+            raise pytest.UsageError(
+                f"move {item.path} into tests/unit, tests/engine or tests/process"
+            )
+    items.sort(
+        key=lambda item: next(
+            place for place, folder in enumerate(order) if folder in item.path.parents
+        )
+    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -64,7 +82,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     _delete_iterators_in_threads()
     try:
         cpu = tensorflow.config.list_physical_devices("CPU")[0]
-        tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 4)
+        tensorflow.config.set_logical_device_configuration(
+            cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 4
+        )
     except RuntimeError as error:
         raise pytest.UsageError(
             "a test module uses TensorFlow when it is imported, such as in a parametrization, so that the CPU cannot "
@@ -75,18 +95,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _delete_iterators_in_threads() -> None:
     """Lets a test go on while the destructors of its iterators wait, each for up to a minute.
 
-    trainer_kit.inputs.dataset_iterator says what they wait for, and does the same to the iterators of a run. These are
-    of tests, and of the programs of others that tests run.
+    trainer_kit.inputs.dataset_iterator says what they wait for, and does the same to the iterators
+    of a run. These are of tests, and of the programs of others that tests run.
     """
     for module, name, resources in (
         ("iterator_ops", "OwnedIterator", ["_iterator_resource"]),
-        ("multi_device_iterator_ops", "OwnedMultiDeviceIterator", ["_multi_device_iterator_resource"]),
+        (
+            "multi_device_iterator_ops",
+            "OwnedMultiDeviceIterator",
+            ["_multi_device_iterator_resource"],
+        ),
     ):
         kind = getattr(sys.modules[f"tensorflow.python.data.ops.{module}"], name)
 
         def delete(iterator: Any, names: list[str] = resources) -> None:
             if not sys.is_finalizing():
-                last_references = [iterator.__dict__.pop(one, None) for one in [*names, "_components"]]
+                last_references = [
+                    iterator.__dict__.pop(one, None) for one in [*names, "_components"]
+                ]
                 threading.Timer(_COLLECTED, last_references.clear).start()
 
         kind.__del__ = delete
@@ -105,7 +131,8 @@ def own_log_level() -> Iterator[None]:
 def no_garbage() -> Iterator[None]:
     """Deletes what the tests of a module leave, so that no later test takes the time for it.
 
-    What survives is kept by caches. Later collections need not look at it again, which took a second each in the end.
+    What survives is kept by caches. Later collections need not look at it again, which took a
+    second each in the end.
     """
     yield
     if "tensorflow" in sys.modules:

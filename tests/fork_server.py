@@ -1,7 +1,7 @@
 """A process that has imported TensorFlow and forks a child for each run, so that a run starts in 0.1 s instead of 8.
 
-It is the standard library's fork server. No op may run before the fork: TensorFlow starts its threads with the first
-op, and a child would not have them.
+It is the standard library's fork server. No op may run before the fork: TensorFlow starts its
+threads with the first op, and a child would not have them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ TRAIN = "train"
 _PRELOADED = "tests.preloaded"
 _LAST_WAIT = 30.0  # seconds for a child to end that was killed
 
-# An exit code can be read once: of two threads that ask at the same moment, a start included, one gets a wrong one.
+# An exit code can be read once: of two threads that ask at the same moment, a start included, one
+# gets a wrong one.
 _ASKING = threading.Lock()
 
 
@@ -68,7 +69,10 @@ class Child:
     @property
     def text(self) -> str:
         """The text that the child has written so far to its standard output and error."""
-        with contextlib.suppress(OSError), open(self._output, encoding="utf-8", errors="replace") as stream:
+        with (
+            contextlib.suppress(OSError),
+            open(self._output, encoding="utf-8", errors="replace") as stream,
+        ):
             return stream.read()
         return ""
 
@@ -82,11 +86,14 @@ class Child:
         """Waits for the child and returns how it ended.
 
         Raises:
-          TimeoutError: when it has not ended within `timeout` seconds; the message has the text that it wrote.
+          TimeoutError: when it has not ended within `timeout` seconds; the message has the text
+            that it wrote.
         """
         connection.wait([self._process.sentinel], timeout)
         if self.alive:
-            raise TimeoutError(f"process {self.pid} has not ended within {timeout:g} s; it has written:\n{self.text}")
+            raise TimeoutError(
+                f"process {self.pid} has not ended within {timeout:g} s; it has written:\n{self.text}"
+            )
         return Ended(self._process.exitcode, self.text, time.monotonic() - self._begin)
 
 
@@ -94,10 +101,10 @@ class ForkServer:
     """Starts runs; at the end of the `with` block, those that still run are killed. The server ends with this process.
 
     Args:
-      preload: Modules that the server imports in addition to TensorFlow, Keras and trainer_kit, if it does not run yet.
-        They may not run an op.
-      needs: Further modules, which take seconds to import: a running server without one of them is replaced by a new
-        one, so no run of an earlier ForkServer may be left.
+      preload: Modules that the server imports in addition to TensorFlow, Keras and trainer_kit, if
+        it does not run yet. They may not run an op.
+      needs: Further modules, which take seconds to import: a running server without one of them is
+        replaced by a new one, so no run of an earlier ForkServer may be left.
     """
 
     _needed: ClassVar[list[str]] = []  # what the server has imported of what was needed
@@ -110,7 +117,9 @@ class ForkServer:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> ForkServer:
-        self._folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="trainer_kit_runs_"))
+        self._folder = self._open.enter_context(
+            tempfile.TemporaryDirectory(prefix="trainer_kit_runs_")
+        )
         self._context = multiprocessing.get_context("forkserver")
         if missing := [name for name in self._needs if name not in self._needed]:
             self._needed.extend(missing)
@@ -123,7 +132,10 @@ class ForkServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for child in self._children:
             child.kill()
@@ -131,12 +143,14 @@ class ForkServer:
             child.wait(_LAST_WAIT)
         self._open.close()
 
-    def start(self, function: str | Callable[..., Any], *arguments: Any, folder: str | None = None) -> Child:
+    def start(
+        self, function: str | Callable[..., Any], *arguments: Any, folder: str | None = None
+    ) -> Child:
         """Starts a run.
 
         Args:
-          function: "train" for `python -m trainer_kit.train ARGUMENTS`; else what can be pickled, whose exit code is
-            that of the SystemExit it raises, 1 after another exception, else 0.
+          function: "train" for `python -m trainer_kit.train ARGUMENTS`; else what can be pickled,
+            whose exit code is that of the SystemExit it raises, 1 after another exception, else 0.
           *arguments: of the command or the function.
           folder: The working directory of the run; None means that of this process.
 
@@ -146,7 +160,9 @@ class ForkServer:
         if isinstance(function, str) and function != TRAIN:
             raise UsageError(f"{function!r} is not a run; give {TRAIN!r} or a function")
         output = os.path.join(self._folder, f"{next(self._numbers)}.txt")
-        process = self._context.Process(target=_run, args=(output, folder, function, arguments), daemon=False)
+        process = self._context.Process(
+            target=_run, args=(output, folder, function, arguments), daemon=False
+        )
         with _ASKING:
             process.start()
         child = Child(process, output)
@@ -180,7 +196,9 @@ def train(*arguments: str) -> None:
         runpy.run_module("trainer_kit.train", run_name="__main__", alter_sys=True)
 
 
-def _run(output: str, folder: str | None, function: str | Callable[..., Any], arguments: Sequence[Any]) -> None:
+def _run(
+    output: str, folder: str | None, function: str | Callable[..., Any], arguments: Sequence[Any]
+) -> None:
     """In the child: a session of its own, output to a file, then the function."""
     os.setsid()
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -203,7 +221,9 @@ def _end_server(context: Any) -> None:
     server = here.recv()
     child.join()
     os.kill(server, signal.SIGTERM)
-    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # multiprocessing itself asks for the exit code
+    os.waitid(
+        os.P_PID, server, os.WEXITED | os.WNOWAIT
+    )  # multiprocessing itself asks for the exit code
 
 
 def _tell_parent(pipe: Any) -> None:

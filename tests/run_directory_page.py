@@ -8,7 +8,8 @@ from scripts.source_files import ROOT
 
 _ROW = re.compile(r"^\| `([^`]+)` \| (.*?)(?: Its name is `([^`]+)`\.)? \|", re.MULTILINE)
 
-# The path of each file or folder in model_dir; `<...>` stands for what differs, and a folder ends with a slash.
+# The path of each file or folder in model_dir; `<...>` stands for what differs, and a folder ends
+# with a slash.
 PATHS: list[str] = []
 # The config fields that name a folder, with the default.
 NAMED_BY: dict[str, str] = {}
@@ -21,7 +22,9 @@ for _path, _, _field in _ROW.findall((ROOT / "docs/reference/run_directory.md").
 def matches(row: str, path: str) -> bool:
     """Whether `path`, relative to model_dir, is the file of a row of the table or lies in its folder."""
     parts = [re.escape(part) for part in re.split(r"<\w+>", row)]
-    return re.fullmatch(r"[^/]+".join(parts) + (".*" if row.endswith("/") else ""), path) is not None
+    return (
+        re.fullmatch(r"[^/]+".join(parts) + (".*" if row.endswith("/") else ""), path) is not None
+    )
 
 
 def is_in_table(path: str) -> bool:

@@ -1,6 +1,7 @@
 """trainer_kit runs machine-learning experiments on TensorFlow.
 
-The public names are resolved at their first use, so that importing trainer_kit does not import TensorFlow.
+The public names are resolved at their first use, so that importing trainer_kit does not import
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ if TYPE_CHECKING:
     from trainer_kit.config.experiments import register_experiment as register_experiment
     from trainer_kit.config.experiments import register_task as register_task
     from trainer_kit.config.registration import register_dataset as register_dataset
-    from trainer_kit.config.registration import register_gradient_processor as register_gradient_processor
+    from trainer_kit.config.registration import (
+        register_gradient_processor as register_gradient_processor,
+    )
     from trainer_kit.config.registration import register_metric as register_metric
     from trainer_kit.config.registration import register_optimizer as register_optimizer
     from trainer_kit.config.registration import register_schedule as register_schedule
@@ -103,7 +106,9 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'trainer_kit' has no attribute {name!r}; it has: {', '.join(_HOME)}")
+        raise AttributeError(
+            f"module 'trainer_kit' has no attribute {name!r}; it has: {', '.join(_HOME)}"
+        )
     return getattr(importlib.import_module(f"trainer_kit.{_HOME[name]}"), name)
 
 

@@ -10,10 +10,16 @@ from collections.abc import Iterable
 from trainer_kit.errors import UsageError
 
 RECORD = ".commit.json"
-POINTER = "checkpoint"  # TensorFlow's file, which names the checkpoint of a folder that `latest_checkpoint` returns
-ITERATOR = ".iterator"  # in the names of files with the state of a tf.data iterator; -<n> if there are several
-UNFINISHED = re.compile(r"(ckpt-\d+)(\.iterator(-\d+)?)?_temp")  # the folder in which TensorFlow makes the files
-_FILE = re.compile(r"(ckpt-\d+)\.(?:iterator(?:-\d+)?\.)?(?:index|data-\d{5}-of-\d{5})|(ckpt-\d+)\.commit\.json")
+# TensorFlow's file, which names the checkpoint of a folder that `latest_checkpoint` returns
+POINTER = "checkpoint"
+# In the names of files with the state of a tf.data iterator; -<n> if there are several
+ITERATOR = ".iterator"
+UNFINISHED = re.compile(
+    r"(ckpt-\d+)(\.iterator(-\d+)?)?_temp"
+)  # the folder in which TensorFlow makes the files
+_FILE = re.compile(
+    r"(ckpt-\d+)\.(?:iterator(?:-\d+)?\.)?(?:index|data-\d{5}-of-\d{5})|(ckpt-\d+)\.commit\.json"
+)
 
 
 def owner(file_name: str) -> str | None:
@@ -25,7 +31,11 @@ def owner(file_name: str) -> str | None:
 def own_files(prefix: str) -> list[str]:
     """Returns the sorted paths of the files of the checkpoint `prefix`, its commit record included."""
     name = os.path.basename(prefix)
-    return [path for path in sorted(glob.glob(f"{glob.escape(prefix)}.*")) if owner(os.path.basename(path)) == name]
+    return [
+        path
+        for path in sorted(glob.glob(f"{glob.escape(prefix)}.*"))
+        if owner(os.path.basename(path)) == name
+    ]
 
 
 def step_of(prefix: str) -> int:
@@ -40,13 +50,24 @@ def complete_checkpoints(directory: str) -> dict[int, str]:
       directory: A local folder; a missing one holds no checkpoints.
     """
     names = os.listdir(directory) if os.path.isdir(directory) else []
-    found = [checkpoint for name in names if (checkpoint := owner(name)) and name == f"{checkpoint}.index"]
-    return {step_of(checkpoint): os.path.join(directory, checkpoint) for checkpoint in sorted(found, key=step_of)}
+    found = [
+        checkpoint
+        for name in names
+        if (checkpoint := owner(name)) and name == f"{checkpoint}.index"
+    ]
+    return {
+        step_of(checkpoint): os.path.join(directory, checkpoint)
+        for checkpoint in sorted(found, key=step_of)
+    }
 
 
 def require_step(step: int, there: Iterable[int]) -> None:
     """Raises UsageError, with the existing steps, when `step`, from --from_step, is not among `there`."""
     steps = sorted(there)
     if step not in steps:
-        listed = f"there are: {', '.join(map(str, steps))}" if steps else "model_dir holds no checkpoint"
-        raise UsageError(f"--from_step: there is no checkpoint of step {step}; {listed}; give 0 to start again")
+        listed = (
+            f"there are: {', '.join(map(str, steps))}" if steps else "model_dir holds no checkpoint"
+        )
+        raise UsageError(
+            f"--from_step: there is no checkpoint of step {step}; {listed}; give 0 to start again"
+        )

@@ -1,7 +1,8 @@
 """Local files: atomic writes with named write points, and appended records.
 
-A write makes a temporary file in the same folder, flushes it to disk and renames it. A reader therefore sees the old
-file or the new one, never a part of either. This module imports no TensorFlow and handles local paths only.
+A write makes a temporary file in the same folder, flushes it to disk and renames it. A reader
+therefore sees the old file or the new one, never a part of either. This module imports no
+TensorFlow and handles local paths only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from trainer_kit.errors import StorageError, UsageError
 
 _DEEPEST = 100  # levels of a record; walking a deeper one might exceed Python's recursion limit
 
-# Called with (write point, path) just before each step of a write; fault injection sets it, nothing else does.
+# Called with (write point, path) just before each step of a write; fault injection sets it, nothing
+# else does.
 on_write_point: Callable[[str, str], None] | None = None
 
 
@@ -30,8 +32,9 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def follow_links(folder: str) -> str:
     """Returns the absolute path of `folder` without symbolic links; a leading `~` is the user's home.
 
-    So neither a link that is redirected during a run, such as `runs/latest`, nor os.chdir in the user's code redirects
-    the run. A remote folder is unchanged. Raises UsageError when the path is not ASCII and the locale is.
+    So neither a link that is redirected during a run, such as `runs/latest`, nor os.chdir in the
+    user's code redirects the run. A remote folder is unchanged. Raises UsageError when the path is
+    not ASCII and the locale is.
     """
     if not folder or is_remote(folder):
         return folder
@@ -39,7 +42,9 @@ def follow_links(folder: str) -> str:
         path = os.path.realpath(os.path.expanduser(folder))
         path.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{folder!a}: this locale has no UTF-8 for such paths; set LC_ALL=C.UTF-8") from error
+        raise UsageError(
+            f"{folder!a}: this locale has no UTF-8 for such paths; set LC_ALL=C.UTF-8"
+        ) from error
     return path
 
 
@@ -116,7 +121,9 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise StorageError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
+        raise StorageError(
+            f"{os.fspath(path)} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -126,7 +133,8 @@ def parse_json(text: str | bytes) -> Any:
       text: The text; bytes are read as UTF-8, and invalid bytes are replaced.
 
     Raises:
-      ValueError: when the text is not JSON, is nested too deeply, or has a number with more digits than Python reads.
+      ValueError: when the text is not JSON, is nested too deeply, or has a number with more digits
+        than Python reads.
     """
     try:
         value = json.loads(text.decode(errors="replace") if isinstance(text, bytes) else text)
@@ -182,7 +190,9 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror or error} ({place})") from error
+        raise StorageError(
+            f"{folder} cannot be written: {error.strerror or error} ({place})"
+        ) from error
 
 
 def _replace(target: Path, content: bytes, point: str) -> None:

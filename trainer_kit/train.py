@@ -91,8 +91,9 @@ def run_supervised(values: flags.FlagValues) -> int:
 def attempts_folder(values: flags.FlagValues, config: ExperimentConfig) -> str:
     """Returns the folder of the supervisor's attempts.jsonl: each process that shares a model_dir has its own.
 
-    It is model_dir for the process that trains there, and for the first of its workers. A process that only evaluates
-    has model_dir/evals/<name>/. Other workers have workers/<number>/ in the folder of the first one.
+    It is model_dir for the process that trains there, and for the first of its workers. A process
+    that only evaluates has model_dir/evals/<name>/. Other workers have workers/<number>/ in the
+    folder of the first one.
     """
     folder: str = values.model_dir
     if not MODES[values.mode].trains:
@@ -131,7 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     code = ends_with(main())
     train_data = sys.modules.get("trainer_kit.inputs.train_data")
-    if train_data is not None and train_data.is_still_saving():  # all is done, but Python's exit would wait for it
+    if (
+        train_data is not None and train_data.is_still_saving()
+    ):  # all is done, but Python's exit would wait for it
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

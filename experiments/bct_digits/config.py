@@ -8,7 +8,13 @@ from typing import Annotated
 from pydantic import Field
 
 import trainer_kit
-from trainer_kit import DataConfig, ExperimentConfig, OptimizationConfig, RuntimeConfig, TrainerConfig
+from trainer_kit import (
+    DataConfig,
+    ExperimentConfig,
+    OptimizationConfig,
+    RuntimeConfig,
+    TrainerConfig,
+)
 
 LOOP = 100
 FIVE_DIGITS = (0, 1, 2, 3, 4)
@@ -55,7 +61,8 @@ class BctDigitsConfig(trainer_kit.TaskConfig):
 
     Attributes:
       net: The net that is trained.
-      embedding_size: The number of values in an embedding. Old and new embeddings are compared, so both have it.
+      embedding_size: The number of values in an embedding. Old and new embeddings are compared, so
+        both have it.
       old_model: The model whose embeddings are already in the gallery.
     """
 
@@ -70,7 +77,9 @@ trainer_kit.register_task(BctDigitsConfig, "experiments.bct_digits.task:BctDigit
 
 
 @trainer_kit.register_experiment("bct_digits")
-def bct_digits(learning_rate: float = 3e-3, train_steps: int = 600, seed: int = 0) -> ExperimentConfig:
+def bct_digits(
+    learning_rate: float = 3e-3, train_steps: int = 600, seed: int = 0
+) -> ExperimentConfig:
     """Returns the config of `bct_digits`: Adam, with a cosine from `learning_rate` to a hundredth."""
     cosine = {"initial_learning_rate": learning_rate, "decay_steps": train_steps, "alpha": 0.01}
     return ExperimentConfig(

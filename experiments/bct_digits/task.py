@@ -20,22 +20,24 @@ HELD_OUT = 360  # a fifth of the 1,797 images
 class BctDigitsTask(trainer_kit.Task):
     """Learns embeddings of digits; if there is an old model, embeddings that its classifier understands.
 
-    Backward-compatible training (Shen et al. 2020, arXiv 2003.11942): the loss is the cross entropy of the new
-    classifier plus, times `influence_weight`, the influence loss: the cross entropy of the old classifier, which is
-    frozen, at the new embeddings.
+    Backward-compatible training (Shen et al. 2020, arXiv 2003.11942): the loss is the cross entropy
+    of the new classifier plus, times `influence_weight`, the influence loss: the cross entropy of
+    the old classifier, which is frozen, at the new embeddings.
 
-    The metrics are shares of held-out images, the queries, for which the most similar one of the other images, the
-    gallery, shows the same digit. In `retrieval` the trained model embeds both. With an old model there are
-    `cross_retrieval`, where the trained model embeds the query and the old one the gallery, and `old_retrieval`, where
-    the old one embeds both. The images are those of the digits that the old model has learned (without an old model:
-    the model itself); the same metrics of all ten digits are called `retrieval_all` and so on.
+    The metrics are shares of held-out images, the queries, for which the most similar one of the
+    other images, the gallery, shows the same digit. In `retrieval` the trained model embeds both.
+    With an old model there are `cross_retrieval`, where the trained model embeds the query and the
+    old one the gallery, and `old_retrieval`, where the old one embeds both. The images are those of
+    the digits that the old model has learned (without an old model: the model itself); the same
+    metrics of all ten digits are called `retrieval_all` and so on.
     """
 
     def build_model(self) -> keras.Model:
         """Returns the model: images [batch, 8, 8, 1] of float32 in 0..1 to tensors by name.
 
-        These are `embedding`, [batch, embedding_size], and `logits`, [batch, digits]; with an old model also
-        `old_embedding`, and `old_logits`, those of the old classifier at the new embedding.
+        These are `embedding`, [batch, embedding_size], and `logits`, [batch, digits]; with an old
+        model also `old_embedding`, and `old_logits`, those of the old classifier at the new
+        embedding.
         """
         params = self.task_config
         images = keras.Input((8, 8, 1), name="images")
@@ -53,7 +55,9 @@ class BctDigitsTask(trainer_kit.Task):
         super().initialize(model)
         params = self.task_config.old_model
         if params.run:
-            old = BctDigitsTask(self.task_config.replace(net=params.net, old_model={"run": ""})).build_model()
+            old = BctDigitsTask(
+                self.task_config.replace(net=params.net, old_model={"run": ""})
+            ).build_model()
             trainer_kit.load_weights(old, params.run)
             for name in ("encoder", "classifier"):
                 model.get_layer(f"old_{name}").set_weights(old.get_layer(name).get_weights())
@@ -64,18 +68,26 @@ class BctDigitsTask(trainer_kit.Task):
         """Returns images and digits: of `net.digits` in the training part or, to evaluate, all of the held-out part."""
         del input_context  # the source gets it when it is asked for its dataset
         images, digits = split_digits()[0 if params.is_training else 1]
-        learned = np.isin(digits, self.task_config.net.digits) if params.is_training else slice(None)
+        learned = (
+            np.isin(digits, self.task_config.net.digits) if params.is_training else slice(None)
+        )
         return trainer_kit.ArraySource((images[learned], digits[learned]), params)
 
-    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
+    def build_losses(
+        self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None
+    ) -> tf.Tensor:
         """Returns the classification loss plus the weighted influence loss, in nats."""
         loss = masked_cross_entropy(labels, self.task_config.net.digits, model_outputs["logits"])
         old = self.task_config.old_model
         if "old_logits" in model_outputs and old.influence_weight:
-            loss += old.influence_weight * masked_cross_entropy(labels, old.net.digits, model_outputs["old_logits"])
+            loss += old.influence_weight * masked_cross_entropy(
+                labels, old.net.digits, model_outputs["old_logits"]
+            )
         return loss + super().build_losses(labels, model_outputs, aux_losses)
 
-    def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+    def validation_step(
+        self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
         """Returns the loss, and the embeddings and digits of the batch, which `aggregate_logs` collects."""
         images, digits = inputs
         outputs = self.inference_step(images, model)
@@ -101,7 +113,9 @@ class BctDigitsTask(trainer_kit.Task):
         pairs = {"retrieval": (new, new)}
         if old:
             pairs |= {"cross_retrieval": (new, old[0]), "old_retrieval": (old[0], old[0])}
-        known = np.isin(digits, self.task_config.old_model.net.digits if old else self.task_config.net.digits)
+        known = np.isin(
+            digits, self.task_config.old_model.net.digits if old else self.task_config.net.digits
+        )
         found = {}
         for name, (queries, gallery) in pairs.items():
             found[name] = retrieval(queries[known], gallery[known], digits[known])
@@ -139,8 +153,9 @@ def encoder_and_classifier(net: Any, embedding_size: int, prefix: str = "") -> l
 def masked_cross_entropy(digits: Any, classes: Sequence[int], logits: Any) -> tf.Tensor:
     """Returns the mean cross entropy, in nats, to which examples of other digits than `classes` add 0.
 
-    In graph, on a replica. TensorFlow's softmax cross entropy is not used: it takes the targets of each example for a
-    distribution, and gives an example without a target, a row of zeros, the gradient softmax(logits) in place of 0.
+    In graph, on a replica. TensorFlow's softmax cross entropy is not used: it takes the targets of
+    each example for a distribution, and gives an example without a target, a row of zeros, the
+    gradient softmax(logits) in place of 0.
 
     Args:
       digits: The digits of the examples, int [batch].
@@ -159,7 +174,10 @@ def retrieval(queries: np.ndarray, gallery: np.ndarray, labels: np.ndarray) -> f
       gallery: Their embeddings by the same or another model, of the same shape.
       labels: Their labels, int [examples].
     """
-    unit = [one / np.maximum(np.linalg.norm(one, axis=1, keepdims=True), 1e-12) for one in (queries, gallery)]
+    unit = [
+        one / np.maximum(np.linalg.norm(one, axis=1, keepdims=True), 1e-12)
+        for one in (queries, gallery)
+    ]
     similarity = unit[0] @ unit[1].T  # the cosine
     np.fill_diagonal(similarity, -np.inf)
     return float(np.mean(labels[similarity.argmax(1)] == labels))
@@ -168,8 +186,8 @@ def retrieval(queries: np.ndarray, gallery: np.ndarray, labels: np.ndarray) -> f
 def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Returns ((images, digits) to train on, (images, digits) held out): 1,437 and 360, always the same ones.
 
-    Every digit has the same share in both, and no image is in both. Images are float32 [n, 8, 8, 1] in 0..1, digits
-    int32 [n].
+    Every digit has the same share in both, and no image is in both. Images are float32 [n, 8, 8, 1]
+    in 0..1, digits int32 [n].
     """
     data = load_digits()
     images, digits = (data.images[..., None] / 16).astype(np.float32), data.target.astype(np.int32)

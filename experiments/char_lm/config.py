@@ -21,8 +21,10 @@ class CharLmModelConfig(trainer_kit.Config):
     """The transformer.
 
     Attributes:
-      context: The number of characters that the model sees at most, and that a window of text predicts.
-      convolution: How many characters, the last one included, are joined into the first features of a position.
+      context: The number of characters that the model sees at most, and that a window of text
+        predicts.
+      convolution: How many characters, the last one included, are joined into the first features of
+        a position.
       layers: The number of blocks of attention and feed-forward.
       width: The number of features of a position.
       heads: The number of attention heads; width has to be a multiple of it.
@@ -37,7 +39,10 @@ class CharLmModelConfig(trainer_kit.Config):
     def rules(self) -> Iterator[tuple[str, str]]:
         """Heads share the width equally."""
         if self.width % self.heads:
-            yield "heads", f"{self.heads} heads cannot share a width of {self.width} equally; change one of them"
+            yield (
+                "heads",
+                f"{self.heads} heads cannot share a width of {self.width} equally; change one of them",
+            )
 
 
 @trainer_kit.configclass
@@ -45,9 +50,10 @@ class CharLmConfig(trainer_kit.TaskConfig):
     """Prediction of the next character of Python sources.
 
     Attributes:
-      folder: The folder of the .py files; empty means the standard library of the Python that runs this.
-      evaluated_windows: The number of windows of held-out text in an evaluation, evenly spread and always the same; 0
-        means all of them.
+      folder: The folder of the .py files; empty means the standard library of the Python that runs
+        this.
+      evaluated_windows: The number of windows of held-out text in an evaluation, evenly spread and
+        always the same; 0 means all of them.
     """
 
     folder: str = ""
@@ -62,7 +68,11 @@ trainer_kit.register_task(CharLmConfig, "experiments.char_lm.task:CharLmTask")
 
 @trainer_kit.register_experiment("char_lm")
 def char_lm(
-    learning_rate: float = 4e-3, train_steps: int = 4000, layers: int = 2, width: int = 128, heads: int = 4
+    learning_rate: float = 4e-3,
+    train_steps: int = 4000,
+    layers: int = 2,
+    width: int = 128,
+    heads: int = 4,
 ) -> ExperimentConfig:
     """Returns the config of `char_lm`: AdamW, with a short warm-up and a cosine from `learning_rate` to a tenth."""
     cosine = {"initial_learning_rate": learning_rate, "decay_steps": train_steps, "alpha": 0.1}

@@ -15,7 +15,9 @@ class Positions(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the weights, float [positions, width]."""
-        self.offsets = self.add_weight(name="offsets", shape=input_shape[1:], initializer="random_normal")
+        self.offsets = self.add_weight(
+            name="offsets", shape=input_shape[1:], initializer="random_normal"
+        )
 
     def call(self, inputs: Any) -> Any:
         """Returns `inputs` with the positions' own features added."""
@@ -25,9 +27,9 @@ class Positions(keras.layers.Layer):
 def build_transformer(config: CharLmModelConfig, vocabulary: int) -> keras.Model:
     """Returns the model: characters [batch, context] of int32 to logits [batch, context, vocabulary] of float32.
 
-    The logits at a position are for the next character, and depend on no later one. The convolution in front joins
-    each character with those just before it: without it the attention has to learn to look one step back first, and
-    half a minute of training ends a quarter of a bit higher.
+    The logits at a position are for the next character, and depend on no later one. The convolution
+    in front joins each character with those just before it: without it the attention has to learn
+    to look one step back first, and half a minute of training ends a quarter of a bit higher.
     """
     layers = keras.layers
     characters = keras.Input((config.context,), dtype="int32", name="characters")
@@ -38,8 +40,12 @@ def build_transformer(config: CharLmModelConfig, vocabulary: int) -> keras.Model
         normed = layers.RMSNormalization()(features)
         attention = layers.MultiHeadAttention(config.heads, config.width // config.heads)
         features += attention(normed, normed, use_causal_mask=True)
-        hidden = layers.Dense(4 * config.width, activation="relu")(layers.RMSNormalization()(features))
+        hidden = layers.Dense(4 * config.width, activation="relu")(
+            layers.RMSNormalization()(features)
+        )
         features += layers.Dense(config.width)(hidden)
     # The softmax wants float32, under mixed precision too.
-    logits = layers.Dense(vocabulary, dtype="float32", name="logits")(layers.RMSNormalization()(features))
+    logits = layers.Dense(vocabulary, dtype="float32", name="logits")(
+        layers.RMSNormalization()(features)
+    )
     return keras.Model(characters, logits, name="char_lm")

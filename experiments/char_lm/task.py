@@ -35,9 +35,13 @@ class CharLmTask(trainer_kit.Task):
         config = self.task_config
         text = read_text(Path(config.folder or library()), held_out=not params.is_training)
         most = 0 if params.is_training else config.evaluated_windows
-        return trainer_kit.ArraySource(windows(text, config.model.context, most), params, transform=shifted)
+        return trainer_kit.ArraySource(
+            windows(text, config.model.context, most), params, transform=shifted
+        )
 
-    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
+    def build_losses(
+        self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None
+    ) -> tf.Tensor:
         """Returns the mean cross entropy of a character, in nats."""
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model_outputs)
         return tf.reduce_mean(losses) + super().build_losses(labels, model_outputs, aux_losses)

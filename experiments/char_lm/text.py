@@ -13,9 +13,18 @@ from trainer_kit import DataError
 
 HELD_OUT = 20  # one file in so many
 VOCABULARY = 128  # ASCII
-# Folders without a line that someone wrote for this library, or with text that is unlike the rest: what was installed
-# later, tests with their data, and tables that scripts have made.
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
+# Folders without a line that someone wrote for this library, or with text that is unlike the rest:
+# what was installed later, tests with their data, and tables that scripts have made.
+LEFT_OUT = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "__pycache__",
+    "encodings",
+    "pydoc_data",
+}
 GENERATED = "_sysconfigdata"  # a file that differs from machine to machine begins so
 
 
@@ -33,7 +42,11 @@ def source_files(folder: Path) -> list[str]:
     names = []
     for here, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
-        found = [Path(here, name) for name in files if name.endswith(".py") and not name.startswith(GENERATED)]
+        found = [
+            Path(here, name)
+            for name in files
+            if name.endswith(".py") and not name.startswith(GENERATED)
+        ]
         names += [path.relative_to(folder).as_posix() for path in found]
     if not names:
         raise DataError(
@@ -63,7 +76,10 @@ def read_text(folder: Path, held_out: bool) -> np.ndarray:
             f"char_lm: none of the files in {folder} is for {'evaluation' if held_out else 'training'}; "
             f"one in {HELD_OUT} is held out, so give a folder with more files"
         )
-    texts = [(folder / name).read_bytes().decode("utf-8", "replace").encode("ascii", "replace") for name in names]
+    texts = [
+        (folder / name).read_bytes().decode("utf-8", "replace").encode("ascii", "replace")
+        for name in names
+    ]
     return np.frombuffer(b"".join(texts), np.uint8)
 
 

@@ -44,7 +44,9 @@ class DigitsTask(trainer_kit.Task):
         del input_context  # the source gets it when it is asked for its dataset
         return trainer_kit.ArraySource(split_digits()[0 if params.is_training else 1], params)
 
-    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
+    def build_losses(
+        self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None
+    ) -> tf.Tensor:
         """Returns the mean cross entropy, in nats."""
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model_outputs)
         return tf.reduce_mean(losses) + super().build_losses(labels, model_outputs, aux_losses)
@@ -57,12 +59,17 @@ class DigitsTask(trainer_kit.Task):
 def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Returns ((images, labels) to train on, (images, labels) held out): 1,437 and 360, always the same ones.
 
-    Every digit has the same share in both. No image is in both; the 13 people who wrote them are (the data does not
-    say who wrote what). Images are float32 [n, 8, 8, 1] in 0..1, labels int32 [n].
+    Every digit has the same share in both. No image is in both; the 13 people who wrote them are
+    (the data does not say who wrote what). Images are float32 [n, 8, 8, 1] in 0..1, labels int32
+    [n].
     """
     data = load_digits()
     images = (data.images[..., None] / 16).astype(np.float32)
     parts = train_test_split(
-        images, data.target.astype(np.int32), test_size=HELD_OUT, stratify=data.target, random_state=0
+        images,
+        data.target.astype(np.int32),
+        test_size=HELD_OUT,
+        stratify=data.target,
+        random_state=0,
     )
     return (parts[0], parts[2]), (parts[1], parts[3])

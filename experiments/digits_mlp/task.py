@@ -41,7 +41,9 @@ class DigitsMlpTask(trainer_kit.Task):
         del input_context  # the source gets it when it is asked for its dataset
         return trainer_kit.ArraySource(split_digits()[0 if params.is_training else 1], params)
 
-    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
+    def build_losses(
+        self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None
+    ) -> tf.Tensor:
         """Returns the mean cross entropy, in nats."""
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model_outputs)
         return tf.reduce_mean(losses) + super().build_losses(labels, model_outputs, aux_losses)
@@ -54,8 +56,8 @@ class DigitsMlpTask(trainer_kit.Task):
 def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Returns ((pixels, labels) to train on, (pixels, labels) held out): 1,437 and 360, always the same ones.
 
-    Every digit has the same share in both, and no image is in both. Pixels are float32 [n, 64] in 0..1, labels
-    int32 [n].
+    Every digit has the same share in both, and no image is in both. Pixels are float32 [n, 64] in
+    0..1, labels int32 [n].
     """
     data = load_digits()
     pixels, labels = (data.data / 16).astype(np.float32), data.target.astype(np.int32)

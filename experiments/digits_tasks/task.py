@@ -34,7 +34,9 @@ class LabelTask(trainer_kit.Task):
         pixels, digits = split_digits()[0 if params.is_training else 1]
         return trainer_kit.ArraySource((pixels, digits % CLASSES[self.task_config.label]), params)
 
-    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
+    def build_losses(
+        self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None
+    ) -> tf.Tensor:
         """Returns the mean cross entropy, in nats."""
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model_outputs)
         return tf.reduce_mean(losses) + super().build_losses(labels, model_outputs, aux_losses)
@@ -63,7 +65,9 @@ def shared_nets(labels: Mapping[str, str], hidden: int) -> dict[str, keras.Model
     pixels = keras.Input((PIXELS,))
     features = keras.layers.Dense(hidden, activation="relu", name="hidden")(pixels)
     return {
-        name: keras.Model(pixels, keras.layers.Dense(CLASSES[label], name=f"{name}_logits")(features), name=name)
+        name: keras.Model(
+            pixels, keras.layers.Dense(CLASSES[label], name=f"{name}_logits")(features), name=name
+        )
         for name, label in labels.items()
     }
 
@@ -71,8 +75,8 @@ def shared_nets(labels: Mapping[str, str], hidden: int) -> dict[str, keras.Model
 def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Returns ((pixels, digits) to train on, (pixels, digits) held out): 1,437 and 360, always the same ones.
 
-    Every digit has the same share in both, and no image is in both. Pixels are float32 [n, 64] in 0..1, digits
-    int32 [n].
+    Every digit has the same share in both, and no image is in both. Pixels are float32 [n, 64] in
+    0..1, digits int32 [n].
     """
     data = load_digits()
     pixels, digits = (data.data / 16).astype(np.float32), data.target.astype(np.int32)

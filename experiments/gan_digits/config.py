@@ -31,7 +31,9 @@ trainer_kit.register_task(GanDigitsConfig, "experiments.gan_digits.task:GanDigit
 
 
 @trainer_kit.register_experiment("gan_digits")
-def gan_digits(learning_rate: float = 5e-4, train_steps: int = 6000, seed: int = 0) -> ExperimentConfig:
+def gan_digits(
+    learning_rate: float = 5e-4, train_steps: int = 6000, seed: int = 0
+) -> ExperimentConfig:
     """Returns the config of `gan_digits`: Adam for both nets, and a moving average of the generator."""
     return ExperimentConfig(
         task=GanDigitsConfig(),

@@ -19,9 +19,10 @@ SIDE = 8  # pixels
 class GanDigitsTask(trainer_kit.GanTask):
     """Generates images of digits; the metrics are `fidelity_distance` and `coverage_distance`.
 
-    The first is the mean distance of a generated image from the nearest real one of its batch: it is small if all
-    images look like digits. The second is that of a real image from the nearest generated one: it is small if all kinds
-    of digits are generated. Distances are root mean squares over pixels.
+    The first is the mean distance of a generated image from the nearest real one of its batch: it
+    is small if all images look like digits. The second is that of a real image from the nearest
+    generated one: it is small if all kinds of digits are generated. Distances are root mean squares
+    over pixels.
     """
 
     def build_generator(self) -> keras.Model:
@@ -67,7 +68,9 @@ class GanDigitsTask(trainer_kit.GanTask):
         """Returns the images to train on or, if not `params.is_training`, those held out."""
         del input_context  # the source gets it when it is asked for its dataset
         images = digit_images()
-        return trainer_kit.ArraySource(images[:-HELD_OUT] if params.is_training else images[-HELD_OUT:], params)
+        return trainer_kit.ArraySource(
+            images[:-HELD_OUT] if params.is_training else images[-HELD_OUT:], params
+        )
 
     def build_metrics(self, training: bool = True) -> list[Any]:
         """Returns the two distances; none for training, whose batches are too small."""

@@ -37,7 +37,9 @@ trainer_kit.register_task(GanRingsConfig, "experiments.gan_rings.task:GanRingsTa
 
 
 @trainer_kit.register_experiment("gan_rings")
-def gan_rings(learning_rate: float = 1e-3, train_steps: int = 6000, seed: int = 0) -> ExperimentConfig:
+def gan_rings(
+    learning_rate: float = 1e-3, train_steps: int = 6000, seed: int = 0
+) -> ExperimentConfig:
     """Returns the config of `gan_rings`: Adam for both nets, and a moving average of the generator."""
     return ExperimentConfig(
         task=GanRingsConfig(),

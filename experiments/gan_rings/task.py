@@ -21,8 +21,9 @@ LEAST_SHARE = 0.01  # a center is covered if this share of all generated points 
 class GanRingsTask(trainer_kit.GanTask):
     """Generates points.
 
-    The metrics are `modes`, the number of covered centers, `near`, the share of points that are near one, and
-    `distance`, the energy distance of the generated points from the real ones, which is 0 for the same distribution.
+    The metrics are `modes`, the number of covered centers, `near`, the share of points that are
+    near one, and `distance`, the energy distance of the generated points from the real ones, which
+    is 0 for the same distribution.
     """
 
     def build_generator(self) -> keras.Model:
@@ -39,7 +40,9 @@ class GanRingsTask(trainer_kit.GanTask):
         """Returns the points to train on or, if not `params.is_training`, those to evaluate with."""
         del input_context  # the source gets it when it is asked for its dataset
         count, seed = (TRAIN_POINTS, 1) if params.is_training else (VALIDATION_POINTS, 2)
-        return trainer_kit.ArraySource(ring_points(self.centers(), self.task_config.sigma, count, seed), params)
+        return trainer_kit.ArraySource(
+            ring_points(self.centers(), self.task_config.sigma, count, seed), params
+        )
 
     def build_metrics(self, training: bool = True) -> list[Any]:
         """Returns the metrics of generated points; none for training, whose batches are too small."""
@@ -51,7 +54,9 @@ class GanRingsTask(trainer_kit.GanTask):
     def centers(self) -> np.ndarray:
         """Returns the centers of the Gaussians, float32 [centers, 2]."""
         angles = 2 * np.pi * np.arange(self.task_config.centers) / self.task_config.centers
-        return (self.task_config.radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)).astype(np.float32)
+        return (
+            self.task_config.radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        ).astype(np.float32)
 
     def picture(self, samples: np.ndarray) -> np.ndarray:
         """Returns a scatter plot of the points and a circle of three standard deviations around each center."""
@@ -62,14 +67,21 @@ class GanRingsTask(trainer_kit.GanTask):
         near = NEAR * self.task_config.sigma
         angles = np.linspace(0, 2 * np.pi, 60)
         for x, y in self.centers():
-            axes.plot(x + near * np.cos(angles), y + near * np.sin(angles), color="tab:orange", linewidth=1)
+            axes.plot(
+                x + near * np.cos(angles),
+                y + near * np.sin(angles),
+                color="tab:orange",
+                linewidth=1,
+            )
         axes.scatter(samples[:, 0], samples[:, 1], s=2, color="tab:blue")
         canvas.draw()
         return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
     def _net(self, name: str, inputs: int, outputs: int) -> keras.Model:
         hidden = [keras.layers.Dense(self.task_config.hidden, activation="relu") for _ in range(2)]
-        return keras.Sequential([keras.Input((inputs,)), *hidden, keras.layers.Dense(outputs)], name=name)
+        return keras.Sequential(
+            [keras.Input((inputs,)), *hidden, keras.layers.Dense(outputs)], name=name
+        )
 
 
 class _NearCenters(keras.metrics.Metric):
@@ -103,7 +115,9 @@ class CoveredCenters(_NearCenters):
 
     def result(self) -> tf.Tensor:
         """Returns the number, a float32 scalar."""
-        return tf.reduce_sum(tf.cast(self.counts >= LEAST_SHARE * tf.maximum(self.points, 1.0), tf.float32))
+        return tf.reduce_sum(
+            tf.cast(self.counts >= LEAST_SHARE * tf.maximum(self.points, 1.0), tf.float32)
+        )
 
 
 class NearShare(_NearCenters):
@@ -120,8 +134,8 @@ class NearShare(_NearCenters):
 class EnergyDistance(keras.metrics.Mean):
     """The energy distance of generated points from real ones (Szekely and Rizzo 2013), the mean over batches.
 
-    With distances d it is 2 E d(real, generated) - E d(real, real) - E d(generated, generated), within the batch of a
-    replica.
+    With distances d it is 2 E d(real, generated) - E d(real, real) - E d(generated, generated),
+    within the batch of a replica.
     """
 
     def __init__(self) -> None:
@@ -132,7 +146,9 @@ class EnergyDistance(keras.metrics.Mean):
         del sample_weight
         apart = 2.0 * _mean_distance(real, generated) - _mean_distance(real, real)
         examples = tf.shape(real)[0]
-        values = tf.fill([examples], apart - _mean_distance(generated, generated))  # none for a batch without examples
+        values = tf.fill(
+            [examples], apart - _mean_distance(generated, generated)
+        )  # none for a batch without examples
         super().update_state(values)
 
 

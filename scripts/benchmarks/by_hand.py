@@ -90,7 +90,9 @@ def train(
     train_learner(pacer, learner, net, loop, [LeastLoss() for _ in range(actions)])
 
 
-def train_learner(pacer: Pacer, learner: Learner, net: str, loop: int, actions: Sequence[Any] = ()) -> None:
+def train_learner(
+    pacer: Pacer, learner: Learner, net: str, loop: int, actions: Sequence[Any] = ()
+) -> None:
     """Trains in loops of `loop` steps; calls the actions after each loop."""
     run = make_loop(lambda batch: learner.step(*batch), learner.metrics)
     repeat(pacer, run, iter(nets.pipeline(net)), loop, actions=actions)

@@ -152,7 +152,9 @@ MOCK = ("-m", "official.nlp.train", "--experiment=mock", "--mode=train")
 LOOP_BY_HAND = ("-m", "scripts.benchmarks.by_hand")
 ONE_STEP_LOOPS = "--params_override=trainer.steps_per_loop=1,trainer.summary_interval=1"
 OPTIMIZER = "trainer.optimizer_config"
-SGD = f",trainer.train_steps=5,{OPTIMIZER}.optimizer.type=sgd,{OPTIMIZER}.learning_rate.type=constant"
+SGD = (
+    f",trainer.train_steps=5,{OPTIMIZER}.optimizer.type=sgd,{OPTIMIZER}.learning_rate.type=constant"
+)
 MISTAKE = "--params_override=trainer.train_stepz=5"
 TRAINER_KIT = str(Path(sys.executable).with_name("trainer-kit"))
 
@@ -204,7 +206,9 @@ def _growth(
     rows[-1] = replace(rows[-1], goals=goals or {})
 
     fields = {"unit": "us/step", **fields}
-    return Section(name=name, title=title, contenders=_with_control(*rows), is_growth=True, **fields)
+    return Section(
+        name=name, title=title, contenders=_with_control(*rows), is_growth=True, **fields
+    )
 
 
 def _growth_sections() -> list[Section]:
@@ -217,7 +221,9 @@ def _growth_sections() -> list[Section]:
 
     # Loops take about as long at each size.
     loops = {10: 1000, 100: 200, 1000: 100, 5000: 20}
-    by_variables = {count: {"net": "many", "size": count, "loop": loop} for count, loop in loops.items()}
+    by_variables = {
+        count: {"net": "many", "size": count, "loop": loop} for count, loop in loops.items()
+    }
 
     loops = {10_000: 1000, 100_000: 500, 1_000_000: 100, 10_000_000: 10, 100_000_000: 2}
     by_size = {size: {"net": "wide", "size": size, "loop": loop} for size, loop in loops.items()}

@@ -26,13 +26,16 @@ def build(library: Any, net: str, size: int = 0) -> Any:
 
     Args:
       library: keras, or tf_keras for dense, conv and transformer.
-      net: dense (64-32-10), conv (32x32 images, two convolutions) or transformer (two causal blocks on 16 tokens);
-        wide, of about `size` parameters in three dense layers; many, of `size` short variables.
+      net: dense (64-32-10), conv (32x32 images, two convolutions) or transformer (two causal blocks
+        on 16 tokens); wide, of about `size` parameters in three dense layers; many, of `size` short
+        variables.
       size: Of wide and many.
     """
     layers = library.layers
     if net == "dense":
-        return library.Sequential([library.Input((64,)), layers.Dense(32, activation="relu"), layers.Dense(CLASSES)])
+        return library.Sequential(
+            [library.Input((64,)), layers.Dense(32, activation="relu"), layers.Dense(CLASSES)]
+        )
     if net == "conv":
         return library.Sequential(
             [
@@ -62,7 +65,9 @@ class ManyVariables(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         """Creates the variables."""
-        self.parts = [self.add_weight(shape=(64,), name=f"part_{number}") for number in range(self._count)]
+        self.parts = [
+            self.add_weight(shape=(64,), name=f"part_{number}") for number in range(self._count)
+        ]
 
     def call(self, inputs: Any) -> Any:
         """Returns the sums."""
@@ -75,7 +80,9 @@ def _transformer(library: Any) -> Any:
     features = layers.Embedding(VOCABULARY, WIDTH)(tokens)
     for _ in range(BLOCKS):
         normed = layers.LayerNormalization()(features)
-        attended = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(normed, normed, use_causal_mask=True)
+        attended = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(
+            normed, normed, use_causal_mask=True
+        )
         features = layers.Add()([features, attended])
         hidden = layers.Dense(4 * WIDTH, activation="relu")(layers.LayerNormalization()(features))
         features = layers.Add()([features, layers.Dense(WIDTH)(hidden)])
@@ -90,7 +97,10 @@ def loss(library: Any, labels: Any, logits: Any) -> Any:
 
 def accuracies(library: Any, count: int) -> list[Any]:
     """Returns `count` metrics, all the accuracy."""
-    return [library.metrics.SparseCategoricalAccuracy(name=f"accuracy_{number}") for number in range(count)]
+    return [
+        library.metrics.SparseCategoricalAccuracy(name=f"accuracy_{number}")
+        for number in range(count)
+    ]
 
 
 def optimizer_name(net: str) -> str:
@@ -100,7 +110,9 @@ def optimizer_name(net: str) -> str:
 
 def optimizer(library: Any, net: str) -> Any:
     """Returns the optimizer of a net."""
-    return library.optimizers.get({"class_name": optimizer_name(net), "config": {"learning_rate": LEARNING_RATE}})
+    return library.optimizers.get(
+        {"class_name": optimizer_name(net), "config": {"learning_rate": LEARNING_RATE}}
+    )
 
 
 def arrays(net: str, examples: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
@@ -126,7 +138,8 @@ def pipeline(net: str, batch: int = BATCH, stack: int = 0) -> tf.data.Dataset:
     Args:
       net: The net whose data is returned.
       batch: The number of examples in a batch.
-      stack: The number of batches in an element, along an extra first axis; 0: an element is a batch.
+      stack: The number of batches in an element, along an extra first axis; 0: an element is a
+        batch.
     """
     dataset = tf.data.Dataset.from_tensor_slices(arrays(net)).shuffle(EXAMPLES).repeat()
     dataset = dataset.batch(batch, drop_remainder=True)
@@ -137,4 +150,8 @@ def pipeline(net: str, batch: int = BATCH, stack: int = 0) -> tf.data.Dataset:
 
 def one_pass(net: str, examples: int) -> tf.data.Dataset:
     """Returns hand-written validation data: each example once, in order."""
-    return tf.data.Dataset.from_tensor_slices(arrays(net, examples)).batch(BATCH).prefetch(tf.data.AUTOTUNE)
+    return (
+        tf.data.Dataset.from_tensor_slices(arrays(net, examples))
+        .batch(BATCH)
+        .prefetch(tf.data.AUTOTUNE)
+    )

@@ -116,7 +116,9 @@ class PeerTask(base_task.Task):
         return nets.accuracies(tf_keras, 1)
 
 
-def model_garden(pacer: Pacer, folder: str, *, net: str, loop: int, strategy: str = "", is_ours: bool = False) -> None:
+def model_garden(
+    pacer: Pacer, folder: str, *, net: str, loop: int, strategy: str = "", is_ours: bool = False
+) -> None:
     """Trains with Model Garden's runner, or with the same settings on trainer_kit's engine."""
     optimizer = {
         "optimizer": {"type": nets.optimizer_name(net)},

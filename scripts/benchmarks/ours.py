@@ -41,7 +41,9 @@ class BenchConfig(tk.TaskConfig):
     source: str = "pipeline"
     examples: int = nets.EXAMPLES
     train_data: tk.DataConfig = tk.DataConfig(is_training=True, global_batch_size=nets.BATCH)
-    validation_data: tk.DataConfig = tk.DataConfig(global_batch_size=nets.BATCH, drop_remainder=False)
+    validation_data: tk.DataConfig = tk.DataConfig(
+        global_batch_size=nets.BATCH, drop_remainder=False
+    )
 
 
 @tk.register_task(BenchConfig)
@@ -108,7 +110,9 @@ def train(
     tk.launch(config, "train", f"{folder}/run", train_actions=train_actions)
 
 
-def evaluate(pacer: Pacer, folder: str, *, net: str, examples: int, source: str = "pipeline") -> None:
+def evaluate(
+    pacer: Pacer, folder: str, *, net: str, examples: int, source: str = "pipeline"
+) -> None:
     """Evaluates all of the data repeatedly with Trainer.evaluate."""
     del folder
     config = make_config(net, 1, {"examples": examples, "source": source})

@@ -81,7 +81,9 @@ class Pacer:
         self._resumed = self._loop_began = self._window_began = self._clock()
 
 
-def run(connection: Connection, function: str, folder: str, options: Mapping[str, Any], skip: int) -> None:
+def run(
+    connection: Connection, function: str, folder: str, options: Mapping[str, Any], skip: int
+) -> None:
     """Calls "module:function" with a Pacer, a folder and `options`, in the measured process."""
     module, name = function.split(":")
     getattr(importlib.import_module(module), name)(Pacer(connection, skip), folder, **options)

@@ -75,7 +75,9 @@ class AccumulationLearner(Learner):
         sums: list[Any] = []
         for part in zip(tf.split(features, PARTS), tf.split(labels, PARTS), strict=True):
             with tf.control_dependencies(sums):
-                gradients = [gradient / PARTS for gradient in self.gradients(*map(tf.identity, part))]
+                gradients = [
+                    gradient / PARTS for gradient in self.gradients(*map(tf.identity, part))
+                ]
             sums = [a + b for a, b in zip(sums, gradients, strict=True)] if sums else gradients
         self.update(sums)
 

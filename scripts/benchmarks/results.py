@@ -109,7 +109,10 @@ class Measurement:
     def ratios(self, name: str, to: str) -> list[float]:
         """Returns the ratio of one row to another in each round, a median over pairs of readings."""
         rounds = zip(self.values.get(name, []), self.values.get(to, []), strict=False)
-        return [statistics.median(a / b for a, b in zip(readings, base, strict=True)) for readings, base in rounds]
+        return [
+            statistics.median(a / b for a, b in zip(readings, base, strict=True))
+            for readings, base in rounds
+        ]
 
     @property
     def control_ratios(self) -> list[float]:

@@ -11,7 +11,10 @@ from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.testing import CLASSES, FEATURES, TinyConfig, TinyTask, tiny_experiment
 
-SGD = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.01}}}
+SGD = {
+    "optimizer": {"type": "sgd"},
+    "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.01}},
+}
 
 
 @configclass
@@ -24,7 +27,9 @@ class LinearTask(TinyTask):
     """One dense layer, behind dropout where the config asks for it."""
 
     def build_model(self) -> keras.Model:
-        layers = [keras.layers.Dropout(self.task_config.dropout)] if self.task_config.dropout else []
+        layers = (
+            [keras.layers.Dropout(self.task_config.dropout)] if self.task_config.dropout else []
+        )
         return keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
 
 

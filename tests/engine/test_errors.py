@@ -51,9 +51,15 @@ def test_every_exit_code_is_explained() -> None:
 
 def test_every_exception_has_the_exit_code_of_its_kind() -> None:
     classes = [
-        found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, TrainerKitError)
+        found
+        for found in vars(errors).values()
+        if isinstance(found, type) and issubclass(found, TrainerKitError)
     ]
-    codes = {found.__name__: found.exit_code for found in classes if found not in (TrainerKitError, ConfigError)}
+    codes = {
+        found.__name__: found.exit_code
+        for found in classes
+        if found not in (TrainerKitError, ConfigError)
+    }
     assert len(codes) >= 8
     assert len(set(codes.values())) == len(codes)
     assert ExitCode.DONE not in codes.values() and ExitCode.BUG not in codes.values()
@@ -77,7 +83,11 @@ def test_a_mistake_is_one_line_with_its_path_and_origin(mistake: Mistake, line: 
 def test_a_report_counts_its_mistakes_and_has_a_line_for_each() -> None:
     mistakes = [Mistake("a", "is wrong"), Mistake("b", "is wrong too")]
     error = ConfigError(iter(mistakes))
-    assert [line.strip() for line in str(error).splitlines()] == ["2 mistakes", "a: is wrong", "b: is wrong too"]
+    assert [line.strip() for line in str(error).splitlines()] == [
+        "2 mistakes",
+        "a: is wrong",
+        "b: is wrong too",
+    ]
     assert error.mistakes == tuple(mistakes)
     assert isinstance(error, ValueError)
     assert str(ConfigError(mistakes[:1])) == "a: is wrong"
@@ -88,7 +98,9 @@ def test_near_names_come_best_first_whatever_their_case() -> None:
     assert near_names("train_step", names)[:2] == ("train_step", "train_steps")
     assert near_names("trainerconfg", names)[0] == "TrainerConfig"
     assert near_names("zzz", names) == ()
-    assert near_names("train_step", ["train_steps", "validation_steps", "trainer"]) == ("train_steps",)
+    assert near_names("train_step", ["train_steps", "validation_steps", "trainer"]) == (
+        "train_steps",
+    )
     assert len(near_names("train", [f"train{i}" for i in range(9)], most=2)) == 2
 
 

@@ -50,7 +50,9 @@ class EveryMetric(tk.Task):
             keras.metrics.AUC(name="auc"),
         ]
 
-    def process_metrics(self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any) -> None:
+    def process_metrics(
+        self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any
+    ) -> None:
         accuracy, entropy, auc = metrics
         accuracy.update_state(labels, model_outputs)
         entropy.update_state(labels, model_outputs)
@@ -71,11 +73,17 @@ class AggregatingEveryMetric(EveryMetric):
             return new
         return {key: tf.concat([state[key], new[key]], axis=0) for key in new}
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: Any = None
+    ) -> dict[str, Any]:
         outputs = aggregated_logs["outputs"].numpy()
         labels = aggregated_logs["labels"].numpy()
         names = set(aggregated_logs["names"].numpy().tolist())
-        return {"examples": len(labels), "names": len(names), "margin": mean_margin(outputs, labels)}
+        return {
+            "examples": len(labels),
+            "names": len(names),
+            "margin": mean_margin(outputs, labels),
+        }
 
 
 class NamingTrainer(Trainer):
@@ -91,7 +99,9 @@ class NamingTrainer(Trainer):
 def numpy_metrics(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Returns the metrics of some of the digits, computed in float64."""
     model = EveryMetric(tk.TaskConfig()).build_model()
-    kernel, bias, last_kernel, last_bias = (weight.astype(np.float64) for weight in model.get_weights())
+    kernel, bias, last_kernel, last_bias = (
+        weight.astype(np.float64) for weight in model.get_weights()
+    )
     logits = np.tanh(images @ kernel + bias) @ last_kernel + last_bias
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
@@ -116,7 +126,9 @@ def mean_margin(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean(logits[rows, labels] - others.max(axis=1)))
 
 
-def area_under_curve(positive: np.ndarray, probabilities: np.ndarray, thresholds: int = 200) -> float:
+def area_under_curve(
+    positive: np.ndarray, probabilities: np.ndarray, thresholds: int = 200
+) -> float:
     """Returns the area under the ROC curve, by trapezoids between Keras' thresholds."""
     inner = np.arange(1, thresholds - 1) / (thresholds - 1)
     above = probabilities[:, None] > np.concatenate([[-1e-7], inner, [1 + 1e-7]])
@@ -143,7 +155,9 @@ def test_every_metric_agrees_with_numpys_to_1e_6(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     data = {"global_batch_size": batch, "is_training": False, "drop_remainder": False}
-    config = tk.ExperimentConfig(task=tk.TaskConfig()).replace(task={"validation_data": data}, trainer=trainer_config)
+    config = tk.ExperimentConfig(task=tk.TaskConfig()).replace(
+        task={"validation_data": data}, trainer=trainer_config
+    )
     strategy = tf.distribute.get_strategy()
     if replicas > 1:
         devices = [f"CPU:{number}" for number in range(replicas)]
@@ -157,7 +171,9 @@ def test_every_metric_agrees_with_numpys_to_1e_6(
     expected = numpy_metrics(*read_digits())
     aggregated = {"examples", "names", "margin"} if task_class is EveryMetric else set()
     assert set(metrics) == set(expected) - aggregated
-    assert metrics == pytest.approx({name: expected[name] for name in metrics}, abs=TOLERANCE, rel=0)
+    assert metrics == pytest.approx(
+        {name: expected[name] for name in metrics}, abs=TOLERANCE, rel=0
+    )
     assert "step by step" not in caplog.text
 
 

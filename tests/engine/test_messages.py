@@ -58,7 +58,9 @@ def leave_a_batch_out() -> None:
 def apply_outside_of_a_replica() -> None:
     """In the scope of a strategy, but not in its `run`."""
     with replicas(2).scope():
-        apply_gradients(create_optimizer(optimization("sgd")), [(tf.constant(1.0), keras.Variable(1.0))])
+        apply_gradients(
+            create_optimizer(optimization("sgd")), [(tf.constant(1.0), keras.Variable(1.0))]
+        )
 
 
 def average_in_another_strategy() -> None:
@@ -70,7 +72,9 @@ def average_in_another_strategy() -> None:
 
 def exclude_by_a_broken_pattern() -> None:
     """Without the closing bracket."""
-    create_optimizer(optimization("adamw", weight_decay_rate=0.5, exclude_from_weight_decay=("norm(",)))
+    create_optimizer(
+        optimization("adamw", weight_decay_rate=0.5, exclude_from_weight_decay=("norm(",))
+    )
 
 
 MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -85,18 +89,28 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"learning_rate\.type to one of constant, .*step_cosine_with_offset",
     ),
     "a loss scale": (
-        lambda: create_optimizer(optimization("sgd"), mixed_precision_dtype="float16", loss_scale="fixed"),
+        lambda: create_optimizer(
+            optimization("sgd"), mixed_precision_dtype="float16", loss_scale="fixed"
+        ),
         UsageError,
         "'fixed'; give 'dynamic' or a number above 0",
     ),
     "no gradient": (
-        lambda: apply_gradients(keras.optimizers.SGD(), [(None, keras.Variable(1.0, name=name)) for name in "ab"]),
+        lambda: apply_gradients(
+            keras.optimizers.SGD(), [(None, keras.Variable(1.0, name=name)) for name in "ab"]
+        ),
         UsageError,
         r"no variable has a gradient \(of: a, b\); compute the loss .* GradientTape",
     ),
-    "gradients outside of a replica": (apply_outside_of_a_replica, UsageError, r"inside strategy\.run"),
+    "gradients outside of a replica": (
+        apply_outside_of_a_replica,
+        UsageError,
+        r"inside strategy\.run",
+    ),
     "a loss scale of tf_keras": (
-        lambda: scale_loss(tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD()), tf.constant(2.0)),
+        lambda: scale_loss(
+            tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD()), tf.constant(2.0)
+        ),
         UsageError,
         r"is of tf_keras; scale the loss with trainer_kit\.optimizers",
     ),
@@ -110,7 +124,11 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         UsageError,
         "to another strategy; make the average in the scope of that strategy",
     ),
-    "a pattern": (exclude_by_a_broken_pattern, UsageError, r"'norm\(' is not a regular expression .* use 'norm"),
+    "a pattern": (
+        exclude_by_a_broken_pattern,
+        UsageError,
+        r"'norm\(' is not a regular expression .* use 'norm",
+    ),
     "arrays of other lengths": (
         lambda: source(training_data(1), (np.zeros(3), np.zeros((4, 2)))),
         DataError,
@@ -157,21 +175,29 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         UsageError,
         "takes a path or glob.*it got .*one source for each name of a dict",
     ),
-    "remote files": (lambda: matching_files("gs://b/a*"), UsageError, r"gs://b/a\* is remote.*copy the files"),
+    "remote files": (
+        lambda: matching_files("gs://b/a*"),
+        UsageError,
+        r"gs://b/a\* is remote.*copy the files",
+    ),
     "an empty dataset": (
-        lambda: ValidationData("validation_data", OneReplica(), None, tf.data.Dataset.range(0)).check_not_empty(),
+        lambda: ValidationData(
+            "validation_data", OneReplica(), None, tf.data.Dataset.range(0)
+        ).check_not_empty(),
         DataError,
         r"^task\.validation_data has no batch: .* fewer examples than a batch",
     ),
     "an endless dataset": (
-        lambda: ValidationData("validation_data", OneReplica(), None, tf.data.Dataset.range(3).repeat()).check_ends(
-            "x"
-        ),
+        lambda: ValidationData(
+            "validation_data", OneReplica(), None, tf.data.Dataset.range(3).repeat()
+        ).check_ends("x"),
         DataError,
         "validation_data never ends",
     ),
     "strings in fused steps": (
-        lambda: stacked(tf.data.Dataset.from_tensor_slices(["a", "b"]).batch(1, drop_remainder=True), 2),
+        lambda: stacked(
+            tf.data.Dataset.from_tensor_slices(["a", "b"]).batch(1, drop_remainder=True), 2
+        ),
         UsageError,
         r"string tensors, which XLA does not take; set trainer\.fuse_steps to 1",
     ),

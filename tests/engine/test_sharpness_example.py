@@ -54,18 +54,29 @@ def test_a_step_is_that_of_the_paper(replicas: int, example: Any) -> None:
         def build_model(self) -> keras.Model:
             return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
-    sgd = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant", "constant": {"learning_rate": RATE}}}
-    config = example.rings_sam().replace(task={"rho": RHO}, trainer={"optimizer_config": sgd, "steps_per_loop": 1})
+    sgd = {
+        "optimizer": {"type": "sgd"},
+        "learning_rate": {"type": "constant", "constant": {"learning_rate": RATE}},
+    }
+    config = example.rings_sam().replace(
+        task={"rho": RHO}, trainer={"optimizer_config": sgd, "steps_per_loop": 1}
+    )
     strategy = tf.distribute.get_strategy()
     if replicas == 2:
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+        strategy = tf.distribute.MirroredStrategy(
+            ["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()
+        )
     with strategy.scope():
         trainer = Trainer.create(config, Linear(config.task), train=True, evaluate=False)
     x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
     y = np.float32(np.arange(8) % 2)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
-    trainer.train_dataset = data if replicas == 1 else strategy.experimental_distribute_dataset(data)
-    expected = [variable.numpy().astype(np.float64) for variable in trainer.model.trainable_variables]
+    trainer.train_dataset = (
+        data if replicas == 1 else strategy.experimental_distribute_dataset(data)
+    )
+    expected = [
+        variable.numpy().astype(np.float64) for variable in trainer.model.trainable_variables
+    ]
     for _ in range(2):
         trainer.train(tf.constant(1))
         expected = _linear_sam(expected, x, y)

@@ -42,7 +42,9 @@ def _main(*arguments: str) -> int:
 def test_the_help_names_every_flag_and_mode(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _main(flag) == 0
     text = capsys.readouterr().out
-    assert all(f"--{name}" in text or f"--[no]{name}" in text for name in define_flags() if name != "h")
+    assert all(
+        f"--{name}" in text or f"--[no]{name}" in text for name in define_flags() if name != "h"
+    )
     assert all(name in text for name in MODES)
 
 
@@ -53,22 +55,38 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no value": (["--mode"], ["mode"]),
     "nothing": (
         [],
-        ["3 mistakes", "--experiment: is needed; see --help", "--mode: is needed", "--model_dir: is needed"],
+        [
+            "3 mistakes",
+            "--experiment: is needed; see --help",
+            "--mode: is needed",
+            "--model_dir: is needed",
+        ],
     ),
     "names": (
         ["--experiment={name}x", "--mode=trian", "--model_dir=anywhere"],
-        ["2 mistakes", "no experiment is called '{name}x'; did you mean", "no mode is called 'trian'"],
+        [
+            "2 mistakes",
+            "no experiment is called '{name}x'; did you mean",
+            "no mode is called 'trian'",
+        ],
     ),
     "without a supervisor": (["--max_restarts=5", "--mode=train"], ["--model_dir: is needed"]),
     "the tf.data service": (
-        ["--experiment={name}", "--mode=train", "--model_dir=anywhere", "--tf_data_service=grpc://host:5000"],
+        [
+            "--experiment={name}",
+            "--mode=train",
+            "--model_dir=anywhere",
+            "--tf_data_service=grpc://host:5000",
+        ],
         ["error: --tf_data_service: no reader of this release uses the tf.data service"],
     ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_in_the_flags_are_told_together(mistake: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_in_the_flags_are_told_together(
+    mistake: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments, messages = MISTAKES[mistake]
     assert _main(*(argument.format(name=name) for argument in arguments)) == 2
     printed = capsys.readouterr()
@@ -87,14 +105,23 @@ def test_mistakes_in_the_flags_are_told_together(mistake: str, name: str, capsys
         (["--debug", "--moode=train"], True),
     ],
 )
-def test_debug_shows_the_traceback(arguments: list[str], shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_the_traceback(
+    arguments: list[str], shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert _main("--mode=trian", *arguments) == 2
     assert ("Traceback" in capsys.readouterr().err) == shown
 
 
-def test_debug_shows_the_failing_line_of_a_users_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_the_failing_line_of_a_users_module(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "failing.py").write_text("import no_such_library\n")
-    arguments = ("--experiment=a", "--mode=train", "--model_dir=b", f"--import_module={tmp_path}/failing.py")
+    arguments = (
+        "--experiment=a",
+        "--mode=train",
+        "--model_dir=b",
+        f"--import_module={tmp_path}/failing.py",
+    )
     assert _main(*arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert _main(*arguments, "--debug") == 2
@@ -102,24 +129,38 @@ def test_debug_shows_the_failing_line_of_a_users_module(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_unwritable_model_dir_is_exit_6_in_every_mode(name: str, mode: str, tmp_path: Path) -> None:
+def test_an_unwritable_model_dir_is_exit_6_in_every_mode(
+    name: str, mode: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     pretraining = "--params_override=task.init_checkpoint=elsewhere"
-    common = (f"--experiment={name}", f"--model_dir={tmp_path}/file/run", "--checkpoint=best", pretraining)
+    common = (
+        f"--experiment={name}",
+        f"--model_dir={tmp_path}/file/run",
+        "--checkpoint=best",
+        pretraining,
+    )
     assert _main(*common, f"--mode={mode}") == 6
 
 
 def test_the_flag_of_the_tpu_wins_over_every_other_source(name: str) -> None:
-    values = parse_flags([
-        "train", f"--experiment={name}", "--mode=continuous_eval", "--model_dir=anywhere", "--tpu=local",
-        "--params_override=runtime.tpu=other",
-    ])  # fmt: skip
+    values = parse_flags(
+        [
+            "train",
+            f"--experiment={name}",
+            "--mode=continuous_eval",
+            "--model_dir=anywhere",
+            "--tpu=local",
+            "--params_override=runtime.tpu=other",
+        ]
+    )
     resolved = check_request(request(values))
     assert resolved.config.runtime.tpu == "local"
     assert resolved.origins["runtime.tpu"] == "--tpu"
 
 
-# An experiment's file that ends as FOLDER/ends tells for each import; the first one is the supervisor's, for a look.
+# An experiment's file that ends as FOLDER/ends tells for each import; the first one is the
+# supervisor's, for a look.
 _FAILING = """
 import os
 from pathlib import Path
@@ -145,12 +186,19 @@ def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train") -> Su
     """Runs the file under a supervisor; returns it with the flags that each run is to have."""
     (folder / "failing.py").write_text(_FAILING)
     (folder / "ends").write_text(ends)
-    common = [f"--model_dir={folder}/run", f"--import_module={folder}/failing.py", f"--mode={mode}", "--experiment=a"]
+    common = [
+        f"--model_dir={folder}/run",
+        f"--import_module={folder}/failing.py",
+        f"--mode={mode}",
+        "--experiment=a",
+    ]
     code = "import sys; from trainer_kit.train import main; c = main(); print('tensorflow' in sys.modules); sys.exit(c)"
     done = subprocess.run(
         [sys.executable, "-c", code, "--max_restarts=3", *common, *flags],
-        capture_output=True, text=True, env={**os.environ, "FOLDER": str(folder)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FOLDER": str(folder)},
+    )
     return done, {*common, *flags}
 
 
@@ -206,8 +254,18 @@ def test_with_restarts_an_early_failure_is_reported_at_once(tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
-def test_with_restarts_a_mistake_is_reported_once(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert _main("--max_restarts=5", f"--experiment={name}x", "--mode=trian", f"--model_dir={tmp_path}/run") == 2
+def test_with_restarts_a_mistake_is_reported_once(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        _main(
+            "--max_restarts=5",
+            f"--experiment={name}x",
+            "--mode=trian",
+            f"--model_dir={tmp_path}/run",
+        )
+        == 2
+    )
     assert capfd.readouterr().err.count("no mode is called 'trian'") == 1
     assert not (tmp_path / "run").exists()
 
@@ -223,7 +281,11 @@ def test_with_restarts_a_mistake_is_reported_once(name: str, tmp_path: Path, cap
         (["--mode=train"], 2, "run/workers/2"),
     ],
 )
-def test_attempts_of_sidecars_and_workers_have_their_own_folder(flags: list[str], worker: int, folder: str) -> None:
+def test_attempts_of_sidecars_and_workers_have_their_own_folder(
+    flags: list[str], worker: int, folder: str
+) -> None:
     values = parse_flags(["train", "--model_dir=run", *flags])
-    config = ExperimentConfig().replace(runtime={"worker_hosts": "a:1,b:1,c:1", "task_index": worker})
+    config = ExperimentConfig().replace(
+        runtime={"worker_hosts": "a:1,b:1,c:1", "task_index": worker}
+    )
     assert attempts_folder(values, config) == folder

@@ -12,9 +12,11 @@ import pytest
 def no_tensorflow() -> Iterator[None]:
     """Fails a test that imports TensorFlow, which takes seconds; such a test belongs to tests/engine.
 
-    It sees imports inside of functions, while this tier runs by itself. tests/unit/test_architecture.py finds those at
-    the top of a module.
+    It sees imports inside of functions, while this tier runs by itself.
+    tests/unit/test_architecture.py finds those at the top of a module.
     """
     before = "tensorflow" in sys.modules
     yield
-    assert before or "tensorflow" not in sys.modules, "this test has imported TensorFlow; move it to tests/engine"
+    assert before or "tensorflow" not in sys.modules, (
+        "this test has imported TensorFlow; move it to tests/engine"
+    )

@@ -19,7 +19,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-HEAVY = {"tensorflow", "keras", "tf_keras", "orbit", "official", "numpy", "sklearn", "matplotlib", "pandas"}
+HEAVY = {
+    "tensorflow",
+    "keras",
+    "tf_keras",
+    "orbit",
+    "official",
+    "numpy",
+    "sklearn",
+    "matplotlib",
+    "pandas",
+}
 
 
 def source(text: str, module: str = "m") -> Source:
@@ -30,14 +40,26 @@ Modules = dict[str, str]  # text by name
 
 BAD: list[tuple[house.Rule, Modules]] = [
     (house.lower_floors_only, {"trainer_kit.errors": "import trainer_kit.run.runner"}),
-    (house.lower_floors_only, {"trainer_kit.config.schema.base": "from trainer_kit.process import signals"}),
-    (house.lower_floors_only, {"trainer_kit.run.runner": "def f():\n    from trainer_kit.cli import main"}),
+    (
+        house.lower_floors_only,
+        {"trainer_kit.config.schema.base": "from trainer_kit.process import signals"},
+    ),
+    (
+        house.lower_floors_only,
+        {"trainer_kit.run.runner": "def f():\n    from trainer_kit.cli import main"},
+    ),
     (house.lower_floors_only, {"trainer_kit.files": "import_module('trainer_kit.run.runner')"}),
-    (house.lower_floors_only, {"trainer_kit.files": "if TYPE_CHECKING:\n    import trainer_kit.training.trainer"}),
+    (
+        house.lower_floors_only,
+        {"trainer_kit.files": "if TYPE_CHECKING:\n    import trainer_kit.training.trainer"},
+    ),
     (house.lower_floors_only, {"trainer_kit.training.trainer": "from trainer_kit import Task"}),
     (house.lower_floors_only, {"trainer_kit.testing.tiny_task": "import trainer_kit.train"}),
     (house.lower_floors_only, {"trainer_kit.attic": "import os"}),
-    (house.no_cycles, {"trainer_kit.a": "import trainer_kit.b", "trainer_kit.b": "from trainer_kit import a"}),
+    (
+        house.no_cycles,
+        {"trainer_kit.a": "import trainer_kit.b", "trainer_kit.b": "from trainer_kit import a"},
+    ),
     (
         house.no_cycles,
         {
@@ -46,32 +68,62 @@ BAD: list[tuple[house.Rule, Modules]] = [
         },
     ),
     (house.light_lower_floors, {"trainer_kit.process.signals": "import tensorflow as tf"}),
-    (house.light_lower_floors, {"trainer_kit.config.sources.gin_source": "def f():\n    from keras import layers"}),
+    (
+        house.light_lower_floors,
+        {"trainer_kit.config.sources.gin_source": "def f():\n    from keras import layers"},
+    ),
     (house.libraries_in_their_rooms, {"trainer_kit.training.task": "import orbit"}),
     (house.libraries_in_their_rooms, {"trainer_kit.config.merge": "from gin import config"}),
     (house.libraries_in_their_rooms, {"trainer_kit.run.runner": "from absl import flags"}),
     (house.libraries_in_their_rooms, {"trainer_kit.training.task": "import official.core"}),
-    (house.one_tf_keras_recogniser, {"trainer_kit.a": "import tf_keras", "trainer_kit.b": "import tf_keras"}),
-    (house.one_tf_keras_recogniser, {"trainer_kit.a": "import tf_keras\n" + "a = 1\n" * house.RECOGNISER_LINES}),
-    (house.experiments_use_public_names, {"experiments.one.task": "from experiments.two import task"}),
-    (house.experiments_use_public_names, {"experiments.one": "import trainer_kit as tk\ntk.trainer.Trainer"}),
+    (
+        house.one_tf_keras_recogniser,
+        {"trainer_kit.a": "import tf_keras", "trainer_kit.b": "import tf_keras"},
+    ),
+    (
+        house.one_tf_keras_recogniser,
+        {"trainer_kit.a": "import tf_keras\n" + "a = 1\n" * house.RECOGNISER_LINES},
+    ),
+    (
+        house.experiments_use_public_names,
+        {"experiments.one.task": "from experiments.two import task"},
+    ),
+    (
+        house.experiments_use_public_names,
+        {"experiments.one": "import trainer_kit as tk\ntk.trainer.Trainer"},
+    ),
     (house.experiments_use_public_names, {"experiments.one": "import trainer_kit.run.runner"}),
     (house.package_knows_no_experiment, {"trainer_kit.cli.list": "import experiments.digits"}),
-    (house.private_names_in_their_modules, {"trainer_kit.run.a": "from tensorflow.python.eager import context"}),
-    (house.private_names_in_their_modules, {"trainer_kit.run.a": "from tensorflow.core.protobuf import config_pb2"}),
-    (house.private_names_in_their_modules, {"trainer_kit.run.a": "from keras.src.models.functional import Functional"}),
+    (
+        house.private_names_in_their_modules,
+        {"trainer_kit.run.a": "from tensorflow.python.eager import context"},
+    ),
+    (
+        house.private_names_in_their_modules,
+        {"trainer_kit.run.a": "from tensorflow.core.protobuf import config_pb2"},
+    ),
+    (
+        house.private_names_in_their_modules,
+        {"trainer_kit.run.a": "from keras.src.models.functional import Functional"},
+    ),
     (house.private_names_in_their_modules, {"trainer_kit.run.a": "tensorflow.python.eager"}),
     (house.private_names_in_their_modules, {"trainer_kit.run.a": "tf.__internal__.tracking"}),
     (house.private_names_in_their_modules, {"trainer_kit.run.a": "gin.config._CONFIG"}),
     (house.private_names_in_their_modules, {"trainer_kit.run.a": "optimizer._learning_rate = 1"}),
     (house.private_names_in_their_modules, {"trainer_kit.run.a": "getattr(dataset, '_inputs')()"}),
-    (house.private_names_in_their_modules, {"trainer_kit.run.a": "class A(orbit.Controller):\n    f = self._steps"}),
+    (
+        house.private_names_in_their_modules,
+        {"trainer_kit.run.a": "class A(orbit.Controller):\n    f = self._steps"},
+    ),
     (house.private_names_in_their_modules, {"trainer_kit.run.a": "super()._sweep()"}),
     (house.private_names_in_their_modules, {"trainer_kit.run.a": "from trainer_kit.b import _own"}),
     (house.safe_yaml, {"m": "import yaml\nyaml.load(text)"}),
     (house.safe_yaml, {"m": "import yaml\nyaml.load(text, Loader=yaml.Loader)"}),
     (house.safe_yaml, {"m": "import yaml\nyaml.load(text, Mine)"}),
-    (house.safe_yaml, {"m": "import yaml\nclass Mine(yaml.FullLoader): ...\nyaml.load(text, Mine)"}),
+    (
+        house.safe_yaml,
+        {"m": "import yaml\nclass Mine(yaml.FullLoader): ...\nyaml.load(text, Mine)"},
+    ),
     (house.safe_yaml, {"m": "import yaml\nyaml.unsafe_load(text)"}),
     (house.safe_yaml, {"m": "import yaml as y\ny.safe_load(text)"}),
     (house.safe_yaml, {"m": "from yaml import load"}),
@@ -87,19 +139,36 @@ BAD: list[tuple[house.Rule, Modules]] = [
 
 GOOD: list[tuple[house.Rule, Modules]] = [
     (house.lower_floors_only, {"trainer_kit": "from trainer_kit.run.runner import run_experiment"}),
-    (house.lower_floors_only, {"trainer_kit.cli.list": "from trainer_kit import __version__, files"}),
     (
         house.lower_floors_only,
-        {"trainer_kit.config.schema.experiment": "from trainer_kit.config.schema.base import Config"},
+        {"trainer_kit.cli.list": "from trainer_kit import __version__, files"},
     ),
-    (house.lower_floors_only, {"trainer_kit.training.task": "from trainer_kit.inputs.sources.base import Source"}),
-    (house.lower_floors_only, {"trainer_kit.run.runner": "from trainer_kit.run.controller import Controller"}),
+    (
+        house.lower_floors_only,
+        {
+            "trainer_kit.config.schema.experiment": "from trainer_kit.config.schema.base import Config"
+        },
+    ),
+    (
+        house.lower_floors_only,
+        {"trainer_kit.training.task": "from trainer_kit.inputs.sources.base import Source"},
+    ),
+    (
+        house.lower_floors_only,
+        {"trainer_kit.run.runner": "from trainer_kit.run.controller import Controller"},
+    ),
     (house.no_cycles, {"a": "import b", "b": "def f():\n    import a", "c": "import a, b"}),
     (house.libraries_in_their_rooms, {"trainer_kit.run.controller": "import orbit"}),
     (house.libraries_in_their_rooms, {"trainer_kit.run.runner": "from absl import logging"}),
     (house.one_tf_keras_recogniser, {"trainer_kit.a": "import tf_keras"}),
-    (house.experiments_use_public_names, {"experiments.one.task": "import trainer_kit\nfrom experiments.one import x"}),
-    (house.experiments_use_public_names, {"experiments.one": "from trainer_kit import Task, configclass"}),
+    (
+        house.experiments_use_public_names,
+        {"experiments.one.task": "import trainer_kit\nfrom experiments.one import x"},
+    ),
+    (
+        house.experiments_use_public_names,
+        {"experiments.one": "from trainer_kit import Task, configclass"},
+    ),
     (house.private_names_in_their_modules, {"trainer_kit.runtime.tensorflow_internals": "a._b"}),
     (house.private_names_in_their_modules, {"trainer_kit.compat.model_garden.actions.a": "a._b"}),
     (
@@ -108,22 +177,35 @@ GOOD: list[tuple[house.Rule, Modules]] = [
     ),
     (
         house.private_names_in_their_modules,
-        {"m": "class A:\n    def f(self, b):\n        self._a = 1\n        b._a\n        self._f()\n    _f = 1"},
+        {
+            "m": "class A:\n    def f(self, b):\n        self._a = 1\n        b._a\n        self._f()\n    _f = 1"
+        },
     ),
     (
         house.private_names_in_their_modules,
-        {"b": "class B:\n    _x = 1", "a": "from b import B\nclass A(B):\n    y = self._x, super()._x"},
+        {
+            "b": "class B:\n    _x = 1",
+            "a": "from b import B\nclass A(B):\n    y = self._x, super()._x",
+        },
     ),
     (
         house.safe_yaml,
-        {"m": "import yaml\nyaml.safe_load(text)\nclass A(yaml.SafeLoader): ...\nyaml.load(text, Loader=A)"},
+        {
+            "m": "import yaml\nyaml.safe_load(text)\nclass A(yaml.SafeLoader): ...\nyaml.load(text, Loader=A)"
+        },
     ),
-    (house.annotated_functions, {"m": "class A:\n    def __init__(self, a: int): ...\n    def f(self) -> None: ..."}),
+    (
+        house.annotated_functions,
+        {"m": "class A:\n    def __init__(self, a: int): ...\n    def f(self) -> None: ..."},
+    ),
 ]
 
 
 def named(cases: Iterable[tuple[house.Rule, Modules]]) -> list[Any]:
-    return [pytest.param(rule, modules, id=f"{rule.__name__}-{next(iter(modules))}") for rule, modules in cases]
+    return [
+        pytest.param(rule, modules, id=f"{rule.__name__}-{next(iter(modules))}")
+        for rule, modules in cases
+    ]
 
 
 def breaches(rule: house.Rule, modules: Modules) -> list[str]:
@@ -185,7 +267,11 @@ def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
     """And so do config and the modules that register the experiments. The unit tests import no TensorFlow at least."""
     modules = [one.module for one in read_sources("trainer_kit")]
     light = [m for m in modules if house.floor_of(m) in house.LIGHT_FLOORS]
-    doors = [m for m in modules if m in ("trainer_kit", "trainer_kit.train") or house.floor_of(m) == "cli"]
+    doors = [
+        m
+        for m in modules
+        if m in ("trainer_kit", "trainer_kit.train") or house.floor_of(m) == "cli"
+    ]
     experiments = [one.module for one in read_sources("experiments") if one.module.count(".") == 1]
     unit = [one.module for one in read_sources("tests/unit")]
     assert light and doors and experiments and len(unit) > 50
@@ -205,27 +291,43 @@ def test_the_lock_covers_the_package_and_its_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = {*project["dependencies"], *extras["experiments"], *extras["dev"], *extras["docs"]}
-    lines = [*(ROOT / "requirements.in").read_text().split("\n"), *(ROOT / "constraints.txt").read_text().split("\n")]
+    lines = [
+        *(ROOT / "requirements.in").read_text().split("\n"),
+        *(ROOT / "constraints.txt").read_text().split("\n"),
+    ]
     assert wanted <= set(lines)
 
 
 def test_the_lock_holds_names_versions_and_hashes_only() -> None:
-    entry = re.compile(r"[\w.-]+==[\w.+!-]+( ; [\w.'<>=! ()*-]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
-    strangers = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not entry.fullmatch(line)]
+    entry = re.compile(
+        r"[\w.-]+==[\w.+!-]+( ; [\w.'<>=! ()*-]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?"
+    )
+    strangers = [
+        line
+        for line in (ROOT / "requirements.lock").read_text().splitlines()
+        if not entry.fullmatch(line)
+    ]
     assert strangers == []
 
 
 def test_what_imports_no_tensorflow_is_checked_strictly_by_mypy() -> None:
     overrides = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
     strict = {
-        m.removesuffix(".*") for section in overrides for m in section["module"] if section.get("warn_return_any")
+        m.removesuffix(".*")
+        for section in overrides
+        for m in section["module"]
+        if section.get("warn_return_any")
     }
     floors = [f"{house.PACKAGE}.{floor}" for floor in house.LIGHT_FLOORS]
-    assert [floor for floor in floors if not any(house.is_within(floor, module) for module in strict)] == []
+    assert [
+        floor for floor in floors if not any(house.is_within(floor, module) for module in strict)
+    ] == []
 
 
 def test_names_of_tests_are_sentences_of_at_most_60_characters() -> None:
-    definition = re.compile(r"^ *def (test_\w*)", re.MULTILINE)  # to parse all tests takes two seconds
+    definition = re.compile(
+        r"^ *def (test_\w*)", re.MULTILINE
+    )  # to parse all tests takes two seconds
     tests = [name for one in read_sources("tests") for name in definition.findall(one.text)]
     assert len(tests) > 2000
     assert [name for name in tests if len(name) > 60] == []

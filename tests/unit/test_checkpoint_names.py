@@ -60,7 +60,13 @@ def test_the_step_is_the_number_at_the_end() -> None:
 
 def test_checkpoints_with_an_index_are_listed_in_order(tmp_path: Path) -> None:
     indices = [f"ckpt-{step}.index" for step in (100, 20, 3)]
-    others = ("ckpt-7.data-00000-of-00001", "ckpt-8.index.tmp", "other-9.index", "ckpt-x.index", "ckpt-6.commit.json")
+    others = (
+        "ckpt-7.data-00000-of-00001",
+        "ckpt-8.index.tmp",
+        "other-9.index",
+        "ckpt-x.index",
+        "ckpt-6.commit.json",
+    )
     for name in (*indices, *others, "ckpt-5.iterator.index"):
         (tmp_path / name).touch()
     assert list(complete_checkpoints(str(tmp_path)).items()) == [

@@ -48,9 +48,13 @@ def test_a_path_that_the_locale_cannot_hold_is_refused_in_a_line(tmp_path: Path)
     locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     program = "import sys; from trainer_kit.files import follow_links; follow_links(sys.argv[1] or 'r\\xe9')"
     for given in ("", f"{tmp_path}/r\xe9"):  # in the program, or as an argument
-        ended = subprocess.run([sys.executable, "-c", program, given], env=locale, capture_output=True, text=True)
+        ended = subprocess.run(
+            [sys.executable, "-c", program, given], env=locale, capture_output=True, text=True
+        )
         last = ended.stderr.splitlines()[-1]
-        assert last.startswith("trainer_kit.errors.UsageError: ") and last.endswith("set LC_ALL=C.UTF-8"), ended.stderr
+        assert last.startswith("trainer_kit.errors.UsageError: ") and last.endswith(
+            "set LC_ALL=C.UTF-8"
+        ), ended.stderr
 
 
 def test_text_is_written_in_utf_8_and_replaces_what_was_there(tmp_path: Path) -> None:
@@ -68,7 +72,9 @@ def test_json_is_written_with_a_last_newline(tmp_path: Path) -> None:
     assert text.endswith("}\n") and text.index('"b"') < text.index('"a"')
 
 
-def test_a_write_goes_through_its_named_points(tmp_path: Path, points: list[tuple[str, str]]) -> None:
+def test_a_write_goes_through_its_named_points(
+    tmp_path: Path, points: list[tuple[str, str]]
+) -> None:
     files.write_text(tmp_path / "a.txt", "x", point="ledger")
     assert [point for point, _ in points] == ["ledger.open", "ledger.flush", "ledger.rename"]
     assert points[-1][1] == str(tmp_path / "a.txt")
@@ -168,7 +174,10 @@ def test_a_json_object_is_read_as_it_was_written(tmp_path: Path) -> None:
 DAMAGED = {
     "a number of 5,000 digits": b'{"step": ' + b"1" * 5000 + b"}",
     "deep nesting": b'{"step": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "nesting that JSON can still be read with": b'{"step": 1, "metrics": ' + b'{"a":' * 600 + b"1" + b"}" * 601,
+    "nesting that JSON can still be read with": b'{"step": 1, "metrics": '
+    + b'{"a":' * 600
+    + b"1"
+    + b"}" * 601,
     "null": b"null",
     "a list": b"[1]",
     "bytes that are no text": b"\xff\xfe\x00",
@@ -210,7 +219,9 @@ def test_a_file_is_on_disk_whole_before_it_has_its_name(
 ) -> None:
     renamed: list[list[tuple[str, bytes | None]]] = []
     replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda *paths: (renamed.append(list(synced)), replace(*paths)))
+    monkeypatch.setattr(
+        os, "replace", lambda *paths: (renamed.append(list(synced)), replace(*paths))
+    )
     files.write_text(tmp_path / "a.txt", "whole")
     assert [content for _, content in renamed[0]] == [b"whole"]
 

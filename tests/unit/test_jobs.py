@@ -26,8 +26,8 @@ SCRIPTS = ["slurm.sbatch", "slurm_sidecar.sbatch"]
 STOP_SECONDS = TrainerConfig().preemption_grace_seconds + 20
 ACTIONS = {Decision.END: "FailJob", Decision.RESTART: "Ignore", Decision.RETRY: "Count"}
 
-# Of several machines, a model_dir in use is as a rule that of a machine that was given up for lost. So it is worth
-# another attempt, which the supervisor of a single machine does not make.
+# Of several machines, a model_dir in use is as a rule that of a machine that was given up for lost.
+# So it is worth another attempt, which the supervisor of a single machine does not make.
 FINAL = [
     code
     for code in sorted(ExitCode)
@@ -85,14 +85,23 @@ def test_kubernetes_has_a_rule_for_each_exit_code(jobs: list[dict[str, Any]], nu
     wanted = {code: ACTIONS[outcome(code)[1]] for code in ExitCode if code is not ExitCode.DONE}
     wanted[ExitCode.MODEL_DIR_IN_USE] = "Count"
     assert actions == wanted
-    assert [rule["action"] for rule in rules] == ["FailJob", "Ignore", "Ignore", "Count"]  # the first that fits counts
+    assert [rule["action"] for rule in rules] == [
+        "FailJob",
+        "Ignore",
+        "Ignore",
+        "Count",
+    ]  # the first that fits counts
     assert rules[2]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
 
 
 def test_the_jobs_are_as_kubernetes_requires_them(jobs: list[dict[str, Any]]) -> None:
     for job in jobs:
         pod = job["spec"]["template"]["spec"]
-        assert (job["apiVersion"], job["kind"], pod["restartPolicy"]) == ("batch/v1", "Job", "Never")
+        assert (job["apiVersion"], job["kind"], pod["restartPolicy"]) == (
+            "batch/v1",
+            "Job",
+            "Never",
+        )
         assert job["spec"]["podReplacementPolicy"] == "Failed"
         assert pod["terminationGracePeriodSeconds"] == STOP_SECONDS
         (mount,) = pod["containers"][0]["volumeMounts"]
@@ -105,7 +114,10 @@ def test_the_jobs_run_a_trainer_and_its_sidecar(jobs: list[dict[str, Any]]) -> N
     trainer, sidecar = [parse_flags(command[2:]) for command in commands]
     for command in commands:
         _check_command(command)
-    assert (trainer.mode, trainer.max_restarts) == ("train_and_eval", 0)  # the Job is the supervisor
+    assert (trainer.mode, trainer.max_restarts) == (
+        "train_and_eval",
+        0,
+    )  # the Job is the supervisor
     assert (sidecar.mode, sidecar.eval_name) == ("continuous_eval", "my-sidecar")
     assert trainer.model_dir == sidecar.model_dir == "/runs/my-experiment"
 
@@ -133,7 +145,9 @@ class Cluster:
         """Starts a batch script as a job with this number of restarts behind it."""
         path = f"{self._folder}{os.pathsep}{os.environ['PATH']}"
         variables = {"PATH": path, "SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": str(restarts)}
-        return subprocess.Popen(["bash", JOBS / script], env={**os.environ, **variables}, stdout=subprocess.PIPE)
+        return subprocess.Popen(
+            ["bash", JOBS / script], env={**os.environ, **variables}, stdout=subprocess.PIPE
+        )
 
     @property
     def was_requeued(self) -> bool:
@@ -215,7 +229,11 @@ def _run_once(folder: Path) -> str:
 def test_the_pipeline_is_a_program_that_trains_and_evaluates() -> None:
     text = (JOBS / "kfp_pipeline.py").read_text()
     compile(text, "kfp_pipeline.py", "exec")
-    assert "--mode=train_and_eval" in text and "--checkpoint=best" in text and ".after(trained)" in text
+    assert (
+        "--mode=train_and_eval" in text
+        and "--checkpoint=best" in text
+        and ".after(trained)" in text
+    )
 
 
 def test_kubeflow_repeats_no_attempt_in_vain(tmp_path: Path) -> None:
@@ -232,7 +250,16 @@ def test_kubeflow_repeats_no_attempt_in_vain(tmp_path: Path) -> None:
 
 
 def test_kubeflow_hands_sigterm_on(tmp_path: Path) -> None:
-    command = ["sh", "-c", _run_once(tmp_path), "train", "pipeline-1", sys.executable, "-c", SAVING_TRAINER]
+    command = [
+        "sh",
+        "-c",
+        _run_once(tmp_path),
+        "train",
+        "pipeline-1",
+        sys.executable,
+        "-c",
+        SAVING_TRAINER,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
         process.send_signal(signal.SIGTERM)

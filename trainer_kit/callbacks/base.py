@@ -1,24 +1,32 @@
 """Callback: the contract for code that runs around training steps, for the engine's features and for users' code.
 
-At the end of each training loop a run reaches a boundary. It does these things there, in this order:
+At the end of each training loop a run reaches a boundary. It does these things there, in this
+order:
 
-    1. loop_end         callbacks see the logs of the loop; `run.report` adds to them; the loop is reported
+    1. loop_end         callbacks see the logs of the loop; `run.report` adds to them; the loop is
+      reported
     2. rewind           if a callback asked for it; the rest of the boundary is skipped then
-    3. boundary_begin   no callback asked for a rewind; the engine checks whether the run has diverged
-    4. checkpoint       if one is due or asked for: checkpoint_begin, save. It is written in the background;
-                        checkpoint_saved is called once it is on the disk, before an evaluation is recorded
+    3. boundary_begin   no callback asked for a rewind; the engine checks whether the run has
+      diverged
+    4. checkpoint       if one is due or asked for: checkpoint_begin, save. It is written in the
+      background;
+                        checkpoint_saved is called once it is on the disk, before an evaluation is
+                        recorded
     5. evaluation       if one is due or asked for: evaluation_begin, evaluation_end
-                        (the best weights are exported first, then the ledger records it, then users' callbacks run)
+                        (the best weights are exported first, then the ledger records it, then
+                        users' callbacks run)
     6. epoch_end        if an epoch ends with this step
     7. boundary_end     this step is saved, evaluated and reported
-    8. stop             if a callback asked for it; a stop asked for before 4 saves and evaluates this step as the last
+    8. stop             if a callback asked for it; a stop asked for before 4 saves and evaluates
+      this step as the last
 
-Requests are carried out in this order, even those made late in the boundary. An evaluation that boundary_end asks for
-runs at the end of the next loop.
+Requests are carried out in this order, even those made late in the boundary. An evaluation that
+boundary_end asks for runs at the end of the next loop.
 
-What a callback changes in loop_end is in the checkpoint of that step. What it changes in evaluation_end and epoch_end
-is not: a run that resumes from that checkpoint, after a kill, an error or a rewind, calls them again with the same
-logs. An error of a required callback ends the run, and the step is saved. This module does not import TensorFlow.
+What a callback changes in loop_end is in the checkpoint of that step. What it changes in
+evaluation_end and epoch_end is not: a run that resumes from that checkpoint, after a kill, an error
+or a rewind, calls them again with the same logs. An error of a required callback ends the run, and
+the step is saved. This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -41,7 +49,8 @@ class Loop:
       begin: The global step before the loop.
       end: The global step after the loop.
       seconds: The duration of the loop.
-      logs: The logs that the trainer returned: NumPy scalars by name, or whatever another kind of trainer returns.
+      logs: The logs that the trainer returned: NumPy scalars by name, or whatever another kind of
+        trainer returns.
     """
 
     begin: int
@@ -100,8 +109,9 @@ class Run:
 
     Attributes:
       trainer, directory, chief, epochs, stopped_at: The arguments.
-      step: The global step. It is set after each loop, restore and error, and after actions and users' callbacks,
-        which may restore a checkpoint. Each read of the variable costs up to 3 % of a loop of 10 ms.
+      step: The global step. It is set after each loop, restore and error, and after actions and
+        users' callbacks, which may restore a checkpoint. Each read of the variable costs up to 3 %
+        of a loop of 10 ms.
       total: The global step at which the run ends; None if it is not known.
       loop: The last training loop; None before the first one.
       evaluation: The last evaluation; None before the first one.
@@ -109,7 +119,8 @@ class Run:
       requests: The requests of callbacks that the controller has not carried out yet.
       in_epoch_begin: Whether epoch_begin is being called.
       stop_reason: Why the run ends before its last step, once that is decided; "" if it continues.
-      error: In train_end and run_end, the error that ends the training or the run; None if there is none.
+      error: In train_end and run_end, the error that ends the training or the run; None if there is
+        none.
     """
 
     def __init__(
@@ -149,8 +160,8 @@ class Run:
     def tensors(self) -> Mapping[str, np.ndarray]:
         """The tensors that callbacks ask for, by name, with their values in the last step of the last training loop.
 
-        Over the replicas of this worker tensors are concatenated along the first axis, and scalars averaged. A step in
-        micro-batches has the values of the last one.
+        Over the replicas of this worker tensors are concatenated along the first axis, and scalars
+        averaged. A step in micro-batches has the values of the last one.
         """
         return {} if self.trainer.own.steps else self.trainer.train_tensors.values
 
@@ -173,7 +184,11 @@ class Run:
     def _place(self) -> tuple[int, int] | tuple[None, None]:
         if self.epochs is None:
             return None, None
-        return (self.epochs.ended(self.step) + 1, 0) if self.in_epoch_begin else self.epochs.place(self.step)
+        return (
+            (self.epochs.ended(self.step) + 1, 0)
+            if self.in_epoch_begin
+            else self.epochs.place(self.step)
+        )
 
     def read_step(self) -> int:
         """Reads the global step from its variable, sets `step` to it and returns it."""
@@ -194,18 +209,22 @@ class Run:
         """
         number = np.asarray(value)
         if number.size != 1 or number.dtype.kind not in "biuf":
-            raise UsageError(f"run.report({name!r}): {value!r:.60} is not a single number; report one number per name")
+            raise UsageError(
+                f"run.report({name!r}): {value!r:.60} is not a single number; report one number per name"
+            )
         self.reported[name] = number.reshape(()).item()
 
     def change(self, parameter: str, value: float, reason: str = "") -> None:
         """Sets a hyper-parameter: the steps after this one use the new value.
 
-        The change is logged and becomes a line of kind "change" in metrics.jsonl. With several workers, every worker
-        has to make it: set chief_only to False. Where nothing but `run.step`, the logs of an evaluation and the state
-        of the callback decide, a resumed run makes the same changes.
+        The change is logged and becomes a line of kind "change" in metrics.jsonl. With several
+        workers, every worker has to make it: set chief_only to False. Where nothing but `run.step`,
+        the logs of an evaluation and the state of the callback decide, a resumed run makes the same
+        changes.
 
         Args:
-          parameter: The name of the hyper-parameter, such as learning_rate; docs/guides/hyper_parameters.md has all.
+          parameter: The name of the hyper-parameter, such as learning_rate;
+            docs/guides/hyper_parameters.md has all.
           value: The new value.
           reason: What changes it, in a few words, for the log and the line.
 
@@ -214,8 +233,12 @@ class Run:
         """
         number = np.asarray(value)
         if number.size != 1 or number.dtype.kind not in "iuf" or not np.isfinite(number).all():
-            raise UsageError(f"run.change({parameter!r}): {value!r:.60} is not a finite number; give a number")
-        self.hyper_parameters.change(parameter, number.reshape(()).item(), self.step, reason or "a callback")
+            raise UsageError(
+                f"run.change({parameter!r}): {value!r:.60} is not a finite number; give a number"
+            )
+        self.hyper_parameters.change(
+            parameter, number.reshape(()).item(), self.step, reason or "a callback"
+        )
 
     @property
     def hyper_parameters(self) -> Any:
@@ -234,8 +257,9 @@ class Run:
         """Asks for a checkpoint of this step.
 
         Args:
-          again: Whether a checkpoint of this step that is there already is written once more, for state that has
-            changed since. A kill during that leaves the one before it, and a resume repeats the steps.
+          again: Whether a checkpoint of this step that is there already is written once more, for
+            state that has changed since. A kill during that leaves the one before it, and a resume
+            repeats the steps.
         """
         self.requests.save = True
         self.requests.save_again |= again
@@ -252,14 +276,17 @@ class Run:
         known, names = self.trainer.validation_sets, [sets] if isinstance(sets, str) else list(sets)
         for name in names:
             if name not in known:
-                raise UsageError(f"run.evaluate: there is no validation set {name!r}; {suggestion(name, list(known))}")
+                raise UsageError(
+                    f"run.evaluate: there is no validation set {name!r}; {suggestion(name, list(known))}"
+                )
         self.requests.evaluate |= set(names or known)
 
     def rewind(self, step: int, reason: str) -> None:
         """Asks to restore the checkpoint of an earlier step and to continue from there.
 
-        History, ledger, best checkpoint, data and the states of callbacks go back to that step too. So a callback that
-        rewinds only once has to remember that in `rewound`, which is called afterwards.
+        History, ledger, best checkpoint, data and the states of callbacks go back to that step too.
+        So a callback that rewinds only once has to remember that in `rewound`, which is called
+        afterwards.
 
         Args:
           step: The step of a checkpoint of this run.
@@ -272,21 +299,25 @@ class Callback:
     """Code that runs around training steps: eager, on the host. Methods that are not overridden cost nothing.
 
     Register a subclass with `@trainer_kit.register_callback("name")` to use it from a config
-    (`trainer.callbacks: [{name: ..., args: {...}}]`), or pass an object to `run_experiment(callbacks=[...])`.
-    A callback may raise `trainer_kit.StopTraining`, which is the same as `run.stop`.
+    (`trainer.callbacks: [{name: ..., args: {...}}]`), or pass an object to
+    `run_experiment(callbacks=[...])`. A callback may raise `trainer_kit.StopTraining`, which is the
+    same as `run.stop`.
 
     Attributes:
-      every: An interval in global steps: loop_end is called at each multiple of it, and loops are shortened to end
-        there. None: loop_end is called at the end of each loop.
-      required: Whether an error in the callback ends the run. If not, the error is logged and counted.
-      chief_only: Whether only the chief of several workers calls it. Such a callback must not do anything that needs
-        all workers: call the trainer, save, or read variables that each replica holds for itself.
-      needs_epochs: Whether it reads run.epoch, run.step_in_epoch or run.epochs, so that the run has to find out how
-        many steps an epoch has; with epoch_begin or epoch_end it does so anyway.
-      tensors: The names of tensors of the training step that it reads in run.tensors: those of trainer_kit.expose and
-        of layers.
+      every: An interval in global steps: loop_end is called at each multiple of it, and loops are
+        shortened to end there. None: loop_end is called at the end of each loop.
+      required: Whether an error in the callback ends the run. If not, the error is logged and
+        counted.
+      chief_only: Whether only the chief of several workers calls it. Such a callback must not do
+        anything that needs all workers: call the trainer, save, or read variables that each replica
+        holds for itself.
+      needs_epochs: Whether it reads run.epoch, run.step_in_epoch or run.epochs, so that the run has
+        to find out how many steps an epoch has; with epoch_begin or epoch_end it does so anyway.
+      tensors: The names of tensors of the training step that it reads in run.tensors: those of
+        trainer_kit.expose and of layers.
       evaluation_tensors: The same of the evaluation step, for run.evaluation_tensors.
-      saved_state: What `state` returned for the checkpoint that this start begins with, before `restore` gets it.
+      saved_state: What `state` returned for the checkpoint that this start begins with, before
+        `restore` gets it.
     """
 
     every: int | None = None
@@ -305,7 +336,8 @@ class Callback:
     def next_boundary(self, step: int) -> int | None:
         """Returns the next step after `step` at which a training loop has to end; None: there is none.
 
-        Override it for steps that are not multiples of `every`. All workers call it and have to get the same step.
+        Override it for steps that are not multiples of `every`. All workers call it and have to get
+        the same step.
         """
         return None
 
@@ -345,9 +377,10 @@ class Callback:
     def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
         """An epoch has ended: its last step is saved, evaluated and reported, as far as that was due.
 
-        `logs` are the metrics of the last training loop, as in loop_end. After an evaluation at this step
-        `logs["validation"]` has its metrics, as in evaluation_end; else there is no such key. Loops are shortened to
-        end with each epoch if a callback has this method or epoch_begin.
+        `logs` are the metrics of the last training loop, as in loop_end. After an evaluation at
+        this step `logs["validation"]` has its metrics, as in evaluation_end; else there is no such
+        key. Loops are shortened to end with each epoch if a callback has this method or
+        epoch_begin.
         """
 
     def boundary_end(self, run: Run) -> None:
@@ -374,8 +407,8 @@ class Callback:
     def state(self) -> Any:
         """Returns the state that a checkpoint stores for this callback; None: no state.
 
-        It may hold numbers, texts, NumPy arrays, tf.Variables, lists of them, and dicts with texts as keys. Arrays and
-        variables come back as NumPy arrays, tuples as lists.
+        It may hold numbers, texts, NumPy arrays, tf.Variables, lists of them, and dicts with texts
+        as keys. Arrays and variables come back as NumPy arrays, tuples as lists.
         """
         return None
 

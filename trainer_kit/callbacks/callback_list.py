@@ -37,7 +37,8 @@ _EVENTS = [
 class EpochEvents:
     """Decides when epoch_begin is called, before the first loop of an epoch, and epoch_end, after its last loop.
 
-    What happens between two loops, such as evaluations and checkpoints, is done by the time of epoch_end.
+    What happens between two loops, such as evaluations and checkpoints, is done by the time of
+    epoch_end.
 
     Args:
       run: The run; its `epochs` are set before training begins.
@@ -52,7 +53,9 @@ class EpochEvents:
         self._run = run
         self.wanted = wanted
         self.training = False
-        self._logs: dict[str, Any] = {}  # of the last loop, and of the evaluations after it as "validation"
+        self._logs: dict[
+            str, Any
+        ] = {}  # of the last loop, and of the evaluations after it as "validation"
         self._ended_at = -1  # the step of the last epoch_end, while no loop has followed
 
     def next_cut(self, step: int) -> int | None:
@@ -99,7 +102,11 @@ class EpochEvents:
         if epochs is None or not epochs.is_end(self._run.step):
             return None
         values = {name: np.asarray(to_numpy(value)) for name, value in self._logs.items()}
-        return {name: float(value) for name, value in values.items() if value.ndim == 0 and value.dtype.kind in "biuf"}
+        return {
+            name: float(value)
+            for name, value in values.items()
+            if value.ndim == 0 and value.dtype.kind in "biuf"
+        }
 
     def restore(self, state: dict[str, float] | None) -> None:
         """Takes the numbers of a checkpoint."""
@@ -120,11 +127,12 @@ class CallbackList:
       run, members, times: The arguments.
       errors: The number of errors of each optional callback, by name.
       epochs: The EpochEvents of the run.
-      shares_requests: Whether there are several workers, which all carry out the requests of the chief's callbacks.
+      shares_requests: Whether there are several workers, which all carry out the requests of the
+        chief's callbacks.
 
     Raises:
-      UsageError: when a callback's `every` is not a positive number of steps, or one of its methods does not accept
-        the arguments that it is called with.
+      UsageError: when a callback's `every` is not a positive number of steps, or one of its methods
+        does not accept the arguments that it is called with.
     """
 
     def __init__(
@@ -146,9 +154,13 @@ class CallbackList:
         self.shares_requests = worker_count(self._strategy) > 1
         for member in self.members:
             _check(member)
-        wants_epochs = any(_overrides(member, name) for member in self.members for name in EPOCH_EVENTS)
+        wants_epochs = any(
+            _overrides(member, name) for member in self.members for name in EPOCH_EVENTS
+        )
         self.epochs = EpochEvents(run, wants_epochs)
-        self._users_events = {name for name in _EVENTS if any(is_users(type(member), name) for member in self.members)}
+        self._users_events = {
+            name for name in _EVENTS if any(is_users(type(member), name) for member in self.members)
+        }
 
     def keep_states(self) -> None:
         """Adds the states of the callbacks to every checkpoint; to be called before the restore."""
@@ -156,13 +168,16 @@ class CallbackList:
             self.run.trainer.keep_state("epoch", self.epochs.state, self.epochs.restore)
         for name, member in self._with_states():
             self.run.trainer.keep_state(
-                f"callback {name}", functools.partial(self._read_state, member), self._restorer(name, member)
+                f"callback {name}",
+                functools.partial(self._read_state, member),
+                self._restorer(name, member),
             )
 
     def call(self, event: str, *arguments: Any) -> None:
         """Calls an event on all members that override it.
 
-        A user's callback may restore a checkpoint, so `run.step` is read after an event that users' callbacks see.
+        A user's callback may restore a checkpoint, so `run.step` is read after an event that users'
+        callbacks see.
 
         Raises:
           Exception: the first error of a required member; the members after it are not called.
@@ -211,7 +226,8 @@ class CallbackList:
           what: "run" or "train".
 
         Raises:
-          Exception: the first error of a member or of the body; `<what>_end` is still called on all members.
+          Exception: the first error of a member or of the body; `<what>_end` is still called on all
+            members.
         """
         begun: list[Callback] = []
         with contextlib.ExitStack() as ends:
@@ -247,8 +263,16 @@ class CallbackList:
 
     def next_cut(self, step: int) -> int | None:
         """Returns the next step after `step` at which a loop has to end for a callback; None if there is none."""
-        cuts = [member.next_boundary(step) for member in self.members if _overrides(member, "next_boundary")]
-        intervals = [member.every for member in self.members if member.every and _overrides(member, "loop_end")]
+        cuts = [
+            member.next_boundary(step)
+            for member in self.members
+            if _overrides(member, "next_boundary")
+        ]
+        intervals = [
+            member.every
+            for member in self.members
+            if member.every and _overrides(member, "loop_end")
+        ]
         cuts += [next_multiple(step, every) for every in intervals]
         cuts.append(self.epochs.next_cut(step))
         return min((cut for cut in cuts if cut is not None), default=None)
@@ -266,7 +290,8 @@ class CallbackList:
     def take_requests(self) -> Requests:
         """Returns the requests since the last call, and decides whether the run stops.
 
-        With several workers, all get the requests of the chief's callbacks, so all have to call this method.
+        With several workers, all get the requests of the chief's callbacks, so all have to call
+        this method.
         """
         run = self.run
         requests = run.requests
@@ -288,7 +313,9 @@ class CallbackList:
             *(name in requests.evaluate for name in sets),
         ]
         number = (0 if requests.rewind is None else requests.rewind + 1) << len(bits)
-        number = broadcast_from_chief(self._strategy, number + sum(bit << place for place, bit in enumerate(bits)))
+        number = broadcast_from_chief(
+            self._strategy, number + sum(bit << place for place, bit in enumerate(bits))
+        )
         stop, save, again, *chosen = (bool(number >> place & 1) for place in range(len(bits)))
         rewind = (number >> len(bits)) - 1
         elsewhere = "the first worker asked for it"
@@ -390,21 +417,30 @@ def _overrides(member: Callback, event: str) -> bool:
 def _check(member: Callback) -> None:
     every: Any = member.every
     if every is not None and (not isinstance(every, int) or every < 1):
-        raise UsageError(f"callback {member.name}: every is {every!r}; give a positive whole number of steps, or None")
+        raise UsageError(
+            f"callback {member.name}: every is {every!r}; give a positive whole number of steps, or None"
+        )
     for name, event in vars(Callback).items():
         if inspect.isfunction(event) and not name.startswith("_") and _overrides(member, name):
             _check_parameters(member, name, list(inspect.signature(event).parameters)[1:])
     for name in sorted({*dir(type(member))} - {*dir(Callback)}):
         near = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.9)
         if near:
-            _LOG.warning("callback %s: the method %s is never called; did you mean %s?", member.name, name, *near)
+            _LOG.warning(
+                "callback %s: the method %s is never called; did you mean %s?",
+                member.name,
+                name,
+                *near,
+            )
 
 
 def _check_parameters(member: Callback, name: str, called_with: Sequence[str]) -> None:
     """Raises UsageError when a method of a callback does not take the arguments that the run calls it with."""
     method: Any = getattr(member, name)
     if not callable(method):
-        raise UsageError(f"callback {member.name}: {name} is {method!r}; make it a method, or leave it out")
+        raise UsageError(
+            f"callback {member.name}: {name} is {method!r}; make it a method, or leave it out"
+        )
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):  # a callable that does not tell
@@ -412,7 +448,10 @@ def _check_parameters(member: Callback, name: str, called_with: Sequence[str]) -
     try:
         signature.bind(*called_with)
     except TypeError as problem:
-        code, wanted = getattr(inspect.unwrap(method), "__code__", None), ", ".join(("self", *called_with))
+        code, wanted = (
+            getattr(inspect.unwrap(method), "__code__", None),
+            ", ".join(("self", *called_with)),
+        )
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         raise UsageError(
             f"callback {member.name}: {name} is called with ({', '.join(called_with)}): {problem}; declare it as "

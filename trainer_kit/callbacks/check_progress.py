@@ -19,8 +19,10 @@ class CheckProgress(Callback):
 
     Args:
       steps: The number of training steps.
-      alone: Whether the first step is a loop of its own, so that a loss that is not finite there is known as such.
-      announce: Called with a description when the next part begins; the part before it has succeeded.
+      alone: Whether the first step is a loop of its own, so that a loss that is not finite there is
+        known as such.
+      announce: Called with a description when the next part begins; the part before it has
+        succeeded.
     """
 
     name = "check"
@@ -64,7 +66,8 @@ class CheckProgress(Callback):
         """Ends the announcements, so that the part that failed stays the last; the run may still save.
 
         Raises:
-          DivergedError: when the run has diverged: the report of the divergence would go with the temporary folder.
+          DivergedError: when the run has diverged: the report of the divergence would go with the
+            temporary folder.
         """
         self._announce = lambda part: None
         if isinstance(error, DivergedError):

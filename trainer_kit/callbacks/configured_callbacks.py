@@ -22,7 +22,15 @@ from trainer_kit.errors import UsageError, suggestion
 AnyCallback = TypeVar("AnyCallback", bound=type[Callback])
 
 _callbacks: Registry[type[Callback]] = Registry("callback")
-for _shipped in (SamplePictures, EMACheckpoints, SetAtSteps, SetByFunction, SetFromFile, ReduceOnPlateau, Webhook):
+for _shipped in (
+    SamplePictures,
+    EMACheckpoints,
+    SetAtSteps,
+    SetByFunction,
+    SetFromFile,
+    ReduceOnPlateau,
+    Webhook,
+):
     _callbacks.register(_shipped.name)(_shipped)
 
 
@@ -35,7 +43,9 @@ def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
 
     def register(callback: Any) -> Any:
         if not _is_callback_class(callback):
-            raise UsageError(f"{callback!r:.80} is not a subclass of trainer_kit.Callback; inherit from that class")
+            raise UsageError(
+                f"{callback!r:.80} is not a subclass of trainer_kit.Callback; inherit from that class"
+            )
         _callbacks.register(name)(callback)
         return callback
 
@@ -53,7 +63,9 @@ def from_config(sections: Iterable[CallbackConfig]) -> list[Callback]:
     Raises:
       UsageError: when no callback has such a name, or its class does not accept the arguments.
     """
-    if not isinstance(sections, Sequence):  # a field of this name that a Model Garden program has for itself
+    if not isinstance(
+        sections, Sequence
+    ):  # a field of this name that a Model Garden program has for itself
         return []
     return [_made(f"trainer.callbacks[{place}]", section) for place, section in enumerate(sections)]
 
@@ -68,7 +80,9 @@ def checked_callbacks(callbacks: Any) -> list[Callback]:
         return []
     if isinstance(callbacks, (str, Callback)) or not isinstance(callbacks, Sequence):
         kind = type(callbacks).__name__
-        raise UsageError(f"callbacks: {kind} is not a list; give a list of trainer_kit.Callback objects")
+        raise UsageError(
+            f"callbacks: {kind} is not a list; give a list of trainer_kit.Callback objects"
+        )
     for one in callbacks:
         if not isinstance(one, Callback):
             made = instead_of(one)
@@ -87,7 +101,9 @@ def instead_of(given: Any) -> str:
         return f"; give an object of this class: {given.__name__}()"
     if isinstance(given, (str, dict)):
         return "; to use a callback by name, set trainer.callbacks in the config"
-    return "; pass a function of the logs in train_actions or eval_actions" if callable(given) else ""
+    return (
+        "; pass a function of the logs in train_actions or eval_actions" if callable(given) else ""
+    )
 
 
 def _made(path: str, section: CallbackConfig) -> Callback:
@@ -98,14 +114,20 @@ def _made(path: str, section: CallbackConfig) -> Callback:
         known = list(inspect.signature(kind).parameters)
         unknown = [name for name in section.args if name not in known]
         problem: Any = f"there is no argument {unknown[0]!r}" if unknown else error
-        near = suggestion(unknown[0], known) if unknown else f"it takes {', '.join(known) or 'no arguments'}"
+        near = (
+            suggestion(unknown[0], known)
+            if unknown
+            else f"it takes {', '.join(known) or 'no arguments'}"
+        )
         raise UsageError(f"{path}.args: {section.name}: {problem}; {near}") from None
     return kind(**section.args)
 
 
 def _class_of(path: str, name: str) -> type[Callback]:
     if ":" in name:
-        found: type[Callback] = imported(path, name, _is_callback_class, "subclass of trainer_kit.Callback")
+        found: type[Callback] = imported(
+            path, name, _is_callback_class, "subclass of trainer_kit.Callback"
+        )
         return found
     try:
         return _callbacks.lookup(name)

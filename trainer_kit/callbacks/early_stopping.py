@@ -1,7 +1,8 @@
 """Early stopping: ends a run when its recorded evaluations have stopped improving.
 
-No counters are kept while the run trains. The decision at a step is a function of the ledger up to that step, so a run
-that was killed, even between an evaluation and the next checkpoint, ends at the same step as one that was not killed.
+No counters are kept while the run trains. The decision at a step is a function of the ledger up to
+that step, so a run that was killed, even between an evaluation and the next checkpoint, ends at the
+same step as one that was not killed.
 """
 
 from __future__ import annotations
@@ -39,15 +40,19 @@ class Standing:
 
 
 def standing(
-    evaluations: Iterable[tuple[int, float]], comparison: str, min_delta: float = 0.0, start_step: int = 0
+    evaluations: Iterable[tuple[int, float]],
+    comparison: str,
+    min_delta: float = 0.0,
+    start_step: int = 0,
 ) -> Standing:
     """Returns the Standing after a series of evaluations. Pure.
 
     Args:
-      evaluations: Pairs (step, value) in the order of their steps. A value that is not finite is not an improvement.
+      evaluations: Pairs (step, value) in the order of their steps. A value that is not finite is
+        not an improvement.
       comparison: "higher" or "lower": which values are better.
-      min_delta: A value is an improvement if it is better than the best one by more than this. The first finite value
-        always is.
+      min_delta: A value is an improvement if it is better than the best one by more than this. The
+        first finite value always is.
       start_step: Evaluations before this step do not count.
     """
     sign = {"higher": 1.0, "lower": -1.0}[comparison]
@@ -93,7 +98,9 @@ class EarlyStopping(Callback):
 
     def __init__(self, options: EarlyStoppingConfig, ledger: Ledger, evals: str) -> None:
         self._options, self._ledger = options, ledger
-        self._beside = Ledger(os.path.join(evals, f"{options.eval_name or _OWN}.jsonl"), dataset="", config_hash="")
+        self._beside = Ledger(
+            os.path.join(evals, f"{options.eval_name or _OWN}.jsonl"), dataset="", config_hash=""
+        )
         self._read: tuple[Any, list[tuple[int, float]]] = (None, [])
 
     def train_begin(self, run: Run) -> None:
@@ -146,7 +153,10 @@ class EarlyStopping(Callback):
         """
         records = self._ledger.records()
         if options.eval_name:
-            records = [*(item for item in records if item.get("kind") == REWIND), *self._beside.records()]
+            records = [
+                *(item for item in records if item.get("kind") == REWIND),
+                *self._beside.records(),
+            ]
         if records != self._read[0]:
             found = active_records(records) if options.eval_name else self._ledger.active()
             active = _of_set(found, options.metric)
@@ -154,14 +164,18 @@ class EarlyStopping(Callback):
                 self._check_set(options, found)
             if options.eval_name:  # a sidecar with other data or another config starts a new series
                 series = [(record.get("dataset"), record.get("config_hash")) for record in active]
-                active = [record for record, own in zip(active, series, strict=True) if own == series[-1]]
+                active = [
+                    record for record, own in zip(active, series, strict=True) if own == series[-1]
+                ]
             self._read = records, _values(active, options)
         return self._read[1]
 
     def _check_set(self, options: EarlyStoppingConfig, found: Sequence[Mapping[str, Any]]) -> None:
         """Raises UsageError when the metric's validation set is never evaluated."""
         own = options.metric.partition("|")[0] in self._ledger.sets  # it may have a longer interval
-        whole = {item["step"] for item in found}  # of a sidecar, which evaluates all of its sets at each step
+        whole = {
+            item["step"] for item in found
+        }  # of a sidecar, which evaluates all of its sets at each step
         if len(whole) > 1 if options.eval_name else not own:
             names = {name for item in found for name in flat_scalars(item["metrics"], "|")}
             check_metric(options.metric, names, f"evals/{options.eval_name or _OWN}.jsonl")
@@ -170,10 +184,16 @@ class EarlyStopping(Callback):
 def _of_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Returns the records of the metric's validation set, if there are several sets; else all records."""
     of_sets = [item for item in records if list(item["metrics"]) == [item.get("dataset")]]
-    return [item for item in of_sets if item["dataset"] == metric.partition("|")[0]] if of_sets else records
+    return (
+        [item for item in of_sets if item["dataset"] == metric.partition("|")[0]]
+        if of_sets
+        else records
+    )
 
 
-def _values(records: Sequence[Mapping[str, Any]], options: EarlyStoppingConfig) -> list[tuple[int, float]]:
+def _values(
+    records: Sequence[Mapping[str, Any]], options: EarlyStoppingConfig
+) -> list[tuple[int, float]]:
     flat = {int(item["step"]): flat_scalars(item["metrics"], "|") for item in records}
     if records:
         where = f"evals/{options.eval_name or _OWN}.jsonl"

@@ -15,9 +15,10 @@ FOLDER, AVERAGE = "ema_checkpoints", "average"
 class EMACheckpoints(Callback):
     """Writes the averaged weights to `ema_checkpoints/ckpt-<step>` in model_dir after each evaluation of a training.
 
-    In mode train, which does not evaluate, they are written with each checkpoint. A file holds the average in place of
-    the model's weights, as a plain TensorFlow checkpoint that `tf.train.Checkpoint(model=model)` of Keras reads. The
-    averages of `ema.more_decays` have folders of their names, such as `ema_checkpoints/fast`. Sidecars write none.
+    In mode train, which does not evaluate, they are written with each checkpoint. A file holds the
+    average in place of the model's weights, as a plain TensorFlow checkpoint that
+    `tf.train.Checkpoint(model=model)` of Keras reads. The averages of `ema.more_decays` have
+    folders of their names, such as `ema_checkpoints/fast`. Sidecars write none.
 
     Args:
       max_to_keep: The number of newest checkpoints to keep.
@@ -28,11 +29,15 @@ class EMACheckpoints(Callback):
     """
 
     name: str = FOLDER
-    chief_only = False  # all workers take part in a save, because reading a variable can involve all of them
+    chief_only = (
+        False  # all workers take part in a save, because reading a variable can involve all of them
+    )
 
     def __init__(self, max_to_keep: int = 1, average: str = AVERAGE) -> None:
         if type(max_to_keep) is not int or max_to_keep < 1:
-            raise UsageError(f"the callback {FOLDER}: max_to_keep={max_to_keep!r} has to be an integer above 0")
+            raise UsageError(
+                f"the callback {FOLDER}: max_to_keep={max_to_keep!r} has to be an integer above 0"
+            )
         self._max_to_keep = max_to_keep
         self._average = average
         self._folder: Any = None
@@ -45,13 +50,19 @@ class EMACheckpoints(Callback):
         """
         known = list(getattr(run.trainer, "averages", ()))
         if self._average not in known:
-            advice = suggestion(self._average, known) if known else "set trainer.optimizer_config.ema"
-            raise UsageError(f"the callback {FOLDER}: the run keeps no average {self._average!r}; {advice}")
+            advice = (
+                suggestion(self._average, known) if known else "set trainer.optimizer_config.ema"
+            )
+            raise UsageError(
+                f"the callback {FOLDER}: the run keeps no average {self._average!r}; {advice}"
+            )
         if not run.trainer.trains:
             return
         from trainer_kit.checkpoints.weights_folder import WeightsFolder  # imports TensorFlow
 
-        place = os.path.join(run.directory, FOLDER, *([] if self._average == AVERAGE else [self._average]))
+        place = os.path.join(
+            run.directory, FOLDER, *([] if self._average == AVERAGE else [self._average])
+        )
         self._folder = WeightsFolder(place, run.chief)
 
     def checkpoint_begin(self, run: Run) -> None:

@@ -18,8 +18,8 @@ class Divergence(DivergedError):
 class FiniteCheck(Callback):
     """Checks the loss that a loop reports, and the weights, on every worker.
 
-    The optimizer's variables can be infinite before the weights are. They are checked only after a restore: a check
-    before each save would block the loop for longer than the save does.
+    The optimizer's variables can be infinite before the weights are. They are checked only after a
+    restore: a check before each save would block the loop for longer than the save does.
 
     Args:
       loss_upper_bound: The run has diverged when its loss is above this bound.
@@ -36,12 +36,15 @@ class FiniteCheck(Callback):
         """Checks the logs of a loop, unless a callback has asked for a rewind because of them.
 
         Raises:
-          DivergedError: when the loss is not finite or above its bound, or the loop found a weight that is not finite.
+          DivergedError: when the loss is not finite or above its bound, or the loop found a weight
+            that is not finite.
         """
         assert run.loop is not None
         loss, step = reported_loss(logs), run.loop.end
         if not math.isfinite(loss) or (step >= self._begin_steps and loss > self._bound):
-            raise Divergence(f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {self._bound:g})")
+            raise Divergence(
+                f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {self._bound:g})"
+            )
         if run.trainer.weights_finite is False:
             raise Divergence(f"a weight is not finite at step {step}")
 

@@ -27,9 +27,13 @@ def ask_for_tensors(trainer: Any, callbacks: Iterable[Callback]) -> None:
         where = _FIELD if isinstance(one, TensorSummaries) else f"callback {one.name}"
         for names in (one.tensors, one.evaluation_tensors):
             if isinstance(names, str):
-                raise UsageError(f"{where}: {names!r} is not a list of names of tensors; give [{names!r}]")
+                raise UsageError(
+                    f"{where}: {names!r} is not a list of names of tensors; give [{names!r}]"
+                )
             if names and trainer.own.steps:
-                raise UsageError(f"{where}: {trainer.class_name} has steps of its own, which expose no tensors")
+                raise UsageError(
+                    f"{where}: {trainer.class_name} has steps of its own, which expose no tensors"
+                )
         for name in one.tensors:
             trainer.train_tensors.ask(name, where)
         for name in one.evaluation_tensors:
@@ -50,7 +54,11 @@ class TensorSummaries(Callback):
     name = "summaries"
 
     def __init__(
-        self, sections: Sequence[SummaryConfig], interval: int | SummaryTimer | None, train: Any, evaluation: Any
+        self,
+        sections: Sequence[SummaryConfig],
+        interval: int | SummaryTimer | None,
+        train: Any,
+        evaluation: Any,
     ) -> None:
         self._train = [one for one in sections if one.of != "evaluation"]
         self._evaluation = [one for one in sections if one.of != "training"]
@@ -65,7 +73,9 @@ class TensorSummaries(Callback):
         if isinstance(self._interval, SummaryTimer):
             due = self._interval.choose(run.loop.end)
         else:
-            due = self._interval is not None and is_due(run.loop.begin, run.loop.end, self._interval)
+            due = self._interval is not None and is_due(
+                run.loop.begin, run.loop.end, self._interval
+            )
         self._write(run, self._train, run.tensors, self._managers[0] if due else None)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
@@ -80,7 +90,12 @@ class TensorSummaries(Callback):
             self._write(run, self._evaluation, values, manager, name)
 
     def _write(
-        self, run: Run, sections: Sequence[SummaryConfig], values: Mapping[str, Any], manager: Any, folder: str = ""
+        self,
+        run: Run,
+        sections: Sequence[SummaryConfig],
+        values: Mapping[str, Any],
+        manager: Any,
+        folder: str = "",
     ) -> None:
         for one in sections:
             if one.tensor not in values:

@@ -20,14 +20,15 @@ _LOG = logging.getLogger(__name__)
 class Profile(Callback):
     """Traces a window of training steps for TensorBoard. Training loops end before its first step and after its last.
 
-    The chief writes the trace to `folder`/plugins/profile/<time>/ after the last of the steps, or at the end of the
-    training if that comes first. An error of TensorFlow's profiler is logged as a warning, and the run continues.
+    The chief writes the trace to `folder`/plugins/profile/<time>/ after the last of the steps, or
+    at the end of the training if that comes first. An error of TensorFlow's profiler is logged as a
+    warning, and the run continues.
 
     Args:
       steps: The first and the last step to trace, as "10:20".
       folder: The folder of the training summaries.
-      steps_per_loop: The number of steps in a training loop. The loops around the window end where they would end
-        without it, too.
+      steps_per_loop: The number of steps in a training loop. The loops around the window end where
+        they would end without it, too.
 
     Raises:
       UsageError: when `steps` is not a window of steps.
@@ -56,14 +57,27 @@ class Profile(Callback):
         if not run.chief or self._has_begun:
             return
         if run.step >= self._steps.last:
-            _LOG.info("profile=%s: no trace is written, since the run resumes from step %d", self._steps, run.step)
-        elif not run.trainer.own.steps and getattr(run.trainer.config.runtime, "executor", "default") == ONE_THREAD:
-            _LOG.warning("runtime.executor is single_threaded: the profile will show no TensorFlow operations")
+            _LOG.info(
+                "profile=%s: no trace is written, since the run resumes from step %d",
+                self._steps,
+                run.step,
+            )
+        elif (
+            not run.trainer.own.steps
+            and getattr(run.trainer.config.runtime, "executor", "default") == ONE_THREAD
+        ):
+            _LOG.warning(
+                "runtime.executor is single_threaded: the profile will show no TensorFlow operations"
+            )
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Starts the trace before the first step of the window, once."""
         del steps
-        if not run.chief or self._has_begun or not self._steps.first - 1 <= run.step < self._steps.last:
+        if (
+            not run.chief
+            or self._has_begun
+            or not self._steps.first - 1 <= run.step < self._steps.last
+        ):
             return
         self._has_begun = True
         try:
@@ -96,7 +110,12 @@ class Profile(Callback):
             _LOG.warning("the trace cannot be written in %s: %s", self._folder, _reason(error))
             return
         folder = os.path.join(self._folder, "plugins", "profile")
-        _LOG.info("the trace of steps %d to %d is in %s, for TensorBoard", self._steps.first, self._steps.last, folder)
+        _LOG.info(
+            "the trace of steps %d to %d is in %s, for TensorBoard",
+            self._steps.first,
+            self._steps.last,
+            folder,
+        )
 
 
 def _reason(error: Exception) -> str:

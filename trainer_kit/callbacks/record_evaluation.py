@@ -37,7 +37,9 @@ class ExportBest(Callback):
         if not done.replayed:
             if run.trainer.checkpoint_exporter is not None:
                 return  # the trainer has exported it, and its logs have the best value
-            before = set(run.trainer.validation_sets) - set(done.sets)  # which may be in the logs of this step
+            before = set(run.trainer.validation_sets) - set(
+                done.sets
+            )  # which may be in the logs of this step
             own = {name: value for name, value in logs.items() if name not in before}
             self._best.export(run.trainer, own, done.sets)
         self._best.add_best(run.trainer, logs)
@@ -62,7 +64,9 @@ class RecordEvaluation(Callback):
         assert done is not None
         if done.replayed or not run.chief:
             return
-        found = logs if "" in done.sets else {name: logs[name] for name in done.sets if name in logs}
+        found = (
+            logs if "" in done.sets else {name: logs[name] for name in done.sets if name in logs}
+        )
         metrics = tf.nest.map_structure(to_numpy, found)
         path = os.path.relpath(done.checkpoint, run.directory) if done.checkpoint else None
         self._history.ledger.append(done.step, metrics, done.seconds_of_sets or done.seconds, path)
@@ -99,4 +103,6 @@ class SidecarLedger(Callback):
         done = run.evaluation
         assert done is not None and done.checkpoint is not None
         self._writer.flush()  # a record never precedes what it records
-        self._sidecar.record(done.step, self._logs, done.seconds_of_sets or done.seconds, done.checkpoint)
+        self._sidecar.record(
+            done.step, self._logs, done.seconds_of_sets or done.seconds, done.checkpoint
+        )

@@ -1,8 +1,8 @@
 """Recovery: restores the last finite checkpoint when a run has diverged, or ends the run with an explanation.
 
-The explanation is a report in one file: the step, batches, layers, and a command that repeats the divergence.
-Everything here is a function of the run's state, so a run that is killed while it recovers, and restarted, ends like
-one that was not killed.
+The explanation is a report in one file: the step, batches, layers, and a command that repeats the
+divergence. Everything here is a function of the run's state, so a run that is killed while it
+recovers, and restarted, ends like one that was not killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from trainer_kit.training.hyper_parameters import RECOVERY_FACTOR
 from trainer_kit.training.loops.iterators import OneElement
 
 _LOG = logging.getLogger(__name__)
-SEARCH_SECONDS = 60.0  # how long the steps since the last checkpoint are gone through again, one by one
+SEARCH_SECONDS = (
+    60.0  # how long the steps since the last checkpoint are gone through again, one by one
+)
 
 
 class Recovery(Callback):
@@ -85,7 +87,9 @@ class Recovery(Callback):
         self.trials += 1
         step = self._restore_last_sound()
         trials = options.recovery_max_trials
-        _LOG.warning("%s: the run returns to step %d (trial %d of %d)", error, step, self.trials, trials)
+        _LOG.warning(
+            "%s: the run returns to step %d (trial %d of %d)", error, step, self.trials, trials
+        )
         self._is_going_back = True
         if options.recovery_policy == "skip":
             self._first_bad_step = self.first_bad_step(step, end)
@@ -130,7 +134,8 @@ class Recovery(Callback):
         Args:
           step: The current global step.
           end: The last step to take, which the diverged loop had reached.
-          until: The time.monotonic() at which the search ends; with several workers, the chief's clock counts.
+          until: The time.monotonic() at which the search ends; with several workers, the chief's
+            clock counts.
         """
         options = self._options
         while step < end and broadcast_from_chief(self._trainer.strategy, time.monotonic() < until):
@@ -151,20 +156,35 @@ class Recovery(Callback):
         """Restores the newest checkpoint whose values are all finite, and returns its step."""
         if self._manager.restore_finite(self._manager.newest()) is None:
             source = self._manager.source
-            raise DivergedError(f"no checkpoint in {source} holds only finite values, so the run cannot go back to one")
+            raise DivergedError(
+                f"no checkpoint in {source} holds only finite values, so the run cannot go back to one"
+            )
         return self._manager.saved_step
 
     def _give_up(self, error: DivergedError, begin: int, end: int, advice: str) -> None:
         tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""
-        otherwise = "" if self.trials else ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
+        otherwise = (
+            ""
+            if self.trials
+            else ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
+        )
         try:
-            path, advice_for_batch = explain_divergence(self._trainer, self._manager, self, error, begin, end)
+            path, advice_for_batch = explain_divergence(
+                self._trainer, self._manager, self, error, begin, end
+            )
             more = f" (see {path})"
             advice = advice_for_batch or advice
-        except Exception as second:  # the exit code has to be that of the divergence: another try would not help
-            _LOG.warning("the report of the divergence could not be written: %s", str(second).partition("\n")[0])
+        except (
+            Exception
+        ) as second:  # the exit code has to be that of the divergence: another try would not help
+            _LOG.warning(
+                "the report of the divergence could not be written: %s",
+                str(second).partition("\n")[0],
+            )
             more = ""
-        raise DivergedError(f"{error}{tried}; this loop is not saved{more}; {advice}{otherwise}") from error
+        raise DivergedError(
+            f"{error}{tried}; this loop is not saved{more}; {advice}{otherwise}"
+        ) from error
 
     def _factor_names(self) -> list[str]:
         """Returns the names of the factors of recovery, one for each optimizer.
@@ -177,7 +197,9 @@ class Recovery(Callback):
             for name in names:
                 self._trainer.hyper_parameters.variable(name)
         except UsageError as error:
-            raise UsageError(f"trainer.recovery_policy=lower_learning_rate: {error}, or use skip") from error
+            raise UsageError(
+                f"trainer.recovery_policy=lower_learning_rate: {error}, or use skip"
+            ) from error
         return names
 
     def _state(self) -> dict[str, Any]:
@@ -202,14 +224,20 @@ def remedy(error: DivergedError, run: Run) -> str:
 
 
 def explain_divergence(
-    trainer: Any, manager: CheckpointManager, recovery: Recovery, error: DivergedError, begin: int, end: int
+    trainer: Any,
+    manager: CheckpointManager,
+    recovery: Recovery,
+    error: DivergedError,
+    begin: int,
+    end: int,
 ) -> tuple[str, str]:
     """Writes `diverged/step-<n>.json` and returns its path, and advice if its batch is not finite, else "".
 
     Runs eagerly. Every worker calls it, and the chief writes the file.
 
-    It restores the last checkpoint, trains step by step until a step diverges, for SEARCH_SECONDS at most, and then
-    computes the gradients of that step. The state of the run cannot be used afterwards: the run is about to end.
+    It restores the last checkpoint, trains step by step until a step diverges, for SEARCH_SECONDS
+    at most, and then computes the gradients of that step. The state of the run cannot be used
+    afterwards: the run is about to end.
 
     Args:
       trainer: The run's trainer.
@@ -218,7 +246,11 @@ def explain_divergence(
       error: The error that ended the run.
       begin, end: The global steps before and after the loop that diverged.
     """
-    record: dict[str, Any] = {"error": str(error), "steps": [begin + 1, end], "trials": recovery.trials}
+    record: dict[str, Any] = {
+        "error": str(error),
+        "steps": [begin + 1, end],
+        "trials": recovery.trials,
+    }
     record["not_finite"] = first_not_finite(trainer.model)
     record["batches"] = [trainer.data.batch_of(begin + 1), trainer.data.batch_of(end)]
     path = manager.newest()
@@ -233,7 +265,9 @@ def explain_divergence(
             recovery.restore_checkpoint(path)
             if step - saved > 1:
                 trainer.train(tf.constant(step - saved - 1, tf.int32))
-        if step is not None and int(trainer.global_step.numpy()) == step - 1:  # else a stop was asked for meanwhile
+        if (
+            step is not None and int(trainer.global_step.numpy()) == step - 1
+        ):  # else a stop was asked for meanwhile
             batch = trainer.next_batch()
             if examples := examples_not_finite(trainer.strategy, batch):
                 record["examples_not_finite"] = examples
@@ -258,7 +292,10 @@ def examples_not_finite(strategy: tf.distribute.Strategy, batch: Any) -> list[in
     places: set[int] = set()
     for leaf in tf.nest.flatten(batch):
         parts = strategy.experimental_local_results(leaf)
-        if all(isinstance(part, tf.Tensor) and part.dtype.is_floating and part.shape.rank for part in parts):
+        if all(
+            isinstance(part, tf.Tensor) and part.dtype.is_floating and part.shape.rank
+            for part in parts
+        ):
             values = tf.concat(parts, 0).numpy()
             places.update(np.argwhere(~np.isfinite(values))[:, 0].tolist())
     return sorted(places)
@@ -267,21 +304,27 @@ def examples_not_finite(strategy: tf.distribute.Strategy, batch: Any) -> list[in
 def first_not_finite(model: Any) -> str | None:
     """Returns the name of the model's first variable with a value that is not finite; None if all are finite."""
     for name, variable in _named_variables(model):
-        if variable.dtype.is_floating and not np.all(np.isfinite(tf.cast(variable, tf.float32).numpy())):
+        if variable.dtype.is_floating and not np.all(
+            np.isfinite(tf.cast(variable, tf.float32).numpy())
+        ):
             return str(name)
     return None
 
 
 def _named_variables(model: Any) -> list[tuple[str, Any]]:
     variables = model_variables(model)
-    return list(variables.items()) if isinstance(variables, dict) else [(v.name, v) for v in model.variables]
+    return (
+        list(variables.items())
+        if isinstance(variables, dict)
+        else [(v.name, v) for v in model.variables]
+    )
 
 
 def gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
     """Takes one training step eagerly on a batch and returns the L2 norm of each gradient before clipping, by variable.
 
-    The gradients are those of the first replica. The result is empty when the task applies gradients without
-    trainer_kit.apply_gradients.
+    The gradients are those of the first replica. The result is empty when the task applies
+    gradients without trainer_kit.apply_gradients.
     """
     norms: dict[str, float] = {}
     names = {id(variable): name for name, variable in _named_variables(trainer.model)}
@@ -290,7 +333,9 @@ def gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
         for gradient, variable in pairs:
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
             own = variable.value if isinstance(variable, keras.Variable) else variable
-            norms.setdefault(names.get(id(own), own.name), float(tf.norm(tf.cast(values, tf.float32))))
+            norms.setdefault(
+                names.get(id(own), own.name), float(tf.norm(tf.cast(values, tf.float32)))
+            )
 
     eagerly = tf.config.functions_run_eagerly()
     gradients.on_gradients = see
@@ -298,8 +343,12 @@ def gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
     try:
         trainer.train_step(OneElement(batch))
     except (tf.errors.OpError, RuntimeError, ValueError, TypeError) as error:
-        # Some steps cannot run eagerly, under this strategy or by their nature: the rest of the file is still worth it.
-        _LOG.warning("the norms of the gradients could not be computed: %s", (str(error).splitlines() or [""])[0])
+        # Some steps cannot run eagerly, under this strategy or by their nature: the rest of the
+        # file is still worth it.
+        _LOG.warning(
+            "the norms of the gradients could not be computed: %s",
+            (str(error).splitlines() or [""])[0],
+        )
     finally:
         gradients.on_gradients = None
         tf.config.run_functions_eagerly(eagerly)
@@ -309,16 +358,22 @@ def gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
 def command(model_dir: str, checkpoint: str | None, step: int) -> str:
     """Returns shell commands that repeat the steps from `checkpoint`, or from 0, to `step` in a separate folder.
 
-    If another program than `python -m trainer_kit.train` started the run, a comment describes the last command.
+    If another program than `python -m trainer_kit.train` started the run, a comment describes the
+    last command.
     """
     again = os.path.join(model_dir, DIVERGED, "again")
     overrides = f"trainer.train_steps={step},trainer.steps_per_loop=1,trainer.summary_interval=1"
     overrides += ",trainer.recovery_max_trials=0"  # it ends at the first divergence
     copy = f"cp {shlex.quote(checkpoint)}.* {shlex.quote(again)} && " if checkpoint else ""
     begin = f"cd {shlex.quote(os.getcwd())} && mkdir -p {shlex.quote(again)} && {copy}"
-    if os.path.realpath(sys.argv[0]) != os.path.join(os.path.dirname(os.path.realpath(files.__file__)), "train.py"):
+    if os.path.realpath(sys.argv[0]) != os.path.join(
+        os.path.dirname(os.path.realpath(files.__file__)), "train.py"
+    ):
         return f"{begin}true  # then run your program again with model_dir={again} and {overrides}"
-    flags = [shlex.quote(flag) for flag in _flags_without(sys.argv[1:], "model_dir", "max_restarts", "from_step")]
+    flags = [
+        shlex.quote(flag)
+        for flag in _flags_without(sys.argv[1:], "model_dir", "max_restarts", "from_step")
+    ]
     rerun = ["python -m trainer_kit.train", *flags, f"--model_dir={shlex.quote(again)}"]
     return f"{begin}{' '.join(rerun)} --params_override={overrides}"
 

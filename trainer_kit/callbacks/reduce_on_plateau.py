@@ -13,9 +13,10 @@ from trainer_kit.telemetry.scalars import flat_scalars
 class ReduceOnPlateau(Callback):
     """Multiplies a hyper-parameter by a factor after `patience` evaluations without an improvement of a metric.
 
-    The rule is that of keras.callbacks.ReduceLROnPlateau. A value is an improvement if it is better than the best one
-    by more than min_delta. A value that is not finite is not an improvement. Each step counts once. If a run is killed
-    after an evaluation, the resumed run decides again from the recorded logs.
+    The rule is that of keras.callbacks.ReduceLROnPlateau. A value is an improvement if it is better
+    than the best one by more than min_delta. A value that is not finite is not an improvement. Each
+    step counts once. If a run is killed after an evaluation, the resumed run decides again from the
+    recorded logs.
 
     Args:
       metric: The metric of an evaluation; with several validation sets "set|metric".
@@ -46,9 +47,13 @@ class ReduceOnPlateau(Callback):
         min_value: float = 0.0,
     ) -> None:
         if metric_comp not in ("lower", "higher"):
-            raise UsageError(f"reduce_on_plateau: metric_comp is {metric_comp!r}; use lower or higher")
+            raise UsageError(
+                f"reduce_on_plateau: metric_comp is {metric_comp!r}; use lower or higher"
+            )
         if not (_is_number(factor) and 0 < factor < 1):
-            raise UsageError(f"reduce_on_plateau: factor is {factor!r}; use a number between 0 and 1")
+            raise UsageError(
+                f"reduce_on_plateau: factor is {factor!r}; use a number between 0 and 1"
+            )
         for field, count, least in (("patience", patience, 1), ("cooldown", cooldown, 0)):
             if type(count) is not int or count < least:
                 raise UsageError(
@@ -56,12 +61,20 @@ class ReduceOnPlateau(Callback):
                 )
         for field, number in (("min_delta", min_delta), ("min_value", min_value)):
             if not (_is_number(number) and number >= 0):
-                raise UsageError(f"reduce_on_plateau: {field} is {number!r}; use a number, 0 or more")
-        self._metric, self._parameter, self._sign = metric, parameter, -1.0 if metric_comp == "lower" else 1.0
+                raise UsageError(
+                    f"reduce_on_plateau: {field} is {number!r}; use a number, 0 or more"
+                )
+        self._metric, self._parameter, self._sign = (
+            metric,
+            parameter,
+            -1.0 if metric_comp == "lower" else 1.0,
+        )
         self._factor, self._patience, self._min_delta = factor, patience, min_delta
         self._cooldown, self._min_value = cooldown, min_value
         self._best: float | None = None
-        self._wait = self._cools = 0  # evaluations without an improvement; evaluations that do not count yet
+        self._wait = self._cools = (
+            0  # evaluations without an improvement; evaluations that do not count yet
+        )
         self._last_step = -1
 
     def train_begin(self, run: Run) -> None:
@@ -72,7 +85,9 @@ class ReduceOnPlateau(Callback):
         """
         run.hyper_parameters.variable(self._parameter)
         if not run.trainer.evaluates:
-            raise UsageError("reduce_on_plateau: the mode does not evaluate during training; use train_and_eval")
+            raise UsageError(
+                "reduce_on_plateau: the mode does not evaluate during training; use train_and_eval"
+            )
         names = run.trainer.validation_metric_names()
         if names is not None and self._metric not in names:
             raise self._unknown(names)
@@ -87,7 +102,10 @@ class ReduceOnPlateau(Callback):
         if self._metric in found and run.step > self._last_step:
             self._last_step = run.step
             self._count(run, found[self._metric])
-        elif self._metric not in found and self._metric.partition("|")[0] not in run.trainer.validation_sets:
+        elif (
+            self._metric not in found
+            and self._metric.partition("|")[0] not in run.trainer.validation_sets
+        ):
             raise self._unknown(list(found))
 
     def _count(self, run: Run, value: float) -> None:
@@ -109,16 +127,27 @@ class ReduceOnPlateau(Callback):
             return False
         evaluations = "evaluation" if self._wait == 1 else "evaluations"
         best = f" on {self._best:.6g}" if self._best is not None else ""
-        run.change(self._parameter, value, f"{self._metric} has not improved{best} in {self._wait} {evaluations}")
+        run.change(
+            self._parameter,
+            value,
+            f"{self._metric} has not improved{best} in {self._wait} {evaluations}",
+        )
         return True
 
     def _unknown(self, names: list[str]) -> UsageError:
         known = suggestion(self._metric, names)
-        return UsageError(f"reduce_on_plateau: an evaluation reports no metric {self._metric!r}; {known}")
+        return UsageError(
+            f"reduce_on_plateau: an evaluation reports no metric {self._metric!r}; {known}"
+        )
 
     def state(self) -> dict[str, Any]:
         """Returns what the evaluations up to this step have shown."""
-        return {"best": self._best, "wait": self._wait, "cooldown": self._cools, "last_step": self._last_step}
+        return {
+            "best": self._best,
+            "wait": self._wait,
+            "cooldown": self._cools,
+            "last_step": self._last_step,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""

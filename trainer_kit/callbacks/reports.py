@@ -22,21 +22,27 @@ class Reports(Callback):
 
     Args:
       writer: The writer of the reports.
-      batch_size: The examples in a training step, over all replicas; 0: not known, so no example rate is reported.
-      best: The owner of the best checkpoints, whose best value is reported; None if the run keeps none.
+      batch_size: The examples in a training step, over all replicas; 0: not known, so no example
+        rate is reported.
+      best: The owner of the best checkpoints, whose best value is reported; None if the run keeps
+        none.
     """
 
     chief_only = False
     name = "report"
 
-    def __init__(self, writer: Writer, batch_size: int = 0, best: BestCheckpoints | None = None) -> None:
+    def __init__(
+        self, writer: Writer, batch_size: int = 0, best: BestCheckpoints | None = None
+    ) -> None:
         self._writer = writer
         self._batch_size = batch_size
         self._best = best
         self._written: Loop | None = None
         self._logs: Mapping[str, Any] = {}
         self._evaluations: list[Evaluation] = []
-        self._first: tuple[int, float] | None = None  # the end of the first loop, which was slow: step, and time
+        self._first: tuple[int, float] | None = (
+            None  # the end of the first loop, which was slow: step, and time
+        )
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Reports the hyper-parameters that were changed since the last loop began."""
@@ -81,10 +87,19 @@ class Reports(Callback):
         evaluations, self._evaluations, reported = self._evaluations, [], _taken(run)
         if not evaluations:
             return
-        of_sets = {name: spent for one in evaluations for name, spent in one.seconds_of_sets.items()}
+        of_sets = {
+            name: spent for one in evaluations for name, spent in one.seconds_of_sets.items()
+        }
         seconds, step = sum(one.seconds for one in evaluations), evaluations[-1].step
         metrics = {**self._logs, **reported}
-        self._write(run, kind="validation", step=step, metrics=metrics, seconds=seconds, seconds_of_sets=of_sets)
+        self._write(
+            run,
+            kind="validation",
+            step=step,
+            metrics=metrics,
+            seconds=seconds,
+            seconds_of_sets=of_sets,
+        )
 
     def exception(self, run: Run, error: Exception) -> None:
         """Reports the last loop if it was not reported because another callback failed."""
@@ -108,7 +123,9 @@ def epoch_place(epochs: Epochs, step: int, total: int | None) -> EpochPlace:
     """Returns where in its epoch a step is; `total` is the step at which the run ends, or None."""
     epoch, step_in_epoch = epochs.place(step)
     steps = epochs.end(epoch) - epochs.end(epoch - 1)
-    return EpochPlace(epoch, None if total is None else epochs.place(total)[0], step_in_epoch, steps)
+    return EpochPlace(
+        epoch, None if total is None else epochs.place(total)[0], step_in_epoch, steps
+    )
 
 
 def _taken(run: Run) -> dict[str, Any]:

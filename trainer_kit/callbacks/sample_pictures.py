@@ -20,9 +20,10 @@ _LEAST_HEIGHT = 32  # pixels: smaller images are enlarged to about this height
 class SamplePictures(Callback):
     """Draws generated examples after each evaluation: `samples/step-<step>.png` in model_dir.
 
-    The weights are those that were evaluated, the random numbers the same in all pictures. For a GanTask, or a task
-    whose model has `latent_size` and generates from latents. Images, float [n, height, width, 1 or 3] in -1..1, are put
-    into a grid. For other examples the task has a method `picture(samples)`, which returns a picture.
+    The weights are those that were evaluated, the random numbers the same in all pictures. For a
+    GanTask, or a task whose model has `latent_size` and generates from latents. Images, float [n,
+    height, width, 1 or 3] in -1..1, are put into a grid. For other examples the task has a method
+    `picture(samples)`, which returns a picture.
 
     Args:
       count: The number of examples in a picture.
@@ -75,8 +76,14 @@ class SamplePictures(Callback):
             return image_grid(samples)
 
         picture = run.task.picture(samples)
-        if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3):
-            kind = f"{picture.dtype} {list(picture.shape)}" if isinstance(picture, np.ndarray) else repr(picture)[:60]
+        if not (
+            isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3
+        ):
+            kind = (
+                f"{picture.dtype} {list(picture.shape)}"
+                if isinstance(picture, np.ndarray)
+                else repr(picture)[:60]
+            )
             raise UsageError(
                 f"the callback sample_pictures: {task}.picture returned {kind}; return a NumPy array of uint8, "
                 "[height, width, 3]"

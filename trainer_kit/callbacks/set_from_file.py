@@ -21,25 +21,31 @@ _LOG = logging.getLogger(__name__)
 class SetFromFile(Callback):
     """Reads a file before each training loop and sets the values that have changed in it since the last reading.
 
-    The file is YAML, one line for each value: `learning_rate: 0.001`. There need not be a file, and a file that cannot
-    be used causes a warning only, so that a typing mistake does not end a run. Removing a line changes nothing.
+    The file is YAML, one line for each value: `learning_rate: 0.001`. There need not be a file, and
+    a file that cannot be used causes a warning only, so that a typing mistake does not end a run.
+    Removing a line changes nothing.
 
-    Each reading that changed something is recorded in hyper_parameters.jsonl, before it is used. A run that is killed
-    and resumes from an earlier checkpoint makes these changes again at the recorded steps, and reads the file only
-    after the last of them. Changes after the step of a rewind no longer count; then the file is read at once.
+    Each reading that changed something is recorded in hyper_parameters.jsonl, before it is used. A
+    run that is killed and resumes from an earlier checkpoint makes these changes again at the
+    recorded steps, and reads the file only after the last of them. Changes after the step of a
+    rewind no longer count; then the file is read at once.
 
     Args:
       path: The file; a relative path is one in model_dir.
     """
 
     name: str = "set_from_file"
-    chief_only = False  # a variable of several workers is set on each; only the chief reads and records
+    chief_only = (
+        False  # a variable of several workers is set on each; only the chief reads and records
+    )
 
     def __init__(self, path: str = "hyper_parameters.yaml") -> None:
         self._path = path
         self._text = ""  # as it was read last
         self._values: dict[str, float] = {}  # as they were read last
-        self._recorded: list[dict[str, Any]] = []  # readings of a process that was killed, to repeat
+        self._recorded: list[
+            dict[str, Any]
+        ] = []  # readings of a process that was killed, to repeat
 
     def train_begin(self, run: Run) -> None:
         """Takes over the recorded readings."""
@@ -100,7 +106,12 @@ class SetFromFile(Callback):
             return {}
         changed = {name: value for name, value in values.items() if self._values.get(name) != value}
         if changed:
-            record = {"step": run.step, "lineage": _lineage(run.directory), "file": self._path, "values": changed}
+            record = {
+                "step": run.step,
+                "lineage": _lineage(run.directory),
+                "file": self._path,
+                "values": changed,
+            }
             files.append_line(os.path.join(run.directory, RECORD), record)
         return changed
 
@@ -109,10 +120,13 @@ def _checked(values: Any, run: Run) -> dict[str, float]:
     """Returns the content of the file.
 
     Raises:
-      UsageError: when an entry is not the name of a hyper-parameter with a number that its variable can hold.
+      UsageError: when an entry is not the name of a hyper-parameter with a number that its variable
+        can hold.
     """
     if values is not None and not isinstance(values, Mapping):
-        raise UsageError(f"{values!r:.60} is not a value with its name; write lines such as learning_rate: 0.001")
+        raise UsageError(
+            f"{values!r:.60} is not a value with its name; write lines such as learning_rate: 0.001"
+        )
     for name, value in (values or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise UsageError(f"{name}: {value!r:.60} is not a number")

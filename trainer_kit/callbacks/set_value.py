@@ -16,8 +16,9 @@ from trainer_kit.errors import UsageError
 class SetAtSteps(Callback):
     """Sets a hyper-parameter when the run reaches the steps of a list; training loops are cut to end there.
 
-    Step 0 is before the first step of training, and "3 epochs" is where the third epoch has ended. Between the steps of
-    the list the callback does nothing, so that other callbacks may change the same hyper-parameter.
+    Step 0 is before the first step of training, and "3 epochs" is where the third epoch has ended.
+    Between the steps of the list the callback does nothing, so that other callbacks may change the
+    same hyper-parameter.
 
     Args:
       parameter: The name of the hyper-parameter.
@@ -43,8 +44,12 @@ class SetAtSteps(Callback):
             run.hyper_parameters.check(self._parameter, value)
             step = _step_of(run, place)
             if step in self._values:
-                places = [*map(_written, (one for one in self._given if _step_of(run, one) == step))]
-                raise UsageError(f"set_at_steps: {' and '.join(places)} are both step {step}; give it one value")
+                places = [
+                    *map(_written, (one for one in self._given if _step_of(run, one) == step))
+                ]
+                raise UsageError(
+                    f"set_at_steps: {' and '.join(places)} are both step {step}; give it one value"
+                )
             self._values[step] = value
 
     def next_boundary(self, step: int) -> int | None:
@@ -64,7 +69,8 @@ class SetByFunction(Callback):
     Args:
       parameter: The name of the hyper-parameter.
       function: A function from the global step to a number, or its name as "module:function".
-      every: The number of steps between two calls; the first one is before step 1. Training loops are cut to end there.
+      every: The number of steps between two calls; the first one is before step 1. Training loops
+        are cut to end there.
 
     Raises:
       UsageError: when there is no such function, or `every` is not a number of steps.
@@ -75,11 +81,15 @@ class SetByFunction(Callback):
 
     def __init__(self, parameter: str, function: Function[[int], float] | str, every: int) -> None:
         if type(every) is not int or every < 1:
-            raise UsageError(f"set_by_function: every is {every!r:.60}; give a number of steps, 1 or more")
+            raise UsageError(
+                f"set_by_function: every is {every!r:.60}; give a number of steps, 1 or more"
+            )
         if isinstance(function, str):
             function = imported("set_by_function", function, callable, "function")
         if not callable(function):
-            raise UsageError(f"set_by_function: {function!r:.60} is not a function of the step; give one, or its name")
+            raise UsageError(
+                f"set_by_function: {function!r:.60} is not a function of the step; give one, or its name"
+            )
         self._parameter, self.every, self._function = parameter, every, function
 
     def train_begin(self, run: Run) -> None:
@@ -95,7 +105,9 @@ class SetByFunction(Callback):
         """Sets the value of this step, if it is a multiple of `every`."""
         del steps
         if self.every and run.step % self.every == 0:
-            function_name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+            function_name = getattr(
+                self._function, "__qualname__", type(self._function).__qualname__
+            )
             value = float(self._function(run.step))
             run.change(self._parameter, value, f"{self.name} {function_name}")
 
@@ -121,8 +133,14 @@ def _values_of(steps: Any) -> dict[int | Duration, float]:
                 f"set_at_steps: {pair!r:.60} is not a pair of a step and a value; write [[0, 0.1], [1000, 0.01]]"
             )
         step, value = _place_of(pair[0]), pair[1]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise UsageError(f"set_at_steps: the value {value!r:.60} at step {pair[0]} is not a finite number")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+        ):
+            raise UsageError(
+                f"set_at_steps: the value {value!r:.60} at step {pair[0]} is not a finite number"
+            )
         if step in values:
             raise UsageError(f"set_at_steps: {_written(step)} is there twice; give it one value")
         values[step] = float(value)

@@ -1,13 +1,14 @@
 """The protocol of a save: write to a temporary folder, record, rename. And what is wrong with a checkpoint.
 
-A save writes its files to the folder `.saving-ckpt-<step>`. When they are complete, `finish_save` forces them to the
-disk, writes the commit record `ckpt-<step>.commit.json` beside them and moves all files into place, the record last.
-After a kill, `finish_interrupted` continues: a temporary folder with a record is moved into place, any other is
-removed. So a checkpoint is either complete or not there, and one that is saved again stays complete.
+A save writes its files to the folder `.saving-ckpt-<step>`. When they are complete, `finish_save`
+forces them to the disk, writes the commit record `ckpt-<step>.commit.json` beside them and moves
+all files into place, the record last. After a kill, `finish_interrupted` continues: a temporary
+folder with a record is moved into place, any other is removed. So a checkpoint is either complete
+or not there, and one that is saved again stays complete.
 
-The record holds the size and the CRC-32 of every file, the `run_id` of the run's manifest.json, and the time of the
-save, which a copy of the folder keeps. A checkpoint without a record, such as TF Model Garden's, is read completely,
-with TensorFlow's own checksums, before it is trusted.
+The record holds the size and the CRC-32 of every file, the `run_id` of the run's manifest.json, and
+the time of the save, which a copy of the folder keeps. A checkpoint without a record, such as TF
+Model Garden's, is read completely, with TensorFlow's own checksums, before it is trusted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from trainer_kit.checkpoint_names import ITERATOR, POINTER, RECORD, UNFINISHED, 
 from trainer_kit.errors import StorageError
 
 _SAVING = ".saving-"
-_OLD_MARK = re.compile(r"\.saving-(ckpt-\d+)(?:\.(\w+))?")  # an empty file of earlier versions, with the run_id
+_OLD_MARK = re.compile(
+    r"\.saving-(ckpt-\d+)(?:\.(\w+))?"
+)  # an empty file of earlier versions, with the run_id
 _CHUNK = 1 << 22  # bytes
 
 
@@ -32,11 +35,14 @@ def begin_save(prefix: str) -> str:
     """Returns the temporary prefix to which the files of the checkpoint `prefix` have to be written.
 
     Raises:
-      OSError: when the temporary folder cannot be created, or an earlier save of this step not be moved into place.
+      OSError: when the temporary folder cannot be created, or an earlier save of this step not be
+        moved into place.
     """
     folder = _temporary_folder(prefix)
     files.reach("checkpoint.begin", prefix)
-    if is_moving(prefix):  # else a kill during this save would leave no complete checkpoint of the step
+    if is_moving(
+        prefix
+    ):  # else a kill during this save would leave no complete checkpoint of the step
         _move_into_place(prefix)
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
@@ -63,8 +69,9 @@ def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
 def fail_save(prefix: str, error: Exception | None) -> StorageError:
     """Removes the files of a failed save, and returns the error to raise: what failed, and why.
 
-    Those of an earlier checkpoint of this step stay. A recorded save stays too, since its files may have replaced some
-    of the earlier one: the next save of the step, or the next start, moves the rest into place.
+    Those of an earlier checkpoint of this step stay. A recorded save stays too, since its files may
+    have replaced some of the earlier one: the next save of the step, or the next start, moves the
+    rest into place.
     """
     folder = _temporary_folder(prefix)
     what = "was not written"
@@ -90,7 +97,9 @@ def not_written(what: str, folder: str, error: Exception | None) -> StorageError
 
 def is_moving(prefix: str) -> bool:
     """Whether a save of the checkpoint `prefix` is recorded and not yet in place."""
-    return read_record(os.path.join(_temporary_folder(prefix), os.path.basename(prefix))) is not None
+    return (
+        read_record(os.path.join(_temporary_folder(prefix), os.path.basename(prefix))) is not None
+    )
 
 
 def commit(prefix: str, point: str = "checkpoint.record", **entries: Any) -> None:
@@ -103,7 +112,10 @@ def commit(prefix: str, point: str = "checkpoint.record", **entries: Any) -> Non
     recorded = {}
     for path in own_files(prefix):
         if not path.endswith(RECORD):
-            recorded[os.path.basename(path)] = {"bytes": os.path.getsize(path), "crc32": _checksum(path, flush=True)}
+            recorded[os.path.basename(path)] = {
+                "bytes": os.path.getsize(path),
+                "crc32": _checksum(path, flush=True),
+            }
     files.flush_folder(os.path.dirname(prefix))
     files.write_json(prefix + RECORD, {"files": recorded, **entries}, point=point)
 
@@ -151,7 +163,9 @@ def remove_checkpoint(prefix: str) -> None:
       OSError: when a file cannot be removed.
     """
     begin_save(prefix)
-    for path in sorted(own_files(prefix), key=lambda path: (not path.endswith(RECORD), ".data-" in path)):
+    for path in sorted(
+        own_files(prefix), key=lambda path: (not path.endswith(RECORD), ".data-" in path)
+    ):
         files.reach("checkpoint.remove", path)
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
@@ -260,13 +274,18 @@ def _undo_save_in_place(prefix: str) -> None:
 def _unreadable(prefix: str) -> str:
     import tensorflow as tf  # a checkpoint with a record is checked without TensorFlow
 
-    iterators = {path.rpartition(".")[0] for path in own_files(prefix) if path.startswith(prefix + ITERATOR)}
+    iterators = {
+        path.rpartition(".")[0] for path in own_files(prefix) if path.startswith(prefix + ITERATOR)
+    }
     try:
         for part in [prefix, *sorted(iterators)]:
             reader = tf.train.load_checkpoint(part)
             for name, kind in reader.get_variable_to_dtype_map().items():
-                # Python has no value for the state of an iterator; TensorFlow raises only after it has read the state.
-                with contextlib.suppress(*([tf.errors.InternalError] if kind == tf.variant else [])):
+                # Python has no value for the state of an iterator; TensorFlow raises only after it
+                # has read the state.
+                with contextlib.suppress(
+                    *([tf.errors.InternalError] if kind == tf.variant else [])
+                ):
                     reader.get_tensor(name)
     except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
         text = str(getattr(error, "message", None) or error).splitlines()

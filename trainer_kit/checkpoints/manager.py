@@ -74,20 +74,25 @@ class Reports(Protocol):
 class CheckpointManager(tf.train.CheckpointManager):
     """Saves in the background with commit records, rotates, and restores strictly.
 
-    It implements everything with `tf.train.Checkpoint.write`. It derives from tf.train.CheckpointManager only because
-    Orbit's Controller asserts that type: it overrides every public name, and the state of TensorFlow's class does not
-    exist. To create a manager changes no file: `prepare_folder` does.
+    It implements everything with `tf.train.Checkpoint.write`. It derives from
+    tf.train.CheckpointManager only because Orbit's Controller asserts that type: it overrides every
+    public name, and the state of TensorFlow's class does not exist. To create a manager changes no
+    file: `prepare_folder` does.
 
-    A save blocks only while the variables are copied; at most one save is in flight, and the next one waits for it.
-    Rotation counts and removes only checkpoints with a record of this run; a file `ckpt-<step>.pin` protects one.
+    A save blocks only while the variables are copied; at most one save is in flight, and the next
+    one waits for it. Rotation counts and removes only checkpoints with a record of this run; a file
+    `ckpt-<step>.pin` protects one.
 
-    Workers that are not the chief save too, since reading a variable can involve all workers, but to
-    `workers/<worker>/checkpoints`, where each save replaces the last one. The folder is removed at the end.
+    Workers that are not the chief save too, since reading a variable can involve all workers, but
+    to `workers/<worker>/checkpoints`, where each save replaces the last one. The folder is removed
+    at the end.
 
     Args:
-      trainer: The trainer whose state the checkpoints contain. One that trains restores at the start, and a restore
-        must use all that a checkpoint contains. Both do not apply to evaluation.
-      run: The run's directory, which contains the `ckpt-<step>` files and a manifest that identifies the run.
+      trainer: The trainer whose state the checkpoints contain. One that trains restores at the
+        start, and a restore must use all that a checkpoint contains. Both do not apply to
+        evaluation.
+      run: The run's directory, which contains the `ckpt-<step>` files and a manifest that
+        identifies the run.
       options: How many checkpoints to keep, and how often to save.
       reports: The reports to write to the disk before a checkpoint is in place.
       retention: Protects older checkpoints from rotation; None: only pins do.
@@ -97,10 +102,10 @@ class CheckpointManager(tf.train.CheckpointManager):
     Attributes:
       saved_step: The step of the last saved or restored checkpoint; -1 before the first.
       saved_path: The prefix of that checkpoint.
-      checkpoint_interval: The steps between saves; 1 if a time decides, since Orbit's Controller saves nothing
-        without one.
-      goes_back_to: The step that the run goes back to by request, which a dead process may not have finished; None
-        without a rewind.
+      checkpoint_interval: The steps between saves; 1 if a time decides, since Orbit's Controller
+        saves nothing without one.
+      goes_back_to: The step that the run goes back to by request, which a dead process may not have
+        finished; None without a rewind.
     """
 
     saved_step: int = -1
@@ -134,7 +139,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._reports = reports if self._is_chief else None
         self._retention = retention if self._is_chief else None
         self._newest_to_keep = options.max_to_keep if self._is_chief else 1
-        own_folder = os.path.join(run.path, "workers", str(worker_index(trainer.strategy)), "checkpoints")
+        own_folder = os.path.join(
+            run.path, "workers", str(worker_index(trainer.strategy)), "checkpoints"
+        )
         self._folder = run.path if self._is_chief else own_folder
 
         self._saved_at = time.monotonic()
@@ -169,11 +176,13 @@ class CheckpointManager(tf.train.CheckpointManager):
     def prepare_folder(self, from_step: int | None = None) -> None:
         """Repairs what dead processes have left in the run's folder, and finds the checkpoint to resume from.
 
-        The run calls it once, when it holds the lock of the folder, on every worker; for evaluation it changes nothing.
+        The run calls it once, when it holds the lock of the folder, on every worker; for evaluation
+        it changes nothing.
 
         Args:
-          from_step: The step of the checkpoint to resume from instead of the newest; 0 starts again. Later checkpoints
-            stay in place until `archive_later`, since the named checkpoint may not fit.
+          from_step: The step of the checkpoint to resume from instead of the newest; 0 starts
+            again. Later checkpoints stay in place until `archive_later`, since the named checkpoint
+            may not fit.
 
         Raises:
           UsageError: when there is no checkpoint of the step to go back to.
@@ -204,8 +213,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     def is_due(self, since: int, step: int) -> bool:
         """Whether a checkpoint is due at `step`, on every worker.
 
-        It is if the steps after `since` hold a multiple of the interval, or if the time between saves is over since the
-        last save or restore, by the chief's clock.
+        It is if the steps after `since` hold a multiple of the interval, or if the time between
+        saves is over since the last save or restore, by the chief's clock.
         """
         if self._seconds:
             return bool(self._broadcast(int(time.monotonic() - self._saved_at >= self._seconds)))
@@ -220,7 +229,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     ) -> str | None:
         """Starts a save unless it is too early or this step is already saved; returns the prefix of its files.
 
-        It replaces no checkpoint of another run; one without a record, of another program, is moved to `archived/`.
+        It replaces no checkpoint of another run; one without a record, of another program, is moved
+        to `archived/`.
 
         Args:
           checkpoint_number: The number in the names of the files; None: the global step.
@@ -229,23 +239,30 @@ class CheckpointManager(tf.train.CheckpointManager):
           again: Whether to write the checkpoint of a saved step once more.
 
         Raises:
-          StorageError: when this save, or the previous background save, cannot be written, when the folder is no longer
-            that of the run, or when another run has saved this step there.
+          StorageError: when this save, or the previous background save, cannot be written, when the
+            folder is no longer that of the run, or when another run has saved this step there.
         """
         step = self._step
         last = self.saved_step
         is_early = check_interval and last >= 0 and not self.is_due(last, step)
         if not again and (step == last or is_early):
             return None
-        self.sync()  # waits for the previous save, so that its failure is reported under its own name
+        # Waits for the previous save, so that its failure is reported under its own name
+        self.sync()
         self._run.check_run_id()
 
-        prefix = os.path.join(self._folder, f"ckpt-{step if checkpoint_number is None else int(checkpoint_number)}")
+        prefix = os.path.join(
+            self._folder, f"ckpt-{step if checkpoint_number is None else int(checkpoint_number)}"
+        )
         if foreign := foreign_problem(prefix, self._run.run_id):
             raise StorageError(foreign)
         if own_files(prefix) and read_record(prefix) is None and not is_moving(prefix):
             folder = set_aside(prefix, ARCHIVED)
-            _LOG.warning("%s already existed, but this run did not save it; it was moved to %s", prefix, folder)
+            _LOG.warning(
+                "%s already existed, but this run did not save it; it was moved to %s",
+                prefix,
+                folder,
+            )
 
         try:
             temporary = begin_save(prefix)
@@ -260,8 +277,15 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._saved_at = time.monotonic()
             self._in_flight = prefix
             self.checkpoint.save_counter.assign_add(1)
-            options = copy.copy(options) if options else tf.train.CheckpointOptions(enable_async=self._asynchronous)
-            options.experimental_write_callbacks = [*(options.experimental_write_callbacks or []), self._commit]
+            options = (
+                copy.copy(options)
+                if options
+                else tf.train.CheckpointOptions(enable_async=self._asynchronous)
+            )
+            options.experimental_write_callbacks = [
+                *(options.experimental_write_callbacks or []),
+                self._commit,
+            ]
             self.checkpoint.write(temporary, options)
         except (tf.errors.OpError, OSError, StorageError) as error:
             raise self._failed(prefix, error) from error
@@ -275,7 +299,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Waits for the save in flight.
 
         Raises:
-          StorageError: when it failed. TensorFlow itself would report that at the next save, or never.
+          StorageError: when it failed. TensorFlow itself would report that at the next save, or
+            never.
         """
         self.checkpoint.sync()
         if self._in_flight:
@@ -285,7 +310,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _commit(self, _: str) -> None:
         """Records the written checkpoint, moves it into place and rotates older ones; runs in the save's thread.
 
-        A run can resume from the checkpoint once it is in place, so the reports are on the disk before.
+        A run can resume from the checkpoint once it is in place, so the reports are on the disk
+        before.
         """
         prefix = self._in_flight
         files.reach("checkpoint.written", prefix)
@@ -301,7 +327,9 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def _rotate(self) -> None:
         """Lists the checkpoints in the pointer file and removes older ones; runs in the save's thread."""
-        remove_old_checkpoints(self._folder, self._newest_to_keep, self._run.run_id, self._retention)
+        remove_old_checkpoints(
+            self._folder, self._newest_to_keep, self._run.run_id, self._retention
+        )
 
     def _failed(self, prefix: str, error: Exception | None) -> StorageError:
         """Removes the files of a failed save and returns the error to raise."""
@@ -336,8 +364,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore_or_initialize(self) -> str | None:
         """Restores the newest checkpoint with finite values and returns its prefix, or initializes the trainer.
 
-        It does nothing for evaluation. A second call before the run has taken a step returns the same prefix. After a
-        step it restores the newest checkpoint, as TensorFlow's manager does.
+        It does nothing for evaluation. A second call before the run has taken a step returns the
+        same prefix. After a step it restores the newest checkpoint, as TensorFlow's manager does.
 
         Raises:
           UsageError: when the checkpoint does not fit the model.
@@ -373,7 +401,11 @@ class CheckpointManager(tf.train.CheckpointManager):
             self.restore(path)
             if self._trainer.state.is_sound():
                 return path
-            _LOG.warning("%s holds weights that are not finite; it is moved to %s/ and not used", path, DIVERGED)
+            _LOG.warning(
+                "%s holds weights that are not finite; it is moved to %s/ and not used",
+                path,
+                DIVERGED,
+            )
             if self._is_chief:
                 set_aside(path, DIVERGED)
             path = self.newest()
@@ -382,7 +414,9 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore(self, path: str) -> None:
         """Restores one checkpoint; the next save is due one interval later."""
         loose = self._trainer.state.loose
-        restore(self.checkpoint, path, whole=self._trainer.trains, partial=self._partial, loose=loose)
+        restore(
+            self.checkpoint, path, whole=self._trainer.trains, partial=self._partial, loose=loose
+        )
         self.saved_step = self._step
         self.saved_path = path
         self._saved_at = time.monotonic()

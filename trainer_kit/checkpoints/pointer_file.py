@@ -1,7 +1,7 @@
 """TensorFlow's pointer file, which lists the checkpoints of a folder and names the newest, for other programs.
 
-The file follows from the folder. It may be missing, incomplete or a step behind after the death of a process, so
-trainer_kit reads it only to learn which checkpoints once existed.
+The file follows from the folder. It may be missing, incomplete or a step behind after the death of
+a process, so trainer_kit reads it only to learn which checkpoints once existed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def listed_names(directory: str) -> list[str]:
     return _LISTED.findall(_read(directory))
 
 
-def write_pointer(directory: str, prefixes: Sequence[str], point: str = "checkpoint.pointer_file") -> None:
+def write_pointer(
+    directory: str, prefixes: Sequence[str], point: str = "checkpoint.pointer_file"
+) -> None:
     """Makes the pointer file list the checkpoints `prefixes`; it is written only if needed.
 
     Args:

@@ -1,6 +1,7 @@
 """Removes older checkpoints of a folder, and chooses those that stay besides the newest ones.
 
-The choice depends only on the checkpoints that are there, so a run that was killed keeps the same ones.
+The choice depends only on the checkpoints that are there, so a run that was killed keeps the same
+ones.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Retention:
     Args:
       folder: The folder of the checkpoints.
       leases: The leases of the run's sidecars.
-      interval: The value of trainer.keep_interval: steps, or a time; None keeps no older checkpoints.
+      interval: The value of trainer.keep_interval: steps, or a time; None keeps no older
+        checkpoints.
     """
 
     def __init__(self, folder: str, leases: Leases, interval: int | str | None = None) -> None:
@@ -39,7 +41,9 @@ class Retention:
         return needed | first_of_each_period(self._folder, seconds_of(self._interval), steps)
 
 
-def remove_old_checkpoints(folder: str, keep: int, run_id: str, retention: Retention | None = None) -> None:
+def remove_old_checkpoints(
+    folder: str, keep: int, run_id: str, retention: Retention | None = None
+) -> None:
     """Removes all but the newest checkpoints of a run; pinned and protected ones, and those of other runs, stay.
 
     Args:
@@ -54,9 +58,15 @@ def remove_old_checkpoints(folder: str, keep: int, run_id: str, retention: Reten
     """
     checkpoints = complete_checkpoints(folder)
     own = [step for step, prefix in checkpoints.items() if is_own(prefix, run_id)]
-    old = [step for step in own[: max(0, len(own) - keep)] if not os.path.exists(f"{checkpoints[step]}.pin")]
+    old = [
+        step
+        for step in own[: max(0, len(own) - keep)]
+        if not os.path.exists(f"{checkpoints[step]}.pin")
+    ]
     protected = retention.protected_steps(old) if retention is not None else set()
-    kept = {step: prefix for step, prefix in checkpoints.items() if step not in old or step in protected}
+    kept = {
+        step: prefix for step, prefix in checkpoints.items() if step not in old or step in protected
+    }
     write_pointer(folder, list(kept.values()))
     remove_others(folder, kept, run_id)
 

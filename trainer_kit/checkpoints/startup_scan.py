@@ -1,8 +1,8 @@
 """Scans model_dir when a trainer starts: finds the checkpoint to resume from, or to go back to.
 
-Nothing here is silent. Damaged checkpoints are moved to `damaged/` with a warning once an older whole checkpoint is
-found; without one the run does not start, since it would start from step 0. A checkpoint that another run saved is
-refused. Files of other programs are not touched.
+Nothing here is silent. Damaged checkpoints are moved to `damaged/` with a warning once an older
+whole checkpoint is found; without one the run does not start, since it would start from step 0. A
+checkpoint that another run saved is refused. Files of other programs are not touched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ import os
 from collections.abc import Collection
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, own_files, owner, require_step, step_of
+from trainer_kit.checkpoint_names import (
+    RECORD,
+    complete_checkpoints,
+    own_files,
+    owner,
+    require_step,
+    step_of,
+)
 from trainer_kit.checkpoints.commit import (
     commit,
     foreign_problem,
@@ -47,16 +54,27 @@ def newest_whole(directory: str, run_id: str = "") -> str | None:
 
         for other, reason in damaged.items():
             moved = set_aside(other, DAMAGED)
-            _LOG.warning("%s is damaged: %s; it was moved to %s, and %s is used", other, reason, moved, prefix)
+            _LOG.warning(
+                "%s is damaged: %s; it was moved to %s, and %s is used",
+                other,
+                reason,
+                moved,
+                prefix,
+            )
         if not os.path.exists(prefix + RECORD):
-            _LOG.info("%s has no record of its checksums; it was read completely instead and is whole", prefix)
+            _LOG.info(
+                "%s has no record of its checksums; it was read completely instead and is whole",
+                prefix,
+            )
         elif read_record(prefix) is None:  # rotation would never remove it
             commit(prefix, **({"run_id": run_id} if run_id else {}))
         _repair_pointer(directory)
         return prefix
 
     if damaged:
-        reasons = "; ".join(f"{os.path.basename(prefix)}: {reason}" for prefix, reason in list(damaged.items())[:3])
+        reasons = "; ".join(
+            f"{os.path.basename(prefix)}: {reason}" for prefix, reason in list(damaged.items())[:3]
+        )
         more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
         raise StorageError(
             f"no checkpoint in {directory} is whole ({reasons}{more}); restore one from a backup, or start again from "
@@ -69,7 +87,8 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> None:
     """Checks that the run can go back to the step that --from_step names; 0 starts again.
 
     Raises:
-      UsageError: when there is no checkpoint of that step, or it is damaged, or another run saved it.
+      UsageError: when there is no checkpoint of that step, or it is damaged, or another run saved
+        it.
     """
     if step == 0:
         return
@@ -86,16 +105,21 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> None:
 def archive_later(directory: str, step: int) -> None:
     """Moves the checkpoints after `step` (all of them for 0) to `archived/`.
 
-    It first writes a note, which `going_back` reports to later processes until `done_going_back` removes it.
+    It first writes a note, which `going_back` reports to later processes until `done_going_back`
+    removes it.
 
     Raises:
       StorageError: when a file cannot be written or moved.
     """
     files.write_json(os.path.join(directory, ARCHIVED, _NOTE), {"step": step})
     later = [prefix for prefix in _ever_saved(directory) if step_of(prefix) > step or step == 0]
-    moved = [os.path.join(set_aside(prefix, ARCHIVED), os.path.basename(prefix)) for prefix in later]
+    moved = [
+        os.path.join(set_aside(prefix, ARCHIVED), os.path.basename(prefix)) for prefix in later
+    ]
     if moved:
-        _LOG.warning("the run goes back to step %d; later ones were moved: %s", step, ", ".join(moved))
+        _LOG.warning(
+            "the run goes back to step %d; later ones were moved: %s", step, ", ".join(moved)
+        )
 
 
 def going_back(directory: str) -> int | None:
@@ -125,8 +149,9 @@ def done_going_back(directory: str) -> None:
 def set_aside(prefix: str, folder: str) -> str:
     """Moves the files of a checkpoint, the record first, to a folder next to it and returns that folder.
 
-    The checkpoint leaves the pointer file first, since a missing file of a listed checkpoint counts as damage. If the
-    folder already holds a checkpoint of this step, the files go to a numbered folder inside it.
+    The checkpoint leaves the pointer file first, since a missing file of a listed checkpoint counts
+    as damage. If the folder already holds a checkpoint of this step, the files go to a numbered
+    folder inside it.
 
     Raises:
       StorageError: when the files cannot be moved.
@@ -144,14 +169,18 @@ def set_aside(prefix: str, folder: str) -> str:
         for path in sorted(own_files(prefix), key=lambda path: not path.endswith(RECORD)):
             os.replace(path, os.path.join(target, os.path.basename(path)))
     except OSError as error:
-        raise StorageError(f"{prefix} cannot be moved to {target}: {error.strerror or error}") from error
+        raise StorageError(
+            f"{prefix} cannot be moved to {target}: {error.strerror or error}"
+        ) from error
     return target
 
 
 def _ever_saved(directory: str) -> list[str]:
     """Returns the prefixes of all saved checkpoints that files or the pointer file show, in the order of steps."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
-    saved = {checkpoint for name in names if (checkpoint := owner(name))} | set(listed_names(directory))
+    saved = {checkpoint for name in names if (checkpoint := owner(name))} | set(
+        listed_names(directory)
+    )
     inside = glob.escape(directory)
     aside = (f"{inside}/{folder}/**/ckpt-*" for folder in (DIVERGED, ARCHIVED))
     if not saved and any(glob.glob(pattern, recursive=True) for pattern in aside):
@@ -167,6 +196,9 @@ def _ever_saved(directory: str) -> list[str]:
 def _repair_pointer(directory: str, without: Collection[str] = ()) -> None:
     """Writes the pointer file; a failure is only logged."""
     try:
-        write_pointer(directory, [item for item in complete_checkpoints(directory).values() if item not in without])
+        write_pointer(
+            directory,
+            [item for item in complete_checkpoints(directory).values() if item not in without],
+        )
     except (OSError, StorageError) as error:  # the file is for other programs
         _LOG.warning("%s", error)

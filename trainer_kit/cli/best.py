@@ -21,11 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the run, the ledger, the criterion of the best, and the number of evaluations."""
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
     parser.add_argument(
-        "--name", help="The ledger to read. Default: validation (the training run's), or the only ledger of the run."
+        "--name",
+        help="The ledger to read. Default: validation (the training run's), or the only ledger of the run.",
     )
     ledgers.add_choice(parser)
     parser.add_argument(
-        "--best", metavar="NAME", help="Shows the best checkpoints that trainer.best_checkpoints keeps under this name."
+        "--best",
+        metavar="NAME",
+        help="Shows the best checkpoints that trainer.best_checkpoints keeps under this name.",
     )
     parser.add_argument(
         "--top",
@@ -40,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the best evaluations.
 
     Raises:
-      UsageError: when the run, ledger or metric does not exist, or the ledger or the metric has to be named.
+      UsageError: when the run, ledger or metric does not exist, or the ledger or the metric has to
+        be named.
       StorageError: when a file cannot be read.
     """
     if arguments.top is not None and arguments.top < 1:
@@ -54,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     choice = ledgers.choose(arguments.metric, arguments.comparison, settings, evaluations)
     if choice is None:
         names = ledgers.metric_names(evaluations)
-        raise UsageError(f"--metric: is required, because the run keeps no best checkpoint; {suggestion('', names)}")
+        raise UsageError(
+            f"--metric: is required, because the run keeps no best checkpoint; {suggestion('', names)}"
+        )
     ledgers.check_metric(choice.metric, evaluations, "trainer.best_checkpoint_eval_metric")
     of_datasets = list(ledgers.ranked(evaluations, choice).values())
     kept = ledgers.best_folder(folder, settings, name)
@@ -77,7 +83,11 @@ def _ledger(folder: Path, name: str | None) -> str:
 
 
 def _show_named(
-    arguments: argparse.Namespace, folder: Path, name: str, settings: Settings, evaluations: Sequence[Evaluation]
+    arguments: argparse.Namespace,
+    folder: Path,
+    name: str,
+    settings: Settings,
+    evaluations: Sequence[Evaluation],
 ) -> int:
     """Prints the evaluations that trainer.best_checkpoints keeps under a name."""
     if arguments.metric or arguments.comparison:
@@ -91,11 +101,20 @@ def _show_named(
             f"{suggestion(arguments.best, list(settings.named))}"
         )
     criterion = settings.named[arguments.best]
-    ledgers.check_metric(criterion.metric, evaluations, f"trainer.best_checkpoints.{arguments.best}.metric")
+    ledgers.check_metric(
+        criterion.metric, evaluations, f"trainer.best_checkpoints.{arguments.best}.metric"
+    )
     of_datasets = list(ledgers.kept(evaluations, criterion).values())
     place = ledgers.named_folder(folder, name, arguments.best)
     shown = [one for of in of_datasets for one in of[: arguments.top]]
-    _show(arguments, folder, Choice(criterion.metric, criterion.comparison), of_datasets, shown, [place])
+    _show(
+        arguments,
+        folder,
+        Choice(criterion.metric, criterion.comparison),
+        of_datasets,
+        shown,
+        [place],
+    )
     return ExitCode.DONE
 
 
@@ -134,12 +153,18 @@ def _weights(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> str 
     return None if place is None else os.path.relpath(place, folder)
 
 
-def _table(name: str, choice: Choice, best: Sequence[Evaluation], weights: Sequence[str | None]) -> Table:
+def _table(
+    name: str, choice: Choice, best: Sequence[Evaluation], weights: Sequence[str | None]
+) -> Table:
     metric = choice.metric
     rows = [
         [str(one.step), number(one.metrics[metric]), one.dataset, one.checkpoint, place or "gone"]
         for one, place in zip(best, weights, strict=True)
     ]
-    found = f"best by {metric} ({choice.comparison})" if rows else f"no evaluation has a finite {metric}"
+    found = (
+        f"best by {metric} ({choice.comparison})"
+        if rows
+        else f"no evaluation has a finite {metric}"
+    )
     headers = ["step", metric, "dataset", "checkpoint", "weights"]
     return Table(f"{name}: {found}", headers, rows, left=frozenset(headers[2:]))

@@ -40,7 +40,10 @@ class Checklist:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is None:
             self._passed()
@@ -64,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
-        checks.begin("machine: the devices and the strategy can be used, and the batch sizes divide among the replicas")
+        checks.begin(
+            "machine: the devices and the strategy can be used, and the batch sizes divide among the replicas"
+        )
         from trainer_kit.run.launcher import prepare
 
         strategy = prepare(config)
@@ -77,7 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
             trainer = _built_trainer(config, short, task, folder, checks)
             _run(config, short, task, trainer, folder, checks)
     if config.trainer.train_steps == 0:
-        print(f"note: trainer.train_steps is 0, so a run trains nothing; this check has trained {_STEPS} steps")
+        print(
+            f"note: trainer.train_steps is 0, so a run trains nothing; this check has trained {_STEPS} steps"
+        )
     print(f"{arguments.experiment} is ready to run ({time.perf_counter() - start:.1f} s)")
     return ExitCode.DONE
 
@@ -85,14 +92,17 @@ def run(arguments: argparse.Namespace) -> int:
 def shortened(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the config of a run that begins like that of `config`, and where all is due after a few steps.
 
-    If the run is longer than that, its learning rate and durations stay what they are; a callback has to stop it.
+    If the run is longer than that, its learning rate and durations stay what they are; a callback
+    has to stop it.
     """
     options = config.trainer
     steps = max(_STEPS, options.fuse_steps)
     batches = options.validation_steps if 0 < options.validation_steps < _BATCHES else _BATCHES
     train_steps = options.train_steps
     if 0 <= train_steps < steps:
-        train_steps = type(train_steps)(steps)  # after rounded steps, a dataset that ends starts again
+        train_steps = type(train_steps)(
+            steps
+        )  # after rounded steps, a dataset that ends starts again
     return config.replace(
         trainer={
             "train_steps": train_steps,
@@ -101,14 +111,18 @@ def shortened(config: ExperimentConfig) -> ExperimentConfig:
             "checkpoint_interval": steps,
             "validation_interval": steps,
             "validation_steps": batches,
-            "validation_sets": {name: {"steps": None, "interval": None} for name in options.validation_sets},
+            "validation_sets": {
+                name: {"steps": None, "interval": None} for name in options.validation_sets
+            },
             "recovery_max_trials": 0,  # a loss that is not finite ends the check
             "callbacks": (),
         }
     )
 
 
-def _built_trainer(config: ExperimentConfig, short: ExperimentConfig, task: Any, folder: str, checks: Checklist) -> Any:
+def _built_trainer(
+    config: ExperimentConfig, short: ExperimentConfig, task: Any, folder: str, checks: Checklist
+) -> Any:
     """Returns the trainer of the short run, after the checks of the names and the data that `config` asks for."""
     from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
     from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
@@ -129,7 +143,9 @@ def _built_trainer(config: ExperimentConfig, short: ExperimentConfig, task: Any,
     if exporter is not None and names is not None:
         best = BestCheckpoints.of(exporter)
         metrics = [kept.metric_name for kept in best]
-        checks.begin(f"best metric: {', '.join(dict.fromkeys(metrics))} is one of {', '.join(names)}")
+        checks.begin(
+            f"best metric: {', '.join(dict.fromkeys(metrics))} is one of {', '.join(names)}"
+        )
         check_best_metric(trainer, best)
     if early is not None and not early.eval_name and names is not None:
         checks.begin(f"early stopping: {early.metric} is one of {', '.join(names)}")
@@ -137,12 +153,19 @@ def _built_trainer(config: ExperimentConfig, short: ExperimentConfig, task: Any,
     checks.begin("data: can be opened, and is not empty")
     trainer.check_data()
     feeds = {one.name: one.feed for one in getattr(trainer, "validation", ())}
-    shared_sets(feeds, config.trainer).check(config.trainer.validation_steps)  # with the numbers of batches of the run
+    shared_sets(feeds, config.trainer).check(
+        config.trainer.validation_steps
+    )  # with the numbers of batches of the run
     return trainer
 
 
 def _run(
-    config: ExperimentConfig, short: ExperimentConfig, task: Any, trainer: Any, folder: str, checks: Checklist
+    config: ExperimentConfig,
+    short: ExperimentConfig,
+    task: Any,
+    trainer: Any,
+    folder: str,
+    checks: Checklist,
 ) -> None:
     import tensorflow as tf
 
@@ -156,11 +179,25 @@ def _run(
     checks.begin("start: callbacks, initial weights and the files of the run")
     steps = short.trainer.steps_per_loop
     progress = CheckProgress(steps, short.trainer.fuse_steps == 1, checks.begin)
-    configured = [one for one in from_config(config.trainer.callbacks) if not isinstance(one, Webhook)]
+    configured = [
+        one for one in from_config(config.trainer.callbacks) if not isinstance(one, Webhook)
+    ]
     callbacks = [*asked_after(steps, configured), progress]
     run_experiment(
-        tf.distribute.get_strategy(), task, "train_and_eval", short, folder, trainer=trainer, callbacks=callbacks,
-        console=ConsoleWriter(io.StringIO()), enable_async_checkpointing=False,
-    )  # fmt: skip
+        tf.distribute.get_strategy(),
+        task,
+        "train_and_eval",
+        short,
+        folder,
+        trainer=trainer,
+        callbacks=callbacks,
+        console=ConsoleWriter(io.StringIO()),
+        enable_async_checkpointing=False,
+    )
     checks.begin("restore: the checkpoint can be restored")
-    restore(trainer.checkpoint, tf.train.latest_checkpoint(folder), whole=True, loose=trainer.state.loose)
+    restore(
+        trainer.checkpoint,
+        tf.train.latest_checkpoint(folder),
+        whole=True,
+        loose=trainer.state.loose,
+    )

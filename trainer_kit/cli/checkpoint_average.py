@@ -12,7 +12,9 @@ from trainer_kit.errors import ExitCode, UsageError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the paths of the files, and that of the new one."""
-    parser.add_argument("paths", nargs="+", metavar="PATH", help=f"{PATH} Give two or more of one kind.")
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help=f"{PATH} Give two or more of one kind."
+    )
     add_output(parser)
 
 
@@ -20,8 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes a copy of the last file whose values of floating point are the means of all files.
 
     Raises:
-      UsageError: when the files differ in their variables, or the output exists or would be taken for a checkpoint of
-        a run.
+      UsageError: when the files differ in their variables, or the output exists or would be taken
+        for a checkpoint of a run.
       StorageError: when a file cannot be read or written.
     """
     from trainer_kit.checkpoints.weight_files.write import write_average  # imports TensorFlow
@@ -30,7 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     parents = (folder, os.path.dirname(folder))  # best weights are in a folder of the run
     is_in_run = any(os.path.exists(os.path.join(parent, "manifest.json")) for parent in parents)
     if is_in_run and owner(f"{name}.index"):
-        raise UsageError(f"--output: {arguments.output} would be taken for a checkpoint of the run; give another name")
+        raise UsageError(
+            f"--output: {arguments.output} would be taken for a checkpoint of the run; give another name"
+        )
 
     files = [open_file(path) for path in arguments.paths]
     count = write_average(files, arguments.output)

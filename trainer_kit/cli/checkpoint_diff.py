@@ -30,6 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows, equal = differences(first, second)
     if rows:
         headers = ["name", "difference", "detail"]
-        show([Table(f"{first.path} and {second.path}", headers, rows, left=frozenset(headers))], sys.stdout)
+        show(
+            [Table(f"{first.path} and {second.path}", headers, rows, left=frozenset(headers))],
+            sys.stdout,
+        )
     print(f"{equal} variables are equal, {len(rows)} differ")
     return ExitCode.DONE

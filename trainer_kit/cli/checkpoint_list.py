@@ -32,7 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
     file = open_file(arguments.path)
     rows = [[name, str(list(shape)), file.dtypes[name]] for name, shape in file.shapes.items()]
     headers = ["name", "shape", "dtype"]
-    show([Table(f"{file.path}, {file.kind}", headers, rows, left=frozenset(["name", "dtype"]))], sys.stdout)
+    show(
+        [Table(f"{file.path}, {file.kind}", headers, rows, left=frozenset(["name", "dtype"]))],
+        sys.stdout,
+    )
     print(f"{len(rows)} variables with {sum(map(math.prod, file.shapes.values())):,} values")
     return ExitCode.DONE
 

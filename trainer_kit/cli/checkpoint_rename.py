@@ -14,7 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help=PATH)
     names = ("PATTERN", "REPLACEMENT")
     text = "Replaces what a regular expression finds in names; it may be repeated, and \\1 is its first group."
-    parser.add_argument("--rename", nargs=2, action="append", required=True, metavar=names, help=text)
+    parser.add_argument(
+        "--rename", nargs=2, action="append", required=True, metavar=names, help=text
+    )
     add_output(parser)
 
 
@@ -22,7 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the checkpoint, and prints how many names have changed.
 
     Raises:
-      UsageError: when a pattern is broken or matches nothing, two variables get one name, or the output exists.
+      UsageError: when a pattern is broken or matches nothing, two variables get one name, or the
+        output exists.
       StorageError: when a file cannot be read or written.
     """
     from trainer_kit.checkpoints.weight_files.write import write_renamed  # imports TensorFlow
@@ -32,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         names = replaced_names(file, arguments.rename, "--rename")
     except (re.error, IndexError) as error:
-        raise UsageError(f"--rename: {error}; give a regular expression and its replacement") from error
+        raise UsageError(
+            f"--rename: {error}; give a regular expression and its replacement"
+        ) from error
     write_renamed(file, names, arguments.output)
     changed = sum(name != new for new, name in names.items())
     print(f"{arguments.output}: {changed} of {len(names)} variables are renamed")

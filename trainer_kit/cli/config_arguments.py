@@ -22,10 +22,15 @@ _REPEATED = {
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the experiment's name and the sources of its config."""
-    parser.add_argument("experiment", help="The name of the experiment; `trainer-kit list` shows all names.")
+    parser.add_argument(
+        "experiment", help="The name of the experiment; `trainer-kit list` shows all names."
+    )
     for name, meaning in _REPEATED.items():
         parser.add_argument(
-            f"--{name}", action="append", default=[], help=f"{meaning} It may be repeated; later ones win."
+            f"--{name}",
+            action="append",
+            default=[],
+            help=f"{meaning} It may be repeated; later ones win.",
         )
 
 

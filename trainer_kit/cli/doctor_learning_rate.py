@@ -1,7 +1,7 @@
 """Trains your experiment while the learning rate rises, prints the curve of the loss, and suggests a rate.
 
-It is the range test of Smith, https://arxiv.org/abs/1506.01186. A new model trains on the experiment's own data; no
-files of a run are read or written.
+It is the range test of Smith, https://arxiv.org/abs/1506.01186. A new model trains on the
+experiment's own data; no files of a run are read or written.
 """
 
 from __future__ import annotations
@@ -25,18 +25,26 @@ _LINES, _WIDTH = 25, 50
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the experiment, the sources of its config, the rates and the picture."""
     add_config_arguments(parser)
-    parser.add_argument("--lowest", type=float, default=1e-6, help="The rate of the first step. Default: 1e-6.")
-    parser.add_argument("--highest", type=float, default=10.0, help="The rate of the last step. Default: 10.")
-    parser.add_argument("--steps", type=int, default=200, help="The number of training steps. Default: 200.")
-    parser.add_argument("--picture", metavar="FILE", help="Saves the curve as a picture, such as rates.png.")
+    parser.add_argument(
+        "--lowest", type=float, default=1e-6, help="The rate of the first step. Default: 1e-6."
+    )
+    parser.add_argument(
+        "--highest", type=float, default=10.0, help="The rate of the last step. Default: 10."
+    )
+    parser.add_argument(
+        "--steps", type=int, default=200, help="The number of training steps. Default: 200."
+    )
+    parser.add_argument(
+        "--picture", metavar="FILE", help="Saves the curve as a picture, such as rates.png."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the curve and the suggested rate.
 
     Raises:
-      UsageError: when the config or the rates are wrong, the picture cannot be drawn, or the task does not use the
-        rate of the config.
+      UsageError: when the config or the rates are wrong, the picture cannot be drawn, or the task
+        does not use the rate of the config.
       DataError: when the training data is empty or ends at once.
       DivergedError: when training diverges at the lowest rates.
     """
@@ -68,13 +76,20 @@ def _check(arguments: argparse.Namespace) -> None:
     if not arguments.picture:
         return
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--picture needs matplotlib: pip install 'trainer_kit[experiments]', or leave it out")
+        raise UsageError(
+            "--picture needs matplotlib: pip install 'trainer_kit[experiments]', or leave it out"
+        )
     from matplotlib.backend_bases import FigureCanvasBase
 
-    known, suffix = FigureCanvasBase.get_supported_filetypes(), os.path.splitext(arguments.picture)[1].lower()
+    known, suffix = (
+        FigureCanvasBase.get_supported_filetypes(),
+        os.path.splitext(arguments.picture)[1].lower(),
+    )
     if suffix and suffix[1:] not in known:
         formats = suggestion(suffix, [f".{name}" for name in known])
-        raise UsageError(f"--picture={arguments.picture}: matplotlib writes no file {suffix}; {formats}")
+        raise UsageError(
+            f"--picture={arguments.picture}: matplotlib writes no file {suffix}; {formats}"
+        )
     if not os.path.isdir(folder := os.path.dirname(arguments.picture) or "."):
         raise UsageError(f"--picture={arguments.picture}: there is no folder {folder}; create it")
 
@@ -91,8 +106,14 @@ def _print(found: RateRange) -> None:
         print(f"stopped after {len(losses)} steps, at the rate {last}: {found.ended_by}")
     if found.still_falls:
         # Fewer steps reach the highest rate before the data ends.
-        remedy = f"give --steps={len(losses)}, or more data" if found.ended_by else "try higher ones (--highest)"
-        print(f"no suggestion: the loss still falls at the highest of these rates, {last}; {remedy}")
+        remedy = (
+            f"give --steps={len(losses)}, or more data"
+            if found.ended_by
+            else "try higher ones (--highest)"
+        )
+        print(
+            f"no suggestion: the loss still falls at the highest of these rates, {last}; {remedy}"
+        )
         return
     if found.suggestion is None:
         print(
@@ -100,8 +121,12 @@ def _print(found: RateRange) -> None:
             "more steps (--steps)"
         )
         return
-    print(f"suggested learning rate: {found.suggestion:.2g}, a tenth of the rate where the loss is lowest")
-    print(f"upper bound: {found.lowest:.2g}, where the loss is lowest; a schedule such as one_cycle may rise that far")
+    print(
+        f"suggested learning rate: {found.suggestion:.2g}, a tenth of the rate where the loss is lowest"
+    )
+    print(
+        f"upper bound: {found.lowest:.2g}, where the loss is lowest; a schedule such as one_cycle may rise that far"
+    )
 
 
 def _save_picture(found: RateRange, path: str) -> None:

@@ -1,6 +1,7 @@
 """Proves on your experiment that a killed run ends with the same bits as a run that was never stopped.
 
-The experiment runs once without faults and once with kills, in real processes, in a temporary folder.
+The experiment runs once without faults and once with kills, in real processes, in a temporary
+folder.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from trainer_kit.errors import ExitCode, TrainerKitError, UsageError
 
 _MODE = "train_and_eval"
 _PASSED_ON = ("import_module", "config_file", "gin_file", "gin_params", "params_override")
-_SIGNALS = {"kill": [signal.SIGKILL], "term": [signal.SIGTERM], "both": [signal.SIGKILL, signal.SIGTERM]}
+_SIGNALS = {
+    "kill": [signal.SIGKILL],
+    "term": [signal.SIGTERM],
+    "both": [signal.SIGKILL, signal.SIGTERM],
+}
 _POLL_SECONDS = 0.01
 _REPORT = re.compile(rb"train \| step (\d+)")
 _STARTED = re.compile(rf"{_MODE} from step (\d+)")
@@ -60,15 +65,25 @@ class Kill:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the experiment, the sources of its config, and the kills."""
     add_config_arguments(parser)
-    parser.add_argument("--kills", type=int, default=5, help="How often the run is killed. Default: 5.")
     parser.add_argument(
-        "--signal", choices=_SIGNALS, default="both", help="The signal that kills it. Default: both, in turn."
+        "--kills", type=int, default=5, help="How often the run is killed. Default: 5."
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="The seed of the random moments at which the run is killed. Default: 0."
+        "--signal",
+        choices=_SIGNALS,
+        default="both",
+        help="The signal that kills it. Default: both, in turn.",
     )
     parser.add_argument(
-        "--keep", action="store_true", help="Keeps the folders of the two runs, and prints where they are."
+        "--seed",
+        type=int,
+        default=0,
+        help="The seed of the random moments at which the run is killed. Default: 0.",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="Keeps the folders of the two runs, and prints where they are.",
     )
 
 
@@ -97,16 +112,22 @@ def _resume(arguments: argparse.Namespace, base: Path) -> int:
     seconds = _to_the_end(_command(arguments, whole), whole)
     warnings = _inexact(whole)
     steps, reports = _last_step(whole), len(_REPORT.findall(_log(whole).read_bytes()))
-    print(f"uninterrupted: {steps} steps, {seconds:.1f} s from the first report to the end", flush=True)
+    print(
+        f"uninterrupted: {steps} steps, {seconds:.1f} s from the first report to the end",
+        flush=True,
+    )
     chance = random.Random(arguments.seed)
     for line in warnings:
         print(f"the run says: {line}", flush=True)
     kills: list[Kill] = []
     starts: list[int] = []
     while len(kills) < arguments.kills:
-        # After a share of the remaining steps, but not in the last two loops: the run would end before the kill.
+        # After a share of the remaining steps, but not in the last two loops: the run would end
+        # before the kill.
         left = max(0, steps * (1 - 2 / max(reports, 1)) - _last_step(killed))
-        after = _last_step(killed) + chance.uniform(0, 2 * left / (arguments.kills - len(kills) + 1))
+        after = _last_step(killed) + chance.uniform(
+            0, 2 * left / (arguments.kills - len(kills) + 1)
+        )
         delay = chance.uniform(0, seconds / max(reports, 1))
         signals = _SIGNALS[arguments.signal]
         sent = signals[len(kills) % len(signals)]
@@ -129,7 +150,9 @@ def _command(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
     with open(_log(folder), "wb") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def _to_the_end(command: list[str], folder: Path) -> float:
@@ -146,7 +169,9 @@ def _to_the_end(command: list[str], folder: Path) -> float:
         return time.monotonic() - begin
 
 
-def _kill(command: list[str], folder: Path, sent: signal.Signals, after: int, seconds: float) -> Kill | None:
+def _kill(
+    command: list[str], folder: Path, sent: signal.Signals, after: int, seconds: float
+) -> Kill | None:
     """Kills a run `seconds` after its report of step `after` or later; returns None if the run ended before that.
 
     Raises:
@@ -204,17 +229,26 @@ def _print_last_kill(kills: list[Kill], folder: Path) -> list[int]:
 def _inexact(folder: Path) -> list[str]:
     """Returns the run's own warnings about data or steps whose resume may not be exact."""
     lines = _log(folder).read_text(errors="replace").splitlines()
-    return [line for line in lines if line.startswith(("task.train_data: ", "the training step uses "))]
+    return [
+        line for line in lines if line.startswith(("task.train_data: ", "the training step uses "))
+    ]
 
 
 def _verdict(
-    arguments: argparse.Namespace, whole: Path, killed: Path, kills: int, starts: list[int], warned: bool
+    arguments: argparse.Namespace,
+    whole: Path,
+    killed: Path,
+    kills: int,
+    starts: list[int],
+    warned: bool,
 ) -> int:
     from trainer_kit.evals.run_comparison import compare_runs, first_different_step
 
     differences = compare_runs(whole, killed)
     if differences:
-        print(f"the runs differ after {kills} kills; below, the uninterrupted run comes first, the killed run second")
+        print(
+            f"the runs differ after {kills} kills; below, the uninterrupted run comes first, the killed run second"
+        )
         step = first_different_step(whole, killed)
         # The likely cause is the experiment itself, or an incomplete checkpoint.
         if step is None:
@@ -245,7 +279,9 @@ def _verdict(
 
 
 def _last_step(folder: Path) -> int:
-    return max((int(line.get("step", 0)) for line in files.read_lines(folder / "metrics.jsonl")), default=0)
+    return max(
+        (int(line.get("step", 0)) for line in files.read_lines(folder / "metrics.jsonl")), default=0
+    )
 
 
 def _log(folder: Path) -> Path:
@@ -255,4 +291,6 @@ def _log(folder: Path) -> Path:
 
 def _failed(code: int, folder: Path) -> DoctorError:
     lines = _log(folder).read_text(errors="replace").splitlines()[-_SHOWN:]
-    return DoctorError(f"the run ended with exit code {code}; its last lines:\n  " + "\n  ".join(lines))
+    return DoctorError(
+        f"the run ended with exit code {code}; its last lines:\n  " + "\n  ".join(lines)
+    )

@@ -20,7 +20,9 @@ from trainer_kit.telemetry.scalars import to_json_number
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the run, its ledgers, and the criterion of the best."""
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
-    parser.add_argument("--name", help="The ledger to read, evals/<name>.jsonl. Default: all of them.")
+    parser.add_argument(
+        "--name", help="The ledger to read, evals/<name>.jsonl. Default: all of them."
+    )
     ledgers.add_choice(parser)
     parser.add_argument(
         "--all",
@@ -38,18 +40,29 @@ def run(arguments: argparse.Namespace) -> int:
       StorageError: when a file cannot be read.
     """
     folder = open_run(arguments.model_dir)
-    found = {name: ledgers.read_evaluations(folder, name) for name in ledgers.require_ledgers(folder, arguments.name)}
+    found = {
+        name: ledgers.read_evaluations(folder, name)
+        for name in ledgers.require_ledgers(folder, arguments.name)
+    }
     everything = [one for evaluations in found.values() for one in evaluations]
-    choice = ledgers.choose(arguments.metric, arguments.comparison, read_settings(folder), everything)
+    choice = ledgers.choose(
+        arguments.metric, arguments.comparison, read_settings(folder), everything
+    )
     shown = {name: [one for one in of if one.active or arguments.all] for name, of in found.items()}
     if arguments.json:
-        print(json.dumps([as_json(name, of, choice) for name, of in shown.items()], indent=2, allow_nan=False))
+        print(
+            json.dumps(
+                [as_json(name, of, choice) for name, of in shown.items()], indent=2, allow_nan=False
+            )
+        )
     else:
         show([table(name, of, choice, folder) for name, of in shown.items()], sys.stdout)
     return ExitCode.DONE
 
 
-def table(name: str, evaluations: Sequence[Evaluation], choice: Choice | None, folder: Path) -> Table:
+def table(
+    name: str, evaluations: Sequence[Evaluation], choice: Choice | None, folder: Path
+) -> Table:
     """Returns a ledger as a table with one row per evaluation; the best of each dataset is marked."""
     best, metrics = _best(evaluations, choice), ledgers.metric_names(evaluations)
     rows = []
@@ -57,12 +70,23 @@ def table(name: str, evaluations: Sequence[Evaluation], choice: Choice | None, f
         mark = "best" if id(one) in best else "" if one.active else "superseded"
         values = [number(one.metrics.get(metric)) for metric in metrics]
         rows.append(
-            [str(one.step), one.dataset, *values, number(one.seconds), ledgers.checkpoint_cell(one, folder), mark]
+            [
+                str(one.step),
+                one.dataset,
+                *values,
+                number(one.seconds),
+                ledgers.checkpoint_cell(one, folder),
+                mark,
+            ]
         )
     count = f"{len(rows)} evaluation{'' if len(rows) == 1 else 's'}"
-    title = f"{name}: {count}" + (f", best by {choice.metric} ({choice.comparison})" if choice and best else "")
+    title = f"{name}: {count}" + (
+        f", best by {choice.metric} ({choice.comparison})" if choice and best else ""
+    )
     headers = ["step", "dataset", *metrics, "seconds", "checkpoint", "mark"]
-    return Table(title, headers, rows, left=frozenset({"dataset", "checkpoint", "mark"} - {*metrics}))
+    return Table(
+        title, headers, rows, left=frozenset({"dataset", "checkpoint", "mark"} - {*metrics})
+    )
 
 
 def as_json(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -> dict[str, Any]:
@@ -91,4 +115,8 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
 
 def _best(evaluations: Sequence[Evaluation], choice: Choice | None) -> set[int]:
     """Returns the id() of each dataset's best evaluation: two evaluations may be equal in every field."""
-    return set() if choice is None else {id(of[0]) for of in ledgers.ranked(evaluations, choice).values()}
+    return (
+        set()
+        if choice is None
+        else {id(of[0]) for of in ledgers.ranked(evaluations, choice).values()}
+    )

@@ -1,8 +1,8 @@
 """Lists what a config can name: experiments, optimizers, schedules, gradient processors, datasets, metrics, callbacks.
 
-Experiments are those in ./experiments, in modules named by --import_module, and in entry points; with --all also those
-of other frameworks. Registered names are listed if their modules are imported: with
---import_module, or by ./experiments.
+Experiments are those in ./experiments, in modules named by --import_module, and in entry points;
+with --all also those of other frameworks. Registered names are listed if their modules are
+imported: with --import_module, or by ./experiments.
 """
 
 from __future__ import annotations
@@ -28,16 +28,25 @@ EXPERIMENTS = "experiments"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what to list, and --all."""
-    parser.add_argument("kind", nargs="?", choices=[EXPERIMENTS, *_LISTED], default=EXPERIMENTS, help="What is listed.")
     parser.add_argument(
-        "--all", action="store_true", help="Also lists the experiments of other frameworks, such as tfm/mock."
+        "kind",
+        nargs="?",
+        choices=[EXPERIMENTS, *_LISTED],
+        default=EXPERIMENTS,
+        help="What is listed.",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="Also lists the experiments of other frameworks, such as tfm/mock.",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints one line for each name: the name, and a sentence about it.
 
-    A package that cannot be imported is reported on standard error; the others are listed, and the exit code is 0.
+    A package that cannot be imported is reported on standard error; the others are listed, and the
+    exit code is 0.
     """
     names, broken = discovery.find_all_experiments(arguments.import_module)
     for error in broken:
@@ -49,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
         discovery.ask_doors()
         names = experiments.names()
     if not names and not broken:
-        print("no experiments here; go to a folder that has experiments/, or name a module with --import_module")
+        print(
+            "no experiments here; go to a folder that has experiments/, or name a module with --import_module"
+        )
     _print({name: _opening(experiments.lookup(name)) for name in names})
     return ExitCode.DONE
 
@@ -70,7 +81,9 @@ def _branches(choice: type[OpenOneOfConfig]) -> dict[str, str]:
 
 
 def _callbacks() -> dict[str, str]:
-    from trainer_kit.callbacks.configured_callbacks import registered_callbacks  # imports NumPy, which takes time
+    from trainer_kit.callbacks.configured_callbacks import (
+        registered_callbacks,
+    )  # imports NumPy, which takes time
 
     return {name: _opening(kind) for name, kind in registered_callbacks().items()}
 

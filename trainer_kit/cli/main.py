@@ -63,9 +63,15 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage and the message, and ends the process with exit code 2."""
-        given = re.search(r"(?:invalid choice: '|unrecognized arguments:.*? (?=--))([^'= ]+)", message)
+        given = re.search(
+            r"(?:invalid choice: '|unrecognized arguments:.*? (?=--))([^'= ]+)", message
+        )
         choices = re.findall(r"[\w-]+", message.partition("choose from")[2])
-        near = near_names(given[1], choices or re.findall(r"--\w+", self.format_help())) if given else ()
+        near = (
+            near_names(given[1], choices or re.findall(r"--\w+", self.format_help()))
+            if given
+            else ()
+        )
         super().error(f"{message}; did you mean {' or '.join(near)}?" if near else message)
 
 
@@ -87,11 +93,16 @@ def parser() -> argparse.ArgumentParser:
         ("doctor", _DOCTOR, "check", CHECKS),
     ):
         command = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
-        _add_parsers(command.add_subparsers(dest=inner, required=True, metavar=inner.upper()).add_parser, modules)
+        _add_parsers(
+            command.add_subparsers(dest=inner, required=True, metavar=inner.upper()).add_parser,
+            modules,
+        )
     return whole
 
 
-def _add_parsers(add_parser: Callable[..., argparse.ArgumentParser], modules: dict[str, ModuleType]) -> None:
+def _add_parsers(
+    add_parser: Callable[..., argparse.ArgumentParser], modules: dict[str, ModuleType]
+) -> None:
     """Adds a parser for each module, including the arguments that all commands take."""
     for name, module in modules.items():
         help_text = (module.__doc__ or "").split("\n")[0]
@@ -104,8 +115,12 @@ def _add_parsers(add_parser: Callable[..., argparse.ArgumentParser], modules: di
 def add_common_arguments(command: argparse.ArgumentParser) -> None:
     """Adds the arguments that all verbs take."""
     imports = "Imports a module or .py file that registers experiments; it may be repeated."
-    command.add_argument("--import_module", action="append", default=[], metavar="MODULE", help=imports)
-    command.add_argument("--debug", action="store_true", help="Prints the whole traceback of an error.")
+    command.add_argument(
+        "--import_module", action="append", default=[], metavar="MODULE", help=imports
+    )
+    command.add_argument(
+        "--debug", action="store_true", help="Prints the whole traceback of an error."
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,8 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _unread(arguments: argparse.Namespace) -> int:
     """Ends a verb whose output is no longer read, as with `| head`; returns its exit code.
 
-    For a verb that only shows something this is no failure: the code is 0. A verb that checks or writes something has
-    not finished: the code is 141, that of a program ended by SIGPIPE.
+    For a verb that only shows something this is no failure: the code is 0. A verb that checks or
+    writes something has not finished: the code is 141, that of a program ended by SIGPIPE.
     """
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):  # Python flushes them when it exits

@@ -1,6 +1,7 @@
 """Shows an experiment's config: every value and its source, and the meaning of the values that you name.
 
-On a terminal each value is followed by a sentence about it. In a pipe there is one line for each value.
+On a terminal each value is followed by a sentence about it. In a pipe there is one line for each
+value.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     parser.add_argument("paths", nargs="*", metavar="PATH", help=_PATHS)
     parser.add_argument(
-        "--diff", action="store_true", help="Shows only values that differ from the experiment's defaults."
+        "--diff",
+        action="store_true",
+        help="Shows only values that differ from the experiment's defaults.",
     )
 
 
@@ -52,7 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
             texts = [doc.sentence]
             if arguments.paths:
                 default = show(defaults[path]) if path in defaults else doc.default
-                texts = [doc.text, f"It takes {doc.allowed}; the default here is {default or 'not set'}."]
+                texts = [
+                    doc.text,
+                    f"It takes {doc.allowed}; the default here is {default or 'not set'}.",
+                ]
             for line in _wrapped(texts, min(console.width if console else 100, 100)):
                 console.print(line, style="dim", markup=False) if console else print(line)
     return ExitCode.DONE
@@ -68,8 +74,14 @@ def _chosen(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
     for path in paths:
         if not any(f"{one}.".startswith(f"{path}.") for one in known):
             inside = {one.rpartition(".")[0] for one in known}
-            raise UsageError(f"{path}: there is no such value; {suggestion(path, [*known, *sorted(inside - {''})])}")
-    return [one for one in values if not paths or any(f"{one[0]}.".startswith(f"{path}.") for path in paths)]
+            raise UsageError(
+                f"{path}: there is no such value; {suggestion(path, [*known, *sorted(inside - {''})])}"
+            )
+    return [
+        one
+        for one in values
+        if not paths or any(f"{one[0]}.".startswith(f"{path}.") for path in paths)
+    ]
 
 
 def _wrapped(texts: Sequence[str], width: int) -> Iterator[str]:

@@ -17,8 +17,8 @@ from trainer_kit.process.startup_signals import exit_code, stop_signals
 class Stops:
     """While entered, SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP raise SystemExit; in the main thread only.
 
-    An import of TensorFlow may turn these into an ImportError; `received` keeps the signal that really arrived. A
-    second signal, at least a second later, ends the process at once.
+    An import of TensorFlow may turn these into an ImportError; `received` keeps the signal that
+    really arrived. A second signal, at least a second later, ends the process at once.
 
     Attributes:
       received: the signal that decides the exit code, or None; see `signals.deciding`.
@@ -32,12 +32,17 @@ class Stops:
 
     def __enter__(self) -> Stops:
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, self._stop) for number in stop_signals()}
+            self._handlers = {
+                number: signal.signal(number, self._stop) for number in stop_signals()
+            }
             self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -57,6 +62,8 @@ class Stops:
 
     def _unraisable(self, unraisable: Any) -> None:
         """Handles an exception that Python would only print and drop, for example in a destructor."""
-        if self.received is not None and issubclass(unraisable.exc_type, (KeyboardInterrupt, SystemExit)):
+        if self.received is not None and issubclass(
+            unraisable.exc_type, (KeyboardInterrupt, SystemExit)
+        ):
             os._exit(exit_code(self.received))
         self._hook(unraisable)

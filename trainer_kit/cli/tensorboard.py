@@ -1,7 +1,7 @@
 """Shows the runs in a folder, also those that begin later, in TensorBoard on this machine.
 
-Give the folder that holds the folders of jobs, such as tmp/PIPELINE. Only this machine can reach the server: from
-elsewhere, forward its port.
+Give the folder that holds the folders of jobs, such as tmp/PIPELINE. Only this machine can reach
+the server: from elsewhere, forward its port.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _SILENT_AFTER = 20.0  # seconds: four beats
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the folder and the port."""
-    parser.add_argument("folder", metavar="FOLDER", help="A folder with runs in it, at any depth, or of one run.")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="A folder with runs in it, at any depth, or of one run."
+    )
     port = "The port of the server. Default: 6006, or the next one that is free; 0: any free one."
     parser.add_argument("--port", type=int, metavar="N", help=port)
 
@@ -36,24 +38,36 @@ def run(arguments: argparse.Namespace) -> int:
     """Lists the runs, and becomes TensorBoard, which shows them until a signal ends it. Does not return.
 
     Raises:
-      UsageError: when the folder is missing or remote, a number is out of range, or TensorBoard is not installed.
+      UsageError: when the folder is missing or remote, a number is out of range, or TensorBoard is
+        not installed.
       StorageError: when a folder cannot be read.
     """
     folder = Path(arguments.folder)
     if files.is_remote(arguments.folder):
-        raise UsageError(f"FOLDER: {arguments.folder!r} is a remote folder; give the path that it is mounted at")
+        raise UsageError(
+            f"FOLDER: {arguments.folder!r} is a remote folder; give the path that it is mounted at"
+        )
     if not folder.is_dir():
-        raise UsageError(f"FOLDER: there is no folder {folder}; give the folder that holds the folders of runs")
+        raise UsageError(
+            f"FOLDER: there is no folder {folder}; give the folder that holds the folders of runs"
+        )
     if arguments.port is not None and not 0 <= arguments.port <= _LAST_PORT:
-        raise UsageError(f"--port: {arguments.port} is not a port; give a number from 0 to {_LAST_PORT}")
+        raise UsageError(
+            f"--port: {arguments.port} is not a port; give a number from 0 to {_LAST_PORT}"
+        )
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("TensorBoard is not installed; run `pip install tensorboard`")
     show([_table(folder)], sys.stdout)
     sys.stdout.flush()
     command = ["tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
     command += [] if arguments.port is None else ["--port", str(arguments.port)]
-    quiet = ["-W", "ignore::UserWarning"]  # what TensorBoard's own imports warn of is not the user's
-    os.execv(sys.executable, [sys.executable, *quiet, "-m", *command])  # so that signals reach TensorBoard itself
+    quiet = [
+        "-W",
+        "ignore::UserWarning",
+    ]  # what TensorBoard's own imports warn of is not the user's
+    os.execv(
+        sys.executable, [sys.executable, *quiet, "-m", *command]
+    )  # so that signals reach TensorBoard itself
 
 
 def runs_in(folder: Path) -> Iterator[Path]:
@@ -80,7 +94,9 @@ def _table(folder: Path) -> Table:
         rows.append([os.path.relpath(path, folder), state, step])
     if not rows:
         return Table(f"{folder} holds no run yet", (), ())
-    return Table(f"runs in {folder}", ("run", "state", "step"), rows, left=frozenset({"run", "state"}))
+    return Table(
+        f"runs in {folder}", ("run", "state", "step"), rows, left=frozenset({"run", "state"})
+    )
 
 
 def _state_of(trainer: Process) -> str:

@@ -50,7 +50,9 @@ def describe(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
         return f"a mapping (each value {describe(args[1])})" if args else "a mapping"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "a section"
-    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + _bounds(metadata)
+    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + _bounds(
+        metadata
+    )
 
 
 def show(value: Any) -> str:
@@ -71,7 +73,9 @@ def hint(annotation: Any, value: Any, metadata: Sequence[Any] = ()) -> str:
         return "it has to be finite"
     if not isinstance(value, str):
         return ""
-    if _NUMBER.fullmatch(value) and (float in parts or (int in parts and float(value).is_integer())):
+    if _NUMBER.fullmatch(value) and (
+        float in parts or (int in parts and float(value).is_integer())
+    ):
         return f"write {value} without quotes"
     words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
     near = near_names(value, [word for word in words if isinstance(word, str)])
@@ -91,7 +95,11 @@ def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: It
         return "nest the keys, or write it as a.b=c in --params_override"
     elsewhere = [path for path in known if path.rpartition(".")[2] == name]
     near = [where[: -len(name)] + sibling for sibling in near_names(name, siblings)]
-    return f"did you mean {' or '.join([*elsewhere, *near][:3])}?" if near or elsewhere else suggestion(name, siblings)
+    return (
+        f"did you mean {' or '.join([*elsewhere, *near][:3])}?"
+        if near or elsewhere
+        else suggestion(name, siblings)
+    )
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
@@ -109,7 +117,12 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 def _bounds(metadata: tuple[Any, ...]) -> str:
     flat = [inner for item in metadata for inner in (item, *getattr(item, "metadata", ()))]
-    found = {key: limit for key, _ in _BOUNDS for item in flat if (limit := getattr(item, key, None)) is not None}
+    found = {
+        key: limit
+        for key, _ in _BOUNDS
+        for item in flat
+        if (limit := getattr(item, key, None)) is not None
+    }
     if "ge" in found and found.get("le") == found["ge"]:
         return f" that is {found['ge']}"
     limits = " and ".join(f"{word} {found[key]}" for key, word in _BOUNDS if key in found)

@@ -31,15 +31,17 @@ def import_user_module(name: str, option: str = "--import_module") -> None:
       option: The flag or the argument that named it, for messages.
 
     Raises:
-      UsageError: when there is no such module or file, or it cannot be imported because its syntax is wrong or an
-        import in it fails. Other errors inside the module are raised unchanged.
+      UsageError: when there is no such module or file, or it cannot be imported because its syntax
+        is wrong or an import in it fails. Other errors inside the module are raised unchanged.
     """
     _search_working_directory()
     with _explained(option, name):
         if name.endswith(".py") or os.sep in name:
             _import_file(Path(name), option)
             return
-        missing = UsageError(f"{option}: no module is called {name!r}; give a dotted name or the path of a .py file")
+        missing = UsageError(
+            f"{option}: no module is called {name!r}; give a dotted name or the path of a .py file"
+        )
         if not name:
             raise missing
         try:
@@ -50,18 +52,20 @@ def import_user_module(name: str, option: str = "--import_module") -> None:
             raise missing from None
 
 
-def find_experiment(name: str, modules: Iterable[str] = (), option: str = "--import_module") -> None:
+def find_experiment(
+    name: str, modules: Iterable[str] = (), option: str = "--import_module"
+) -> None:
     """Makes sure that the experiment `name` is registered.
 
     Imports `modules`. As long as the name is not registered, it then imports the module
     `experiments.<first part of the name>` in the working directory, loads entry points of the group
-    `trainer_kit.experiments`, and calls those of `trainer_kit.doors`. A door is a function that registers experiments
-    of another framework: the one that it is given the name of, or without a name all that it knows. `option` is the
-    flag or the argument that names `modules`, for messages.
+    `trainer_kit.experiments`, and calls those of `trainer_kit.doors`. A door is a function that
+    registers experiments of another framework: the one that it is given the name of, or without a
+    name all that it knows. `option` is the flag or the argument that names `modules`, for messages.
 
     Raises:
-      UsageError: when none of these registers the name, with near names; when a module cannot be imported, as for
-        `import_user_module`.
+      UsageError: when none of these registers the name, with near names; when a module cannot be
+        imported, as for `import_user_module`.
     """
     first = name.split("/")[0]
     for module in modules:
@@ -73,7 +77,11 @@ def find_experiment(name: str, modules: Iterable[str] = (), option: str = "--imp
             if point.name in (name, first):
                 _load(point)
     if name not in experiments:
-        own = {*experiments.names(), *local_experiments(), *(point.name for point in _entry_points())}
+        own = {
+            *experiments.names(),
+            *local_experiments(),
+            *(point.name for point in _entry_points()),
+        }
         ask_doors(name)
     if name not in experiments:
         ask_doors()
@@ -83,15 +91,17 @@ def find_experiment(name: str, modules: Iterable[str] = (), option: str = "--imp
             known = suggestion(name, names if near_names(name, names) else sorted(own))
         flag = "--experiment: " if option.startswith("--") else ""
         advice = f"{known} If not, name" if known.endswith("?") else f"{known}; name"
-        raise UsageError(f"{flag}no experiment is called {name!r}; {advice} the module that registers it with {option}")
+        raise UsageError(
+            f"{flag}no experiment is called {name!r}; {advice} the module that registers it with {option}"
+        )
 
 
 def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:
     """Imports every place that experiments come from.
 
     Returns:
-      The names of the experiments, sorted; and an error for each other package, module or entry point that cannot be
-      imported, as for `import_user_module`.
+      The names of the experiments, sorted; and an error for each other package, module or entry
+      point that cannot be imported, as for `import_user_module`.
 
     Raises:
       UsageError: when one of `modules` cannot be imported.
@@ -126,7 +136,9 @@ def local_experiments() -> list[str]:
     if not folder.is_dir():
         return []
     packages = [path.parent.name for path in folder.glob("*/__init__.py")]
-    return sorted({*packages, *(path.stem for path in folder.glob("*.py") if path.stem != "__init__")})
+    return sorted(
+        {*packages, *(path.stem for path in folder.glob("*.py") if path.stem != "__init__")}
+    )
 
 
 @contextmanager
@@ -143,12 +155,18 @@ def _explained(flag: str, module: str) -> Iterator[None]:
     except SystemExit as error:
         how = f"{_place(error, '<module>')}: SystemExit: {error}".removesuffix(": ")
         advice = 'guard that call by `if __name__ == "__main__":`'
-        raise UsageError(f"{flag}: {module} ends the program when it is imported: {how}; {advice}") from error
+        raise UsageError(
+            f"{flag}: {module} ends the program when it is imported: {how}; {advice}"
+        ) from error
 
 
 def _place(error: BaseException, function: str = "") -> str:
     """Returns "file:line" of the deepest frame of an error, preferably of the deepest frame in `function`."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith("<frozen ")
+    ]
     frame = next((frame for frame in reversed(frames) if frame.name == function), frames[-1])
     return f"{frame.filename}:{frame.lineno}"
 
@@ -171,7 +189,9 @@ def _entry_points() -> list[metadata.EntryPoint]:
 def _import_file(path: Path, option: str) -> None:
     if not path.is_file():
         there = [file.name for file in path.parent.glob("*.py")]
-        raise UsageError(f"{option}: there is no file {path}; {path_suggestion(path, there, 'Python files')}")
+        raise UsageError(
+            f"{option}: there is no file {path}; {path_suggestion(path, there, 'Python files')}"
+        )
     name = path.stem
     if name in sys.modules:
         known = getattr(sys.modules[name], "__file__", None)

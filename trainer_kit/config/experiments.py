@@ -1,8 +1,8 @@
 """Experiments by name, and the task class that belongs to each task config.
 
-A factory returns a fresh ExperimentConfig at each call. A task class is bound to exactly one config class; a subclass
-of that config needs a binding of its own. Neither needs TensorFlow: a config module names its task as
-"module:Class", and the module is imported when the task is built.
+A factory returns a fresh ExperimentConfig at each call. A task class is bound to exactly one config
+class; a subclass of that config needs a binding of its own. Neither needs TensorFlow: a config
+module names its task as "module:Class", and the module is imported when the task is built.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
     """Returns a fresh config of the experiment `name`; `arguments` go to its factory.
 
     Raises:
-      UsageError: when there is no such experiment, or its factory does not return an ExperimentConfig whose sections
-        are made by `@configclass`.
+      UsageError: when there is no such experiment, or its factory does not return an
+        ExperimentConfig whose sections are made by `@configclass`.
       ConfigError: when the factory passes unknown keys or wrong values to a config class.
     """
     factory = experiments.lookup(name)
@@ -53,7 +53,9 @@ def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
         config = factory(**arguments)
     except FieldError as error:
         origin = f"{factory.__module__}.{getattr(factory, '__qualname__', name)}"
-        raise ConfigError(dataclasses.replace(mistake, origin=origin) for mistake in error.mistakes) from error
+        raise ConfigError(
+            dataclasses.replace(mistake, origin=origin) for mistake in error.mistakes
+        ) from error
     if not isinstance(config, ExperimentConfig):
         raise UsageError(
             f"the factory of experiment {name!r} returned {config!r}; it has to return an ExperimentConfig"
@@ -71,21 +73,28 @@ def register_task(
     config_class: type[Config], *, trainer: type | str | None = None
 ) -> Callable[[AnyClass], AnyClass]: ...
 def register_task(
-    config_class: type[Config], task: Callable[..., Any] | str | None = None, *, trainer: type | str | None = None
+    config_class: type[Config],
+    task: Callable[..., Any] | str | None = None,
+    *,
+    trainer: type | str | None = None,
 ) -> Any:
     """Binds a task class to its config class; as a decorator of the task class, or with "module:Class".
 
     Args:
       config_class: The config class of the task's section.
-      task: The class of the task, "module:Class", or a function that takes the arguments of the class and returns a
-        task; None means the decorated class.
-      trainer: The subclass of Trainer that trains the task, or "module:Class"; None means Trainer itself.
+      task: The class of the task, "module:Class", or a function that takes the arguments of the
+        class and returns a task; None means the decorated class.
+      trainer: The subclass of Trainer that trains the task, or "module:Class"; None means Trainer
+        itself.
 
     Raises:
-      UsageError: when `config_class` is not made by `@configclass` or is bound to another task already.
+      UsageError: when `config_class` is not made by `@configclass` or is bound to another task
+        already.
     """
     if not is_configclass(config_class):
-        raise UsageError(f"{config_class.__qualname__} has to be decorated with @trainer_kit.configclass")
+        raise UsageError(
+            f"{config_class.__qualname__} has to be decorated with @trainer_kit.configclass"
+        )
 
     def bind(task_class: Any) -> Any:
         known = _task_of.setdefault(config_class, task_class)
@@ -118,7 +127,9 @@ def task_class(config: Config) -> Any:
         )
     found = _imported(bound)
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
-        raise UsageError(f"the task {found.__qualname__} lacks {' and '.join(missing)}; every task has to define them")
+        raise UsageError(
+            f"the task {found.__qualname__} lacks {' and '.join(missing)}; every task has to define them"
+        )
     return found
 
 

@@ -1,6 +1,7 @@
 """Reads what each config field means from the sentences under `Attributes:` in the docstrings of config classes.
 
-These sentences are written nowhere else. `trainer-kit show` and the reference pages take them from here.
+These sentences are written nowhere else. `trainer-kit show` and the reference pages take them from
+here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class FieldDoc:
     Attributes:
       text: The whole entry of the docstring; empty if the class has none for the field.
       allowed: What the field takes, in words.
-      default: The default as a config file would show it; empty for a section and for a field without a default.
+      default: The default as a config file would show it; empty for a section and for a field
+        without a default.
       section: The config class of the field if it is a section, or holds sections; else None.
     """
 
@@ -57,8 +59,12 @@ def field_docs(config_class: type[Section]) -> dict[str, FieldDoc]:
         default = ""
         if not field.is_required():
             value = field.get_default(call_default_factory=True)
-            default = "" if isinstance(value, Section) else show(list(value) if value == () else value)
-        docs[name] = FieldDoc(texts.get(name, ""), describe(annotation, tuple(field.metadata)), default, section)
+            default = (
+                "" if isinstance(value, Section) else show(list(value) if value == () else value)
+            )
+        docs[name] = FieldDoc(
+            texts.get(name, ""), describe(annotation, tuple(field.metadata)), default, section
+        )
     return docs
 
 
@@ -73,7 +79,9 @@ def docs_by_path(config: Section) -> dict[str, FieldDoc]:
 
 def summary(config_class: type[Section]) -> str:
     """Returns what a class's docstring says before its attributes, as one paragraph."""
-    return " ".join(inspect.cleandoc(config_class.__doc__ or "").split("\n\nAttributes:\n")[0].split())
+    return " ".join(
+        inspect.cleandoc(config_class.__doc__ or "").split("\n\nAttributes:\n")[0].split()
+    )
 
 
 def _entries(docstring: str) -> dict[str, str]:

@@ -20,7 +20,9 @@ def fields_of(config_class: type[Section]) -> dict[str, FieldInfo]:
 
 def section_class(annotation: Any) -> type[Section] | None:
     """Returns the config class of a field that is a section, also if None or several by name are allowed; else None."""
-    arms = [arm for arm in _arms(annotation) if arm is not type(None) and get_origin(arm) is not dict]
+    arms = [
+        arm for arm in _arms(annotation) if arm is not type(None) and get_origin(arm) is not dict
+    ]
     if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Section):
         return arms[0]
     return None
@@ -44,22 +46,29 @@ def named_class(annotation: Any) -> type[Section] | None:
 def checker(config_class: type[Section], name: str) -> TypeAdapter[Any]:
     """Returns the pydantic adapter that checks a value of one field, with the settings of config classes."""
     field = fields_of(config_class)[name]
-    annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    annotation: Any = (
+        Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    )
     arms = _arms(annotation)
     if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Section):
         return TypeAdapter(annotation)  # a config class has its own settings and takes no others
-    return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
+    return TypeAdapter(
+        annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+    )
 
 
 def fields_advice(config_class: type[Section], path: str = "", value: Any = None) -> str:
     """Returns the advice for a value that is no section: the names of the section's first fields.
 
-    For a "oneof" at `path` it also shows how to choose a branch: the one that `value` names, or the first.
+    For a "oneof" at `path` it also shows how to choose a branch: the one that `value` names, or the
+    first.
     """
     fields = list(fields_of(config_class))
     if not fields:
         return ""
-    branches = [name for name in fields if name != "type"] if path and config_class.is_choice else []
+    branches = (
+        [name for name in fields if name != "type"] if path and config_class.is_choice else []
+    )
     chosen = [value] if value in branches else branches[:1]
     example = f", as in {path}.type={chosen[0]}" if chosen else ""
     return f"give its fields ({', '.join(fields[:4])}, ...){example}"
@@ -86,7 +95,8 @@ def walk_values(config: Section, path: str = "") -> Iterator[tuple[str, Any]]:
 def sections(config: Section) -> list[tuple[str, type[Section], bool]]:
     """Returns (dotted path, class, is present) of `config` and of all its sections, outer ones first.
 
-    Sections that are None, and the branches of a "oneof" that are not chosen, are listed as not present.
+    Sections that are None, and the branches of a "oneof" that are not chosen, are listed as not
+    present.
     """
     return list(_sections(type(config), config, "", ()))
 
@@ -107,7 +117,9 @@ def _sections(
         value: Any = getattr(config, name, None)
         if has_sections(value):
             for key, item in value.items():
-                yield from _sections(type(item), item, join(path, name, key), (*around, config_class))
+                yield from _sections(
+                    type(item), item, join(path, name, key), (*around, config_class)
+                )
             continue
         inner = type(value) if isinstance(value, Section) else section_class(field.annotation)
         if inner is None or (value is None and inner in (*around, config_class)):
@@ -117,4 +129,8 @@ def _sections(
 
 def has_sections(value: Any) -> bool:
     """Whether `value` is a mapping of sections by name."""
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(item, Section) for item in value.values())
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(item, Section) for item in value.values())
+    )

@@ -20,7 +20,8 @@ def imported(field: str, name: str, is_one: Callable[[Any], bool], kind: str) ->
       kind: This kind, for messages: "subclass of trainer_kit.Callback".
 
     Raises:
-      UsageError: when the name has another form, or there is no such module, or no such object in it.
+      UsageError: when the name has another form, or there is no such module, or no such object in
+        it.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute) or module.startswith("."):
@@ -30,8 +31,12 @@ def imported(field: str, name: str, is_one: Callable[[Any], bool], kind: str) ->
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, and imports something that is not
-        raise UsageError(f"{field}: there is no module {module!r} ({error}); write {kind} as module:name") from None
+        raise UsageError(
+            f"{field}: there is no module {module!r} ({error}); write {kind} as module:name"
+        ) from None
     if not is_one(found):
         names = [each for each, value in vars(sys.modules[module]).items() if is_one(value)]
-        raise UsageError(f"{field}: {module} has no {kind} called {attribute!r}; {suggestion(attribute, names)}")
+        raise UsageError(
+            f"{field}: {module} has no {kind} called {attribute!r}; {suggestion(attribute, names)}"
+        )
     return found

@@ -1,9 +1,10 @@
 """Merges layers of values into a config. Pure; one report has every mistake of every layer.
 
-A later layer wins. Sections merge field by field, and sections by name (`task.validation_data`, if there are several)
-name by name: None removes one. Everything else is replaced whole: scalars, None, lists, and mappings that are values
-(`DataConfig.input_path`). A value is checked against its own field as it is merged, so a mistake in one layer hides
-none in another; the rules across fields are checked once, on the result.
+A later layer wins. Sections merge field by field, and sections by name (`task.validation_data`, if
+there are several) name by name: None removes one. Everything else is replaced whole: scalars, None,
+lists, and mappings that are values (`DataConfig.input_path`). A value is checked against its own
+field as it is merged, so a mistake in one layer hides none in another; the rules across fields are
+checked once, on the result.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from trainer_kit.config.allowed_values import NO_SUCH_KEY, REMOVED, describe, hint, missing_key_advice, show
+from trainer_kit.config.allowed_values import (
+    NO_SUCH_KEY,
+    REMOVED,
+    describe,
+    hint,
+    missing_key_advice,
+    show,
+)
 from trainer_kit.config.fields import (
     checker,
     fields_advice,
@@ -26,7 +34,13 @@ from trainer_kit.config.fields import (
     named_class,
     section_class,
 )
-from trainer_kit.config.schema.section import FieldError, Section, gives_several, is_configclass, place_of
+from trainer_kit.config.schema.section import (
+    FieldError,
+    Section,
+    gives_several,
+    is_configclass,
+    place_of,
+)
 from trainer_kit.config.sources.layer import Layer, given_inside, is_inside, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion
 
@@ -45,10 +59,12 @@ class Resolved(Generic[ConfigT]):
 def apply(config: ConfigT, layers: Sequence[Layer]) -> Resolved[ConfigT]:
     """Returns `config` with the values of `layers` merged into it; the last layer wins.
 
-    A section is checked against the class of the section that `config` has there: a task's against the task's own.
+    A section is checked against the class of the section that `config` has there: a task's against
+    the task's own.
 
     Raises:
-      ConfigError: for unknown keys, wrong types, values out of bounds and broken rules; it holds all of all layers.
+      ConfigError: for unknown keys, wrong types, values out of bounds and broken rules; it holds
+        all of all layers.
     """
     merged, origins, mistakes = merge_layers(config, layers, checks_all=True)
     if mistakes:
@@ -66,7 +82,8 @@ def merge_layers(
     Args:
       config: The config, or a section of it.
       layers: The values; the last layer wins.
-      checks_all: Whether sections that no layer touches are checked too, which gives their values the fields' types.
+      checks_all: Whether sections that no layer touches are checked too, which gives their values
+        the fields' types.
     """
     merger = _Merger(config, config.place or "", checks_all)
     root = _Draft.of(config)
@@ -82,7 +99,9 @@ def find_mistakes(config_class: type[Section], values: Mapping[str, Any]) -> lis
     draft = _Draft.fresh(config_class)
     defaults = {name: value for name, value in draft.values.items() if name not in values}
     merger.merge(draft, values, "")
-    if not merger.mistakes:  # classes that are made of other programs' values may have wrong defaults
+    if (
+        not merger.mistakes
+    ):  # classes that are made of other programs' values may have wrong defaults
         merger.merge(draft, defaults, "")
     if merger.mistakes:
         merger.build(draft, "")  # which adds broken rules
@@ -101,13 +120,20 @@ class _Draft:
     @classmethod
     def of(cls, config: Section) -> _Draft:
         """The values of `config`."""
-        return cls(type(config), {name: getattr(config, name, None) for name in fields_of(type(config))})
+        return cls(
+            type(config), {name: getattr(config, name, None) for name in fields_of(type(config))}
+        )
 
     @classmethod
     def fresh(cls, config_class: type[Section]) -> _Draft:
         """The defaults of `config_class`; fields without a default are left out."""
-        fields = {name: info for name, info in fields_of(config_class).items() if not info.is_required()}
-        return cls(config_class, {name: info.get_default(call_default_factory=True) for name, info in fields.items()})
+        fields = {
+            name: info for name, info in fields_of(config_class).items() if not info.is_required()
+        }
+        return cls(
+            config_class,
+            {name: info.get_default(call_default_factory=True) for name, info in fields.items()},
+        )
 
     @classmethod
     def from_value(cls, value: Any, config_class: type[Section]) -> _Draft:
@@ -131,7 +157,9 @@ class _Merger:
       origins: The origins of the accepted values.
     """
 
-    def __init__(self, config: Section | type[Section], place: str, checks_all: bool = False) -> None:
+    def __init__(
+        self, config: Section | type[Section], place: str, checks_all: bool = False
+    ) -> None:
         self._config = config
         self._place = place
         self._checks_all = checks_all
@@ -176,10 +204,14 @@ class _Merger:
             else:
                 self._set_leaf(section, name, value, where)
 
-    def _merge_section(self, current: Any, config_class: type[Section], value: Any, where: str) -> _Draft | None:
+    def _merge_section(
+        self, current: Any, config_class: type[Section], value: Any, where: str
+    ) -> _Draft | None:
         """Returns the draft of a section with the values of a mapping; None for a value that is refused."""
         if not isinstance(value, Mapping):
-            self._refuse(where, f"{show(value)} is not a section", fields_advice(config_class, where, value))
+            self._refuse(
+                where, f"{show(value)} is not a section", fields_advice(config_class, where, value)
+            )
             return None
         if not is_configclass(config_class):
             advice = "remove it, or declare its type in the task's config class"
@@ -190,12 +222,19 @@ class _Merger:
         return draft
 
     def _merge_named(
-        self, around: _Draft, name: str, config_class: type[Section], value: Mapping[Any, Any], where: str
+        self,
+        around: _Draft,
+        name: str,
+        config_class: type[Section],
+        value: Mapping[Any, Any],
+        where: str,
     ) -> None:
         """Merges sections by name. Each new one starts as the single section before, or as the field's default."""
         current = around.values.get(name)
         before = current if isinstance(current, dict) else {}
-        model = current if _class_of(current) else _Draft.fresh(around.config_class).values.get(name)
+        model = (
+            current if _class_of(current) else _Draft.fresh(around.config_class).values.get(name)
+        )
         sections = {} if self.layer.complete else dict(before)
         around.values[name] = sections
         fields = fields_of(config_class)
@@ -216,18 +255,32 @@ class _Merger:
             else:
                 draft = _Draft.from_value(before.get(key, model), config_class)
                 self._merge_section(draft, config_class, item, path)
-                lacking = [name for name, info in fields.items() if info.is_required() and name not in draft.values]
+                lacking = [
+                    name
+                    for name, info in fields.items()
+                    if info.is_required() and name not in draft.values
+                ]
                 if lacking and before and key not in before:
                     names = sorted(map(str, before))
-                    problem = f"there is none of this name (all: {', '.join(names)}), and a new one needs"
-                    self._refuse(path, f"{problem} {', '.join(lacking)}", suggestion(str(key), names))
+                    problem = (
+                        f"there is none of this name (all: {', '.join(names)}), and a new one needs"
+                    )
+                    self._refuse(
+                        path, f"{problem} {', '.join(lacking)}", suggestion(str(key), names)
+                    )
                 else:
                     sections[key] = draft
 
-    def _merge_list(self, around: _Draft, name: str, config_class: type[Section], value: Any, where: str) -> None:
+    def _merge_list(
+        self, around: _Draft, name: str, config_class: type[Section], value: Any, where: str
+    ) -> None:
         """Replaces a list of sections as a whole, unless its class merges it item by item."""
         now = around.values.get(name)
-        merges = around.config_class.merges_values and isinstance(now, (list, tuple)) and len(now) == len(value)
+        merges = (
+            around.config_class.merges_values
+            and isinstance(now, (list, tuple))
+            and len(now) == len(value)
+        )
         items: list[Any] = []
         for index, item in enumerate(value):
             if not isinstance(item, Section):
@@ -242,7 +295,11 @@ class _Merger:
         section.type_given |= name == "type"
         info = fields_of(section.config_class)[name]
         current = section.values.get(name)
-        if section.config_class.merges_values and isinstance(value, Mapping) and isinstance(current, Mapping):
+        if (
+            section.config_class.merges_values
+            and isinstance(value, Mapping)
+            and isinstance(current, Mapping)
+        ):
             value = {**current, **value}
         try:
             section.values[name] = checker(section.config_class, name).validate_python(value)
@@ -275,13 +332,15 @@ class _Merger:
         except FieldError:  # the class has fields without a default
             paths = []
         siblings = list(fields_of(section.config_class))
-        self._refuse(where, NO_SUCH_KEY, missing_key_advice(join(self._place, where), name, siblings, paths))
+        self._refuse(
+            where, NO_SUCH_KEY, missing_key_advice(join(self._place, where), name, siblings, paths)
+        )
 
     def build(self, value: Any, path: str) -> Any:
         """Returns a value with sections in place of the drafts in it, and adds broken rules to the mistakes.
 
-        A section with a mistake becomes a stand-in with the same values, so that the rules of outer sections can be
-        checked.
+        A section with a mistake becomes a stand-in with the same values, so that the rules of outer
+        sections can be checked.
         """
         if isinstance(value, (list, tuple)) and any(_class_of(item) for item in value):
             return [self.build(item, join(path, index)) for index, item in enumerate(value)]
@@ -298,7 +357,9 @@ class _Merger:
                 if name != chosen:
                     where = join(path, "type")
                     problem = f"has no effect while {where} is {show(chosen)}"
-                    self._add_broken_rule(join(path, name), problem, f"set {where}={name} too, or remove it")
+                    self._add_broken_rule(
+                        join(path, name), problem, f"set {where}={name} too, or remove it"
+                    )
             for name, value in section.values.items():
                 if _class_of(value) and name != chosen:
                     values[name] = None
@@ -320,13 +381,19 @@ class _Merger:
         """Adds a mistake found in the result, unless its value, or one that its message names, was refused before."""
         section = path.rpartition(".")[0]
         text = f"{problem} {advice}"
-        named = [*(join(section, word) for word in re.findall(r"\w+", text)), *re.findall(r"\w+(?:\.\w+)+", text)]
+        named = [
+            *(join(section, word) for word in re.findall(r"\w+", text)),
+            *re.findall(r"\w+(?:\.\w+)+", text),
+        ]
         refused = {mistake.path for mistake in self.mistakes}
         if path in refused or not refused.isdisjoint(named):
             return
 
-        # The origin to blame is that of the rule's field, or else of another field that the message names.
-        own = given_inside(self.origins, path) or [place for place in self.origins if is_inside(path, place)]
+        # The origin to blame is that of the rule's field, or else of another field that the message
+        # names.
+        own = given_inside(self.origins, path) or [
+            place for place in self.origins if is_inside(path, place)
+        ]
         others = [place for place in named if place in self.origins]
         origin = DEFAULT
         if own:

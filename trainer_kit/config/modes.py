@@ -15,7 +15,8 @@ class Mode:
       trains: Whether it changes weights, and so owns model_dir.
       evaluates: Whether it needs validation data.
       meaning: One line for the help text.
-      single: Whether it is one run in model_dir; otherwise each checkpoint of another run gets its own run.
+      single: Whether it is one run in model_dir; otherwise each checkpoint of another run gets its
+        own run.
     """
 
     trains: bool
@@ -28,11 +29,18 @@ CONTINUOUS_FINETUNE = "continuous_train_and_eval"
 MODES: dict[str, Mode] = {
     "train": Mode(True, False, "train up to trainer.train_steps"),
     "eval": Mode(False, True, "evaluate one checkpoint: the latest, the best, a step or a path"),
-    "train_and_eval": Mode(True, True, "train, with an evaluation every trainer.validation_interval steps"),
-    "continuous_eval": Mode(False, True, "evaluate each checkpoint that a training run in another process writes"),
+    "train_and_eval": Mode(
+        True, True, "train, with an evaluation every trainer.validation_interval steps"
+    ),
+    "continuous_eval": Mode(
+        False, True, "evaluate each checkpoint that a training run in another process writes"
+    ),
     "train_and_post_eval": Mode(True, True, "train, then evaluate once"),
     CONTINUOUS_FINETUNE: Mode(
-        True, True, "fine-tune and evaluate each checkpoint of the run in the folder task.init_checkpoint", single=False
+        True,
+        True,
+        "fine-tune and evaluate each checkpoint of the run in the folder task.init_checkpoint",
+        single=False,
     ),
 }
 
@@ -44,5 +52,7 @@ def lookup_mode(name: str) -> Mode:
       UsageError: when there is none; the message lists all modes.
     """
     if name not in MODES:
-        raise UsageError(f"no mode is called {name!r}; {suggestion(name, list(MODES))} (all: {', '.join(MODES)})")
+        raise UsageError(
+            f"no mode is called {name!r}; {suggestion(name, list(MODES))} (all: {', '.join(MODES)})"
+        )
     return MODES[name]

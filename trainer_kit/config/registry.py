@@ -28,7 +28,9 @@ class Registry(Generic[Entry]):
           UsageError: when the name is empty or taken.
         """
         if not name or any(not part for part in name.split("/")):
-            raise UsageError(f"{name!r} is not a name for a {self.kind}: use words separated by single slashes")
+            raise UsageError(
+                f"{name!r} is not a name for a {self.kind}: use words separated by single slashes"
+            )
 
         def add(entry: Entry) -> Entry:
             if name in self._entries:

@@ -38,7 +38,8 @@ class Sources:
 def resolve(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
     """Returns the config of the experiment `name`: its factory's defaults, changed by all sources.
 
-    Names that gin does not know yet are left to `sources.gin_second_pass`. TensorFlow is not imported here.
+    Names that gin does not know yet are left to `sources.gin_second_pass`. TensorFlow is not
+    imported here.
 
     Raises:
       ConfigError: with every mistake of every source.
@@ -90,15 +91,19 @@ def describe(
 ) -> list[tuple[str, Any, str]]:
     """Returns (dotted path, plain value, origin) of every value, in the order of the config.
 
-    The origin of what no source sets is "experiment", or "default" where the value is the default of its class.
+    The origin of what no source sets is "experiment", or "default" where the value is the default
+    of its class.
 
     Args:
       resolved: A checked config.
-      against: A config, usually that of `get_experiment(name)`; if given, only values that differ from it are returned.
+      against: A config, usually that of `get_experiment(name)`; if given, only values that differ
+        from it are returned.
     """
     known = leaves(against) if against is not None else {}
     origins = resolved.origins | {
-        path: "experiment" for path in non_default_paths(resolved.config) if resolved.origins.get(path) == DEFAULT
+        path: "experiment"
+        for path in non_default_paths(resolved.config)
+        if resolved.origins.get(path) == DEFAULT
     }
     return [
         (path, value, origins[path])
@@ -112,8 +117,8 @@ def non_default_paths(config: Config, default: Any = None, path: str = "") -> It
 
     Args:
       config: A section, or a whole config.
-      default: The section as the class around it has it by default; another class, or None: the defaults of its own
-        class count.
+      default: The section as the class around it has it by default; another class, or None: the
+        defaults of its own class count.
       path: The dotted path of the section.
     """
     fields = fields_of(type(config))

@@ -1,7 +1,8 @@
 """Compares the config that began a run with the one that resumes it, and refuses changes that make it another run.
 
-Safe changes affect how long, how fast and how visibly the run continues. Dangerous changes would train something else
-under the same name: another optimizer, another model, other batches in another order, other numbers.
+Safe changes affect how long, how fast and how visibly the run continues. Dangerous changes would
+train something else under the same name: another optimizer, another model, other batches in another
+order, other numbers.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ _KINDS: dict[str, Kind] = {
 
 
 _ENGINE = ("trainer.", "runtime.")
-# Fields of sections that earlier releases had without them, by the end of the path, with what those releases did.
+# Fields of sections that earlier releases had without them, by the end of the path, with what those
+# releases did.
 _LATER: dict[str, Any] = {
     ".dataset.type": None,  # of each section of data: the task makes the data
     ".data_is_sharded": False,
@@ -109,14 +111,21 @@ class Change:
 def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     """Returns what differs between `old`, plain nested dicts as in params.yaml, and `new`, sorted by path.
 
-    When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches. A field of
-    trainer_kit that `old` lacks, as a record of TF Model Garden does, counts as its default.
+    When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches.
+    A field of trainer_kit that `old` lacks, as a record of TF Model Garden does, counts as its
+    default.
     """
     before = dict(_flat(old, "")) if old else {}
     after = dict(_flat(new.as_dict(), ""))
     if before:
-        defaults = {path: value for path, value in _flat(ExperimentConfig().as_dict(), "") if path.startswith(_ENGINE)}
-        defaults |= {path: value for end, value in _LATER.items() for path in after if path.endswith(end)}
+        defaults = {
+            path: value
+            for path, value in _flat(ExperimentConfig().as_dict(), "")
+            if path.startswith(_ENGINE)
+        }
+        defaults |= {
+            path: value for end, value in _LATER.items() for path in after if path.endswith(end)
+        }
         before = {**{path: value for path, value in defaults.items() if path in after}, **before}
 
     changes = []
@@ -125,12 +134,16 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
         now = after.get(path, ABSENT)
         if was == now and isinstance(was, bool) == isinstance(now, bool):
             continue
-        # Other numbers of fused steps give the same bits in any grouping. Evaluations may use further weights, as
-        # long as the first ones, which decide the best, stay.
-        both_fused = path == "trainer.fuse_steps" and all(type(value) is int and value > 1 for value in (was, now))
+        # Other numbers of fused steps give the same bits in any grouping. Evaluations may use
+        # further weights, as long as the first ones, which decide the best, stay.
+        both_fused = path == "trainer.fuse_steps" and all(
+            type(value) is int and value > 1 for value in (was, now)
+        )
         lists = isinstance(was, list) and isinstance(now, list)
         same_first = path.endswith(".ema.evaluate") and lists and was[:1] == now[:1]
-        changes.append(Change(path, was, now, "safe" if both_fused or same_first else kind_of(path)))
+        changes.append(
+            Change(path, was, now, "safe" if both_fused or same_first else kind_of(path))
+        )
 
     switches = [change for change in changes if change.path.endswith(".type")]
     left = [f"{switch.path.removesuffix('.type')}.{switch.old}" for switch in switches]
@@ -143,16 +156,20 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     ]
 
 
-def check_resume(old_yaml_text: str, new: ExperimentConfig, allowed_paths: Sequence[str]) -> list[Change]:
+def check_resume(
+    old_yaml_text: str, new: ExperimentConfig, allowed_paths: Sequence[str]
+) -> list[Change]:
     """Returns the changes since a run began that do not prevent a resume: the safe ones and those allowed.
 
     Args:
       old_yaml_text: The text of the run's params.yaml.
       new: The config to resume with.
-      allowed_paths: The values of --allow_config_change: dotted paths of values or of whole sections.
+      allowed_paths: The values of --allow_config_change: dotted paths of values or of whole
+        sections.
 
     Raises:
-      ConfigError: names each dangerous change that is not allowed, and the flag that would allow it.
+      ConfigError: names each dangerous change that is not allowed, and the flag that would allow
+        it.
     """
     changes = compare(read_params(old_yaml_text).values, new)
     refused = [
@@ -175,36 +192,52 @@ def check_resume(old_yaml_text: str, new: ExperimentConfig, allowed_paths: Seque
 
 
 def data_mistakes(
-    old: Mapping[str, Any], new: Mapping[str, Any], changes: Sequence[Change], allowed_paths: Sequence[str]
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    changes: Sequence[Change],
+    allowed_paths: Sequence[str],
 ) -> Iterator[Mistake]:
     """Yields a mistake for each section of data that is other data than when the run began.
 
-    Values that only one side has are not compared, nor sections whose config has changed: check_resume judges these.
+    Values that only one side has are not compared, nor sections whose config has changed:
+    check_resume judges these.
 
     Args:
-      old, new: What describes the data that the run began with and that it resumes with, by name and section.
-      changes, allowed_paths: The changes of the config, and the paths that may differ; see check_resume.
+      old, new: What describes the data that the run began with and that it resumes with, by name
+      and section. changes, allowed_paths: The changes of the config, and the paths that may differ;
+      see check_resume.
     """
-    changed = [one.path for one in changes if one.kind == "dangerous" or "validation_data" in one.path]
+    changed = [
+        one.path for one in changes if one.kind == "dangerous" or "validation_data" in one.path
+    ]
     for section, now in new.items():
         path = f"{section}.identity"
         before = old.get(section, {})
         names = [name for name in now if before.get(name, now[name]) != now[name]]
         allowed = any(is_inside(path, one) for one in allowed_paths if one)
         if names and not allowed and not any(is_inside(one, section) for one in changed):
-            differences = "; ".join(f"{name} was {before[name]} and is {now[name]}" for name in names)
+            differences = "; ".join(
+                f"{name} was {before[name]} and is {now[name]}" for name in names
+            )
             advice = f"use another model_dir, go back to that data, or accept it with {ALLOW_FLAG}={path}"
             python = f"(run_experiment, fit: allow_config_change=[{path!r}])"
-            yield Mistake(section, f"the data has changed since this run began: {differences}", f"{advice} {python}")
+            yield Mistake(
+                section,
+                f"the data has changed since this run began: {differences}",
+                f"{advice} {python}",
+            )
 
 
-def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_text: str = "") -> list[Mistake]:
+def unknown_paths(
+    allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_text: str = ""
+) -> list[Mistake]:
     """Returns a mistake for each of `allowed_paths` that neither the new config nor the old one has.
 
     Args:
       allowed_paths: The values of --allow_config_change, as for check_resume.
       new: The config to resume with.
-      old_yaml_text: The text of the run's params.yaml, if there is one; check_resume reports mistakes in it.
+      old_yaml_text: The text of the run's params.yaml, if there is one; check_resume reports
+        mistakes in it.
     """
     try:
         old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values

@@ -22,7 +22,11 @@ def share_mistakes(options: TrainerConfig) -> list[Mistake]:
     """Returns a mistake for each share of a training run, if the run has no step or ends when its data ends."""
     if isinstance(options.train_steps, Duration) or options.train_steps > 0:
         return []
-    length = "has no step (trainer.train_steps=0)" if not options.train_steps else "ends when its data ends"
+    length = (
+        "has no step (trainer.train_steps=0)"
+        if not options.train_steps
+        else "ends when its data ends"
+    )
     return [
         Mistake(
             f"trainer.{path}",

@@ -19,8 +19,9 @@ _ENDS = {
 def rate_end_warnings(options: Any) -> list[str]:
     """Returns a warning for each learning rate that is 0 for the last part of a run, with advice.
 
-    A schedule that ends above 0 gives no warning: to continue at a small constant rate is a usual choice. A warm-up
-    replaces the first steps of a schedule and does not delay its end. A schedule counts the updates of its optimizer.
+    A schedule that ends above 0 gives no warning: to continue at a small constant rate is a usual
+    choice. A warm-up replaces the first steps of a schedule and does not delay its end. A schedule
+    counts the updates of its optimizer.
 
     Args:
       options: A TrainerConfig, or any object with its fields.
@@ -56,17 +57,31 @@ def interval_warnings(options: TrainerConfig) -> list[str]:
     total = options.train_steps
     early = options.early_stopping
     names = ("checkpoint_interval", "summary_interval", "validation_interval")
-    values = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(TrainerConfig, name)}
+    values = {
+        name: getattr(options, name)
+        for name in names
+        if getattr(options, name) != getattr(TrainerConfig, name)
+    }
     if early and not early.eval_name:
         values["early_stopping.patience"] = early.patience * options.validation_interval
-    late = " and ".join(f"trainer.{name}" for name, steps in values.items() if isinstance(steps, int) and steps > total)
-    return [f"{late}: longer than the run of {total} steps, so it is never reached"] if total > 0 and late else []
+    late = " and ".join(
+        f"trainer.{name}"
+        for name, steps in values.items()
+        if isinstance(steps, int) and steps > total
+    )
+    return (
+        [f"{late}: longer than the run of {total} steps, so it is never reached"]
+        if total > 0 and late
+        else []
+    )
 
 
 def save_interval_warnings(options: TrainerConfig) -> list[str]:
     """Returns a warning if loops are longer than the steps between checkpoints; `options` has steps."""
     interval = options.checkpoint_interval
-    is_cut = isinstance(interval, RoundedSteps)  # loops are cut where an interval of rounded steps is due
+    is_cut = isinstance(
+        interval, RoundedSteps
+    )  # loops are cut where an interval of rounded steps is due
     if not isinstance(interval, int) or is_cut or interval >= options.steps_per_loop:
         return []
     return [

@@ -41,12 +41,15 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
       default_config: The default config of the experiment.
 
     Raises:
-      ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their lines.
+      ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their
+        lines.
     """
     parsed = read_params(text)
     for section, fields in parsed.values.items():
         if section in ("trainer", "runtime") and isinstance(fields, dict):
-            parsed.values[section] = {name: value for name, value in fields.items() if f"{name}={value}" not in REMOVED}
+            parsed.values[section] = {
+                name: value for name, value in fields.items() if f"{name}={value}" not in REMOVED
+            }
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
     return apply(default_config, [Layer(parsed.values, origins, complete=True)]).config
 

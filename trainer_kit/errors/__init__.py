@@ -53,7 +53,9 @@ def explained(error: BaseException) -> TrainerKitError | None:
     """Returns `error` if it is a TrainerKitError, or the TrainerKitError that TensorFlow's AutoGraph wrapped in it."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, TrainerKitError) and (seen is error or hasattr(seen, "ag_error_metadata")):
+        if isinstance(seen, TrainerKitError) and (
+            seen is error or hasattr(seen, "ag_error_metadata")
+        ):
             return seen
         seen = seen.__context__
     return None
@@ -125,8 +127,9 @@ class InterruptedRunError(TrainerKitError, KeyboardInterrupt):
 class StopTraining(Exception):
     """An action raises it after a training loop or an evaluation to end the run as if there were no more steps.
 
-    The results are reported, and the weights are saved and, in modes that evaluate, evaluated. final.json holds the
-    reason. With several workers, all of them have to raise it after the same step.
+    The results are reported, and the weights are saved and, in modes that evaluate, evaluated.
+    final.json holds the reason. With several workers, all of them have to raise it after the same
+    step.
 
     Args:
       reason: Why the run ends, for the log and for final.json.
@@ -164,14 +167,18 @@ class ConfigError(UsageError):
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
         self.mistakes: tuple[Mistake, ...] = tuple(mistakes)
         lines = [str(mistake) for mistake in self.mistakes]
-        super().__init__("\n  ".join([f"{len(lines)} mistakes", *lines]) if len(lines) > 1 else "".join(lines))
+        super().__init__(
+            "\n  ".join([f"{len(lines)} mistakes", *lines]) if len(lines) > 1 else "".join(lines)
+        )
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Mistake, ...]]]:
         """Makes the error picklable, so that a pool of processes can return it instead of waiting for ever."""
         return ConfigError, (self.mistakes,)
 
 
-_FAR_BEHIND = 0.15  # the largest gap in similarity (0 to 1) between the best name and another one to suggest
+_FAR_BEHIND = (
+    0.15  # the largest gap in similarity (0 to 1) between the best name and another one to suggest
+)
 
 
 def near_names(name: str, candidates: Iterable[str], most: int = 3) -> tuple[str, ...]:
@@ -181,7 +188,10 @@ def near_names(name: str, candidates: Iterable[str], most: int = 3) -> tuple[str
     if not best:
         return ()
     cutoff = max(0.6, difflib.SequenceMatcher(None, best[0], name.lower()).ratio() - _FAR_BEHIND)
-    return tuple(by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=cutoff))
+    return tuple(
+        by_lower[match]
+        for match in difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=cutoff)
+    )
 
 
 def suggestion(name: str, candidates: Sequence[str], listed: int = 12) -> str:

@@ -12,7 +12,8 @@ from trainer_kit.errors.user_frames import translated_function, user_frames
 def exit_error(error: SystemExit) -> TrainerKitError:
     """Returns an error that names the deepest line of the user's code, which ended the program.
 
-    In a function that AutoGraph has translated the line is not known, so the error names the function.
+    In a function that AutoGraph has translated the line is not known, so the error names the
+    function.
     """
     users = user_frames(error)
     if function := translated_function(error):

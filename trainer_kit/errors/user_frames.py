@@ -1,8 +1,9 @@
 """Finds the frames of the user's code that an error comes from, in its traceback or in its text.
 
-TensorFlow runs a step long after Python has left it. The user's lines are then in the text of the error: the stack in
-which the failed operation was created, the lines that AutoGraph has translated, the traceback of a Python function in a
-tf.data pipeline. That text comes first; the traceback of the error is used for all other errors.
+TensorFlow runs a step long after Python has left it. The user's lines are then in the text of the
+error: the stack in which the failed operation was created, the lines that AutoGraph has translated,
+the traceback of a Python function in a tf.data pipeline. That text comes first; the traceback of
+the error is used for all other errors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ from typing import Any
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_FRAMEWORKS = {"tensorflow", "keras", "tf_keras", "orbit", "numpy", "absl", "gin", "pydantic", "wrapt", "six"}
+_FRAMEWORKS = {
+    "tensorflow",
+    "keras",
+    "tf_keras",
+    "orbit",
+    "numpy",
+    "absl",
+    "gin",
+    "pydantic",
+    "wrapt",
+    "six",
+}
 _IN_TEXT = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\s,]+)')
 _OF_AUTOGRAPH = "__autograph_generated_file"
 
@@ -51,8 +63,9 @@ class Frame:
 def user_frames(error: BaseException) -> list[Frame]:
     """Returns the frames of the user's code that `error` comes from, the deepest last; [] if there are none.
 
-    The user's code is neither installed nor part of Python or trainer_kit. If there is no such frame, code of installed
-    packages counts, except TensorFlow, Keras and the packages that they use, since a task may be installed.
+    The user's code is neither installed nor part of Python or trainer_kit. If there is no such
+    frame, code of installed packages counts, except TensorFlow, Keras and the packages that they
+    use, since a task may be installed.
     """
     in_text, in_traceback = frames_in(text_of(error)), list(_traceback_frames(error))
     for is_users in (is_users_file, _is_installed):
@@ -64,7 +77,11 @@ def user_frames(error: BaseException) -> list[Frame]:
 
 def is_users_file(file: str) -> bool:
     """Whether a source file is the user's: neither installed nor part of Python or trainer_kit."""
-    if file.startswith((_PACKAGE, *_STANDARD)) or _OF_AUTOGRAPH in file or any(part in file for part in _INSTALLED):
+    if (
+        file.startswith((_PACKAGE, *_STANDARD))
+        or _OF_AUTOGRAPH in file
+        or any(part in file for part in _INSTALLED)
+    ):
         return False
     # A notebook's cell has known lines without a file; "<string>" and compiled modules have none.
     return os.path.isfile(file) or (file in linecache.cache and not file.startswith("<"))
@@ -83,7 +100,9 @@ def own_frames_in(text: str) -> list[Frame]:
 def own_frames(stack: Iterable[Any]) -> list[Frame]:
     """Returns the frames of the user's code in a stack of Python's or TensorFlow's frame summaries."""
     return [
-        Frame(each.filename, each.lineno, each.name or "<lambda>") for each in stack if is_users_file(each.filename)
+        Frame(each.filename, each.lineno, each.name or "<lambda>")
+        for each in stack
+        if is_users_file(each.filename)
     ]
 
 
@@ -101,7 +120,11 @@ def translated_function(error: BaseException) -> str | None:
 
     AutoGraph adds the user's lines to the text of an Exception, not to that of a SystemExit.
     """
-    frames = [frame for frame in _traceback_frames(error) if _OF_AUTOGRAPH in frame.file or is_users_file(frame.file)]
+    frames = [
+        frame
+        for frame in _traceback_frames(error)
+        if _OF_AUTOGRAPH in frame.file or is_users_file(frame.file)
+    ]
     translated = frames and _OF_AUTOGRAPH in frames[-1].file
     return frames[-1].function.removeprefix("tf__") if translated else None
 

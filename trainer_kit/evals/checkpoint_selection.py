@@ -24,8 +24,8 @@ _LOG = logging.getLogger(__name__)
 def newest_checkpoint(directory: str) -> str | None:
     """Returns the prefix of the newest whole checkpoint; if no file has our names, the one in the pointer file.
 
-    The pointer file is not reliable: after the death of a process it may be missing, incomplete or a step behind. In
-    the folder of a run, checkpoints that another run saved do not count.
+    The pointer file is not reliable: after the death of a process it may be missing, incomplete or
+    a step behind. In the folder of a run, checkpoints that another run saved do not count.
 
     Raises:
       StorageError: when there are checkpoints, but none is whole and belongs to this run.
@@ -45,7 +45,9 @@ def newest_checkpoint(directory: str) -> str | None:
     if pointed and os.path.basename(pointed) not in map(os.path.basename, there):
         return str(pointed)
     if there:
-        raise StorageError(f"no checkpoint in {directory} is whole and belongs to this run; restore one from a backup")
+        raise StorageError(
+            f"no checkpoint in {directory} is whole and belongs to this run; restore one from a backup"
+        )
     return None
 
 
@@ -70,8 +72,14 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
     if which == INITIAL:
         return ""
     there = complete_checkpoints(model_dir)
-    listed = f"there are the steps {', '.join(map(str, there))}" if there else f"{model_dir} holds no checkpoint"
-    if not there and complete_checkpoints(inner := os.path.join(model_dir, "checkpoints")):  # of a Training job
+    listed = (
+        f"there are the steps {', '.join(map(str, there))}"
+        if there
+        else f"{model_dir} holds no checkpoint"
+    )
+    if not there and complete_checkpoints(
+        inner := os.path.join(model_dir, "checkpoints")
+    ):  # of a Training job
         raise UsageError(f"{listed}, but {inner} does; give that folder")
     if which == "latest":
         newest = newest_checkpoint(model_dir)
@@ -103,8 +111,8 @@ def weights_at(path: str) -> str:
     """Returns the path of the Keras file, or the prefix of the checkpoint, at a path.
 
     Args:
-      path: A prefix, one of the files of a checkpoint, a file of Keras, a SavedModel, or a folder: of a folder of best
-        weights the best checkpoint is taken, else the newest.
+      path: A prefix, one of the files of a checkpoint, a file of Keras, a SavedModel, or a folder:
+        of a folder of best weights the best checkpoint is taken, else the newest.
 
     Raises:
       UsageError: when there is none; the message lists what there is.
@@ -120,7 +128,9 @@ def weights_at(path: str) -> str:
         if found := checkpoint_of_folder(path):
             return found
         there = sorted(os.listdir(path)) if os.path.isdir(path) else []
-        raise UsageError(f"{path} holds no checkpoint; it holds: {', '.join(there[:12]) or 'nothing'}")
+        raise UsageError(
+            f"{path} holds no checkpoint; it holds: {', '.join(there[:12]) or 'nothing'}"
+        )
     if _FILE.search(path) and tf.io.gfile.exists(path):
         return _FILE.sub("", path)
     known = sorted({_FILE.sub("", one.name) for one in Path(path).parent.glob("*")})

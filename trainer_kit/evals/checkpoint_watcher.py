@@ -37,7 +37,13 @@ class WatchedRun(Protocol):
     def evaluated(self) -> set[int]:
         """Returns the steps with a recorded evaluation."""
 
-    def record(self, step: int, logs: Mapping[str, Any], seconds: float | Mapping[str, float], checkpoint: str) -> None:
+    def record(
+        self,
+        step: int,
+        logs: Mapping[str, Any],
+        seconds: float | Mapping[str, float],
+        checkpoint: str,
+    ) -> None:
         """Records an evaluation that was reported."""
 
     def need(self, after: int | None, reads: int | None) -> None:
@@ -66,7 +72,13 @@ class UnmonitoredRun:
         """Returns no steps, since there are no records."""
         return set()
 
-    def record(self, step: int, logs: Mapping[str, Any], seconds: float | Mapping[str, float], checkpoint: str) -> None:
+    def record(
+        self,
+        step: int,
+        logs: Mapping[str, Any],
+        seconds: float | Mapping[str, float],
+        checkpoint: str,
+    ) -> None:
         """Keeps no record."""
 
     def need(self, after: int | None, reads: int | None) -> None:
@@ -78,13 +90,22 @@ class CheckpointWatcher:
 
     Args:
       directory: The folder of the checkpoints.
-      timeout: The seconds to wait for a checkpoint without a sign of life of the run; None waits without limit.
+      timeout: The seconds to wait for a checkpoint without a sign of life of the run; None waits
+        without limit.
       run: The run that saves the checkpoints.
-      newest_only: Whether to skip all but the newest checkpoint; otherwise all come in the order of steps.
+      newest_only: Whether to skip all but the newest checkpoint; otherwise all come in the order of
+        steps.
     """
 
-    def __init__(self, directory: str, timeout: float | None, run: WatchedRun, newest_only: bool = False) -> None:
-        self._directory, self._timeout, self._run, self._newest_only = directory, timeout, run, newest_only
+    def __init__(
+        self, directory: str, timeout: float | None, run: WatchedRun, newest_only: bool = False
+    ) -> None:
+        self._directory, self._timeout, self._run, self._newest_only = (
+            directory,
+            timeout,
+            run,
+            newest_only,
+        )
         self._passed: set[int] = set()  # steps that were yielded, skipped or lost
         self._queued: set[int] = set()  # steps that were seen and still have to be yielded
         self._foreign: set[str] = set()  # prefixes of checkpoints that another run saved
@@ -104,7 +125,9 @@ class CheckpointWatcher:
         """
         since, logged = time.monotonic(), -_LOG_SECONDS
         while not stopping():
-            ended = self._run.finished()  # read before looking for checkpoints, so that the last ones are seen
+            ended = (
+                self._run.finished()
+            )  # read before looking for checkpoints, so that the last ones are seen
             path = self._next()
             if path is not None:
                 yield path
@@ -125,7 +148,9 @@ class CheckpointWatcher:
                 if self._timeout is not None:
                     limit = f"at most {self._timeout:g} s without a sign of life"
                 pattern = f"{self._directory}/ckpt-*.index"
-                _LOG.info("waiting for %s (%s); %s; %s", pattern, self._seen(), self._run.trainer(), limit)
+                _LOG.info(
+                    "waiting for %s (%s); %s; %s", pattern, self._seen(), self._run.trainer(), limit
+                )
                 logged = now
             with waiting():
                 time.sleep(_POLL_SECONDS)
@@ -146,7 +171,9 @@ class CheckpointWatcher:
         known = self._run.evaluated() | self._passed
         last = max(known, default=-1)
         there = complete_checkpoints(self._directory)
-        new = [step for step in there if step not in known and (step > last or not self._newest_only)]
+        new = [
+            step for step in there if step not in known and (step > last or not self._newest_only)
+        ]
         new = [step for step in new if not self._is_foreign(there[step])]
         self._report_lost(self._queued - set(there) - known)
         if self._newest_only:
@@ -188,5 +215,11 @@ class CheckpointWatcher:
         there = list(complete_checkpoints(self._directory))
         if there:
             return f"the newest checkpoint, ckpt-{there[-1]}, was already handled"
-        names = sorted(set(os.listdir(self._directory)) - {"evals"})  # the evaluation itself creates evals/
-        return f"the folder holds no checkpoint, only {', '.join(names[:5])}" if names else "the folder is empty"
+        names = sorted(
+            set(os.listdir(self._directory)) - {"evals"}
+        )  # the evaluation itself creates evals/
+        return (
+            f"the folder holds no checkpoint, only {', '.join(names[:5])}"
+            if names
+            else "the folder is empty"
+        )

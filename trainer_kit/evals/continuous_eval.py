@@ -1,7 +1,7 @@
 """Sidecar: evaluates the checkpoints of a training run from another process, with its own ledger and best checkpoint.
 
-It never writes a file of the trainer. Its ledger holds its evaluations, so a restarted sidecar continues where the
-previous one ended. It follows rewinds of the run by reading the run's ledger.
+It never writes a file of the trainer. Its ledger holds its evaluations, so a restarted sidecar
+continues where the previous one ended. It follows rewinds of the run by reading the run's ledger.
 """
 
 from __future__ import annotations
@@ -42,18 +42,27 @@ def with_chosen_sets(config: ExperimentConfig) -> ExperimentConfig:
 
     primary = options.best_checkpoint_eval_metric
     left_out = [primary] if not is_evaluated(primary) else []
-    left_out += [best.metric for best in options.best_checkpoints.values() if not is_evaluated(best.metric)]
+    left_out += [
+        best.metric for best in options.best_checkpoints.values() if not is_evaluated(best.metric)
+    ]
     if left_out:
         names_left_out = ", ".join(dict.fromkeys(left_out))
-        _LOG.info("no best checkpoint is kept by %s: this sidecar does not evaluate that data", names_left_out)
+        _LOG.info(
+            "no best checkpoint is kept by %s: this sidecar does not evaluate that data",
+            names_left_out,
+        )
     fewer: dict[str, Any] = {"validation_data": {name: None for name in data if name not in names}}
     return config.replace(
         task={"evaluated_tasks": names} if isinstance(config.task, MultiTaskConfig) else fewer,
         trainer={
-            "validation_sets": {name: None for name in options.validation_sets if name not in names},
+            "validation_sets": {
+                name: None for name in options.validation_sets if name not in names
+            },
             "best_checkpoint_eval_metric": primary if is_evaluated(primary) else "",
             "best_checkpoints": {
-                name: None for name, best in options.best_checkpoints.items() if not is_evaluated(best.metric)
+                name: None
+                for name, best in options.best_checkpoints.items()
+                if not is_evaluated(best.metric)
             },
         },
     )
@@ -68,8 +77,10 @@ class Sidecar:
       best: The owner of the sidecar's best checkpoints; None if it keeps none.
       summaries: The manager of the sidecar's TensorBoard folder.
       lease: The sidecar's lease.
-      train_steps: The value of trainer.train_steps that counts if the run's folder does not name it.
-      global_step: The variable of the step that was restored last; None: a subclass has another `step_reached`.
+      train_steps: The value of trainer.train_steps that counts if the run's folder does not name
+        it.
+      global_step: The variable of the step that was restored last; None: a subclass has another
+        `step_reached`.
     """
 
     def __init__(
@@ -100,8 +111,8 @@ class Sidecar:
     def finished(self) -> bool:
         """Whether the run has ended: final.json says so, or the checkpoint of its last step was restored.
 
-        While a trainer is alive, the run continues whatever final.json says: it may have started again from an earlier
-        step, and the file may be from before that.
+        While a trainer is alive, the run continues whatever final.json says: it may have started
+        again from an earlier step, and the file may be from before that.
 
         Raises:
           StorageError: when the folder of a run that has saved a checkpoint was moved or removed.
@@ -109,14 +120,22 @@ class Sidecar:
         if self._has_begun:
             self._directory.check_manifest()
         else:
-            self._has_begun = has_begun(self._directory.path) and os.path.exists(self._directory.manifest)
+            self._has_begun = has_begun(self._directory.path) and os.path.exists(
+                self._directory.manifest
+            )
         if self.alive():
             return False
-        last_step = self._directory.last_step(self._train_steps)  # the run's number, which a restart may change
+        last_step = self._directory.last_step(
+            self._train_steps
+        )  # the run's number, which a restart may change
         final = self._directory.read_final()
-        if final is not None and (last_step is None or final["step"] >= last_step or final.get("stopped")):
+        if final is not None and (
+            last_step is None or final["step"] >= last_step or final.get("stopped")
+        ):
             return True
-        newest = max(complete_checkpoints(self._directory.path), default=-1)  # the restored step may be superseded
+        newest = max(
+            complete_checkpoints(self._directory.path), default=-1
+        )  # the restored step may be superseded
         return last_step is not None and last_step <= min(self.step_reached(), newest)
 
     def step_reached(self) -> int:
@@ -147,7 +166,8 @@ class Sidecar:
 
     def went_back_to(self) -> int | None:
         """Follows a rewind of the run: evaluations of later steps no longer count. Returns the step, or None."""
-        # The best is rewound before the ledger: a sidecar that dies in between repeats both at its next start.
+        # The best is rewound before the ledger: a sidecar that dies in between repeats both at its
+        # next start.
         step = self._ledger.follow(self._directory.training_ledger, before=self._rewind_best)
         if step is not None:
             self._follow_records(step)
@@ -162,7 +182,13 @@ class Sidecar:
         """Returns the recorded steps for this data and config."""
         return set(self._ledger.evaluated())
 
-    def record(self, step: int, logs: Mapping[str, Any], seconds: float | Mapping[str, float], checkpoint: str) -> None:
+    def record(
+        self,
+        step: int,
+        logs: Mapping[str, Any],
+        seconds: float | Mapping[str, float],
+        checkpoint: str,
+    ) -> None:
         """Records an evaluation after it was reported; a sidecar that dies in between reports it again."""
         self._ledger.append(step, logs, seconds, os.path.relpath(checkpoint, self._directory.path))
 

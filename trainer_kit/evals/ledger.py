@@ -1,10 +1,11 @@
 """The evaluation ledger: an append-only file with one line per evaluation, and pure functions over its records.
 
-A record is {"step", "checkpoint", "dataset", "metrics", "seconds", "config_hash", "lineage"}. `lineage` counts the
-rewinds of the run (rollback, a start from an earlier step). A rewind is a separate line, {"kind": "rewind", "lineage",
-"step"}, and supersedes the records of earlier lineages for later steps. A restart after a kill is not a rewind: its
-evaluations repeat recorded numbers and are not written again. Lines are strict JSON: a metric that is NaN or infinite
-is written as the text "nan", "inf" or "-inf" and read back as a float.
+A record is {"step", "checkpoint", "dataset", "metrics", "seconds", "config_hash", "lineage"}.
+`lineage` counts the rewinds of the run (rollback, a start from an earlier step). A rewind is a
+separate line, {"kind": "rewind", "lineage", "step"}, and supersedes the records of earlier lineages
+for later steps. A restart after a kill is not a rewind: its evaluations repeat recorded numbers and
+are not written again. Lines are strict JSON: a metric that is NaN or infinite is written as the
+text "nan", "inf" or "-inf" and read back as a float.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class Ledger:
       dataset: The name of the evaluated data.
       config_hash: The hash of the config of the evaluations.
       lineage: The lineage of new records; the file's newest lineage if that is larger.
-      sets: The config_hash of each of several validation sets. They are evaluated together, and each has its own
-        records, with metrics grouped by the set's name. Empty for a single set, called `dataset`.
+      sets: The config_hash of each of several validation sets. They are evaluated together, and
+        each has its own records, with metrics grouped by the set's name. Empty for a single set,
+        called `dataset`.
     """
 
     def __init__(
@@ -63,14 +65,16 @@ class Ledger:
     ) -> bool:
         """Appends an evaluation unless the ledger has one of this step, dataset and config since the last rewind.
 
-        The first record stays. If a repeated evaluation gives different metrics, the resume was not exact; a warning
-        reports the first such case.
+        The first record stays. If a repeated evaluation gives different metrics, the resume was not
+        exact; a warning reports the first such case.
 
         Args:
           step: The global step of the weights.
           metrics: The metrics, possibly nested; values that are not single numbers are left out.
-          seconds: The duration of the evaluation; for several validation sets, by the names of the evaluated ones.
-          checkpoint: The checkpoint of the weights, relative to the model_dir; None if they were not saved.
+          seconds: The duration of the evaluation; for several validation sets, by the names of the
+            evaluated ones.
+          checkpoint: The checkpoint of the weights, relative to the model_dir; None if they were
+            not saved.
 
         Returns:
           Whether a record was written.
@@ -113,7 +117,9 @@ class Ledger:
     def _warn_of_loss(self) -> None:
         """Warns when somebody has truncated or removed the file since this process appended its last record."""
         if self._size and (_signature(self.path) or (0, 0))[1] < self._size:
-            steps = sorted({key[1] for key in self._known or ()} - {item["step"] for item in self.records()})
+            steps = sorted(
+                {key[1] for key in self._known or ()} - {item["step"] for item in self.records()}
+            )
             _LOG.warning(
                 "%s was cut or removed during the run: the evaluations of %d steps are lost (%s)",
                 *(self.path, len(steps), _listed(steps)),
@@ -128,13 +134,15 @@ class Ledger:
         self._write({"kind": REWIND, "lineage": self.lineage + 1, "step": int(step)})
         self.lineage += 1
 
-    def follow(self, path: str | os.PathLike[str], before: Callable[[int], None] = lambda _: None) -> int | None:
+    def follow(
+        self, path: str | os.PathLike[str], before: Callable[[int], None] = lambda _: None
+    ) -> int | None:
         """Copies new rewinds from the run's ledger at `path` to this one.
 
         Args:
           path: The ledger to follow.
-          before: Called with the returned step before a rewind is written: if the process dies in this call, it finds
-            the rewind again after a restart.
+          before: Called with the returned step before a rewind is written: if the process dies in
+            this call, it finds the rewind again after a restart.
 
         Returns:
           The earliest step that the run went back to; None if there is no new rewind.
@@ -145,7 +153,11 @@ class Ledger:
         signature = _signature(path)
         if signature == self._followed:
             return None
-        new = [item for item in read_records(path) if item.get("kind") == REWIND and item["lineage"] > self.lineage]
+        new = [
+            item
+            for item in read_records(path)
+            if item.get("kind") == REWIND and item["lineage"] > self.lineage
+        ]
         step = min((item["step"] for item in new), default=None)
         if step is not None:
             before(step)
@@ -167,7 +179,9 @@ class Ledger:
         before = self.records()
         run = os.path.dirname(os.path.dirname(self.path))
         if not os.path.isdir(run):  # append_line would make it again
-            raise StorageError(f"{run} was moved or removed during the run; {self.path} cannot be written")
+            raise StorageError(
+                f"{run} was moved or removed during the run; {self.path} cannot be written"
+            )
         files.append_line(self.path, record, point="ledger")
         self._read = _signature(self.path), [*before, _decoded(record)]
 
@@ -178,7 +192,11 @@ class Ledger:
 
     def went_back_to(self, lineage: int) -> int | None:
         """Returns the earliest step that the run has gone back to since a lineage; None if it has not."""
-        rewinds = (item for item in self.records() if item.get("kind") == REWIND and item["lineage"] > lineage)
+        rewinds = (
+            item
+            for item in self.records()
+            if item.get("kind") == REWIND and item["lineage"] > lineage
+        )
         return min((item["step"] for item in rewinds), default=None)
 
     def active(self) -> list[dict[str, Any]]:
@@ -187,7 +205,8 @@ class Ledger:
         return [
             item
             for item in self.counting()
-            if item.get("config_hash") in (None, hashes.get(item.get("dataset"), item.get("config_hash")))
+            if item.get("config_hash")
+            in (None, hashes.get(item.get("dataset"), item.get("config_hash")))
         ]
 
     def evaluated(self) -> dict[int, dict[str, Any]]:
@@ -196,17 +215,29 @@ class Ledger:
         of_step: dict[int, set[str]] = {}
         for item in self.active():
             found.setdefault(item["step"], {}).update(item["metrics"])
-            of_step.setdefault(item["step"], set()).add(item.get("dataset") or next(iter(self._hashes)))
-        return {step: metrics for step, metrics in found.items() if of_step[step] >= self._hashes.keys()}
+            of_step.setdefault(item["step"], set()).add(
+                item.get("dataset") or next(iter(self._hashes))
+            )
+        return {
+            step: metrics for step, metrics in found.items() if of_step[step] >= self._hashes.keys()
+        }
 
     def recorded_sets(self, step: int) -> set[str]:
         """Returns the validation sets whose evaluation of `step` counts; a single set without a name is ""."""
         found = {item.get("dataset") for item in self.counting() if item["step"] == step}
-        return {name for name in self.sets if name in found} if self.sets else ({""} if found else set())
+        return (
+            {name for name in self.sets if name in found}
+            if self.sets
+            else ({""} if found else set())
+        )
 
     def counting(self) -> list[dict[str, Any]]:
         """Returns the evaluations that count, on this data and with any config, in their order."""
-        return [item for item in active_records(self.records()) if item.get("dataset") in (None, *self._hashes)]
+        return [
+            item
+            for item in active_records(self.records())
+            if item.get("dataset") in (None, *self._hashes)
+        ]
 
     def _compare(self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         # Compared as text, since NaN has to equal NaN.
@@ -226,7 +257,8 @@ class Ledger:
 def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the evaluations and rewinds in the file at `path`, in its order, without lines that a crash cut.
 
-    Unknown keys are kept. A record without a lineage has lineage 0. The result is empty if there is no file.
+    Unknown keys are kept. A record without a lineage has lineage 0. The result is empty if there is
+    no file.
     """
     return [_decoded(record) for record in files.read_lines(path) if _is_record(record)]
 
@@ -250,7 +282,9 @@ def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
 def _active(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     began = [(item["lineage"], item["step"]) for item in records if item.get("kind") == REWIND]
     for item in records:
-        superseded = began and any(lineage > item["lineage"] and start < item["step"] for lineage, start in began)
+        superseded = began and any(
+            lineage > item["lineage"] and start < item["step"] for lineage, start in began
+        )
         if item.get("kind") != REWIND and not superseded:
             yield item
 
@@ -286,8 +320,15 @@ def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_best(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the logs of an evaluation without the best value so far, which is not a result of that evaluation."""
-    own = {name: value for name, value in logs.items() if name.removeprefix("best_") not in logs.keys() - {name}}
-    return {name: without_best(value) if isinstance(value, Mapping) else value for name, value in own.items()}
+    own = {
+        name: value
+        for name, value in logs.items()
+        if name.removeprefix("best_") not in logs.keys() - {name}
+    }
+    return {
+        name: without_best(value) if isinstance(value, Mapping) else value
+        for name, value in own.items()
+    }
 
 
 def _listed(steps: Sequence[int]) -> str:
@@ -316,16 +357,23 @@ def _is_record(record: Mapping[str, Any]) -> bool:
     numbers = (record.get("step"), record.get("lineage", 0))
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         return False
-    if not all(isinstance(record.get(name, ""), (str, type(None))) for name in ("dataset", "config_hash")):
+    if not all(
+        isinstance(record.get(name, ""), (str, type(None))) for name in ("dataset", "config_hash")
+    ):
         return False
-    return record.get("kind") == REWIND or ("kind" not in record and isinstance(record.get("metrics"), dict))
+    return record.get("kind") == REWIND or (
+        "kind" not in record and isinstance(record.get("metrics"), dict)
+    )
 
 
 def _decoded(record: Mapping[str, Any]) -> dict[str, Any]:
     decoded = {**record, "lineage": record.get("lineage", 0)}
     if record.get("kind") == REWIND:
         return decoded
-    return {**decoded, "metrics": without_best(_numbers(record["metrics"]))}  # earlier releases recorded the best
+    return {
+        **decoded,
+        "metrics": without_best(_numbers(record["metrics"])),
+    }  # earlier releases recorded the best
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ _NOT_COMPARED = ("save_counter",)  # counts the saves of the process, which are 
 def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> list[str]:
     """Returns the differences of two finished runs, one line each; [] when they are equal. Runs eagerly, on the host.
 
-    Compares, bit by bit, the variables of the newest checkpoint and of the best ones; and, without clock times,
-    info.json, the evaluations since the last rewind, metrics.jsonl and final.json. Also lists files
-    that dead processes left.
+    Compares, bit by bit, the variables of the newest checkpoint and of the best ones; and, without
+    clock times, info.json, the evaluations since the last rewind, metrics.jsonl and final.json.
+    Also lists files that dead processes left.
 
     Args:
       one, other: The folders of the runs.
@@ -38,11 +38,14 @@ def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> 
     differences += _values("best info", *(_read(_best_info(side)) for side in sides))
     differences += _variables("best checkpoint", *(_best_weights(side) for side in sides))
     for name in sorted({name for side in sides for name in _named_bests(side)}):
-        differences += _named_best(name, *(os.path.join(side, BEST_CHECKPOINTS, name) for side in sides))
+        differences += _named_best(
+            name, *(os.path.join(side, BEST_CHECKPOINTS, name) for side in sides)
+        )
     differences += _lines("evals/validation.jsonl", *(_evaluations(side) for side in sides))
     finals = [_read(os.path.join(side, "final.json")) for side in sides]
     differences += _values(
-        "final.json", *(_without(final, ("time",)) if isinstance(final, dict) else final for final in finals)
+        "final.json",
+        *(_without(final, ("time",)) if isinstance(final, dict) else final for final in finals),
     )
     return differences + [f"left over: {path}" for side in sides for path in left_over(side)]
 
@@ -60,8 +63,10 @@ def left_over(folder: str | os.PathLike[str]) -> list[str]:
     """Returns the files that processes left in a run's folder when they died while writing, relative to it."""
     inside = os.fspath(folder)
     return sorted(
-        path for pattern in _LEFT_OVER for path in glob.glob(pattern, root_dir=inside, recursive=True)
-    )  # fmt: skip
+        path
+        for pattern in _LEFT_OVER
+        for path in glob.glob(pattern, root_dir=inside, recursive=True)
+    )
 
 
 def _newest(folder: str) -> str | None:
@@ -69,7 +74,10 @@ def _newest(folder: str) -> str | None:
 
 
 def _best_info(folder: str) -> str:
-    return next(iter(sorted(glob.glob(f"{glob.escape(folder)}/*/{INFO}"))), os.path.join(folder, "best_ckpt", INFO))
+    return next(
+        iter(sorted(glob.glob(f"{glob.escape(folder)}/*/{INFO}"))),
+        os.path.join(folder, "best_ckpt", INFO),
+    )
 
 
 def _best_weights(folder: str) -> str | None:
@@ -86,7 +94,9 @@ def _named_bests(folder: str) -> list[str]:
 def _named_best(name: str, one: str, other: str) -> list[str]:
     """Returns the differences of a named best checkpoint: weights, steps and info.json."""
     sides = [complete_checkpoints(side) for side in (one, other)]
-    differences = _values(f"best {name} info", *(_read(os.path.join(side, INFO)) for side in (one, other)))
+    differences = _values(
+        f"best {name} info", *(_read(os.path.join(side, INFO)) for side in (one, other))
+    )
     differences += _values(f"best {name} steps", *(list(side) for side in sides))
     for step in sides[0].keys() & sides[1].keys():
         differences += _variables(f"best {name} ckpt-{step}", *(side[step] for side in sides))
@@ -100,10 +110,16 @@ def _variables(what: str, one: str | None, other: str | None) -> list[str]:
     try:
         sides = [tf.train.load_checkpoint(path) for path in (one, other)]
         shapes = [side.get_variable_to_shape_map() for side in sides]
-        names = [{name for name in side if name.split("/")[0] not in _NOT_COMPARED} for side in shapes]
+        names = [
+            {name for name in side if name.split("/")[0] not in _NOT_COMPARED} for side in shapes
+        ]
         if lone := sorted(names[0] ^ names[1]):
             return [f"{what}: only one run has {lone[0]} (and {len(lone) - 1} more)"]
-        wrong = [name for name in sorted(names[0]) if not _same(*(side.get_tensor(name) for side in sides))]
+        wrong = [
+            name
+            for name in sorted(names[0])
+            if not _same(*(side.get_tensor(name) for side in sides))
+        ]
     except (tf.errors.OpError, ValueError, IndexError) as error:
         return [f"{what}: one of {one} and {other} cannot be read ({error})"]
     if not wrong:
@@ -112,8 +128,12 @@ def _variables(what: str, one: str | None, other: str | None) -> list[str]:
     first, second = (np.asarray(side.get_tensor(wrong[0])) for side in sides)
     difference = f"{first!r:.200} and {second!r:.200}"
     if first.shape == second.shape and first.dtype.kind in "fiu":
-        difference = f"by up to {np.max(np.abs(first.astype(np.float64) - second.astype(np.float64))):g}"
-    return [f"{what}: {wrong[0]} differs, {difference} ({len(wrong)} of {len(names[0])} variables differ)"]
+        difference = (
+            f"by up to {np.max(np.abs(first.astype(np.float64) - second.astype(np.float64))):g}"
+        )
+    return [
+        f"{what}: {wrong[0]} differs, {difference} ({len(wrong)} of {len(names[0])} variables differ)"
+    ]
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -125,14 +145,22 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _evaluations(folder: str) -> list[Any]:
-    ledger = Ledger(os.path.join(folder, "evals", "validation.jsonl"), dataset="validation", config_hash="")
-    # A stopped run has saved additional steps; if such a step is evaluated, its record names the checkpoint.
-    # A run that is killed after a recovery may go back once more, in another lineage.
-    return [_without(record, ("seconds", "checkpoint", "lineage")) for record in active_records(ledger.records())]
+    ledger = Ledger(
+        os.path.join(folder, "evals", "validation.jsonl"), dataset="validation", config_hash=""
+    )
+    # A stopped run has saved additional steps; if such a step is evaluated, its record names the
+    # checkpoint. A run that is killed after a recovery may go back once more, in another lineage.
+    return [
+        _without(record, ("seconds", "checkpoint", "lineage"))
+        for record in active_records(ledger.records())
+    ]
 
 
 def _history(folder: str) -> list[Any]:
-    return [_without(record, WALL_CLOCK_FIELDS) for record in files.read_lines(os.path.join(folder, "metrics.jsonl"))]
+    return [
+        _without(record, WALL_CLOCK_FIELDS)
+        for record in files.read_lines(os.path.join(folder, "metrics.jsonl"))
+    ]
 
 
 def _without(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -153,7 +181,9 @@ def _read(path: str) -> Any:
 def _lines(what: str, one: Sequence[Any], other: Sequence[Any]) -> list[str]:
     for number, (first, second) in enumerate(zip(one, other, strict=False)):
         if json.dumps(first) != json.dumps(second):  # as text, since NaN has to equal NaN
-            return [f"{what}: line {number + 1}: {json.dumps(first)} in one, {json.dumps(second)} in the other"]
+            return [
+                f"{what}: line {number + 1}: {json.dumps(first)} in one, {json.dumps(second)} in the other"
+            ]
     return [] if len(one) == len(other) else [f"{what}: {len(one)} lines, {len(other)}"]
 
 

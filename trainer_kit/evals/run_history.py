@@ -1,7 +1,8 @@
 """RunHistory: keeps metrics.jsonl, TensorBoard, the ledger and the best checkpoint in step with the checkpoints.
 
-A run that was killed resumes from its last checkpoint and reports the steps after that checkpoint again. A run that
-rewinds (a rollback, --from_step) reports new steps in place of the old ones. In both cases one history remains.
+A run that was killed resumes from its last checkpoint and reports the steps after that checkpoint
+again. A run that rewinds (a rollback, --from_step) reports new steps in place of the old ones. In
+both cases one history remains.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class RunHistory:
     Args:
       ledger: The ledger of the run's own evaluations.
       history: The writer of metrics.jsonl; None on workers that are not the chief.
-      summaries: The managers of TensorBoard's folders for training and validation; those without a method `resume` are
-        left alone.
+      summaries: The managers of TensorBoard's folders for training and validation; those without a
+        method `resume` are left alone.
       best: The owner of the best checkpoints; None if the run keeps none.
       writer: The writer of all reports; None: there are none to wait for.
-      checkpoints: The folder of the run's checkpoints, whose records contain the `extent` of their steps; "": there is
-        none to compare with.
+      checkpoints: The folder of the run's checkpoints, whose records contain the `extent` of their
+        steps; "": there is none to compare with.
     """
 
     def __init__(
@@ -62,12 +63,15 @@ class RunHistory:
         """Returns how much history and ledger hold up to `step`, for the record of its checkpoint.
 
         Returns:
-          "history": [the last step, bytes up to it]; "evaluations": [their number before `step`, the last step].
-          {} on workers that are not the chief.
+          "history": [the last step, bytes up to it]; "evaluations": [their number before `step`,
+          the last step]. {} on workers that are not the chief.
         """
         if self._history is None:
             return {}
-        return {"history": list(extent(self._history.path, step)), "evaluations": list(self.ledger.extent(step))}
+        return {
+            "history": list(extent(self._history.path, step)),
+            "evaluations": list(self.ledger.extent(step)),
+        }
 
     def begin_at(self, step: int, manager: Any) -> None:
         """Rewinds all to the step that training resumes from; permanently if the run goes back by request.
@@ -92,13 +96,21 @@ class RunHistory:
         Raises:
           StorageError: when there is no checkpoint although the ledger names a saved one.
         """
-        saved = [item["checkpoint"] for item in active_records(self.ledger.records()) if item.get("checkpoint")]
+        saved = [
+            item["checkpoint"]
+            for item in active_records(self.ledger.records())
+            if item.get("checkpoint")
+        ]
         if is_new and saved:
             raise StorageError(
                 f"{self.ledger.path} names the checkpoint {saved[-1]}, but the folder holds none; restore one "
                 "from a backup, or start again from step 0 with --from_step=0"
             )
-        last = max((line["step"] for line in active_history(self._history.path)), default=0) if self._history else 0
+        last = (
+            max((line["step"] for line in active_history(self._history.path)), default=0)
+            if self._history
+            else 0
+        )
         if is_new and last and self._history is not None:
             _LOG.warning(
                 "%s has reports up to step %d, but there is no checkpoint: the run begins at step 0",
@@ -126,10 +138,20 @@ class RunHistory:
         now = self.extent(step)
         (last, size), (last_now, size_now) = _numbers(before, "history"), now["history"]
         if size_now < size:
-            left = f"what is left ends at step {last_now}" if last_now < last else f"{size_now:,} bytes are left"
+            left = (
+                f"what is left ends at step {last_now}"
+                if last_now < last
+                else f"{size_now:,} bytes are left"
+            )
             _LOG.warning(
                 "%s has lost reports: it held %s bytes up to step %d when ckpt-%d was saved, and %s",
-                *(self._history.path, f"{size:,}", last, step, left if size_now else "nothing is left"),
+                *(
+                    self._history.path,
+                    f"{size:,}",
+                    last,
+                    step,
+                    left if size_now else "nothing is left",
+                ),
             )
         (count, last), (count_now, last_now) = _numbers(before, "evaluations"), now["evaluations"]
         if count_now < count:
@@ -158,14 +180,18 @@ class RunHistory:
             if self._writer is not None:
                 self._writer.flush()
             self._history.resume(step)
-            evaluated = step if self.recorded_sets(step) else step - 1  # a missing evaluation is repeated
+            evaluated = (
+                step if self.recorded_sets(step) else step - 1
+            )  # a missing evaluation is repeated
             for manager, last in zip(self._summaries, (step, evaluated), strict=True):
                 if hasattr(manager, "resume"):
                     manager.resume(last)
 
     def rewind(self, step: int) -> None:
         """Goes back to `step` permanently: later results, the best checkpoint included, no longer count."""
-        if self.best is not None:  # before the ledger, so that no later weights remain without a record
+        if (
+            self.best is not None
+        ):  # before the ledger, so that no later weights remain without a record
             self.best.rewind(step, self.ledger.counting())
         if self._history is not None:
             self.ledger.rewind(step)
@@ -197,5 +223,7 @@ class RunHistory:
 def _numbers(extents: dict[str, Any], name: str) -> list[int]:
     """Returns the two numbers of an extent; [0, 0], so that nothing seems lost, if the record is damaged."""
     value = extents.get(name)
-    whole = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
+    whole = (
+        isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
+    )
     return list(value) if isinstance(value, list) and whole else [0, 0]

@@ -1,7 +1,8 @@
 """Converts the code of tasks, models and subclasses with AutoGraph, which turns tensor conditions into graph.
 
-The framework's own code needs no conversion and is marked `do_not_convert`: converting its 25 functions took a third
-of the time from the first batch to the first step. So it calls code that users may have written through `converted`.
+The framework's own code needs no conversion and is marked `do_not_convert`: converting its 25
+functions took a third of the time from the first batch to the first step. So it calls code that
+users may have written through `converted`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from trainer_kit.runtime.tensorflow_internals import converted_by_autograph
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function`, a model or a layer, converted by AutoGraph in a graph, and unchanged in eager mode.
 
-    Functions marked `tf.autograph.experimental.do_not_convert` and the layers of Keras 3 behave as before: AutoGraph
-    leaves them alone.
+    Functions marked `tf.autograph.experimental.do_not_convert` and the layers of Keras 3 behave as
+    before: AutoGraph leaves them alone.
     """
     if tf.executing_eagerly():
         return function

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 class Position:
     """The index of the next global batch, and the indices of the batches that are left out.
 
-    Batches are counted from 0 at the start of the first epoch; the count includes those that are left out.
+    Batches are counted from 0 at the start of the first epoch; the count includes those that are
+    left out.
 
     Attributes:
       batch: The index of the next batch; if that batch is left out, the one after it is used.
-      left_out: The indices of batches that are passed over because they made training diverge; sorted, each once.
+      left_out: The indices of batches that are passed over because they made training diverge;
+        sorted, each once.
     """
 
     batch: int = 0

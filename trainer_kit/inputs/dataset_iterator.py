@@ -1,11 +1,13 @@
 """A dataset and its iterator, made when first needed: after a checkpoint has been restored.
 
-The destructor of a tf.data iterator can wait for a minute: it tells tf.data's tuner to stop while the tuner sleeps,
-and the tuner, woken too early to see it, sleeps on, each time twice as long as before. (An evaluation of 0.7 s took
-50 s that way, the end of a process on two replicas two minutes.) So iterators are deleted in threads, those of one pass
-as soon as it ends, while the pauses are short; and those that live to the end of the process are not deleted at all:
-after 6 s of training half of the processes ended 4 s later without that. Nothing milder does: Python clears modules and
-cycles as it ends, and gc.freeze() would keep the files of users, too, from being written out.
+The destructor of a tf.data iterator can wait for a minute: it tells tf.data's tuner to stop while
+the tuner sleeps, and the tuner, woken too early to see it, sleeps on, each time twice as long as
+before. (An evaluation of 0.7 s took 50 s that way, the end of a process on two replicas two
+minutes.) So iterators are deleted in threads, those of one pass as soon as it ends, while the
+pauses are short; and those that live to the end of the process are not deleted at all: after 6 s of
+training half of the processes ended 4 s later without that. Nothing milder does: Python clears
+modules and cycles as it ends, and gc.freeze() would keep the files of users, too, from being
+written out.
 """
 
 from __future__ import annotations
@@ -141,8 +143,9 @@ class ValidationData(DatasetIterator):
     def cardinality(self) -> int | None:
         """Returns the number of elements in the dataset made of the task's data; callable from any thread.
 
-        Under several replicas an element is the batch of one replica. None before the dataset is made, when its length
-        is unknown, and for a ready-made dataset, which may be distributed in any way.
+        Under several replicas an element is the batch of one replica. None before the dataset is
+        made, when its length is unknown, and for a ready-made dataset, which may be distributed in
+        any way.
         """
         if self.given is not None or self._dataset is None:
             return None
@@ -207,7 +210,9 @@ def missing_files_told(section: str, note: str = "") -> Iterator[None]:
 
 def no_batch(section: str) -> str:
     """Returns the message for a section of data without a batch."""
-    return f"task.{section} has no batch: it has no files, no examples, or fewer examples than a batch"
+    return (
+        f"task.{section} has no batch: it has no files, no examples, or fewer examples than a batch"
+    )
 
 
 def endless(section: str, steps_field: str) -> str:

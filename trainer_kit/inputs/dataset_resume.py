@@ -1,10 +1,10 @@
 """Decides how a run resumes in the middle of a plain tf.data.Dataset, which has no position of its own.
 
-A Source begins at its position. A plain dataset on one replica continues from its saved iterator if it is a chain of
-transformations for which that is exact: tests/engine/inputs/test_dataset_resume.py saves and restores each of them at
-every position. Any other dataset is read from its start, and the batches that were used are dropped. That is exact,
-too, unless the dataset has a state that no checkpoint contains: Python, stateful random operations, or a variable that
-it changes.
+A Source begins at its position. A plain dataset on one replica continues from its saved iterator if
+it is a chain of transformations for which that is exact: tests/engine/inputs/test_dataset_resume.py
+saves and restores each of them at every position. Any other dataset is read from its start, and the
+batches that were used are dropped. That is exact, too, unless the dataset has a state that no
+checkpoint contains: Python, stateful random operations, or a variable that it changes.
 """
 
 from __future__ import annotations
@@ -36,21 +36,45 @@ _LOG = logging.getLogger(__name__)
 
 # Chains of these continue exactly from a saved iterator, at every position.
 _SAFE = {
-    "AssertCardinality", "Batch", "Filter", "FlatMap", "Interleave", "Map", "Options", "PaddedBatch", "ParallelBatch",
-    "ParallelInterleave", "ParallelMap", "Prefetch", "Range", "Repeat", "Restructured", "Shard", "Shuffle", "Skip",
-    "TFRecord", "Take", "Tensor", "TensorSlice", "TextLine", "Unbatch",
-}  # fmt: skip
+    "AssertCardinality",
+    "Batch",
+    "Filter",
+    "FlatMap",
+    "Interleave",
+    "Map",
+    "Options",
+    "PaddedBatch",
+    "ParallelBatch",
+    "ParallelInterleave",
+    "ParallelMap",
+    "Prefetch",
+    "Range",
+    "Repeat",
+    "Restructured",
+    "Shard",
+    "Shuffle",
+    "Skip",
+    "TFRecord",
+    "Take",
+    "Tensor",
+    "TensorSlice",
+    "TextLine",
+    "Unbatch",
+}
 # The same for datasets that the functions of such a chain make.
 _SAFE_INSIDE = {"FlatMap", "Map", "ParallelMap", "TFRecord", "TensorSlice", "TextLine"}
-# A shuffle draws a new order for each pass of a repeat above it. Others than these may drop the shuffle, or begin the
-# next pass, before the last element of a pass is passed on: a saved iterator then continues with a wrong order.
+# A shuffle draws a new order for each pass of a repeat above it. Others than these may drop the
+# shuffle, or begin the next pass, before the last element of a pass is passed on: a saved iterator
+# then continues with a wrong order.
 _PASS_ON_AT_ONCE = {"AssertCardinality", "Map", "Options", "Repeat"}
 # Stateful by TensorFlow's definitions, but they change nothing that a later element depends on.
 _HARMLESS = re.compile(
     r"^Assert$|^Print|^LookupTable(Find|Size)|HashTable|^StatefulPartitionedCall$|^If$|^While$|^Case$"
     r"|^(Anonymous|Dummy|Delete)(MemoryCache|SeedGenerator|RandomSeedGenerator)|^DatasetToSingleElement$"
 )
-_READS_A_VARIABLE = re.compile(r"^ReadVariableOp$|^VarHandleOp$|^ResourceGather|^VarIsInitializedOp$")
+_READS_A_VARIABLE = re.compile(
+    r"^ReadVariableOp$|^VarHandleOp$|^ResourceGather|^VarIsInitializedOp$"
+)
 _DATASET = re.compile(r"Dataset(V\d)?$")
 _LISTED = 8  # names in one line
 _TRAIN_DATA = "task.train_data"
@@ -66,7 +90,8 @@ class Examination:
       state: Other operations that keep a state, such as those that change a variable.
       orders: Transformations whose order may differ from process to process.
       unsafe: What keeps a saved iterator from being exact.
-      new_orders: Shuffles that draw another order each time that an iterator of the same dataset is made.
+      new_orders: Shuffles that draw another order each time that an iterator of the same dataset is
+        made.
     """
 
     python: tuple[str, ...]
@@ -82,9 +107,10 @@ class Resumption:
     """How a resumed run gets back to its position in the data.
 
     Attributes:
-      method: iterator: by its saved state; skip: by reading from the start; inexact: no way is known to be exact,
-        and reading from the start is the nearest.
-      reasons: Lines of text that say why this method is used and how to get a better one; none for "iterator".
+      method: iterator: by its saved state; skip: by reading from the start; inexact: no way is
+        known to be exact, and reading from the start is the nearest.
+      reasons: Lines of text that say why this method is used and how to get a better one; none for
+        "iterator".
     """
 
     method: Method
@@ -111,14 +137,19 @@ def examine(dataset: tf.data.Dataset) -> Examination:
 
 
 def resume_method(
-    examination: Examination, *, no_iterator: str = "", deterministic_ops: bool, section: str = _TRAIN_DATA
+    examination: Examination,
+    *,
+    no_iterator: str = "",
+    deterministic_ops: bool,
+    section: str = _TRAIN_DATA,
 ) -> Resumption:
     """Returns how to resume, with reasons for the user.
 
     Args:
       examination: The examination of the dataset.
       no_iterator: Why an iterator of any dataset could not be saved here; "" if it can.
-      deterministic_ops: Whether TensorFlow's op determinism is on, with which tf.data keeps every map in order.
+      deterministic_ops: Whether TensorFlow's op determinism is on, with which tf.data keeps every
+        map in order.
       section: The section of the config, with which each line begins.
     """
     unsaved = [*examination.python, *examination.state]
@@ -142,7 +173,8 @@ class ResumePolicy:
 
     Args:
       require_exact: Whether a resume that cannot be exact is refused.
-      one_iterator: Whether plain datasets are read on one replica, so that their iterators can be saved.
+      one_iterator: Whether plain datasets are read on one replica, so that their iterators can be
+        saved.
       deterministic_ops: Whether TensorFlow's op determinism is on.
       restarts: Whether a tf.data.Dataset that ends starts again, with new orders of its shuffles.
 
@@ -172,16 +204,18 @@ class ResumePolicy:
             no_iterator = "an iterator over several replicas cannot be saved"
         if position.left_out:
             no_iterator = "a batch is left out, which the state of an iterator does not record"
-        resumption = resume_method(examination, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops)
+        resumption = resume_method(
+            examination, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops
+        )
         self.report(resumption, _level_of(resumption))
         return resumption.method == "iterator"
 
     def report_source(self, source: Any, dataset: tf.data.Dataset) -> None:
         """Reports why the dataset of a Source cannot be resumed exactly, if so.
 
-        What users gave to ArraySource and TFRecordSource has to be a pure function of the batch and its seeds. A Source
-        of another class may have Python that begins at the position, and random operations that are read from the
-        start, or tells itself how it resumes.
+        What users gave to ArraySource and TFRecordSource has to be a pure function of the batch and
+        its seeds. A Source of another class may have Python that begins at the position, and random
+        operations that are read from the start, or tells itself how it resumes.
 
         Args:
           source: The Source.

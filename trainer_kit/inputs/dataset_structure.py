@@ -14,11 +14,29 @@ from trainer_kit.errors.user_frames import Frame, own_frames
 from trainer_kit.runtime.tensorflow_internals import functions_of, inputs_of
 
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
-# With endless inputs their output has no end either, though TensorFlow calls the length of some of them unknown.
+# With endless inputs their output has no end either, though TensorFlow calls the length of some of
+# them unknown.
 _ENDLESS_OF_ENDLESS = {
-    "Batch", "Filter", "FlatMap", "Interleave", "Map", "Options", "PaddedBatch", "ParallelBatch", "ParallelFilter",
-    "ParallelInterleave", "ParallelMap", "Prefetch", "Rebatch", "Repeat", "Shard", "Shuffle", "Skip", "Unbatch", "Zip",
-}  # fmt: skip
+    "Batch",
+    "Filter",
+    "FlatMap",
+    "Interleave",
+    "Map",
+    "Options",
+    "PaddedBatch",
+    "ParallelBatch",
+    "ParallelFilter",
+    "ParallelInterleave",
+    "ParallelMap",
+    "Prefetch",
+    "Rebatch",
+    "Repeat",
+    "Shard",
+    "Shuffle",
+    "Skip",
+    "Unbatch",
+    "Zip",
+}
 
 
 def transformations(dataset: Any) -> Iterator[Any]:
@@ -39,8 +57,8 @@ def transformations(dataset: Any) -> Iterator[Any]:
 def never_ends(dataset: Any) -> bool:
     """Whether a dataset is known to have no end: by its cardinality, or because of what it is made from.
 
-    TensorFlow calls the length of `repeat().filter(...)` and of `repeat().flat_map(...)` unknown. Endless datasets that
-    functions return, as those of an interleave over files, are not found.
+    TensorFlow calls the length of `repeat().filter(...)` and of `repeat().flat_map(...)` unknown.
+    Endless datasets that functions return, as those of an interleave over files, are not found.
     """
     if not isinstance(dataset, tf.data.Dataset):
         return False
@@ -59,9 +77,13 @@ def line_of_failed_op(message: str, dataset: Any) -> Frame | None:
       dataset: The dataset that was read; any other object has no such functions.
     """
     names = _NODE.findall(message)
-    with contextlib.suppress(TrainerKitError):  # a TensorFlow that does not tell what a dataset is made of
+    with contextlib.suppress(
+        TrainerKitError
+    ):  # a TensorFlow that does not tell what a dataset is made of
         for part in transformations(dataset) if isinstance(dataset, tf.data.Dataset) else ():
-            for operation in (operation for graph in functions_of(part) for operation in graph.get_operations()):
+            for operation in (
+                operation for graph in functions_of(part) for operation in graph.get_operations()
+            ):
                 if operation.name in names and (frames := own_frames(operation.traceback)):
                     return frames[-1]
     return None

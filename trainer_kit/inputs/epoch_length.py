@@ -18,15 +18,19 @@ _SET_IT = "set trainer.steps_per_epoch to the number of steps that count as an e
 
 
 def epoch_length(
-    made: Any, batch_size: int, input_context: tf.distribute.InputContext | None = None, wanted_by: str = "an epoch"
+    made: Any,
+    batch_size: int,
+    input_context: tf.distribute.InputContext | None = None,
+    wanted_by: str = "an epoch",
 ) -> Fraction:
     """Returns the steps of an epoch; a fraction where batches run over the end of an epoch. Runs eagerly, on the host.
 
-    A dataset whose length TensorFlow does not know is read once from its start to its end to count it.
+    A dataset whose length TensorFlow does not know is read once from its start to its end to count
+    it.
 
     Args:
-      made: What build_inputs has returned: a Source with `batches_per_epoch` or `num_examples`, or a tf.data.Dataset of
-        batches for one replica; None: there is no task.train_data.
+      made: What build_inputs has returned: a Source with `batches_per_epoch` or `num_examples`, or
+        a tf.data.Dataset of batches for one replica; None: there is no task.train_data.
       batch_size: The global batch size, by which a Source counts.
       input_context: The worker's place among the others; None for a single replica.
       wanted_by: What needs the length, for the message.
@@ -39,7 +43,10 @@ def epoch_length(
             return Fraction(batches)
         examples = getattr(made, "num_examples", None)
         if not examples or not batch_size:
-            raise _not_known(wanted_by, f"{type(made).__name__} does not tell it by num_examples or batches_per_epoch")
+            raise _not_known(
+                wanted_by,
+                f"{type(made).__name__} does not tell it by num_examples or batches_per_epoch",
+            )
         return Fraction(examples, batch_size)
     if made is None:
         raise _not_known(wanted_by, "the config has no task.train_data")

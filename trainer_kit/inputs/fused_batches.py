@@ -14,12 +14,15 @@ from trainer_kit.runtime.tensorflow_internals import inputs_of
 
 
 def stacked_at(
-    made: Any, position: Position, size: int, input_context: tf.distribute.InputContext | None = None
+    made: Any,
+    position: Position,
+    size: int,
+    input_context: tf.distribute.InputContext | None = None,
 ) -> tf.data.Dataset:
     """Returns the data of one replica from `position` on, with `size` batches in each element. Runs on the host.
 
-    A Source may have a method `stacked_at(position, size)` that makes the stack at once, which is faster; it returns
-    None where it cannot.
+    A Source may have a method `stacked_at(position, size)` that makes the stack at once, which is
+    faster; it returns None where it cannot.
 
     Args:
       made: The Source or tf.data.Dataset that a task's `build_inputs` returned.
@@ -45,8 +48,8 @@ def stacked_at(
 def stacked(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Returns `dataset` with successive batches of one shape as (number of batches, batches), padded to `size`.
 
-    Batches of fewer examples, such as the last of an epoch, end a stack and begin the next. The padding keeps the
-    number of shapes small: XLA compiles a program for each.
+    Batches of fewer examples, such as the last of an epoch, end a stack and begin the next. The
+    padding keeps the number of shapes small: XLA compiles a program for each.
 
     Raises:
       UsageError: when the batches cannot be stacked.
@@ -61,7 +64,9 @@ def stacked(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
             .prefetch(tf.data.AUTOTUNE)
         )
     ragged = dataset.ragged_batch(size)
-    return ragged.flat_map(lambda *parts: _runs(_element(parts, spec), spec, size)).prefetch(tf.data.AUTOTUNE)
+    return ragged.flat_map(lambda *parts: _runs(_element(parts, spec), spec, size)).prefetch(
+        tf.data.AUTOTUNE
+    )
 
 
 def problem_of_stacking(spec: Any) -> str:
@@ -86,7 +91,11 @@ def _without_prefetch(made: Any) -> Any:
     if not isinstance(made, tf.data.Dataset) or kind_of(made) not in ("Prefetch", "Options"):
         return made
     (before,) = inputs_of(made)
-    return before if kind_of(made) == "Prefetch" else _without_prefetch(before).with_options(made.options())
+    return (
+        before
+        if kind_of(made) == "Prefetch"
+        else _without_prefetch(before).with_options(made.options())
+    )
 
 
 @tf.autograph.experimental.do_not_convert
@@ -120,7 +129,11 @@ def _runs(batches: Any, spec: Any, size: int) -> tf.data.Dataset:
     @tf.autograph.experimental.do_not_convert
     def run(begin: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def cut(part: Any) -> tf.Tensor:
-            return part[begin:end].to_tensor() if isinstance(part, tf.RaggedTensor) else part[begin:end]
+            return (
+                part[begin:end].to_tensor()
+                if isinstance(part, tf.RaggedTensor)
+                else part[begin:end]
+            )
 
         return _fill_up(tf.nest.map_structure(cut, batches), spec, size)
 

@@ -23,7 +23,9 @@ def inputs_of(task: Any, params: Any) -> Callable[..., Any]:
     takes_context = "input_context" in inspect.signature(build).parameters
 
     def build_inputs(params: Any, input_context: Any = None) -> Any:
-        return build(chosen.get(), params, **({"input_context": input_context} if takes_context else {}))
+        return build(
+            chosen.get(), params, **({"input_context": input_context} if takes_context else {})
+        )
 
     build_inputs.__qualname__ = f"the registered dataset {chosen.type!r}"
     return build_inputs

@@ -1,6 +1,7 @@
 """Recognises ops whose state no checkpoint holds: Python functions and random number generators. No TensorFlow.
 
-Both a training step and a plain dataset are searched for them: a resumed run would continue with another state.
+Both a training step and a plain dataset are searched for them: a resumed run would continue with
+another state.
 """
 
 from __future__ import annotations
@@ -27,5 +28,9 @@ def unsaved_state(op: str, definition: Any) -> Literal["python", "random"] | Non
     """
     if op in _PYTHON:
         return "python"
-    draws = definition is not None and definition.is_stateful and any(one.name == "seed" for one in definition.attr)
+    draws = (
+        definition is not None
+        and definition.is_stateful
+        and any(one.name == "seed" for one in definition.attr)
+    )
     return "random" if draws else None

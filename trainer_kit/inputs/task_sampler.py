@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from trainer_kit.config.schema.multitask import AnnealingSampleConfig, ProportionalSampleConfig, TaskSamplingConfig
+from trainer_kit.config.schema.multitask import (
+    AnnealingSampleConfig,
+    ProportionalSampleConfig,
+    TaskSamplingConfig,
+)
 
 BLOCK = 1024  # draws that are made at once: a call of a function costs as much as hundreds of draws
 _FOREVER = 2**52  # blocks: more than any run will see
@@ -33,7 +37,9 @@ class TaskSampler:
         """Returns the endless dataset of the tasks of all steps from `position` on, counted from 0: int64 scalars."""
         first, used = divmod(position, BLOCK)
         blocks = tf.data.Dataset.range(first, _FOREVER)
-        drawn = blocks.map(lambda block: self._block(block)[tf.where(block == first, used, 0) :]).unbatch()
+        drawn = blocks.map(
+            lambda block: self._block(block)[tf.where(block == first, used, 0) :]
+        ).unbatch()
         return drawn.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     def counts(self, position: int) -> list[int]:
@@ -49,7 +55,11 @@ class TaskSampler:
 
         tasks = self.number_of_tasks
         none = tf.zeros([tasks], tf.int64)
-        counted = tf.data.Dataset.range(last + 1).map(count).reduce(none, lambda total, more: total + more)
+        counted = (
+            tf.data.Dataset.range(last + 1)
+            .map(count)
+            .reduce(none, lambda total, more: total + more)
+        )
         return [int(number) for number in counted.numpy()]
 
     @tf.autograph.experimental.do_not_convert

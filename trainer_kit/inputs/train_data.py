@@ -19,7 +19,13 @@ from trainer_kit.inputs.dataset_iterator import DatasetIterator, Inputs, missing
 from trainer_kit.inputs.dataset_resume import ResumePolicy, Resumption
 from trainer_kit.inputs.failed_read import holds_failed_read
 from trainer_kit.inputs.sources.tfrecords import reporting_damage
-from trainer_kit.inputs.worker_pipeline import DataSection, OpenedData, PositionedPipeline, TrainingStart, open_at
+from trainer_kit.inputs.worker_pipeline import (
+    DataSection,
+    OpenedData,
+    PositionedPipeline,
+    TrainingStart,
+    open_at,
+)
 
 _NO_POSITION = (
     "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each rollback reads it "
@@ -53,15 +59,17 @@ class TrainData(DatasetIterator):
       section: The section of the data; None: the data is ready-made.
       policy: Decides and reports how the run resumes in the data.
       global_step: The number of steps that have taken a batch, an int64 scalar.
-      given: A ready-made dataset to use instead of the task's. A tf.data.Dataset is treated as one that build_inputs
-        returned, with two limits: a shuffle needs a seed of its own to be the same in the next process, and it draws
-        other orders when the dataset is read again in this process. Any other dataset, such as one over several
-        replicas, has no position: each start and each rollback reads it from its beginning.
+      given: A ready-made dataset to use instead of the task's. A tf.data.Dataset is treated as one
+        that build_inputs returned, with two limits: a shuffle needs a seed of its own to be the
+        same in the next process, and it draws other orders when the dataset is read again in this
+        process. Any other dataset, such as one over several replicas, has no position: each start
+        and each rollback reads it from its beginning.
       batch_size: The number of examples in a global batch; 0: not known.
       instead: The advice about a ready-made dataset without a position, for the warning.
 
     Attributes:
-      stack: The number of batches in one element, as made by inputs.fused_batches; 1 means single batches.
+      stack: The number of batches in one element, as made by inputs.fused_batches; 1 means single
+        batches.
     """
 
     def __init__(
@@ -199,7 +207,12 @@ class TrainData(DatasetIterator):
         """Returns the position, for the checkpoint."""
         stack = {"stack": self.stack} if self.stack > 1 else {}
         size = {"batch_size": self._batch_size} if self._batch_size else {}
-        return {"batch": self.position.batch, "left_out": list(self.position.left_out), **stack, **size}
+        return {
+            "batch": self.position.batch,
+            "left_out": list(self.position.left_out),
+            **stack,
+            **size,
+        }
 
     def put_state(self, state: dict[str, Any] | None) -> None:
         """Moves to the position of a checkpoint; without one, to the batch of the global step.
@@ -208,11 +221,16 @@ class TrainData(DatasetIterator):
         """
         self._since = self._read_step()
         here: dict[str, Any] = {"batch": self._since, "left_out": (), "stack": self.stack}
-        if not state or "batch" not in state:  # earlier releases kept a position for each of several tasks
+        if (
+            not state or "batch" not in state
+        ):  # earlier releases kept a position for each of several tasks
             state = here
         batch, left_out = state["batch"], state["left_out"]
         size = state.get("batch_size", 0)
-        if size and self._batch_size not in (0, size):  # continue after as many examples; batches are others now
+        if size and self._batch_size not in (
+            0,
+            size,
+        ):  # continue after as many examples; batches are others now
             batch, left_out = batch * size // self._batch_size, ()
         self._start = Position(batch, (*left_out, *self._left_out))
         self.forget()
@@ -230,17 +248,20 @@ class TrainData(DatasetIterator):
             self._saved_iterator = ""
             self._policy.report(Resumption("skip", (_FAILED_AHEAD,)))
 
-    def save_iterator(self, prefix: str, *, at_place: bool = True, give_up: Callable[[], bool] = lambda: False) -> None:
+    def save_iterator(
+        self, prefix: str, *, at_place: bool = True, give_up: Callable[[], bool] = lambda: False
+    ) -> None:
         """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Runs eagerly.
 
-        Waits for the elements that the pipeline is making: for stacks of batches that come slowly, many seconds.
+        Waits for the elements that the pipeline is making: for stacks of batches that come slowly,
+        many seconds.
 
         Args:
           prefix: The path that the names of the files begin with.
-          at_place: Whether the iterator is at the run's position. If it is ahead, nothing is saved, and a resume
-            reads the data from its start.
-          give_up: A function that is called while the save takes long; when it returns True, nothing is saved, and a
-            resume reads the data from its start.
+          at_place: Whether the iterator is at the run's position. If it is ahead, nothing is saved,
+            and a resume reads the data from its start.
+          give_up: A function that is called while the save takes long; when it returns True,
+            nothing is saved, and a resume reads the data from its start.
         """
         if not self.saves_position or not self.started:
             return
@@ -248,7 +269,8 @@ class TrainData(DatasetIterator):
             self._policy.report(Resumption("skip", (_AHEAD,)))
             return
         checkpoint = tf.train.Checkpoint(iterator=self._iterator)
-        folder = f"{prefix}_temp"  # as TensorFlow calls its own, so that it goes when the run is started again
+        # As TensorFlow calls its own, so that it goes when the run is started again
+        folder = f"{prefix}_temp"
         done = Future[str]()
 
         def write() -> None:
@@ -263,7 +285,9 @@ class TrainData(DatasetIterator):
                 self._policy.report(Resumption("skip", (_TOO_SLOW,)))
                 return
         written = done.result()
-        for path in sorted(glob.glob(f"{glob.escape(written)}.*")):  # the index, by which it is found, comes last
+        for path in sorted(
+            glob.glob(f"{glob.escape(written)}.*")
+        ):  # the index, by which it is found, comes last
             os.replace(path, prefix + path.removeprefix(written))
         shutil.rmtree(folder)
 

@@ -1,6 +1,7 @@
 """Makes the dataset of one worker of what a task's build_inputs returns.
 
-TrainData makes a pipeline with the position of the run, and TaskInputs has a strategy call it, once for each worker.
+TrainData makes a pipeline with the position of the run, and TaskInputs has a strategy call it, once
+for each worker.
 """
 
 from __future__ import annotations
@@ -191,7 +192,10 @@ class OpenedData:
 
 
 def open_at(
-    data: Any, start: TrainingStart, policy: ResumePolicy, input_context: tf.distribute.InputContext | None = None
+    data: Any,
+    start: TrainingStart,
+    policy: ResumePolicy,
+    input_context: tf.distribute.InputContext | None = None,
 ) -> OpenedData:
     """Opens the data of one worker: a Source begins at the position, and a plain dataset gets there as the policy says.
 

@@ -1,8 +1,9 @@
 """Gradient accumulation: one update of the weights with the gradients of several micro-batches.
 
-A training step gets a GradientAccumulator in place of its optimizer. It adds gradients to the GradientSums, variables
-of each replica. After the last micro-batch `GradientSums.update` makes the calls that the step has made, with the sums
-and on the optimizer itself: clipping, weight decay, schedules and the loss scale see one update.
+A training step gets a GradientAccumulator in place of its optimizer. It adds gradients to the
+GradientSums, variables of each replica. After the last micro-batch `GradientSums.update` makes the
+calls that the step has made, with the sums and on the optimizer itself: clipping, weight decay,
+schedules and the loss scale see one update.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from trainer_kit.optimizers import gradients as updates
 from trainer_kit.runtime.keras_internals import trained_variables
 
 Apply: TypeAlias = Callable[[list[tuple[Any, Any]]], Any]
-Key: TypeAlias = tuple[Any, ...]  # of a call: the `id` of optimizer and variables, and how often it was made before
+Key: TypeAlias = tuple[
+    Any, ...
+]  # of a call: the `id` of optimizer and variables, and how often it was made before
 
 _READ = ("learning_rate", "iterations", "variables", "dynamic_scale", "uses_every_gradient")
 _OFFERED = "apply_gradients, apply, scale_loss, learning_rate, iterations and variables"
@@ -36,8 +39,9 @@ class GradientSums:
 
     Attributes:
       variables: The variables of the sums, by the call and the number of the gradient in it.
-      calls: For each call of the step the pairs of gradients and variables, and the function that makes the call on the
-        optimizer itself, with other gradients. To be emptied before a step is traced, or runs eagerly.
+      calls: For each call of the step the pairs of gradients and variables, and the function that
+        makes the call on the optimizer itself, with other gradients. To be emptied before a step is
+        traced, or runs eagerly.
     """
 
     def __init__(self) -> None:
@@ -45,16 +49,21 @@ class GradientSums:
         self.calls: dict[Key, tuple[Sequence[tuple[Any, Any]], Apply]] = {}
 
     @tf.autograph.experimental.do_not_convert
-    def add(self, key: Key, pairs: Sequence[tuple[Any, Any]], apply: Apply, weight: Any, first: Any) -> None:
+    def add(
+        self, key: Key, pairs: Sequence[tuple[Any, Any]], apply: Apply, weight: Any, first: Any
+    ) -> None:
         """Adds weighted gradients to their sums; runs on a replica.
 
         Args:
           key: The key of the call, the same in each micro-batch and on each replica.
-          pairs: The gradients with their variables; a gradient is None for a variable that keeps its value.
-          apply: Makes the call on the optimizer itself, with pairs of other gradients and these variables.
-          weight: The micro-batch's share of the batch: a float above 0, or a float32 scalar. 0 makes even NaN a 0.
-          first: Whether the micro-batch is the first of its batch, so that its gradients replace the sums, a bool
-            scalar.
+          pairs: The gradients with their variables; a gradient is None for a variable that keeps
+            its value.
+          apply: Makes the call on the optimizer itself, with pairs of other gradients and these
+            variables.
+          weight: The micro-batch's share of the batch: a float above 0, or a float32 scalar. 0
+            makes even NaN a 0.
+          first: Whether the micro-batch is the first of its batch, so that its gradients replace
+            the sums, a bool scalar.
         """
         self.calls[key] = pairs, apply
         for place, (gradient, variable) in enumerate(pairs):
@@ -62,7 +71,9 @@ class GradientSums:
                 continue
             total = self._sum((key, place), gradient, variable)
             product = tf.multiply if isinstance(weight, float) else tf.math.multiply_no_nan
-            weighted = product(tf.cast(tf.convert_to_tensor(gradient), total.dtype), tf.cast(weight, total.dtype))
+            weighted = product(
+                tf.cast(tf.convert_to_tensor(gradient), total.dtype), tf.cast(weight, total.dtype)
+            )
             total.assign(tf.where(first, weighted, total + weighted))
 
     @tf.autograph.experimental.do_not_convert
@@ -71,7 +82,12 @@ class GradientSums:
         for key, (pairs, apply) in self.calls.items():
             apply(
                 [
-                    (None if gradient is None else tf.cast(self.variables[key, place], gradient.dtype), variable)
+                    (
+                        None
+                        if gradient is None
+                        else tf.cast(self.variables[key, place], gradient.dtype),
+                        variable,
+                    )
                     for place, (gradient, variable) in enumerate(pairs)
                 ]
             )
@@ -81,12 +97,15 @@ class GradientSums:
         if key not in self.variables:
             with tf.init_scope():
                 self.variables[key] = tf.Variable(
-                    tf.zeros(variable.shape, tf.float32 if gradient.dtype in _LOW else gradient.dtype),
+                    tf.zeros(
+                        variable.shape, tf.float32 if gradient.dtype in _LOW else gradient.dtype
+                    ),
                     trainable=False,
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
                     name="accumulated_gradient",
-                    experimental_enable_variable_lifting=False,  # else the whole training loop is traced twice
+                    # Else the whole training loop is traced twice
+                    experimental_enable_variable_lifting=False,
                 )
         return self.variables[key]
 
@@ -104,7 +123,9 @@ class GradientAccumulator:
     def __init__(self, sums: GradientSums, optimizer: Any, weight: Any, first: Any) -> None:
         self._sums, self._optimizer, self._weight, self._first = sums, optimizer, weight, first
         self._graph = tf.compat.v1.get_default_graph()
-        self._seen: Counter[Any] = Counter()  # calls by the graph in which they are traced, and their variables
+        self._seen: Counter[Any] = (
+            Counter()
+        )  # calls by the graph in which they are traced, and their variables
 
     @tf.autograph.experimental.do_not_convert
     def needs_gradients(self) -> tf.Tensor:
@@ -122,15 +143,22 @@ class GradientAccumulator:
         self._add(pairs, functools.partial(updates.apply_gradients, self._optimizer))
 
     @tf.autograph.experimental.do_not_convert
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any
+    ) -> Any:
         """Adds the gradients of a micro-batch to the sums; runs on a replica.
 
-        After the last micro-batch of a batch, the optimizer gets the sums and the further arguments.
+        After the last micro-batch of a batch, the optimizer gets the sums and the further
+        arguments.
 
         Returns:
-          The number of updates so far: `iterations` of the optimizer, which its own `apply_gradients` returns too.
+          The number of updates so far: `iterations` of the optimizer, which its own
+          `apply_gradients` returns too.
         """
-        self._add(list(grads_and_vars), lambda sums: self._optimizer.apply_gradients(sums, *arguments, **options))
+        self._add(
+            list(grads_and_vars),
+            lambda sums: self._optimizer.apply_gradients(sums, *arguments, **options),
+        )
         return self._optimizer.iterations
 
     @tf.autograph.experimental.do_not_convert
@@ -139,11 +167,17 @@ class GradientAccumulator:
 
         Args:
           grads: The gradients.
-          trainable_variables: The variable of each gradient; None: those that the optimizer was built with.
+          trainable_variables: The variable of each gradient; None: those that the optimizer was
+            built with.
         """
-        variables = trained_variables(self._optimizer) if trainable_variables is None else trainable_variables
+        variables = (
+            trained_variables(self._optimizer)
+            if trainable_variables is None
+            else trainable_variables
+        )
         self._add(
-            list(zip(grads, variables, strict=True)), lambda sums: self._optimizer.apply(*zip(*sums, strict=True))
+            list(zip(grads, variables, strict=True)),
+            lambda sums: self._optimizer.apply(*zip(*sums, strict=True)),
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -157,7 +191,10 @@ class GradientAccumulator:
     def _add(self, pairs: Sequence[tuple[Any, Any]], apply: Apply) -> None:
         _check_unconditional(self._graph)
         names = id(self._optimizer), *(id(variable) for _, variable in pairs)
-        of_graph = tf.compat.v1.get_default_graph(), names  # a tf.function in the step may be traced more than once
+        of_graph = (
+            tf.compat.v1.get_default_graph(),
+            names,
+        )  # a tf.function in the step may be traced more than once
         self._sums.add((names, self._seen[of_graph]), pairs, apply, self._weight, self._first)
         self._seen[of_graph] += 1
 

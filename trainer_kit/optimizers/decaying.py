@@ -55,8 +55,8 @@ class Lion(DecaysByRule, keras.optimizers.Lion):
 class Lamb(DecaysByRule, keras.optimizers.Lamb):
     """Keras' Lamb with a rule for which variables get weight decay.
 
-    Keras subtracts the decay before the update; in the paper (arXiv 1904.00962) and in Model Garden it is part of the
-    update, and the trust ratio scales it. They are equal without weight decay.
+    Keras subtracts the decay before the update; in the paper (arXiv 1904.00962) and in Model Garden
+    it is part of the update, and the trust ratio scales it. They are equal without weight decay.
     """
 
 
@@ -73,7 +73,9 @@ class Adafactor(DecaysByRule, _AdafactorOfAnyModel):
 def _flat_name(variable: Any) -> Any:
     """Wraps a tf.Variable called "a/b:0", as tf_keras has them: Adafactor names its own after it, and refuses "/"."""
     if isinstance(variable, tf.Variable) and "/" in variable.name:
-        return keras.Variable(variable, name=variable_path(variable).replace("/", "_"), trainable=variable.trainable)
+        return keras.Variable(
+            variable, name=variable_path(variable).replace("/", "_"), trainable=variable.trainable
+        )
     return variable
 
 

@@ -13,7 +13,16 @@ from keras.optimizers.schedules import LearningRateSchedule as Schedule
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.decaying import Adadelta, Adafactor, Adamax, AdamW, Ftrl, Lamb, Lion, Nadam
+from trainer_kit.optimizers.decaying import (
+    Adadelta,
+    Adafactor,
+    Adamax,
+    AdamW,
+    Ftrl,
+    Lamb,
+    Lion,
+    Nadam,
+)
 from trainer_kit.optimizers.gradient_processors import GradientProcessing
 from trainer_kit.optimizers.gradients import Clipping
 from trainer_kit.optimizers.lars import Lars
@@ -37,13 +46,15 @@ def create_optimizer(
 ) -> keras.Optimizer:
     """Returns the optimizer that `config` describes; runs eagerly, in the scope of the strategy.
 
-    Its attribute `clipping` tells `gradients.apply_gradients` how to clip gradients; Keras' own clip arguments are not
-    used. Build it with all the model's trainable variables before the first step.
+    Its attribute `clipping` tells `gradients.apply_gradients` how to clip gradients; Keras' own
+    clip arguments are not used. Build it with all the model's trainable variables before the first
+    step.
 
     Args:
-      config: optimizer, learning rate, warm-up, gradient processors, and groups of variables with rates of their own;
-        its `ema` is for moving_average.MovingAverage.
-      mixed_precision_dtype: for float16 the optimizer is wrapped in a LossScaleOptimizer. None: Keras's global policy.
+      config: optimizer, learning rate, warm-up, gradient processors, and groups of variables with
+        rates of their own; its `ema` is for moving_average.MovingAverage.
+      mixed_precision_dtype: for float16 the optimizer is wrapped in a LossScaleOptimizer. None:
+        Keras's global policy.
       loss_scale: 'dynamic' (also None) or a number above 0; only for float16.
       random_seed: The seed of the run, for processors that draw random numbers.
 
@@ -63,7 +74,11 @@ def create_optimizer(
     if mixed_precision_dtype in ("float16", "mixed_float16"):
         return _with_loss_scale(optimizer, loss_scale)
     if loss_scale is not None:
-        _log.warning("loss_scale=%s is not used: it is for float16, not %s", loss_scale, mixed_precision_dtype)
+        _log.warning(
+            "loss_scale=%s is not used: it is for float16, not %s",
+            loss_scale,
+            mixed_precision_dtype,
+        )
     return optimizer
 
 
@@ -93,7 +108,8 @@ def build_optimizers(optimizer: Any, variables: Sequence[Any]) -> None:
     Runs eagerly, in scope.
 
     Args:
-      optimizer: An optimizer of any library, a dict of optimizers, or None; only those of Keras 3 need this call.
+      optimizer: An optimizer of any library, a dict of optimizers, or None; only those of Keras 3
+        need this call.
       variables: The variables that are trained.
     """
     for one in optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]:
@@ -101,11 +117,15 @@ def build_optimizers(optimizer: Any, variables: Sequence[Any]) -> None:
             one.build(variables)
 
 
-def _with_loss_scale(optimizer: keras.Optimizer, loss_scale: str | float | None) -> LossScaleOptimizer:
+def _with_loss_scale(
+    optimizer: keras.Optimizer, loss_scale: str | float | None
+) -> LossScaleOptimizer:
     if loss_scale in (None, "dynamic"):
         return LossScaleOptimizer(optimizer)
     if isinstance(loss_scale, (str, bool)) or not 0 < loss_scale < float("inf"):
-        raise UsageError(f"loss_scale is {loss_scale!r}; give 'dynamic' or a number above 0, like 1024")
+        raise UsageError(
+            f"loss_scale is {loss_scale!r}; give 'dynamic' or a number above 0, like 1024"
+        )
     return LossScaleOptimizer(optimizer, initial_scale=float(loss_scale), dynamic=False)
 
 
@@ -126,7 +146,9 @@ def _adafactor(config: Any, rate: Rate) -> keras.Optimizer:
 def _lars(config: Any, rate: Rate) -> keras.Optimizer:
     unadapted = config.exclude_from_layer_adaptation or config.exclude_from_weight_decay or ()
     names = "momentum eeta nesterov classic_momentum weight_decay=weight_decay_rate name"
-    return Lars(rate, adaptation_rule=DecayRule(exclude=unadapted), **_arguments(Lars, names, config))
+    return Lars(
+        rate, adaptation_rule=DecayRule(exclude=unadapted), **_arguments(Lars, names, config)
+    )
 
 
 def _muon(config: Any, rate: Rate) -> keras.Optimizer:
@@ -158,7 +180,8 @@ def _arguments(optimizer: type[keras.Optimizer], names: str, config: Any) -> dic
 _ADAM = "beta_1 beta_2 epsilon name"
 _FTRL = "learning_rate_power initial_accumulator_value l1_regularization_strength l2_regularization_strength"
 
-# The class of each optimizer, and its arguments: those have the names of the config's fields, but for "argument=field".
+# The class of each optimizer, and its arguments: those have the names of the config's fields, but
+# for "argument=field".
 _CLASSES: dict[str, tuple[type[keras.Optimizer], str]] = {
     "sgd": (keras.optimizers.SGD, "momentum nesterov name"),
     "adam": (keras.optimizers.Adam, f"{_ADAM} amsgrad"),
@@ -173,4 +196,8 @@ _CLASSES: dict[str, tuple[type[keras.Optimizer], str]] = {
     "lion": (Lion, "beta_1 beta_2 weight_decay name"),
     "schedule_free_adamw": (ScheduleFreeAdamW, f"{_ADAM} warmup_steps weight_decay"),
 }
-_BUILDERS: dict[str, Callable[[Any, Rate], keras.Optimizer]] = {"adafactor": _adafactor, "lars": _lars, "muon": _muon}
+_BUILDERS: dict[str, Callable[[Any, Rate], keras.Optimizer]] = {
+    "adafactor": _adafactor,
+    "lars": _lars,
+    "muon": _muon,
+}

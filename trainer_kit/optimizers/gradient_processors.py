@@ -1,7 +1,7 @@
 """GradientProcessing: what a config does to gradients before an optimizer gets them (`gradient_processors`).
 
-All functions here run in a replica, in graph or eager, on gradients that are summed over replicas and unscaled. What
-they compute is the same on all replicas, so that 1, 2 or 4 replicas train alike.
+All functions here run in a replica, in graph or eager, on gradients that are summed over replicas
+and unscaled. What they compute is the same on all replicas, so that 1, 2 or 4 replicas train alike.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from trainer_kit.config.schema.gradient_processors import GradientNoiseConfig, GradientProcessorConfig
+from trainer_kit.config.schema.gradient_processors import (
+    GradientNoiseConfig,
+    GradientProcessorConfig,
+)
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.optimizers.gradients import Clipping, Gradient, clip, scaled
 from trainer_kit.optimizers.per_variable import similar_paths, variable_path
 
-# A function of gradients, their variables and the number of updates so far, an integer scalar tensor.
+# A function of gradients, their variables and the number of updates so far, an integer scalar
+# tensor.
 Processor: TypeAlias = Callable[[list[Gradient], list[Any], Any], Sequence[Gradient]]
 
 _log = logging.getLogger(__name__)
@@ -39,8 +43,10 @@ class GradientProcessing:
 
     Attributes:
       is_used: Whether a step has been traced that processes gradients.
-      optimizer_name: The name of the optimizer among several, so that each draws numbers of its own; "": it has none.
-      global_step: The variable that counts complete steps, for messages; None: the number of updates counts.
+      optimizer_name: The name of the optimizer among several, so that each draws numbers of its
+        own; "": it has none.
+      global_step: The variable that counts complete steps, for messages; None: the number of
+        updates counts.
 
     Raises:
       UsageError: when a registered processor cannot be made.
@@ -51,10 +57,15 @@ class GradientProcessing:
         self.optimizer_name = ""
         self.global_step: Any = None
         seeds = (f"{random_seed}/{place}" for place in range(len(sections)))
-        self._processors = [(self._make(one, seed), one.variables) for one, seed in zip(sections, seeds, strict=True)]
+        self._processors = [
+            (self._make(one, seed), one.variables)
+            for one, seed in zip(sections, seeds, strict=True)
+        ]
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Any], updates: Any) -> list[Gradient]:
+    def __call__(
+        self, gradients: Sequence[Gradient], variables: Sequence[Any], updates: Any
+    ) -> list[Gradient]:
         """Returns the processed gradients; in a replica.
 
         Args:
@@ -76,7 +87,11 @@ class GradientProcessing:
             ]
             if not places:
                 continue
-            processed = process([results[place] for place in places], [variables[place] for place in places], updates)
+            processed = process(
+                [results[place] for place in places],
+                [variables[place] for place in places],
+                updates,
+            )
             for place, gradient in zip(places, processed, strict=True):
                 results[place] = gradient
 
@@ -88,18 +103,31 @@ class GradientProcessing:
         if section.type == "noise":
             config = section.get()
             return lambda gradients, variables, updates: _with_noise(
-                config, f"{seed}/{config.seed}{self.optimizer_name and '/'}{self.optimizer_name}", gradients, updates
+                config,
+                f"{seed}/{config.seed}{self.optimizer_name and '/'}{self.optimizer_name}",
+                gradients,
+                updates,
             )
         return _make(section)
 
-    def _check(self, gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
-        return _check(gradients, variables, (updates if self.global_step is None else self.global_step) + 1)
+    def _check(
+        self, gradients: list[Gradient], variables: list[Any], updates: Any
+    ) -> list[Gradient]:
+        return _check(
+            gradients, variables, (updates if self.global_step is None else self.global_step) + 1
+        )
 
     def _warn_of_idle_patterns(self, paths: Sequence[str]) -> None:
-        for pattern in dict.fromkeys(pattern for _, patterns in self._processors for pattern in patterns):
+        for pattern in dict.fromkeys(
+            pattern for _, patterns in self._processors for pattern in patterns
+        ):
             if not any(re.search(pattern, path) for path in paths):
                 near = ", ".join(similar_paths(pattern, paths))
-                _log.warning("gradient_processors: the pattern %r matches no variable; there are: %s", pattern, near)
+                _log.warning(
+                    "gradient_processors: the pattern %r matches no variable; there are: %s",
+                    pattern,
+                    near,
+                )
 
 
 def refused_gradient(error: tf.errors.OpError) -> tuple[str, int] | None:
@@ -116,14 +144,18 @@ def _make(section: GradientProcessorConfig) -> Processor:
     if kind in GradientProcessorConfig.registry:
         return _registered(kind, GradientProcessorConfig.registry.lookup(kind).build(chosen))
     if kind == "scale":
-        return lambda gradients, variables, updates: [scaled(one, chosen.factor) for one in gradients]
+        return lambda gradients, variables, updates: [
+            scaled(one, chosen.factor) for one in gradients
+        ]
     if kind in _BOUNDS:
         bounds = Clipping(**{_BOUNDS[kind]: chosen.bound})
         return lambda gradients, variables, updates: clip(gradients, bounds)
     return _centralize if kind == "centralize" else _summarize
 
 
-def _with_noise(config: GradientNoiseConfig, seed: str, gradients: list[Gradient], updates: Any) -> list[Gradient]:
+def _with_noise(
+    config: GradientNoiseConfig, seed: str, gradients: list[Gradient], updates: Any
+) -> list[Gradient]:
     """Returns gradients with noise, a function of the seed, the place of the variable and the update."""
     first = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:7], "little")
     done = tf.cast(tf.convert_to_tensor(updates), tf.int64)
@@ -132,15 +164,17 @@ def _with_noise(config: GradientNoiseConfig, seed: str, gradients: list[Gradient
     for place, gradient in enumerate(gradients):
         dense = tf.convert_to_tensor(gradient)  # rows without a gradient get noise too
         seeds = tf.stack([tf.constant(first + place, tf.int64), done])
-        results.append(dense + tf.cast(stddev * _normal_numbers(tf.shape(dense), seeds), dense.dtype))
+        results.append(
+            dense + tf.cast(stddev * _normal_numbers(tf.shape(dense), seeds), dense.dtype)
+        )
     return results
 
 
 def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Returns numbers of the standard normal distribution, float32 (Box-Muller); runs in graph or eagerly.
 
-    XLA makes other numbers of the same bits in tf.random.stateless_normal and stateless_uniform, whatever their `alg`.
-    The bits of Philox are the same, and so these numbers are, up to rounding.
+    XLA makes other numbers of the same bits in tf.random.stateless_normal and stateless_uniform,
+    whatever their `alg`. The bits of Philox are the same, and so these numbers are, up to rounding.
 
     Args:
       shape: The shape, an int32 vector.
@@ -148,11 +182,17 @@ def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """
     size = tf.reduce_prod(shape)
     pairs = tf.stack([2, (size + 1) // 2])
-    bits = tf.random.stateless_uniform(pairs, seeds, minval=None, maxval=None, dtype=tf.uint32, alg="philox")
-    upper = tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32)  # exact in float32
+    bits = tf.random.stateless_uniform(
+        pairs, seeds, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+    )
+    upper = tf.cast(
+        tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32
+    )  # exact in float32
     shares = (upper + 1.0) * 2.0**-24  # above 0, so that the logarithm is finite
     length, angle = tf.sqrt(-2.0 * tf.math.log(shares[0])), 2.0 * math.pi * shares[1]
-    return tf.reshape(tf.concat([length * tf.cos(angle), length * tf.sin(angle)], axis=0)[:size], shape)
+    return tf.reshape(
+        tf.concat([length * tf.cos(angle), length * tf.sin(angle)], axis=0)[:size], shape
+    )
 
 
 def _centralize(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
@@ -172,16 +212,26 @@ def _check(gradients: list[Gradient], variables: list[Any], step: Any) -> list[G
     There is one assertion for all gradients, and no branch, which would cost a small step more.
     """
     finite = [tf.reduce_all(tf.math.is_finite(_values(one))) for one in gradients]
-    flags, names = tf.cast(tf.stack(finite), tf.int32), "|".join(variable_path(one) for one in variables)
+    flags, names = (
+        tf.cast(tf.stack(finite), tf.int32),
+        "|".join(variable_path(one) for one in variables),
+    )
     data = [f"{_REFUSED} {names}", flags, step]
-    made = tf.raw_ops.Assert(condition=tf.reduce_all(tf.stack(finite)), data=data, summarize=len(finite))
+    made = tf.raw_ops.Assert(
+        condition=tf.reduce_all(tf.stack(finite)), data=data, summarize=len(finite)
+    )
     with tf.control_dependencies([] if made is None else [made]):  # None: eager
-        return [tf.nest.map_structure(tf.identity, one, expand_composites=True) for one in gradients]
+        return [
+            tf.nest.map_structure(tf.identity, one, expand_composites=True) for one in gradients
+        ]
 
 
 def _summarize(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
     def write() -> tf.Tensor:
-        with tf.summary.record_if(True), tf.name_scope(""):  # else "cond/" would stand before the names
+        with (
+            tf.summary.record_if(True),
+            tf.name_scope(""),
+        ):  # else "cond/" would stand before the names
             for gradient, variable in zip(gradients, variables, strict=True):
                 norm = tf.norm(tf.cast(_values(gradient), tf.float32))
                 tf.summary.scalar(f"gradient_norm/{variable_path(variable)}", norm)
@@ -198,7 +248,10 @@ def _registered(name: str, function: Any) -> Processor:
     if callable(function):
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = inspect.signature(function).parameters.values()
-        count = sum(parameter.kind in positional and parameter.default is parameter.empty for parameter in parameters)
+        count = sum(
+            parameter.kind in positional and parameter.default is parameter.empty
+            for parameter in parameters
+        )
     if count not in (1, 2):
         raise UsageError(
             f"the gradient processor {name!r} built {function!r:.80}; return a function of one gradient, or of the "
@@ -206,7 +259,9 @@ def _registered(name: str, function: Any) -> Processor:
         )
 
     def process(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
-        dense = [tf.convert_to_tensor(one) for one in gradients]  # so that the function may do with them what it wants
+        dense = [
+            tf.convert_to_tensor(one) for one in gradients
+        ]  # so that the function may do with them what it wants
         call = converted(function)
         given = [call(one) for one in dense] if count == 1 else call(dense, list(variables))
         return _checked(name, given, dense, variables)
@@ -214,17 +269,27 @@ def _registered(name: str, function: Any) -> Processor:
     return process
 
 
-def _checked(name: str, given: Any, dense: Sequence[tf.Tensor], variables: Sequence[Any]) -> list[tf.Tensor]:
+def _checked(
+    name: str, given: Any, dense: Sequence[tf.Tensor], variables: Sequence[Any]
+) -> list[tf.Tensor]:
     """Returns what a user's function returned, in the dtypes of the gradients.
 
     Raises:
       UsageError: when these are not as many gradients of the same shapes.
     """
     if not isinstance(given, (list, tuple)) or len(given) != len(dense):
-        count = f"{len(given)} gradients" if isinstance(given, (list, tuple)) else f"a {type(given).__name__}"
-        raise UsageError(f"the gradient processor {name!r} returned {count}; return a list of {len(dense)} gradients")
+        count = (
+            f"{len(given)} gradients"
+            if isinstance(given, (list, tuple))
+            else f"a {type(given).__name__}"
+        )
+        raise UsageError(
+            f"the gradient processor {name!r} returned {count}; return a list of {len(dense)} gradients"
+        )
     for one, gradient, variable in zip(given, dense, variables, strict=True):
-        if one is None or not tf.TensorShape(getattr(one, "shape", None)).is_compatible_with(gradient.shape):
+        if one is None or not tf.TensorShape(getattr(one, "shape", None)).is_compatible_with(
+            gradient.shape
+        ):
             kind = "None" if one is None else f"a gradient of shape {one.shape}"
             raise UsageError(
                 f"the gradient processor {name!r} returned {kind} for {variable_path(variable)}, whose shape is "
@@ -237,4 +302,8 @@ def _values(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-_BOUNDS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm"}
+_BOUNDS = {
+    "clip_value": "clipvalue",
+    "clip_norm": "clipnorm",
+    "clip_global_norm": "global_clipnorm",
+}

@@ -1,13 +1,14 @@
 """From gradients to new weights, on one replica or several: sum over replicas, process and clip the sum, update.
 
-Keras clips on each replica, before it sums, so that several replicas train differently from one. Here the sum is
-clipped, and 1, 2 or 4 replicas with the same global batch do the same. Clipping lives in the attribute `clipping` of
-the optimizer, where `create_optimizer` puts it; with several replicas the clip arguments of a Keras optimizer are
-honoured in the same way. The attributes `gradient_norms` and `gradient_processing` of an optimizer, where a config asks
-for them, see the sum before it is clipped.
+Keras clips on each replica, before it sums, so that several replicas train differently from one.
+Here the sum is clipped, and 1, 2 or 4 replicas with the same global batch do the same. Clipping
+lives in the attribute `clipping` of the optimizer, where `create_optimizer` puts it; with several
+replicas the clip arguments of a Keras optimizer are honoured in the same way. The attributes
+`gradient_norms` and `gradient_processing` of an optimizer, where a config asks for them, see the
+sum before it is clipped.
 
-Functions without tensor conditions are marked `do_not_convert`, here and elsewhere: AutoGraph takes 20 to 60 ms to
-convert one.
+Functions without tensor conditions are marked `do_not_convert`, here and elsewhere: AutoGraph takes
+20 to 60 ms to convert one.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from trainer_kit.optimizers.per_variable import variable_path
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
-# Called with the (gradient, variable) pairs of every call of apply_gradients, before they are clipped; set while a
-# divergence is looked into, eagerly, and else None.
+# Called with the (gradient, variable) pairs of every call of apply_gradients, before they are
+# clipped; set while a divergence is looked into, eagerly, and else None.
 on_gradients: Callable[[list[tuple[Any, Any]]], None] | None = None
 
 
@@ -50,17 +51,25 @@ class Clipping:
     def from_config(cls, config: OptimizationConfig) -> Clipping:
         """Returns the clipping that the chosen optimizer's config asks for; AdamW's gradient_clip_norm is global."""
         chosen = config.optimizer.get()
-        if not isinstance(chosen, BaseOptimizerConfig):  # none, or a registered one without settings of clipping
+        if not isinstance(
+            chosen, BaseOptimizerConfig
+        ):  # none, or a registered one without settings of clipping
             return cls()
         bounds = [chosen.global_clipnorm]
         if isinstance(chosen, AdamWeightDecayConfig):
             bounds.append(chosen.gradient_clip_norm)
-        return cls(chosen.clipnorm, chosen.clipvalue, min((bound for bound in bounds if bound), default=None))
+        return cls(
+            chosen.clipnorm,
+            chosen.clipvalue,
+            min((bound for bound in bounds if bound), default=None),
+        )
 
     @property
     def active(self) -> bool:
         """Whether there is any bound."""
-        return any(bound is not None for bound in (self.clipnorm, self.clipvalue, self.global_clipnorm))
+        return any(
+            bound is not None for bound in (self.clipnorm, self.clipvalue, self.global_clipnorm)
+        )
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -71,8 +80,8 @@ def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
 def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
     """Returns `gradients` within the bounds of `clipping`; runs eagerly or in graph.
 
-    Norms are summed in float32. Indices of IndexedSlices must not repeat. Gradients that are not finite stay so, except
-    under clipvalue, which bounds infinities like any number.
+    Norms are summed in float32. Indices of IndexedSlices must not repeat. Gradients that are not
+    finite stay so, except under clipvalue, which bounds infinities like any number.
     """
     clipped = list(gradients)
     if clipping.global_clipnorm is not None:
@@ -82,7 +91,10 @@ def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
     if clipping.clipnorm is not None:
         clipped = [tf.clip_by_norm(gradient, clipping.clipnorm) for gradient in clipped]
     if clipping.clipvalue is not None:
-        clipped = [tf.clip_by_value(gradient, -clipping.clipvalue, clipping.clipvalue) for gradient in clipped]
+        clipped = [
+            tf.clip_by_value(gradient, -clipping.clipvalue, clipping.clipvalue)
+            for gradient in clipped
+        ]
     return clipped
 
 
@@ -110,22 +122,27 @@ def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
 def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any, Any]]) -> None:
     """Updates variables by their gradients; runs eagerly or in graph, in a replica.
 
-    Each replica passes the gradient of its share of the loss (its mean loss divided by the number of replicas). The
-    gradients are summed over replicas, unscaled, clipped and applied. Variables without a gradient (None) keep their
-    values; one warning, when the step is traced, names them. Rows of an IndexedSlices that are for the same index are
-    summed first: Keras' optimizers would treat them as steps of their own.
+    Each replica passes the gradient of its share of the loss (its mean loss divided by the number
+    of replicas). The gradients are summed over replicas, unscaled, clipped and applied. Variables
+    without a gradient (None) keep their values; one warning, when the step is traced, names them.
+    Rows of an IndexedSlices that are for the same index are summed first: Keras' optimizers would
+    treat them as steps of their own.
 
     Args:
-      optimizer: An optimizer of Keras 3, made in the scope of the strategy; its attribute `clipping` may be a Clipping.
-        Or several with variables of their own (`trainer.optimizers`): each gets the gradients of its variables.
-      gradients_and_variables: Pairs; the variables are of Keras 3, of a tf_keras model or tf.Variables.
+      optimizer: An optimizer of Keras 3, made in the scope of the strategy; its attribute
+        `clipping` may be a Clipping. Or several with variables of their own (`trainer.optimizers`):
+        each gets the gradients of its variables.
+      gradients_and_variables: Pairs; the variables are of Keras 3, of a tf_keras model or
+        tf.Variables.
 
     Raises:
       UsageError: when no variable has a gradient, or the call is outside of a replica.
     """
     pairs = list(gradients_and_variables)
     if tf.distribute.get_replica_context() is None:
-        raise UsageError("apply_gradients was called in cross-replica context; call it inside strategy.run")
+        raise UsageError(
+            "apply_gradients was called in cross-replica context; call it inside strategy.run"
+        )
     if isinstance(optimizer, Mapping):
         if not hasattr(optimizer, "apply_gradients"):
             raise UsageError(
@@ -134,18 +151,26 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
             )
         optimizer.apply_gradients(pairs)
         return
-    if (add_gradients := getattr(optimizer, "add_gradients", None)) is not None:  # of a GradientAccumulator
+    if (
+        add_gradients := getattr(optimizer, "add_gradients", None)
+    ) is not None:  # of a GradientAccumulator
         add_gradients(pairs)
         return
     present = _with_gradient(pairs)
-    if not getattr(optimizer, "built", True):  # with all variables, so that one frozen for now can join later
+    if not getattr(
+        optimizer, "built", True
+    ):  # with all variables, so that one frozen for now can join later
         with tf.init_scope():
             optimizer.build([variable for _, variable in pairs])
     gradients = _with_unique_rows([gradient for gradient, _ in present])
     variables = [variable for _, variable in present]
     if on_gradients is not None:
         scale = getattr(optimizer, "dynamic_scale", None)  # of the loss, in float16
-        unscaled = gradients if scale is None else [scaled(gradient, 1.0 / float(scale)) for gradient in gradients]
+        unscaled = (
+            gradients
+            if scale is None
+            else [scaled(gradient, 1.0 / float(scale)) for gradient in gradients]
+        )
         on_gradients(list(zip(unscaled, variables, strict=True)))
     update(optimizer, gradients, variables)
 
@@ -156,8 +181,8 @@ def needs_gradients(optimizer: Any) -> tf.Tensor:
 
     Runs eagerly or in graph, in a replica.
 
-    It is false in the steps of a period whose gradients are left out (`trainer.optimizers.<name>.period`), so that a
-    training step does not have to compute them.
+    It is false in the steps of a period whose gradients are left out
+    (`trainer.optimizers.<name>.period`), so that a training step does not have to compute them.
     """
     periodic = getattr(optimizer, "needs_gradients", None)
     return tf.constant(True) if periodic is None else periodic()
@@ -166,9 +191,12 @@ def needs_gradients(optimizer: Any) -> tf.Tensor:
 def update(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
     """Updates variables by gradients, none of which is None; in a replica. See `apply_gradients`, which prepares them.
 
-    An optimizer around another one (for a loss scale, or for an update in every n-th step) calls this for the other.
+    An optimizer around another one (for a loss scale, or for an update in every n-th step) calls
+    this for the other.
     """
-    if hasattr(optimizer, "inner_optimizer"):  # unscales first, then clips as its inner optimizer says
+    if hasattr(
+        optimizer, "inner_optimizer"
+    ):  # unscales first, then clips as its inner optimizer says
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
     else:
         clip_and_apply(optimizer, gradients, variables)
@@ -180,7 +208,9 @@ def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Seq
     process = getattr(optimizer, "gradient_processing", None)
     norms = getattr(optimizer, "gradient_norms", None)
     clipping = getattr(optimizer, "clipping", None)
-    if clipping is None:  # with several replicas, the bounds are those of the Keras optimizer itself
+    if (
+        clipping is None
+    ):  # with several replicas, the bounds are those of the Keras optimizer itself
         names = [field.name for field in dataclasses.fields(Clipping)] if replicas > 1 else []
         clipping = Clipping(**{name: getattr(optimizer, name, None) for name in names})
     changes = clipping.active or process
@@ -194,18 +224,24 @@ def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Seq
         summed = process(summed, variables, optimizer.iterations)
     if clipping.active:
         summed = clip(summed, clipping)
-    if changes:  # else Keras gets what it would get without a report of norms, so that its sum has the same bits
-        gradients = summed if replicas == 1 else [scaled(one, 1.0 / replicas) for one in summed]  # Keras sums once more
+    # Else Keras gets what it would get without a report of norms, so that its sum has the same bits
+    if changes:
+        gradients = (
+            summed if replicas == 1 else [scaled(one, 1.0 / replicas) for one in summed]
+        )  # Keras sums once more
     _apply_in_order(optimizer, gradients, variables)
 
 
-def _apply_in_order(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
+def _apply_in_order(
+    optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]
+) -> None:
     """Lets an optimizer update variables after all of their old values have been read, on one replica; in a replica.
 
-    Keras sums gradients over replicas by one operation that joins all of them. While TensorFlow optimizes the graph it
-    drops the control edge from a read to the update of the same variable where that operation joins the two as well,
-    and then removes the operation. So an update may come before a read that none of its own gradient depends on, such
-    as the penalty R1 has: in some processes, in some steps, the weights differ in their last digits.
+    Keras sums gradients over replicas by one operation that joins all of them. While TensorFlow
+    optimizes the graph it drops the control edge from a read to the update of the same variable
+    where that operation joins the two as well, and then removes the operation. So an update may
+    come before a read that none of its own gradient depends on, such as the penalty R1 has: in some
+    processes, in some steps, the weights differ in their last digits.
     """
     if not isinstance(optimizer, keras.Optimizer) or tf.distribute.has_strategy():
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
@@ -215,7 +251,9 @@ def _apply_in_order(optimizer: Any, gradients: Sequence[Gradient], variables: Se
     def apply(_: tf.distribute.Strategy) -> None:
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
-    tf.distribute.get_replica_context().merge_call(apply)  # where Keras sums nothing, and joins nothing
+    tf.distribute.get_replica_context().merge_call(
+        apply
+    )  # where Keras sums nothing, and joins nothing
 
 
 def scaled(gradient: Gradient, factor: Any) -> Gradient:
@@ -237,7 +275,9 @@ def _with_gradient(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         )
     if missing:
         # Python shows a text once.
-        warnings.warn(f"these variables have no gradient and are not trained: {missing}", stacklevel=1)
+        warnings.warn(
+            f"these variables have no gradient and are not trained: {missing}", stacklevel=1
+        )
     return present
 
 

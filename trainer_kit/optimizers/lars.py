@@ -39,21 +39,30 @@ class _Lars(SlotOptimizer):
 class Lars(DecayRates, _Lars):
     """LARS (You, Gitman and Ginsburg, arXiv 1708.03888), with the arguments and formulas of TF Model Garden's class.
 
-    With g = gradient + weight_decay * weight and trust(x) = eeta * |weight| / |x| (1 where a norm is 0):
+    With g = gradient + weight_decay * weight and trust(x) = eeta * |weight| / |x| (1 where a norm
+    is 0):
 
-        classic momentum:  velocity = momentum * velocity + learning_rate * trust(g) * g;  update = velocity
-        otherwise:         velocity = momentum * velocity + g;  update = learning_rate * trust(velocity) * velocity
+        classic momentum:  velocity = momentum * velocity + learning_rate * trust(g) * g;  update =
+        velocity
+        otherwise:         velocity = momentum * velocity + g;  update = learning_rate *
+          trust(velocity) * velocity
 
-    The update is subtracted from the weight. With `nesterov`, momentum * (new velocity) + (what was added to it) takes
-    the place of the velocity in the update.
+    The update is subtracted from the weight. With `nesterov`, momentum * (new velocity) + (what was
+    added to it) takes the place of the velocity in the update.
 
     Args:
       *args: The learning rate, and arguments of the same names as fields of `LARSConfig`.
-      adaptation_rule: The rule for which variables are adapted: others have a trust of 1. Also as a dict.
+      adaptation_rule: The rule for which variables are adapted: others have a trust of 1. Also as a
+        dict.
       **kwargs: Further arguments, among them `weight_decay` and `decay_rule`.
     """
 
-    def __init__(self, *args: Any, adaptation_rule: DecayRule | Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        adaptation_rule: DecayRule | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         given = adaptation_rule or {}
         self.adaptation_rule = given if isinstance(given, DecayRule) else DecayRule(**given)
@@ -89,7 +98,9 @@ class Lars(DecayRates, _Lars):
             return 1.0
         weight_norm, step_norm = tf.norm(tf.convert_to_tensor(variable)), tf.norm(step)
         return tf.where(
-            (weight_norm > 0) & (step_norm > 0), self.eeta * tf.math.divide_no_nan(weight_norm, step_norm), 1.0
+            (weight_norm > 0) & (step_norm > 0),
+            self.eeta * tf.math.divide_no_nan(weight_norm, step_norm),
+            1.0,
         )
 
     def get_config(self) -> dict[str, Any]:

@@ -36,12 +36,23 @@ from trainer_kit.runtime.keras_internals import learning_rate_of, replace_learni
 _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
     "stepwise": lambda c: PiecewiseConstantDecay(list(c.boundaries), list(c.values), name=c.name),
     "exponential": lambda c: ExponentialDecay(
-        c.initial_learning_rate, c.decay_steps, c.decay_rate, staircase=bool(c.staircase), name=c.name
+        c.initial_learning_rate,
+        c.decay_steps,
+        c.decay_rate,
+        staircase=bool(c.staircase),
+        name=c.name,
     ),
     "polynomial": lambda c: PolynomialDecay(
-        c.initial_learning_rate, c.decay_steps, c.end_learning_rate, power=c.power, cycle=c.cycle, name=c.name
+        c.initial_learning_rate,
+        c.decay_steps,
+        c.end_learning_rate,
+        power=c.power,
+        cycle=c.cycle,
+        name=c.name,
     ),
-    "cosine": lambda c: CosineDecay(c.initial_learning_rate, c.decay_steps, alpha=c.alpha, name=c.name),
+    "cosine": lambda c: CosineDecay(
+        c.initial_learning_rate, c.decay_steps, alpha=c.alpha, name=c.name
+    ),
     "power": lambda c: PowerDecay(c.initial_learning_rate, c.power),
     "power_linear": lambda c: PowerAndLinearDecay(
         c.initial_learning_rate, c.total_decay_steps, c.power, c.linear_decay_fraction
@@ -51,7 +62,12 @@ _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
     ),
     "step_cosine_with_offset": lambda c: StepCosineDecay(c.boundaries, c.values),
     "cosine_restarts": lambda c: CosineDecayRestarts(
-        c.initial_learning_rate, c.first_decay_steps, t_mul=c.t_mul, m_mul=c.m_mul, alpha=c.alpha, name=c.name
+        c.initial_learning_rate,
+        c.first_decay_steps,
+        t_mul=c.t_mul,
+        m_mul=c.m_mul,
+        alpha=c.alpha,
+        name=c.name,
     ),
     "one_cycle": lambda c: OneCycle(
         c.max_learning_rate, c.total_steps, c.pct_start, c.rise, c.div_factor, c.final_div_factor
@@ -60,14 +76,18 @@ _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
         c.initial_learning_rate, c.decay_steps, c.decay_rate, staircase=c.staircase, name=c.name
     ),
 }
-_WAITING = ("cosine_restarts", "one_cycle", "inverse_time")  # before `offset` they have the rate of their step 0
+_WAITING = (
+    "cosine_restarts",
+    "one_cycle",
+    "inverse_time",
+)  # before `offset` they have the rate of their step 0
 
 
 def create_learning_rate(config: OptimizationConfig) -> float | Schedule:
     """Returns the learning rate that `config` describes; runs eagerly, on the host.
 
-    A constant without a warm-up is a float, which can be changed while training; all else is a Keras schedule of the
-    optimizer's own iterations.
+    A constant without a warm-up is a float, which can be changed while training; all else is a
+    Keras schedule of the optimizer's own iterations.
 
     Raises:
       UsageError: when no schedule is chosen, or the chosen one lacks what it needs.
@@ -83,9 +103,11 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     Runs eagerly or in graph, in any context.
 
     Args:
-      optimizer: An optimizer of Keras, wrapped for loss scaling or not; any object with a `learning_rate`, or with a
-        list of `optimizers`, whose rates have their numbers as names; or a dict.
-      step: The step at which a schedule is evaluated; None means the optimizer's iterations, for its next step.
+      optimizer: An optimizer of Keras, wrapped for loss scaling or not; any object with a
+        `learning_rate`, or with a list of `optimizers`, whose rates have their numbers as names; or
+        a dict.
+      step: The step at which a schedule is evaluated; None means the optimizer's iterations, for
+        its next step.
 
     Raises:
       UsageError: when the optimizer has no learning rate.
@@ -99,7 +121,9 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     if schedule is None and (parts := getattr(optimizer, "optimizers", None)):
         return {str(number): current_learning_rate(part, step) for number, part in enumerate(parts)}
     if schedule is None:
-        raise UsageError(f"{type(optimizer).__name__} has no learning_rate; give it an attribute of that name")
+        raise UsageError(
+            f"{type(optimizer).__name__} has no learning_rate; give it an attribute of that name"
+        )
     if callable(schedule):
         schedule = schedule(optimizer.iterations if step is None else step)
     return tf.cast(tf.convert_to_tensor(schedule), tf.float32)
@@ -115,11 +139,13 @@ def innermost(optimizer: Any) -> Any:
 class ConfiguredRates:
     """The constant learning rates of the config, so that a run that is resumed with changed rates uses those.
 
-    A constant rate is a variable, which a callback can change and a checkpoint holds. The restored value is used only
-    if the config has the same rate as when the checkpoint was saved; otherwise the rate of the config is used.
+    A constant rate is a variable, which a callback can change and a checkpoint holds. The restored
+    value is used only if the config has the same rate as when the checkpoint was saved; otherwise
+    the rate of the config is used.
 
     Args:
-      optimizer: An optimizer of either Keras, or a dict of them; built, and not restored yet. Others are ignored.
+      optimizer: An optimizer of either Keras, or a dict of them; built, and not restored yet.
+        Others are ignored.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -127,7 +153,9 @@ class ConfiguredRates:
         inner = {name: innermost(one) for name, one in named.items()}
         rates = {name: learning_rate_of(one) for name, one in inner.items()}
         self._variables = {
-            name: rate for name, rate in rates.items() if isinstance(rate, (keras.Variable, tf.Variable))
+            name: rate
+            for name, rate in rates.items()
+            if isinstance(rate, (keras.Variable, tf.Variable))
         }
         self._configured = {name: float(rate.numpy()) for name, rate in self._variables.items()}
 
@@ -157,7 +185,9 @@ class ScaledRate(Schedule):
 
     def __call__(self, step: Any) -> Any:
         """Returns the rate at `step`; runs eagerly or in graph."""
-        rate = self.rate(step) if isinstance(self.rate, Schedule) else tf.convert_to_tensor(self.rate)
+        rate = (
+            self.rate(step) if isinstance(self.rate, Schedule) else tf.convert_to_tensor(self.rate)
+        )
         for factor in self.factors.values():
             rate *= tf.cast(tf.convert_to_tensor(factor), rate.dtype)
         return rate
@@ -192,7 +222,9 @@ def add_learning_rate_factor(optimizer: Any, name: str) -> None:
     scaled = rate if isinstance(rate, ScaledRate) else ScaledRate(rate)
     if rate is None or not replace_learning_rate(optimizer, scaled):
         kind = type(optimizer).__name__
-        raise UsageError(f"{kind} has no learning rate that a factor could multiply; use an optimizer of Keras 3")
+        raise UsageError(
+            f"{kind} has no learning rate that a factor could multiply; use an optimizer of Keras 3"
+        )
     scaled.factors[name] = tf.Variable(1.0, trainable=False, name=name)
 
 
@@ -208,7 +240,9 @@ def _schedule(config: LrConfig) -> float | Schedule:
     if config.type == "stepwise" and not chosen.boundaries:
         return float(chosen.values[0])  # Keras' class cannot do without a boundary
     if config.type in LrConfig.registry:
-        return _registered(str(config.type), LrConfig.registry.lookup(str(config.type)).build(chosen))
+        return _registered(
+            str(config.type), LrConfig.registry.lookup(str(config.type)).build(chosen)
+        )
     schedule = _SCHEDULES[str(config.type)](chosen)
     keeps_its_own_offset = isinstance(schedule, PowerDecayWithOffset)
     offset = 0 if keeps_its_own_offset else getattr(chosen, "offset", 0)

@@ -1,8 +1,8 @@
 """Loss scaling for float16, dynamic or fixed, correct under several replicas.
 
-A step whose gradients are not finite on any replica is skipped on all of them: weights, slots and the optimizer's
-iterations stay, and a dynamic scale is halved. The trainer's global_step counts such a step all the same: it counts
-batches.
+A step whose gradients are not finite on any replica is skipped on all of them: weights, slots and
+the optimizer's iterations stay, and a dynamic scale is halved. The trainer's global_step counts
+such a step all the same: it counts batches.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from trainer_kit.optimizers.gradients import Gradient, clip_and_apply, scaled
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """Keras' LossScaleOptimizer, with a scale that is a variable from the start and a check over all replicas.
 
-    Keras' own class looks for infinities on the first replica only, and a loss scaled before it is built keeps the
-    initial scale for ever.
+    Keras' own class looks for infinities on the first replica only, and a loss scaled before it is
+    built keeps the initial scale for ever.
 
     Args:
-      inner_optimizer: The optimizer that updates the weights; its attribute `clipping` applies to unscaled gradients.
+      inner_optimizer: The optimizer that updates the weights; its attribute `clipping` applies to
+        unscaled gradients.
       initial_scale: The loss scale at the start; if not dynamic, at every step.
-      dynamic_growth_steps: The number of steps without a skip after which a dynamic scale is doubled.
+      dynamic_growth_steps: The number of steps without a skip after which a dynamic scale is
+        doubled.
       dynamic: Whether the scale changes; a scale that changes is at least 1.
       name: The name of the optimizer.
     """
@@ -45,45 +47,64 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         first = {"aggregation": "only_first_replica"}
         self.step_counter = self.add_variable((), "zeros", "int", name="step_counter", **first)
         initial = keras.initializers.Constant(initial_scale)
-        self.dynamic_scale = self.add_variable((), initial, "float32", name="dynamic_scale", **first)
+        self.dynamic_scale = self.add_variable(
+            (), initial, "float32", name="dynamic_scale", **first
+        )
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the inner optimizer's variables for `variables`; called in strategy scope."""
         given = list(variables)
-        self._built_with = lambda: given  # a list as an attribute would be tracked, and so be part of checkpoints
+        self._built_with = lambda: (
+            given
+        )  # a list as an attribute would be tracked, and so be part of checkpoints
         self.inner_optimizer.build(variables)
-        keras.optimizers.Optimizer.build(self, variables)  # past Keras' own, which would make the scale again
+        keras.optimizers.Optimizer.build(
+            self, variables
+        )  # past Keras' own, which would make the scale again
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns `loss` in float32, times the scale; runs eagerly or in graph, on a replica."""
         return tf.cast(loss, tf.float32) * tf.convert_to_tensor(self.dynamic_scale)
 
-    def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply(
+        self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Any] | None = None
+    ) -> None:
         """Unscales, clips and applies the gradients of a scaled loss, or skips the step; in a replica.
 
         Args:
           grads: The gradients of this replica; None for variables that keep their values.
-          trainable_variables: The variables, one for each gradient; None means those it was built with.
+          trainable_variables: The variables, one for each gradient; None means those it was built
+            with.
         """
         given = list(self._built_with() if trainable_variables is None else trainable_variables)
         if not self.built:
             self.build(given)
         inverse = 1.0 / tf.convert_to_tensor(self.dynamic_scale)
-        pairs = [(grad, variable) for grad, variable in zip(grads, given, strict=True) if grad is not None]
+        pairs = [
+            (grad, variable)
+            for grad, variable in zip(grads, given, strict=True)
+            if grad is not None
+        ]
         gradients = [scaled(gradient, inverse) for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
 
         def update(strategy: tf.distribute.Strategy, finite: Any, gradients: Any) -> None:
             def step() -> tf.Tensor:
-                strategy.run(lambda replica: clip_and_apply(self.inner_optimizer, replica, variables), (gradients,))
+                strategy.run(
+                    lambda replica: clip_and_apply(self.inner_optimizer, replica, variables),
+                    (gradients,),
+                )
                 return tf.constant(True)
 
             finite = strategy.experimental_local_results(finite)[0]
-            # In cross-replica context: TensorFlow forbids a branch of one replica in which replicas meet.
+            # In cross-replica context: TensorFlow forbids a branch of one replica in which replicas
+            # meet.
             tf.cond(finite, step, lambda: tf.constant(False))
             self._adapt(finite)
 
-        tf.distribute.get_replica_context().merge_call(update, args=(_finite_everywhere(gradients), gradients))
+        tf.distribute.get_replica_context().merge_call(
+            update, args=(_finite_everywhere(gradients), gradients)
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -103,6 +124,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 def _finite_everywhere(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Returns a bool scalar, the same on all replicas: whether all gradients of all of them are finite."""
-    dense = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
-    bad = tf.add_n([tf.cast(~tf.reduce_all(tf.math.is_finite(gradient)), tf.float32) for gradient in dense])
+    dense = [
+        gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        for gradient in gradients
+    ]
+    bad = tf.add_n(
+        [tf.cast(~tf.reduce_all(tf.math.is_finite(gradient)), tf.float32) for gradient in dense]
+    )
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, bad) == 0

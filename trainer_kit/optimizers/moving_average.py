@@ -23,23 +23,32 @@ def averaged_variables(model: Any, config: EMAConfig, trainable: Sequence[Any] =
       config: The config; its trainable_weights_only chooses the variables.
       trainable: The variables to choose as trainable ones; empty: those of the model.
     """
-    variables = (trainable or model.trainable_variables) if config.trainable_weights_only else model.variables
+    variables = (
+        (trainable or model.trainable_variables)
+        if config.trainable_weights_only
+        else model.variables
+    )
     return [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
 
 
-def create_average(model: Any, config: EMAConfig | None, trainable: Sequence[Any] = ()) -> MovingAverage | None:
+def create_average(
+    model: Any, config: EMAConfig | None, trainable: Sequence[Any] = ()
+) -> MovingAverage | None:
     """Returns the moving average of a model's weights; None where the config asks for none. Runs eagerly, in scope.
 
     Args:
       model: The built model.
       config: The config of the average.
-      trainable: The variables that were trainable before some were frozen. Frozen ones have no average; they count in
-        the keys. Empty: none were frozen.
+      trainable: The variables that were trainable before some were frozen. Frozen ones have no
+        average; they count in the keys. Empty: none were frozen.
     """
     if config is None:
         return None
     variables = averaged_variables(model, config, trainable)
-    kept = {id(one) for one in (model.trainable_variables if config.trainable_weights_only else variables)}
+    kept = {
+        id(one)
+        for one in (model.trainable_variables if config.trainable_weights_only else variables)
+    }
     return MovingAverage(variables, [config if id(one) in kept else None for one in variables])
 
 
@@ -61,26 +70,31 @@ class _Averaged:
 class MovingAverage:
     """Averages of variables: average += (1 - decay) * (variable - average), once for each step.
 
-    The decay is `average_decay`; if dynamic, at most (1 + n) / (10 + n) with n = step - start_step. Before start_step
-    the average is the variable itself. The rule is Model Garden's, but an average begins at the variable's value and
-    not at zero. Each of `more_decays` gives one more average of every variable, by the same rule. Made eagerly, in the
-    scope of the strategy.
+    The decay is `average_decay`; if dynamic, at most (1 + n) / (10 + n) with n = step - start_step.
+    Before start_step the average is the variable itself. The rule is Model Garden's, but an average
+    begins at the variable's value and not at zero. Each of `more_decays` gives one more average of
+    every variable, by the same rule. Made eagerly, in the scope of the strategy.
 
     Args:
-      variables: Floating-point variables of Keras 3, of a tf_keras model, or tf.Variables; see `averaged_variables`.
-      config: The decays and their start; or one config for each variable, all with the same `evaluate`. A variable
-        with None is not averaged. It counts in the keys, so that these do not depend on what is averaged.
+      variables: Floating-point variables of Keras 3, of a tf_keras model, or tf.Variables; see
+        `averaged_variables`.
+      config: The decays and their start; or one config for each variable, all with the same
+        `evaluate`. A variable with None is not averaged. It counts in the keys, so that these do
+        not depend on what is averaged.
 
     Attributes:
       evaluated: What evaluations use: names of averages, or "weights".
 
     Raises:
-      UsageError: when there are no variables, or they belong to another strategy than the current one.
+      UsageError: when there are no variables, or they belong to another strategy than the current
+        one.
     """
 
     section, more_section = "average", "more_averages"  # of a checkpoint
 
-    def __init__(self, variables: Sequence[Any], config: EMAConfig | Sequence[EMAConfig | None]) -> None:
+    def __init__(
+        self, variables: Sequence[Any], config: EMAConfig | Sequence[EMAConfig | None]
+    ) -> None:
         each = [config] * len(variables) if isinstance(config, EMAConfig) else list(config)
         configs = [one for one in each if one is not None]
         if not configs:
@@ -94,7 +108,9 @@ class MovingAverage:
             if one is not None
         ]
         self._swapped = ""
-        self._exchange_all = {name: self._in_graph(self._exchange_each, name) for name in self.names}
+        self._exchange_all = {
+            name: self._in_graph(self._exchange_each, name) for name in self.names
+        }
         self._copy_all = {name: self._in_graph(self._copy_each, name) for name in self.names}
 
     @property
@@ -121,7 +137,8 @@ class MovingAverage:
         """Moves the averages towards the variables; runs eagerly or in graph, in a replica or in cross-replica context.
 
         Args:
-          step: The number of steps taken, the one just applied included; an integer, or an integer scalar.
+          step: The number of steps taken, the one just applied included; an integer, or an integer
+            scalar.
         """
         decays = [_decays_at(config, step) for config in self._configs]
         context = tf.distribute.get_replica_context()
@@ -135,7 +152,9 @@ class MovingAverage:
         """Sets the averages to the weights; called when there was no checkpoint to restore; runs eagerly."""
         self.reset()
 
-    def reset(self, names: Collection[str] | None = None, keys: Collection[str] | None = None) -> None:
+    def reset(
+        self, names: Collection[str] | None = None, keys: Collection[str] | None = None
+    ) -> None:
         """Makes averages equal to the variables, as after restoring weights alone; runs eagerly, on the host.
 
         Args:
@@ -156,7 +175,9 @@ class MovingAverage:
         Args:
           name: The name of the average; a variable without such an average keeps its value.
         """
-        assert self._swapped in ("", name), f"{self._swapped} is in place of the weights, not {name}"
+        assert self._swapped in ("", name), (
+            f"{self._swapped} is in place of the weights, not {name}"
+        )
         self._exchange_all[name]()
         self._swapped = "" if self._swapped else name
 
@@ -186,7 +207,9 @@ class MovingAverage:
             for one in self._averaged:
                 if name in one.averages and (keys is None or one.key in keys):
                     value = _one_value(one.source)
-                    self._strategy.extended.update(one.averages[name], _copy, args=(value,), group=False)
+                    self._strategy.extended.update(
+                        one.averages[name], _copy, args=(value,), group=False
+                    )
 
     def _exchange_each(self, name: str) -> None:
         held = [one for one in self._averaged if name in one.averages]
@@ -207,10 +230,16 @@ def _decays_at(config: EMAConfig, step: Any) -> list[Any]:
     if config.dynamic_decay:
         most = (1.0 + averaged) / (10.0 + averaged)
         decays = [tf.minimum(decay, most) for decay in decays]
-    return decays if config.start_step == 0 else [tf.where(averaged < 0.0, 0.0, decay) for decay in decays]
+    return (
+        decays
+        if config.start_step == 0
+        else [tf.where(averaged < 0.0, 0.0, decay) for decay in decays]
+    )
 
 
-def _move(first: tf.Variable, others: Sequence[tf.Variable], value: Any, decays: Sequence[Any]) -> None:
+def _move(
+    first: tf.Variable, others: Sequence[tf.Variable], value: Any, decays: Sequence[Any]
+) -> None:
     """Moves the averages of one variable on one replica; the variable is read once."""
     value = tf.convert_to_tensor(value)
     for average, decay in zip([first, *others], decays, strict=True):
@@ -221,7 +250,9 @@ def _copy(average: tf.Variable, value: Any) -> None:
     average.assign(tf.convert_to_tensor(value))
 
 
-def exchange(strategy: tf.distribute.Strategy, ones: Sequence[tf.Variable], others: Sequence[tf.Variable]) -> None:
+def exchange(
+    strategy: tf.distribute.Strategy, ones: Sequence[tf.Variable], others: Sequence[tf.Variable]
+) -> None:
     """Exchanges the values of variables, one by one, on every replica, exactly.
 
     Runs in graph, in cross-replica context.

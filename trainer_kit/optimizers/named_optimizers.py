@@ -21,8 +21,9 @@ _log = logging.getLogger(__name__)
 class NamedOptimizers(Mapping[str, Any]):
     """Optimizers by name. `apply_gradients` gives each optimizer the gradients of the variables that it owns.
 
-    A training step may also call one of them: `trainer_kit.apply_gradients(optimizer["generator"], pairs)`. Created in
-    the scope of the strategy. Each optimizer has slots for its own variables only.
+    A training step may also call one of them: `trainer_kit.apply_gradients(optimizer["generator"],
+    pairs)`. Created in the scope of the strategy. Each optimizer has slots for its own variables
+    only.
 
     Args:
       optimizers: The optimizers, of Keras 3, not built yet.
@@ -30,8 +31,13 @@ class NamedOptimizers(Mapping[str, Any]):
     """
 
     def __init__(self, optimizers: Mapping[str, Any], owned: Mapping[str, Sequence[Any]]) -> None:
-        self._optimizers, self._owned = dict(optimizers), {name: list(owned[name]) for name in optimizers}
-        self._owner = {_key(one): name for name, variables in self._owned.items() for one in variables}
+        self._optimizers, self._owned = (
+            dict(optimizers),
+            {name: list(owned[name]) for name in optimizers},
+        )
+        self._owner = {
+            _key(one): name for name, variables in self._owned.items() for one in variables
+        }
 
     def __getitem__(self, name: str) -> Any:
         return self._optimizers[name]
@@ -79,7 +85,9 @@ class NamedOptimizers(Mapping[str, Any]):
             own = _scale(self._optimizers[name])
             if common is not None:  # for the optimizer to divide by its own scale
                 factor = (1.0 if own is None else own) / common
-                pairs = [(None if one is None else updates.scaled(one, factor), of) for one, of in pairs]
+                pairs = [
+                    (None if one is None else updates.scaled(one, factor), of) for one, of in pairs
+                ]
             updates.apply_gradients(self._optimizers[name], pairs)
 
     def _common_scale(self) -> Any:
@@ -95,13 +103,15 @@ def owned_variables(
 ) -> dict[str, list[Any]]:
     """Returns the variables that each of several optimizers updates, by its name; runs eagerly.
 
-    A section's patterns choose among the trainable variables that no optimizer before it has. An optimizer without
-    patterns has the variables that are given for it.
+    A section's patterns choose among the trainable variables that no optimizer before it has. An
+    optimizer without patterns has the variables that are given for it.
 
     Args:
       names: The names of the optimizers.
-      sections: Their configs, with patterns in `variables`; an optimizer that the task has made by itself has none.
-      given: The variables that `task.optimizer_variables(model)` returned, by the name of the optimizer.
+      sections: Their configs, with patterns in `variables`; an optimizer that the task has made by
+        itself has none.
+      given: The variables that `task.optimizer_variables(model)` returned, by the name of the
+        optimizer.
       model: The built model.
 
     Raises:
@@ -111,7 +121,11 @@ def owned_variables(
     unknown = sorted(given.keys() - set(names))
     if unknown:
         free_names = [name for name in names if name not in given]
-        renames = [f"rename {near[0]} to {name}" for name in unknown if (near := near_names(name, free_names))]
+        renames = [
+            f"rename {near[0]} to {name}"
+            for name in unknown
+            if (near := near_names(name, free_names))
+        ]
         advice = " and ".join(renames) or f"the optimizers are: {', '.join(names)}"
         raise UsageError(
             f"the task's optimizer_variables names {', '.join(unknown)}, which trainer.optimizers lacks; {advice}"
@@ -123,7 +137,9 @@ def owned_variables(
     for name in names:
         patterns = sections[name].variables if name in sections else ()
         if patterns:
-            matched = [key for key in free if any(re.search(pattern, paths[key]) for pattern in patterns)]
+            matched = [
+                key for key in free if any(re.search(pattern, paths[key]) for pattern in patterns)
+            ]
             owned[name] = [free[key] for key in matched]
         else:
             owned[name] = list(given.get(name, ()))
@@ -139,12 +155,21 @@ def log_ownership(owned: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) 
     """Logs how many variables each optimizer updates, and warns of trainable variables that none updates."""
     taken = {_key(one) for variables in owned.values() for one in variables}
     if left := [variable_path(one) for one in trainable if _key(one) not in taken]:
-        _log.warning("no optimizer updates these trainable variables, which keep their values: %s", ", ".join(left))
-    _log.info("variables of each optimizer: %s", ", ".join(f"{name} {len(owned[name])}" for name in owned))
+        _log.warning(
+            "no optimizer updates these trainable variables, which keep their values: %s",
+            ", ".join(left),
+        )
+    _log.info(
+        "variables of each optimizer: %s", ", ".join(f"{name} {len(owned[name])}" for name in owned)
+    )
 
 
 def _without_variables(
-    name: str, patterns: Sequence[str], paths: Mapping[int, str], owned: Mapping[str, Sequence[Any]], model: Any
+    name: str,
+    patterns: Sequence[str],
+    paths: Mapping[int, str],
+    owned: Mapping[str, Sequence[Any]],
+    model: Any,
 ) -> str:
     """Returns why an optimizer has no variables, and what to do; `paths` are those of the trainable variables."""
     section = f"trainer.optimizers.{name}"
@@ -153,7 +178,9 @@ def _without_variables(
             f"{section} has no variables: set {section}.variables to regular expressions of their paths, or return "
             "them from the task's method optimizer_variables"
         )
-    matched = {key for key, path in paths.items() if any(re.search(pattern, path) for pattern in patterns)}
+    matched = {
+        key for key, path in paths.items() if any(re.search(pattern, path) for pattern in patterns)
+    }
     if matched:
         owners = [other for other in owned if any(_key(one) in matched for one in owned[other])]
         return (
@@ -169,7 +196,11 @@ def _without_variables(
 
 
 def _not_free(name: str, variable: Any, owned: Mapping[str, Sequence[Any]]) -> str:
-    owners = [other for other in owned if other != name and any(_key(one) == _key(variable) for one in owned[other])]
+    owners = [
+        other
+        for other in owned
+        if other != name and any(_key(one) == _key(variable) for one in owned[other])
+    ]
     path = variable_path(variable)
     if owners:
         return f"two optimizers would update {path}: {owners[0]} and {name}; give it to one of them"

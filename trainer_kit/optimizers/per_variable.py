@@ -49,7 +49,9 @@ def similar_paths(pattern: str, paths: Sequence[str], most: int = 8) -> list[str
     return list(found or paths)[:most]
 
 
-def check_patterns(option: str, patterns: Iterable[str], paths: Sequence[str], of: str = "the model") -> None:
+def check_patterns(
+    option: str, patterns: Iterable[str], paths: Sequence[str], of: str = "the model"
+) -> None:
     """Checks that each pattern is found in one of the paths.
 
     Args:
@@ -64,7 +66,9 @@ def check_patterns(option: str, patterns: Iterable[str], paths: Sequence[str], o
     for pattern in patterns:
         if not any(re.search(pattern, path) for path in paths):
             near = ", ".join(similar_paths(pattern, paths))
-            raise UsageError(f"{option}: no variable of {of} matches {pattern!r}; similar ones are: {near}")
+            raise UsageError(
+                f"{option}: no variable of {of} matches {pattern!r}; similar ones are: {near}"
+            )
 
 
 class SlotOptimizer(keras.optimizers.Optimizer):
@@ -72,7 +76,8 @@ class SlotOptimizer(keras.optimizers.Optimizer):
 
     Attributes:
       slot_names: The names of the slots of a variable.
-      argument_names: The names of the arguments of the subclass, which are attributes too, for `get_config`.
+      argument_names: The names of the arguments of the subclass, which are attributes too, for
+        `get_config`.
     """
 
     slot_names: ClassVar[tuple[str, ...]] = ()
@@ -83,7 +88,9 @@ class SlotOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self.slots = [list(slots) for slots in self.add_optimizer_variables(variables, list(self.slot_names))]
+        self.slots = [
+            list(slots) for slots in self.add_optimizer_variables(variables, list(self.slot_names))
+        ]
 
     def slots_of(self, variable: Any) -> list[Any]:
         """Returns the slots of a variable, in the order of `slot_names`; also inside `update_step`, on a replica."""
@@ -92,4 +99,7 @@ class SlotOptimizer(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {**super().get_config(), **{name: getattr(self, name) for name in self.argument_names}}
+        return {
+            **super().get_config(),
+            **{name: getattr(self, name) for name in self.argument_names},
+        }

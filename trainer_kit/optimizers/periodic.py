@@ -19,17 +19,23 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
     Args:
       inner_optimizer: The optimizer that updates the weights, with its clipping and its loss scale.
       period: The number of steps in a period.
-      accumulate: Whether the update takes the mean of the gradients of all steps of the period; false takes the
-        gradients of its last step.
+      accumulate: Whether the update takes the mean of the gradients of all steps of the period;
+        false takes the gradients of its last step.
       name: The name of the optimizer.
     """
 
     def __init__(
-        self, inner_optimizer: keras.Optimizer, period: int, accumulate: bool = False, name: str = "Periodic"
+        self,
+        inner_optimizer: keras.Optimizer,
+        period: int,
+        accumulate: bool = False,
+        name: str = "Periodic",
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer, self.period, self.accumulate = inner_optimizer, period, accumulate
-        self.steps_done = self.add_variable((), "zeros", "int64", name="steps_done", aggregation="only_first_replica")
+        self.steps_done = self.add_variable(
+            (), "zeros", "int64", name="steps_done", aggregation="only_first_replica"
+        )
         self._built_with: Callable[[], list[Any]] = list
         self._sums: dict[int, Any] = {}  # by the id of the variable
 
@@ -38,11 +44,15 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         given = list(variables)
-        self._built_with = lambda: given  # a list as an attribute would be tracked, and so be part of checkpoints
+        self._built_with = lambda: (
+            given
+        )  # a list as an attribute would be tracked, and so be part of checkpoints
         self.inner_optimizer.build(given)
         super().build(given)
         if self.accumulate:
-            self._sums = {id(one): self.add_variable_from_reference(one, name="gradient_sum") for one in given}
+            self._sums = {
+                id(one): self.add_variable_from_reference(one, name="gradient_sum") for one in given
+            }
 
     @property
     def variables(self) -> list[Any]:
@@ -90,17 +100,27 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
 
         Args:
           grads: The gradients of this replica; None for variables that keep their values.
-          trainable_variables: The variables, one for each gradient; None means those it was built with.
+          trainable_variables: The variables, one for each gradient; None means those it was built
+            with.
         """
         given = list(self._built_with() if trainable_variables is None else trainable_variables)
         if not self.built:
             self.build(given)
-        pairs = [(gradient, variable) for gradient, variable in zip(grads, given, strict=True) if gradient is not None]
-        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        pairs = [
+            (gradient, variable)
+            for gradient, variable in zip(grads, given, strict=True)
+            if gradient is not None
+        ]
+        gradients, variables = (
+            [gradient for gradient, _ in pairs],
+            [variable for _, variable in pairs],
+        )
         context = tf.distribute.get_replica_context()
         if self.accumulate:
             gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-            if context.num_replicas_in_sync > 1:  # then the sums are the same everywhere, and checkpoints exact
+            if (
+                context.num_replicas_in_sync > 1
+            ):  # then the sums are the same everywhere, and checkpoints exact
                 gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
 
         def step(strategy: tf.distribute.Strategy, gradients: Any) -> None:
@@ -108,7 +128,9 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
 
         context.merge_call(step, args=(gradients,))
 
-    def _step(self, strategy: tf.distribute.Strategy, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def _step(
+        self, strategy: tf.distribute.Strategy, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> None:
         """Counts a step and updates the weights if it is time. In cross-replica context, where branches are allowed."""
         done = tf.convert_to_tensor(self.steps_done) + 1
         self.steps_done.assign(done)
@@ -125,7 +147,10 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
             if sums:
                 strategy.run(mean_update)
             else:
-                strategy.run(lambda replica: updates.update(self.inner_optimizer, replica, variables), (gradients,))
+                strategy.run(
+                    lambda replica: updates.update(self.inner_optimizer, replica, variables),
+                    (gradients,),
+                )
             for one in sums:
                 strategy.extended.update(one.value, _reset, group=False)
             return tf.constant(True)

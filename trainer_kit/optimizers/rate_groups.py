@@ -1,9 +1,9 @@
 """Learning rates for groups of variables, with any optimizer of Keras 3.
 
-The rate that `update_step` gets for a variable is multiplied, not the gradient: Adam and its relatives divide by the
-size of gradients, so that a factor of a gradient cancels out. Weight decay is multiplied too, because it is a share of
-the learning rate; so a group trains as with an optimizer of its own at that rate. Clipping looks at all variables
-together, as without groups.
+The rate that `update_step` gets for a variable is multiplied, not the gradient: Adam and its
+relatives divide by the size of gradients, so that a factor of a gradient cancels out. Weight decay
+is multiplied too, because it is a share of the learning rate; so a group trains as with an
+optimizer of its own at that rate. Clipping looks at all variables together, as without groups.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class RateGroups:
 
     Attributes:
       multipliers: Patterns and factors.
-      layers: Patterns of layers and their factors; a variable that is in both lists has the product of both.
+      layers: Patterns of layers and their factors; a variable that is in both lists has the product
+        of both.
     """
 
     multipliers: tuple[tuple[str, float], ...] = ()
@@ -40,12 +41,17 @@ class RateGroups:
     @classmethod
     def from_config(cls, config: OptimizationConfig) -> RateGroups:
         """Returns the groups that the config describes."""
-        multipliers = tuple((one.variables, one.multiplier) for one in config.learning_rate_multipliers)
+        multipliers = tuple(
+            (one.variables, one.multiplier) for one in config.learning_rate_multipliers
+        )
         chosen = config.layer_decay
         if chosen is None:
             return cls(multipliers)
         last = len(chosen.layers) - 1
-        return cls(multipliers, tuple((name, chosen.decay ** (last - i)) for i, name in enumerate(chosen.layers)))
+        return cls(
+            multipliers,
+            tuple((name, chosen.decay ** (last - i)) for i, name in enumerate(chosen.layers)),
+        )
 
     @property
     def active(self) -> bool:
@@ -69,8 +75,8 @@ def with_rate_groups(optimizer: keras.Optimizer, groups: RateGroups) -> keras.Op
     """Gives groups of variables learning rates of their own, in an optimizer that is not built yet.
 
     Returns:
-      The same object. With groups, it gets a new class: a subclass of the one it had, with another `build` and
-      `update_step`.
+      The same object. With groups, it gets a new class: a subclass of the one it had, with another
+      `build` and `update_step`.
     """
     if groups.active:
         kind = type(optimizer)
@@ -99,7 +105,9 @@ class _GroupedRates:
         self.taken_decays = PerVariable(tuple(decays))
         self.rate_factors = PerVariable(tuple(factors))
         self.rate_groups.warn_of_idle_patterns(paths)
-        counts = [f"{factor:g} times for {count}" for factor, count in sorted(Counter(factors).items())]
+        counts = [
+            f"{factor:g} times for {count}" for factor, count in sorted(Counter(factors).items())
+        ]
         _log.info("learning rates: %s of %s variables", ", ".join(counts), len(paths))
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -119,7 +127,12 @@ def _first(patterns: Sequence[tuple[str, float]], path: str) -> tuple[str | None
 
 def _warn(pattern: str, paths: Sequence[str]) -> None:
     if any(re.search(pattern, path) for path in paths):
-        _log.warning("learning rates: all variables of the pattern %r are those of patterns before it", pattern)
+        _log.warning(
+            "learning rates: all variables of the pattern %r are those of patterns before it",
+            pattern,
+        )
     else:
         near = ", ".join(similar_paths(pattern, paths))
-        _log.warning("learning rates: the pattern %r matches no variable; there are: %s", pattern, near)
+        _log.warning(
+            "learning rates: the pattern %r matches no variable; there are: %s", pattern, near
+        )

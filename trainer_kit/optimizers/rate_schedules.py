@@ -1,7 +1,7 @@
 """Learning-rate schedules that Keras does not have; values as in TF Model Garden's lr_schedule where that has them.
 
-Each is a function of the step, eager or in graph, on host or replica: an integer (tensor, variable or Python number)
-in, a float32 scalar tensor out. None branches in graph, so they compile with XLA.
+Each is a function of the step, eager or in graph, on host or replica: an integer (tensor, variable
+or Python number) in, a float32 scalar tensor out. None branches in graph, so they compile with XLA.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class WithOffset(Schedule):
     Args:
       schedule: The other schedule.
       offset: The number of steps.
-      waits: Whether the rate before step `offset` is that of the schedule's step 0, for schedules that are infinite or
-        no number below step 0. Otherwise it is what the formula of the schedule gives there, as in Model Garden.
+      waits: Whether the rate before step `offset` is that of the schedule's step 0, for schedules
+        that are infinite or no number below step 0. Otherwise it is what the formula of the
+        schedule gives there, as in Model Garden.
     """
 
     def __init__(self, schedule: Schedule, offset: int, waits: bool = False) -> None:
@@ -63,7 +64,9 @@ class WithOffset(Schedule):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> WithOffset:
         """Returns the schedule that `get_config` describes."""
-        return cls(**{**config, "schedule": keras.optimizers.schedules.deserialize(config["schedule"])})
+        return cls(
+            **{**config, "schedule": keras.optimizers.schedules.deserialize(config["schedule"])}
+        )
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -96,7 +99,11 @@ class PowerAndLinearDecay(Schedule):
     """
 
     def __init__(
-        self, initial_learning_rate: float, total_decay_steps: int, power: float, linear_decay_fraction: float
+        self,
+        initial_learning_rate: float,
+        total_decay_steps: int,
+        power: float,
+        linear_decay_fraction: float,
     ) -> None:
         super().__init__()
         self.initial_learning_rate = initial_learning_rate
@@ -124,7 +131,11 @@ class PowerDecayWithOffset(Schedule):
     """pre_offset_learning_rate up to step `offset`; after it PowerDecay of step - offset, never above that value."""
 
     def __init__(
-        self, initial_learning_rate: float, power: float, offset: int, pre_offset_learning_rate: float
+        self,
+        initial_learning_rate: float,
+        power: float,
+        offset: int,
+        pre_offset_learning_rate: float,
     ) -> None:
         super().__init__()
         self.initial_learning_rate = initial_learning_rate
@@ -136,7 +147,11 @@ class PowerDecayWithOffset(Schedule):
         """Returns the learning rate at `step`."""
         since = tf.cast(tf.convert_to_tensor(step) - self.offset, tf.float32)
         rate = self.initial_learning_rate * _power(since, self.power)
-        return tf.where(since > 0, tf.minimum(rate, self.pre_offset_learning_rate), self.pre_offset_learning_rate)
+        return tf.where(
+            since > 0,
+            tf.minimum(rate, self.pre_offset_learning_rate),
+            self.pre_offset_learning_rate,
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -148,8 +163,8 @@ class PowerDecayWithOffset(Schedule):
 class StepCosineDecay(Schedule):
     """Half a cosine from values[i] at step boundaries[i] to values[i + 1] at boundaries[i + 1], for each i.
 
-    From the last boundary on the rate stays at the last value (Model Garden's is NaN there); before a first boundary
-    above 0 it is the first value.
+    From the last boundary on the rate stays at the last value (Model Garden's is NaN there); before
+    a first boundary above 0 it is the first value.
 
     Args:
       boundaries: Increasing steps; the first cosine begins at the first one, usually 0.
@@ -191,10 +206,11 @@ class StepCosineDecay(Schedule):
 class OneCycle(Schedule):
     """The 1cycle policy (Smith, arXiv 1803.09820): one rise to max_learning_rate and one fall, then a constant.
 
-    With peak = pct_start * total_steps, first = max_learning_rate / div_factor, last = first / final_div_factor:
+    With peak = pct_start * total_steps, first = max_learning_rate / div_factor, last = first /
+    final_div_factor:
 
-        step <= peak:  first + (max_learning_rate - first) * r(step / peak)
-        after it:      last + (max_learning_rate - last) * (1 + cos(pi * (step - peak) / (total_steps - peak))) / 2
+        step <= peak:  first + (max_learning_rate - first) * r(step / peak) after it:      last +
+        (max_learning_rate - last) * (1 + cos(pi * (step - peak) / (total_steps - peak))) / 2
 
     r(x) is (1 - cos(pi * x)) / 2, or x for a linear rise. From total_steps on the rate is last.
     """
@@ -231,7 +247,14 @@ class OneCycle(Schedule):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        names = ("max_learning_rate", "total_steps", "pct_start", "rise", "div_factor", "final_div_factor")
+        names = (
+            "max_learning_rate",
+            "total_steps",
+            "pct_start",
+            "rise",
+            "div_factor",
+            "final_div_factor",
+        )
         return {name: getattr(self, name) for name in names}
 
 
@@ -256,28 +279,39 @@ class _Warmup(Schedule):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        after = keras.optimizers.schedules.serialize(self.after) if isinstance(self.after, Schedule) else self.after
+        after = (
+            keras.optimizers.schedules.serialize(self.after)
+            if isinstance(self.after, Schedule)
+            else self.after
+        )
         return {"after": after, "warmup_steps": self.warmup_steps}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> _Warmup:
         """Returns the warm-up that `get_config` describes."""
         after = config.pop("after")
-        return cls(after if isinstance(after, float) else keras.optimizers.schedules.deserialize(after), **config)
+        return cls(
+            after if isinstance(after, float) else keras.optimizers.schedules.deserialize(after),
+            **config,
+        )
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class LinearWarmup(_Warmup):
     """Rises in a straight line from warmup_learning_rate to the value of `after` at step warmup_steps."""
 
-    def __init__(self, after: Schedule | float, warmup_steps: int, warmup_learning_rate: float = 0.0) -> None:
+    def __init__(
+        self, after: Schedule | float, warmup_steps: int, warmup_learning_rate: float = 0.0
+    ) -> None:
         super().__init__(after, warmup_steps)
         self.warmup_learning_rate = warmup_learning_rate
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         part = tf.cast(step, tf.float32) / self.warmup_steps
-        return self._then_after(self.warmup_learning_rate + part * (self.final - self.warmup_learning_rate), step)
+        return self._then_after(
+            self.warmup_learning_rate + part * (self.final - self.warmup_learning_rate), step
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""

@@ -45,15 +45,17 @@ class _ScheduleFree(SlotOptimizer):
 class ScheduleFreeAdamW(DecayRates, _ScheduleFree):
     """Schedule-free AdamW (Defazio et al., arXiv 2405.15682), with the arguments of Keras' class.
 
-    It has three weights for each one: fast weights z (the slot "momentum"), their mean x, and the weights of the model
-    y = (1 - beta_1) * z + beta_1 * x, at which the gradient is taken. Step t, with the velocity v of Adam:
+    It has three weights for each one: fast weights z (the slot "momentum"), their mean x, and the
+    weights of the model y = (1 - beta_1) * z + beta_1 * x, at which the gradient is taken. Step t,
+    with the velocity v of Adam:
 
-        z = z - learning_rate * (gradient / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * y)
-        x = (1 - 1 / t) * x + z / t
+        z = z - learning_rate * (gradient / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay *
+        y) x = (1 - 1 / t) * x + z / t
 
-    Keras' own class (3.15) has three faults on TensorFlow. It reads the fast weights after it has changed them where
-    the formula needs those before. It starts at the weights as they were when the optimizer was built, before a
-    checkpoint was loaded into the model. It decays the mean and never the fast weights.
+    Keras' own class (3.15) has three faults on TensorFlow. It reads the fast weights after it has
+    changed them where the formula needs those before. It starts at the weights as they were when
+    the optimizer was built, before a checkpoint was loaded into the model. It decays the mean and
+    never the fast weights.
     """
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -65,7 +67,9 @@ class ScheduleFreeAdamW(DecayRates, _ScheduleFree):
             rate *= tf.minimum(step / self.warmup_steps, 1.0)
         fast, velocity = self.slots_of(variable)
         weight = tf.convert_to_tensor(variable)
-        before = tf.where(step == 1.0, weight, tf.convert_to_tensor(fast))  # weights may be loaded after `build`
+        before = tf.where(
+            step == 1.0, weight, tf.convert_to_tensor(fast)
+        )  # weights may be loaded after `build`
         mean = (weight - (1.0 - self.beta_1) * before) / self.beta_1
         self.assign_add(velocity, (tf.square(gradient) - velocity) * (1.0 - self.beta_2))
         size = tf.sqrt(velocity / (1.0 - tf.cast(self.beta_2, dtype) ** step)) + self.epsilon

@@ -1,10 +1,12 @@
 """Weight decay of the variables whose paths match regular expressions.
 
-Keras matches only the last part of a Keras 3 variable's path ("kernel"), so that a pattern like "layer_norm" finds
-nothing. Here patterns are searched in the whole path ("encoder/layer_norm/gamma"), or in the name of a tf.Variable.
+Keras matches only the last part of a Keras 3 variable's path ("kernel"), so that a pattern like
+"layer_norm" finds nothing. Here patterns are searched in the whole path
+("encoder/layer_norm/gamma"), or in the name of a tf.Variable.
 
-Keras decays all variables at the learning rate of the optimizer. Here a variable is decayed in its `update_step`, at
-the learning rate that this gets: the groups of rate_groups.py have rates of their own.
+Keras decays all variables at the learning rate of the optimizer. Here a variable is decayed in its
+`update_step`, at the learning rate that this gets: the groups of rate_groups.py have rates of their
+own.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class DecayRule:
         for pattern in (*self.include, *self.exclude):
             if not any(re.search(pattern, path) for path in paths):
                 shown = ", ".join(paths[:8])
-                _log.warning("%s: the pattern %r matches none of the variables %s", subject, pattern, shown)
+                _log.warning(
+                    "%s: the pattern %r matches none of the variables %s", subject, pattern, shown
+                )
 
 
 class DecayRates:
@@ -73,7 +77,9 @@ class DecayRates:
       **kwargs: Keyword arguments of the Keras class.
     """
 
-    def __init__(self, *args: Any, decay_rule: DecayRule | Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, decay_rule: DecayRule | Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         given = decay_rule or {}
         self.decay_rule = given if isinstance(given, DecayRule) else DecayRule(**given)
@@ -85,7 +91,10 @@ class DecayRates:
         self.exclude_from_weight_decay(var_list=list(variables))  # type: ignore[attr-defined]
         super().build(variables)  # type: ignore[misc]
         paths = [variable_path(variable) for variable in variables]
-        rates = [self.decay_rate(i) if self.decay_rule.decays(path) else 0.0 for i, path in enumerate(paths)]
+        rates = [
+            self.decay_rate(i) if self.decay_rule.decays(path) else 0.0
+            for i, path in enumerate(paths)
+        ]
         self.decay_rates = PerVariable(tuple(rates))
         if any(self.decay_rate(i) for i in range(len(paths))):
             self.decay_rule.warn_of_idle_patterns(paths)
@@ -111,4 +120,6 @@ class DecaysByRule(DecayRates):
 def decay(variable: Any, rate: float, learning_rate: Any) -> None:
     """Subtracts rate * learning_rate * weight from a weight; with a rate of 0 it does nothing."""
     if rate:
-        variable.assign_sub(variable * tf.cast(rate, variable.dtype) * tf.cast(learning_rate, variable.dtype))
+        variable.assign_sub(
+            variable * tf.cast(rate, variable.dtype) * tf.cast(learning_rate, variable.dtype)
+        )

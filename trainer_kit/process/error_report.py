@@ -1,6 +1,7 @@
 """Prints the error that ends a command: its message, or the user's line, the reason and the shapes in 15 lines.
 
-The whole traceback goes to a file. Only commands print: in a program that calls trainer_kit errors are exceptions.
+The whole traceback goes to a file. Only commands print: in a program that calls trainer_kit errors
+are exceptions.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _END = re.compile(r"\n\s*\[\[|\n\s*Arguments received by")
 _FRAME = re.compile(r'(\s*)File "')
 
 
-def print_error(error: Exception | SystemExit, *, debug: bool = False, model_dir: str | None = None) -> int:
+def print_error(
+    error: Exception | SystemExit, *, debug: bool = False, model_dir: str | None = None
+) -> int:
     """Prints the error that ended a command to standard error, and returns the exit code.
 
     Of an explained error the message is printed. Any other error is described in at most LINES
@@ -107,8 +110,12 @@ def _describe(error: BaseException) -> Iterator[str]:
         if values := described_values(values_in(error, frames[-1])):
             yield f"  where {values}"[:_WIDTH]
         # The user's functions that called the deepest one.
-        callers = [frame for frame in dict.fromkeys(frames[:-1]) if frame.function != frames[-1].function]
-        yield from (f"  called from {frame}: {frame.code}"[:_WIDTH] for frame in reversed(callers[-2:]))
+        callers = [
+            frame for frame in dict.fromkeys(frames[:-1]) if frame.function != frames[-1].function
+        ]
+        yield from (
+            f"  called from {frame}: {frame.code}"[:_WIDTH] for frame in reversed(callers[-2:])
+        )
     else:
         yield from (f"  {frame}: {frame.code}"[:_WIDTH] for frame in ours[-3:])
     for note in getattr(error, "__notes__", ()):
@@ -125,7 +132,11 @@ def described(value: Any, depth: int = 0) -> str:
     """Returns structure, dtypes and shapes of nested tensors, arrays or their specs; "" for any other value."""
     if isinstance(value, Mapping) and value and depth < 4:
         parts = {key: described(one, depth + 1) for key, one in list(value.items())[:12]}
-        return f"{{{', '.join(f'{key}: {text}' for key, text in parts.items())}}}" if all(parts.values()) else ""
+        return (
+            f"{{{', '.join(f'{key}: {text}' for key, text in parts.items())}}}"
+            if all(parts.values())
+            else ""
+        )
     if isinstance(value, (tuple, list)) and value and depth < 4:
         texts = [described(one, depth + 1) for one in value[:12]]
         return f"({', '.join(texts)})" if all(texts) else ""

@@ -1,7 +1,8 @@
 """The folder of mode continuous_train_and_eval: a run for each checkpoint of another run, and its metrics.
 
-`finetune-<step>/` is the run that began with the other run's checkpoint of that step. `metrics-<step>.json` contains
-its final metrics and is written when it is finished. Imports no TensorFlow.
+`finetune-<step>/` is the run that began with the other run's checkpoint of that step.
+`metrics-<step>.json` contains its final metrics and is written when it is finished. Imports no
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -55,5 +56,7 @@ def pretraining_mistakes(config: ExperimentConfig, model_dir: str) -> list[Mista
         problem = f"{folder!r} is not a folder"
     elif os.path.realpath(folder) == os.path.realpath(model_dir):
         problem = f"{folder!r} is --model_dir itself"
-    advice = "give the folder of the run whose checkpoints are to be fine-tuned; it need not exist yet"
+    advice = (
+        "give the folder of the run whose checkpoints are to be fine-tuned; it need not exist yet"
+    )
     return [Mistake("task.init_checkpoint", problem, advice)] if problem else []

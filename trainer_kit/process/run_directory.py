@@ -39,8 +39,10 @@ class RunDirectory:
 
     Args:
       model_dir: The folder of the run, a local one.
-      trainer: The config's section, which names the folders of the best checkpoint and of validation summaries.
-      sidecar: The name of a sidecar of the run, which writes to a separate folder; "" for the run itself.
+      trainer: The config's section, which names the folders of the best checkpoint and of
+        validation summaries.
+      sidecar: The name of a sidecar of the run, which writes to a separate folder; "" for the run
+        itself.
 
     Raises:
       UsageError: when model_dir is a remote folder.
@@ -59,12 +61,16 @@ class RunDirectory:
         self.path = model_dir
         self.own = own or model_dir
         self.best = os.path.join(model_dir, trainer.best_checkpoint_export_subdir)
-        self.own_best = os.path.join(own, trainer.best_checkpoint_export_subdir) if own else self.best
+        self.own_best = (
+            os.path.join(own, trainer.best_checkpoint_export_subdir) if own else self.best
+        )
         self.own_named_bests = os.path.join(self.own, BEST_CHECKPOINTS)
         self.train_summaries = os.path.join(model_dir, "train")
         self.eval_summaries = own or os.path.join(model_dir, trainer.validation_summary_subdir)
         self.training_ledger = os.path.join(self.evals, "validation.jsonl")
-        self.ledger = os.path.join(self.evals, f"{sidecar}.jsonl") if sidecar else self.training_ledger
+        self.ledger = (
+            os.path.join(self.evals, f"{sidecar}.jsonl") if sidecar else self.training_ledger
+        )
         self.metrics = os.path.join(model_dir, "metrics.jsonl")
         self.params = os.path.join(model_dir, "params.yaml")
         self.manifest = os.path.join(model_dir, "manifest.json")
@@ -82,10 +88,10 @@ class RunDirectory:
     ) -> None:
         """Writes params.yaml, manifest.json and the further files `texts`, by name; removes an older final.json.
 
-        A resumed run reuses the thread counts `threads`. A warning names each difference of platform, versions or
-        threads to the first start, since the results may differ in their last bits. `setup` has the numbers of
-        replicas and workers, the kind of device, what describes the data, the steps of the run,
-        and what `read_layer_names` returns.
+        A resumed run reuses the thread counts `threads`. A warning names each difference of
+        platform, versions or threads to the first start, since the results may differ in their last
+        bits. `setup` has the numbers of replicas and workers, the kind of device, what describes
+        the data, the steps of the run, and what `read_layer_names` returns.
         """
         if os.path.exists(self.final):
             os.remove(self.final)
@@ -214,7 +220,10 @@ class RunDirectory:
         try:
             with open(self.final, "rb") as stream:
                 final = files.parse_json(stream.read())
-            known = {key: kind(final[key]) for key, kind in (("step", int), ("mode", str), ("metrics", dict))}
+            known = {
+                key: kind(final[key])
+                for key, kind in (("step", int), ("mode", str), ("metrics", dict))
+            }
         except (OSError, ValueError, TypeError, KeyError) as error:
             _warn_once(f"{self.final} cannot be read ({error!r}); the run counts as not finished")
             return None
@@ -251,7 +260,9 @@ class RunDirectory:
     def _trainer_value(self, name: str) -> Any:
         if not os.path.isfile(self.params):
             raise KeyError(name)
-        return yaml_loader.parse(_read_params(self.params), self.params, own=True).values["trainer"][name]
+        return yaml_loader.parse(_read_params(self.params), self.params, own=True).values[
+            "trainer"
+        ][name]
 
     def check_experiment(self, experiment: str) -> None:
         """Raises UsageError when model_dir holds a run of another experiment."""
@@ -273,15 +284,21 @@ def check_model_dir(
 
     Raises:
       StorageError: when model_dir cannot be written, or its params.yaml cannot be read.
-      UsageError: when its path cannot be that of a checkpoint, it holds another experiment, or a change is dangerous
-        and not allowed.
+      UsageError: when its path cannot be that of a checkpoint, it holds another experiment, or a
+        change is dangerous and not allowed.
     """
     if found := [one for one in "*?[" if one in os.path.abspath(directory.path)]:
         raise UsageError(
             f"model_dir={directory.path!r}: TensorFlow reads {' and '.join(found)} in the path of a checkpoint as a "
             "pattern, and would not find the checkpoint again; give a path without *, ? and ["
         )
-    for path in (directory.params, directory.manifest, directory.final, directory.metrics, directory.ledger):
+    for path in (
+        directory.params,
+        directory.manifest,
+        directory.final,
+        directory.metrics,
+        directory.ledger,
+    ):
         # To read a FIFO or a device may never end.
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
             raise StorageError(f"{path} is not a file; remove it, or give another model_dir")
@@ -313,7 +330,8 @@ def read_layer_names(prefix: str) -> dict[str, str] | None:
       prefix: The prefix of a checkpoint or of best weights.
 
     Returns:
-      None for a checkpoint without a commit record in the folder of a run, and of a run that did not record it.
+      None for a checkpoint without a commit record in the folder of a run, and of a run that did
+      not record it.
     """
     folder = os.path.dirname(os.path.abspath(prefix))
     for _ in range(_FOLDERS_UP if os.path.exists(prefix + RECORD) else 0):
@@ -327,7 +345,9 @@ def read_layer_names(prefix: str) -> dict[str, str] | None:
 def kept_threads(model_dir: str) -> dict[str, int] | None:
     """Returns the thread counts that the run in `model_dir` was started with; None without a record of them."""
     threads = read_manifest(model_dir).get("threads")
-    valid = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
+    valid = isinstance(threads, dict) and all(
+        type(count) is int and count >= 0 for count in threads.values()
+    )
     return threads if valid else None
 
 
@@ -340,12 +360,18 @@ def count_starts(model_dir: str | os.PathLike[str]) -> int:
 def has_begun(model_dir: str) -> bool:
     """Whether `model_dir` holds a checkpoint, or the record of a fine-tuning."""
     inside = glob.escape(model_dir)
-    return any(glob.glob(os.path.join(inside, what)) for what in ("ckpt-*.index", f"{FINETUNE}*/params.yaml"))
+    return any(
+        glob.glob(os.path.join(inside, what))
+        for what in ("ckpt-*.index", f"{FINETUNE}*/params.yaml")
+    )
 
 
 def versions() -> dict[str, Any]:
     """Returns the versions of Python and of the packages, for the manifest."""
-    return {"python": platform.python_version(), "packages": {name: _version(name) for name in PACKAGES}}
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -360,15 +386,19 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     """Returns twelve hex digits that change with the config values that the result of an evaluation depends on.
 
-    The number of training steps and the training data are not among them, so a longer run is not evaluated again.
+    The number of training steps and the training data are not among them, so a longer run is not
+    evaluated again.
 
     Args:
       config: The config of the run.
-      validation_set: The name of the evaluated set, if there are several; the other sets are left out.
+      validation_set: The name of the evaluated set, if there are several; the other sets are left
+        out.
     """
     import hashlib
 
-    overfit = getattr(config.trainer, "overfit_batches", None)  # evaluations then use the training data
+    overfit = getattr(
+        config.trainer, "overfit_batches", None
+    )  # evaluations then use the training data
     evaluated = _evaluated_task(config.task, validation_set)
     if overfit:
         evaluated["train_data"] = config.task.as_dict()["train_data"]
@@ -378,7 +408,11 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
         own = config.trainer.validation_sets.get(validation_set)
         steps = steps if own is None or own.steps is None else own.steps
     average = _evaluated_average(config.trainer.optimizer_config)
-    if several := {name: ema for name, one in config.trainer.optimizers.items() if (ema := _evaluated_average(one))}:
+    if several := {
+        name: ema
+        for name, one in config.trainer.optimizers.items()
+        if (ema := _evaluated_average(one))
+    }:
         average = several
     values = [task, average, steps, config.runtime.mixed_precision_dtype]
     if overfit:
@@ -402,14 +436,18 @@ def _evaluated_task(task: Any, validation_set: str) -> dict[str, Any]:
 def _evaluated_average(options: OptimizationConfig) -> dict[str, Any] | None:
     """Returns the section `ema` as far as evaluations depend on it.
 
-    Fields that earlier releases did not have are left out unless they are used: the hash stays theirs.
+    Fields that earlier releases did not have are left out unless they are used: the hash stays
+    theirs.
     """
     average: dict[str, Any] | None = options.as_dict().get("ema")
     if average is None:
         return None
     more, evaluated = average.pop("more_decays", {}), list(average.pop("evaluate", ()))
     if evaluated not in ([], [AVERAGE]):
-        average |= {"evaluate": evaluated, "more_decays": {name: more[name] for name in evaluated if name in more}}
+        average |= {
+            "evaluate": evaluated,
+            "more_decays": {name: more[name] for name in evaluated if name in more},
+        }
     return average
 
 

@@ -1,10 +1,10 @@
 """Allows at most one trainer in a model_dir: a lock that the kernel holds, and a heartbeat that names the trainer.
 
-`trainer.lock` is locked by flock(2), which the kernel releases however the process ends, kill -9 included. The file
-itself stays. Only a run that leaves nothing behind removes it, while it holds the lock. Then two processes could lock
-two files of the same name, so a process that has locked a file checks that the name still refers to it.
-`heartbeat.json` names the holder of the lock. It replaces the lock between machines whose shared file system does not
-share flock.
+`trainer.lock` is locked by flock(2), which the kernel releases however the process ends, kill -9
+included. The file itself stays. Only a run that leaves nothing behind removes it, while it holds
+the lock. Then two processes could lock two files of the same name, so a process that has locked a
+file checks that the name still refers to it. `heartbeat.json` names the holder of the lock. It
+replaces the lock between machines whose shared file system does not share flock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from types import TracebackType
 from typing import Any, Literal
 
 from trainer_kit import files
-from trainer_kit.errors import ExitCode, InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
+from trainer_kit.errors import (
+    ExitCode,
+    InterruptedRunError,
+    ModelDirInUseError,
+    PreemptedError,
+    StorageError,
+)
 from trainer_kit.process.watchdog import ProgressReader, call_within
 
 LOCK, HEARTBEAT = "trainer.lock", "heartbeat.json"
@@ -34,13 +40,17 @@ _LOG = logging.getLogger(__name__)
 _KINDS = {"host": str, "pid": int, "started": str, "step": int, "phase": str, "beat": str}
 _NOT_SUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _BEATS_TO_WATCH = 4
-_GRACE = 1.0  # seconds in which the holder of the lock writes its first heartbeat, or finishes ending
+_GRACE = (
+    1.0  # seconds in which the holder of the lock writes its first heartbeat, or finishes ending
+)
 _LAST_BEAT = 10.0  # seconds that the last heartbeat may take on a disk that hangs
 _LAST_MOMENT = 2.0  # seconds that all locks may take before the process is ended
 _TIMES = 3  # tries to open the lock at once, when its last holder has just removed it
 
 
-def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> dict[str, Any] | None:
+def read_heartbeat(
+    model_dir: str | os.PathLike[str], name: str = HEARTBEAT
+) -> dict[str, Any] | None:
     """Returns the heartbeat of the process that trains or trained in `model_dir`; None if it is missing or damaged.
 
     Args:
@@ -48,15 +58,17 @@ def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> 
       name: The name of the file; another lock has another one.
 
     Returns:
-      A dict with "host" and "pid" of the process; "started" and "beat", ISO times in UTC by its clock (only compare
-      them for change); "phase" and "step"; "ended": None while it lives, else "done", "stopped" or "failed". A killed
-      process leaves None.
+      A dict with "host" and "pid" of the process; "started" and "beat", ISO times in UTC by its
+      clock (only compare them for change); "phase" and "step"; "ended": None while it lives, else
+      "done", "stopped" or "failed". A killed process leaves None.
     """
     try:
         value = files.parse_json((Path(model_dir) / name).read_bytes())
     except (OSError, ValueError):
         return None
-    valid = isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
+    valid = isinstance(value, dict) and all(
+        isinstance(value.get(key), kind) for key, kind in _KINDS.items()
+    )
     return value if valid and "ended" in value else None
 
 
@@ -90,20 +102,22 @@ def check_not_held(model_dir: str | os.PathLike[str]) -> None:
 class RunLock:
     """While entered, this process is the only trainer in `model_dir`, and writes a heartbeat every `beat_seconds`.
 
-    If the lock is free but the last heartbeat comes from another machine and has not ended, the heartbeat is watched
-    for four beats: if it changes, a trainer lives there that flock does not show. The same happens if the file system
-    has no flock, where two trainers that start at the same moment are not noticed.
+    If the lock is free but the last heartbeat comes from another machine and has not ended, the
+    heartbeat is watched for four beats: if it changes, a trainer lives there that flock does not
+    show. The same happens if the file system has no flock, where two trainers that start at the
+    same moment are not noticed.
 
-    Only this process holds the lock: programs that it starts do not inherit it (O_CLOEXEC), and a forked child drops
-    it. So no child that outlives the trainer keeps the lock.
+    Only this process holds the lock: programs that it starts do not inherit it (O_CLOEXEC), and a
+    forked child drops it. So no child that outlives the trainer keeps the lock.
 
     Args:
       model_dir: A local folder; made if it is missing.
       progress: Returns (phase, step); called in a thread, where it may be slow or raise.
       host: The name of this machine; None: its host name.
       beat_seconds: The seconds between two heartbeats.
-      record: The file without which there is nothing to resume: if an error ends the block before it exists, lock and
-        heartbeat are removed, and the folder if it is then empty. None: they always stay.
+      record: The file without which there is nothing to resume: if an error ends the block before
+        it exists, lock and heartbeat are removed, and the folder if it is then empty. None: they
+        always stay.
       names: The names of the lock file and of the heartbeat file.
     """
 
@@ -149,7 +163,8 @@ class RunLock:
         """Takes the lock.
 
         Raises:
-          ModelDirInUseError: when another trainer holds it; within two seconds if that is on this machine.
+          ModelDirInUseError: when another trainer holds it; within two seconds if that is on this
+            machine.
           StorageError: when the folder cannot be written.
         """
         self._descriptor = _open(self._folder / self._lock_name)
@@ -166,7 +181,10 @@ class RunLock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.release(_end_of(error), withdraw=error is not None and not self.is_recorded())
 
@@ -179,8 +197,9 @@ class RunLock:
 
         Args:
           ended: How the run ended.
-          withdraw: Whether to remove lock and heartbeat first, and the folder if it is then empty. They stay if the
-            file system has no locks, since they may already belong to another trainer.
+          withdraw: Whether to remove lock and heartbeat first, and the folder if it is then empty.
+            They stay if the file system has no locks, since they may already belong to another
+            trainer.
         """
         with self._releasing:
             if self._descriptor < 0:
@@ -213,9 +232,13 @@ class RunLock:
         there = self._heartbeat()
         if there is not None and not there["ended"]:
             who = f"{there['host']} pid {there['pid']}"
-            if (not self._locked or there["host"] != self._host) and not self._falls_silent(there, who):
+            if (not self._locked or there["host"] != self._host) and not self._falls_silent(
+                there, who
+            ):
                 return
-            _LOG.warning("the run of %s in this folder was cut off; this process takes it over", who)
+            _LOG.warning(
+                "the run of %s in this folder was cut off; this process takes it over", who
+            )
         # Of trainers that were killed while they wrote.
         for path in self._folder.glob(f".{self._heartbeat_name}.*.tmp"):
             path.unlink(missing_ok=True)
@@ -227,7 +250,9 @@ class RunLock:
             while not self._try_lock():
                 holder = self._heartbeat()
                 known = (
-                    holder is not None and not holder["ended"] and (holder["host"] != self._host or runs(holder["pid"]))
+                    holder is not None
+                    and not holder["ended"]
+                    and (holder["host"] != self._host or runs(holder["pid"]))
                 )
                 if known or time.monotonic() > give_up:
                     raise self._in_use(holder if known else None)
@@ -264,7 +289,12 @@ class RunLock:
     def _falls_silent(self, there: dict[str, Any], who: str) -> bool:
         """Watches a heartbeat: returns True if it has stopped, False if its run ends meanwhile; raises if it beats."""
         seconds = _BEATS_TO_WATCH * self._seconds
-        _LOG.warning("%s was in use by %s; watching for %g s whether it is still in use", self._folder, who, seconds)
+        _LOG.warning(
+            "%s was in use by %s; watching for %g s whether it is still in use",
+            self._folder,
+            who,
+            seconds,
+        )
         give_up = time.monotonic() + seconds
         while time.monotonic() < give_up:
             time.sleep(self._seconds / 10)
@@ -301,12 +331,17 @@ class RunLock:
             self._write()
         except StorageError as error:
             if not self._failed:
-                _LOG.warning("the heartbeat cannot be written, so others cannot see that this run is alive: %s", error)
+                _LOG.warning(
+                    "the heartbeat cannot be written, so others cannot see that this run is alive: %s",
+                    error,
+                )
             self._failed = True
 
     def _write(self) -> None:
         with self._writing:
-            files.write_json(self._folder / self._heartbeat_name, self._entries(), point="heartbeat")
+            files.write_json(
+                self._folder / self._heartbeat_name, self._entries(), point="heartbeat"
+            )
 
     def _entries(self) -> dict[str, Any]:
         return {
@@ -374,7 +409,11 @@ def _end_of(error: BaseException | None) -> Ended:
         return "done"
     if isinstance(error, SystemExit):
         return "stopped" if error.code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED) else "failed"
-    return "stopped" if isinstance(error, (PreemptedError, InterruptedRunError, KeyboardInterrupt)) else "failed"
+    return (
+        "stopped"
+        if isinstance(error, (PreemptedError, InterruptedRunError, KeyboardInterrupt))
+        else "failed"
+    )
 
 
 def _typed(phase: str, step: int) -> tuple[str, int]:

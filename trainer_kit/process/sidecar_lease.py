@@ -1,11 +1,12 @@
 """Leases: files in which a sidecar, an evaluation in another process, names the checkpoints that it needs.
 
-`evals/<name>.lease.json` is the sidecar's heartbeat. It adds the step that the sidecar reads, the step after which it
-needs every checkpoint, and the lineage of the run that it has followed so far. If the run was rewound since, the
-sidecar needs every checkpoint from there on, although it notices that only after its current evaluation. The training
-run reads leases before it removes a checkpoint. It does not wait for a sidecar, but keeps a limited number of further
-checkpoints. A lease that has ended no longer counts. One whose sidecar was killed or stopped counts for LEASE_SECONDS,
-in which the sidecar may be started again.
+`evals/<name>.lease.json` is the sidecar's heartbeat. It adds the step that the sidecar reads, the
+step after which it needs every checkpoint, and the lineage of the run that it has followed so far.
+If the run was rewound since, the sidecar needs every checkpoint from there on, although it notices
+that only after its current evaluation. The training run reads leases before it removes a
+checkpoint. It does not wait for a sidecar, but keeps a limited number of further checkpoints. A
+lease that has ended no longer counts. One whose sidecar was killed or stopped counts for
+LEASE_SECONDS, in which the sidecar may be started again.
 """
 
 from __future__ import annotations
@@ -72,7 +73,11 @@ class Lease(RunLock):
             parent.rmdir()
 
     def _in_use(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
-        who = f"{holder['host']} pid {holder['pid']}, since {holder['started']}" if holder else "another process"
+        who = (
+            f"{holder['host']} pid {holder['pid']}, since {holder['started']}"
+            if holder
+            else "another process"
+        )
         return ModelDirInUseError(
             f"a continuous_eval named {self.name!r} runs for {self._folder.parent} already ({who}); "
             "wait until it ends, stop it, or give another --eval_name to this one"
@@ -89,11 +94,14 @@ class Leases:
 
     Args:
       evals: The folder of the leases.
-      max_wait: The largest number of checkpoints that are kept because a sidecar has not evaluated them yet.
+      max_wait: The largest number of checkpoints that are kept because a sidecar has not evaluated
+        them yet.
       ledger: The ledger of the run, which knows its rewinds; None: the run was never rewound.
     """
 
-    def __init__(self, evals: str | os.PathLike[str], max_wait: int, ledger: _Rewinds | None = None) -> None:
+    def __init__(
+        self, evals: str | os.PathLike[str], max_wait: int, ledger: _Rewinds | None = None
+    ) -> None:
         self._folder, self._max_wait, self._ledger = Path(evals), max_wait, ledger
         self._seen: dict[str, tuple[Any, float]] = {}
         self._reported: set[str] = set()
@@ -108,7 +116,9 @@ class Leases:
                 continue
             after = self._after(lease)
             reads |= {step for step in steps if step == lease.get("reads")}
-            waiting |= {step: path.name for step in steps if isinstance(after, int) and step > after}
+            waiting |= {
+                step: path.name for step in steps if isinstance(after, int) and step > after
+            }
         kept = sorted(waiting)[-self._max_wait :] if self._max_wait else []
         for step, name in waiting.items():
             if step in kept or step in reads or name in self._reported:
@@ -127,7 +137,10 @@ class Leases:
 
     def _after(self, lease: Mapping[str, Any]) -> Any:
         """Returns the step after which a sidecar needs all; an earlier one if it has not noticed a rewind yet."""
-        after, back = lease.get("after"), self._ledger.went_back_to(_lineage(lease)) if self._ledger else None
+        after, back = (
+            lease.get("after"),
+            self._ledger.went_back_to(_lineage(lease)) if self._ledger else None,
+        )
         return min(after, back - 1) if isinstance(after, int) and back is not None else after
 
     def _counts(self, path: Path, lease: Mapping[str, Any]) -> bool:

@@ -1,8 +1,8 @@
 """Handles SIGTERM, SIGHUP and Ctrl-C at once, although Python's handlers wait for the current TensorFlow call.
 
-A thread reads the pipe that `signal.set_wakeup_fd` writes to. The first signal asks the run to stop. Launchers forward
-SIGTERM and SIGINT together, and one key press may arrive twice: only a second SIGINT, at least a second after the first
-one, ends the process at once.
+A thread reads the pipe that `signal.set_wakeup_fd` writes to. The first signal asks the run to
+stop. Launchers forward SIGTERM and SIGINT together, and one key press may arrive twice: only a
+second SIGINT, at least a second after the first one, ends the process at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from trainer_kit.process.startup_signals import code_of_command, exit_code, stop
 _LOG = logging.getLogger(__name__)
 _SAVED, _LOST = "nothing is lost", "the steps after the last checkpoint are lost"
 _MOMENT = 0.5  # seconds in which the main thread may still end by itself, after all was saved
-_BUILDING = 1.0  # seconds in which a run that is still being built may end by itself, and remove its files
+_BUILDING = (
+    1.0  # seconds in which a run that is still being built may end by itself, and remove its files
+)
 _GLANCE = 0.05  # seconds between two checks whether it has ended
 BEFORE_FIRST_STEP = "before the first step; the same command starts the run again"
 KEY_PRESSES_APART = 1.0  # seconds; two SIGINT in less time are one forwarded key press
@@ -59,14 +61,15 @@ class StoppableRun:
 class StopSignals:
     """While entered, stops a run from a thread when SIGTERM, SIGHUP or SIGINT arrives; in the main thread only.
 
-    SIGKILL usually follows SIGTERM. So if the main thread is still at work after half of the grace time, in a
-    compilation or in one very long step, the run saves its state if it can. The process ends as soon as that is done,
-    or at the end of the grace time, with the exit code of the signal. A run that is still being built has nothing to
-    save: the process ends a second after the signal. SIGHUP does nothing if it was ignored before, as under nohup.
-    Forked children do not inherit this handling.
+    SIGKILL usually follows SIGTERM. So if the main thread is still at work after half of the grace
+    time, in a compilation or in one very long step, the run saves its state if it can. The process
+    ends as soon as that is done, or at the end of the grace time, with the exit code of the signal.
+    A run that is still being built has nothing to
+    save: the process ends a second after the signal. SIGHUP does nothing if it was ignored before,
+    as under nohup. Forked children do not inherit this handling.
 
-    A nested StopSignals receives the same signals, also one that arrived before it was entered. So no signal is lost
-    between two runs of a longer job.
+    A nested StopSignals receives the same signals, also one that arrived before it was entered. So
+    no signal is lost between two runs of a longer job.
 
     Args:
       run: The run that is stopped; None: one that looks at the signals itself.
@@ -139,16 +142,22 @@ class StopSignals:
                     self.reason = outermost.reason
                     self._hear(outermost.received)
         else:
-            _LOG.warning("SIGTERM and Ctrl-C will not save this run, since it is not in the main thread of its process")
+            _LOG.warning(
+                "SIGTERM and Ctrl-C will not save this run, since it is not in the main thread of its process"
+            )
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Restores the former signal handlers.
 
         Raises:
-          PreemptedError: instead of an InterruptedRunError, when a SIGTERM has arrived since that was raised.
+          PreemptedError: instead of an InterruptedRunError, when a SIGTERM has arrived since that
+            was raised.
         """
         self._left.set()
         with _receiving:
@@ -165,9 +174,12 @@ class StopSignals:
     def _listen(self) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        # The pipe comes first: the former handler or this one answers a signal between these two statements.
+        # The pipe comes first: the former handler or this one answers a signal between these two
+        # statements.
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, _leave_it_to_the_thread) for number in stop_signals()}
+        self._handlers = {
+            number: signal.signal(number, _leave_it_to_the_thread) for number in stop_signals()
+        }
         threading.Thread(target=self._watch, name="stop-signals", daemon=True).start()
 
     def _watch(self) -> None:
@@ -188,7 +200,11 @@ class StopSignals:
             for signals in (self, *(inner for inner in _entered if inner is not self)):
                 signals._hear(number)
         if before is None:
-            again = "; press Ctrl-C again after a second to end without saving" if number == signal.SIGINT else ""
+            again = (
+                "; press Ctrl-C again after a second to end without saving"
+                if number == signal.SIGINT
+                else ""
+            )
             _LOG.warning("%s: stopping%s", number.name, again)
         elif before != self._received:
             _LOG.warning(
@@ -214,7 +230,10 @@ class StopSignals:
         if code is not None or not threading.main_thread().is_alive():
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
-            self._leave("ended at the end of the grace time; threads, children or atexit handlers were at work", code)
+            self._leave(
+                "ended at the end of the grace time; threads, children or atexit handlers were at work",
+                code,
+            )
 
     def _stop_in_time(self, begin: float) -> None:
         """Returns when the run has ended; ends the process at the end of the grace time."""
@@ -250,7 +269,9 @@ class StopSignals:
         os._exit(exit_code(self._received) if code is None else code)
 
 
-_entered: list[StopSignals] = []  # entered by the main thread; the outermost, which listens, comes first
+_entered: list[
+    StopSignals
+] = []  # entered by the main thread; the outermost, which listens, comes first
 _receiving = threading.Lock()  # held while a signal is handed to them, or the list changes
 
 
@@ -272,9 +293,13 @@ def _in_child() -> None:
     if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
         _entered.clear()
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ctrl-C on the terminal reaches all: the run saves with its data
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # Ctrl-C on the terminal reaches all: the run saves with its data
     _after_fork()
 
 
-_mask: set[int | signal.Signals] = set()  # of the thread that forks; a signal to the new child waits until it is ready
+_mask: set[int | signal.Signals] = (
+    set()
+)  # of the thread that forks; a signal to the new child waits until it is ready
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -21,7 +21,11 @@ _command_code: int | None = None
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Returns the signals that ask a process to stop; without SIGHUP if it is ignored, as under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    return (
+        (signal.SIGTERM, signal.SIGINT)
+        if ignored
+        else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    )
 
 
 def exit_code(number: int) -> int:

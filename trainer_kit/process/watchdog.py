@@ -1,10 +1,10 @@
 """Ends a process that makes no progress, so that it can be started again.
 
-A stalled thread usually waits in C++ without Python's global lock (for a data source, a collective, a file system).
-Another thread notices it, writes the stacks of all threads and ends the process with exit code 7. A stall that holds
-the global lock stops that thread too. The last resort is a timer of faulthandler, which needs no lock: half a minute
-later it prints the stacks to the standard error and ends the process, with exit code 1, the only one that faulthandler
-has.
+A stalled thread usually waits in C++ without Python's global lock (for a data source, a collective,
+a file system). Another thread notices it, writes the stacks of all threads and ends the process
+with exit code 7. A stall that holds the global lock stops that thread too. The last resort is a
+timer of faulthandler, which needs no lock: half a minute later it prints the stacks to the standard
+error and ends the process, with exit code 1, the only one that faulthandler has.
 """
 
 from __future__ import annotations
@@ -27,12 +27,19 @@ from trainer_kit import files
 from trainer_kit.errors import ExitCode
 
 _LOG = logging.getLogger(__name__)
-_STANDARD_ERROR = 2  # the descriptor: sys.stderr may be in the hands of a progress display, or of the stalled thread
-_PATIENCE = 3.0  # seconds for each action at the end: the disk or the terminal may be what has stalled
-_LONGEST_POLL = 5  # polls; a longer time between two checks does not count, since the process was stopped meanwhile
+# The descriptor: sys.stderr may be in the hands of a progress display, or of the stalled thread
+_STANDARD_ERROR = 2
+_PATIENCE = (
+    3.0  # seconds for each action at the end: the disk or the terminal may be what has stalled
+)
+# Polls; a longer time between two checks does not count, since the process was stopped meanwhile
+_LONGEST_POLL = 5
 
-# Where faulthandler's timer goes by the time of day, a suspended machine or a corrected clock would end a sound run.
-_TIMER_IS_STEADY = sys.version_info >= (3, 11) and bool(sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT"))
+# Where faulthandler's timer goes by the time of day, a suspended machine or a corrected clock would
+# end a sound run.
+_TIMER_IS_STEADY = sys.version_info >= (3, 11) and bool(
+    sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT")
+)
 
 
 def call_within(seconds: float, act: Callable[[], object]) -> bool:
@@ -52,7 +59,9 @@ def call_within(seconds: float, act: Callable[[], object]) -> bool:
     thread = threading.Thread(target=call, name="bounded call", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no more threads: the caller, which may be about to end the process, continues
+    except (
+        RuntimeError
+    ):  # no more threads: the caller, which may be about to end the process, continues
         return False
     thread.join(seconds)
     return succeeded.is_set()
@@ -61,8 +70,8 @@ def call_within(seconds: float, act: Callable[[], object]) -> bool:
 class ProgressReader:
     """Calls `progress` again and again in a daemon thread, and keeps its last result.
 
-    So `progress` may be slow or hang without blocking the readers of `latest`. Its first error is logged, and errors
-    leave `latest` unchanged.
+    So `progress` may be slow or hang without blocking the readers of `latest`. Its first error is
+    logged, and errors leave `latest` unchanged.
 
     Args:
       progress: Returns (phase, token), e.g. ("train", 120); called in the thread.
@@ -113,21 +122,25 @@ class ProgressReader:
 class Watchdog:
     """While entered, ends the process when there is no progress for `timeout_seconds`.
 
-    The time in which the machine is suspended, or the process stopped (Ctrl-Z), does not count. The last resort cannot
-    notice a stopped process: if the process was stopped for longer than the timeout plus `last_resort_seconds`, the
-    last resort ends it when it continues. It is faulthandler's only timer (`dump_traceback_later`), so a process can
-    have one watchdog at a time. It is left out if that timer uses the time of day (Python 3.10). A forked child has no
+    The time in which the machine is suspended, or the process stopped (Ctrl-Z), does not count. The
+    last resort cannot notice a stopped process: if the process was stopped for longer than the
+    timeout plus `last_resort_seconds`, the last resort ends it when it continues. It is
+    faulthandler's only timer (`dump_traceback_later`), so a process can have one watchdog at a
+    time. It is left out if that timer uses the time of day (Python 3.10). A forked child has no
     watchdog.
 
     Args:
-      progress: Returns (phase, token); each change of the pair is progress. Called in a separate thread: if it is slow
-        or raises, there is no progress, and nothing else breaks.
+      progress: Returns (phase, token); each change of the pair is progress. Called in a separate
+        thread: if it is slow or raises, there is no progress, and nothing else breaks.
       folder: The folder for the stacks, a file stacks-<UTC time>.txt.
       timeout_seconds: The longest time without progress; None: there is only a warning.
-      warn_after_seconds: The seconds without progress until the warning, which comes once per stall.
+      warn_after_seconds: The seconds without progress until the warning, which comes once per
+        stall.
       poll_seconds: The seconds between two checks.
-      exit: Ends the process with the given code at once, without a clean-up that could stall as well.
-      last_resort_seconds: The seconds after the timeout until the last resort ends a process whose threads cannot run.
+      exit: Ends the process with the given code at once, without a clean-up that could stall as
+        well.
+      last_resort_seconds: The seconds after the timeout until the last resort ends a process whose
+        threads cannot run.
     """
 
     def __init__(
@@ -157,7 +170,10 @@ class Watchdog:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._left.set()
         self._thread.join()  # before the timer is cancelled: it could set it again
@@ -180,7 +196,9 @@ class Watchdog:
                 return
             elif not warned and idle >= self._warn_after:
                 warned = True
-                prospect = "the process is never ended for it (trainer.hang_timeout_seconds is null)"
+                prospect = (
+                    "the process is never ended for it (trainer.hang_timeout_seconds is null)"
+                )
                 if self._timeout is not None:
                     code = f"exit code {ExitCode.STALLED:d}"
                     prospect = f"the process ends with {code} after {self._timeout:g} s (trainer.hang_timeout_seconds)"
@@ -203,7 +221,9 @@ class Watchdog:
             what = f"no progress for {idle:.0f} s in {self._where()}"
             path = self._folder / f"stacks-{datetime.now(timezone.utc):%Y%m%dT%H%M%S.%fZ}.txt"
             stacks = _stacks()
-            kept = call_within(_PATIENCE, lambda: files.write_text(path, f"{what}\n\n{stacks}", point="stacks"))
+            kept = call_within(
+                _PATIENCE, lambda: files.write_text(path, f"{what}\n\n{stacks}", point="stacks")
+            )
             where = f"are in {path}" if kept else f"cannot be written to {path}:\n{stacks}"
             text = (
                 f"error: {what}; the process ends with exit code {ExitCode.STALLED:d}"
@@ -215,7 +235,9 @@ class Watchdog:
 
 
 def _stacks() -> str:
-    names = "\n".join(f"Thread 0x{thread.ident or 0:016x} is {thread.name}" for thread in threading.enumerate())
+    names = "\n".join(
+        f"Thread 0x{thread.ident or 0:016x} is {thread.name}" for thread in threading.enumerate()
+    )
     try:
         with tempfile.TemporaryFile() as stream:
             faulthandler.dump_traceback(stream, all_threads=True)
@@ -236,7 +258,10 @@ class _Timer:
 
     def set(self, seconds: float) -> None:
         """Ends the process after so many seconds, unless it is set again or cancelled before."""
-        with self._lock, contextlib.suppress(RuntimeError):  # no more threads: continue without a last resort
+        with (
+            self._lock,
+            contextlib.suppress(RuntimeError),
+        ):  # no more threads: continue without a last resort
             faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
             self._is_set = True
 

@@ -25,7 +25,13 @@ from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger, other_ledgers
 from trainer_kit.evals.run_history import RunHistory
-from trainer_kit.process.run_directory import config_hash, differences, has_begun, read_manifest, versions
+from trainer_kit.process.run_directory import (
+    config_hash,
+    differences,
+    has_begun,
+    read_manifest,
+    versions,
+)
 from trainer_kit.process.sidecar_lease import Lease, Leases
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.callback_order import callbacks_of_run
@@ -56,14 +62,16 @@ _LOG = logging.getLogger(__name__)
 def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None]:
     """Returns the trainer of the run, with model and optimizer, and the owner of its best checkpoints, if any.
 
-    A trainer that the run creates gets no exporter: the run exports the evaluations that it records, and not those
-    that a callback runs. Three kinds of trainer export in their own `evaluate`: a ready-made one, one that an
-    orbit.Controller drives, and one whose class has another `best_checkpoint`, such as Model Garden's.
+    A trainer that the run creates gets no exporter: the run exports the evaluations that it
+    records, and not those that a callback runs. Three kinds of trainer export in their own
+    `evaluate`: a ready-made one, one that an orbit.Controller drives, and one whose class has
+    another `best_checkpoint`, such as Model Garden's.
 
     Called in strategy scope.
 
     Raises:
-      UsageError: when the engine cannot drive the trainer, or no evaluation will report a metric that is needed.
+      UsageError: when the engine cannot drive the trainer, or no evaluation will report a metric
+        that is needed.
     """
     config = plan.config
     keeps_best = plan.evaluates and plan.mode != "eval"
@@ -81,7 +89,9 @@ def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None
     check_trainer(trainer)
     if not run_exports:
         if exporter is not None and trainer.checkpoint_exporter is None:
-            _LOG.warning("no best checkpoint will be kept: the ready-made trainer has no checkpoint_exporter")
+            _LOG.warning(
+                "no best checkpoint will be kept: the ready-made trainer has no checkpoint_exporter"
+            )
         exporter = trainer.checkpoint_exporter
 
     best = None if exporter is None else BestCheckpoints.of(exporter)
@@ -144,11 +154,14 @@ def build_writers(plan: RunPlan, console: Writer | None) -> ReportWriters:
     )
 
 
-def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any, best: BestCheckpoints | None) -> RunHistory:
+def build_history(
+    plan: RunPlan, writers: ReportWriters, trainer: Any, best: BestCheckpoints | None
+) -> RunHistory:
     """Returns the run's history, which keeps reports, curves, ledger and best checkpoint at the same step."""
     directory, config = plan.directory, plan.config
     sets = {name: config_hash(config, name) for name in trainer.validation_sets if name}
-    # If the run's ledger was lost, sidecars may know later lineages, and they follow only a lineage after those.
+    # If the run's ledger was lost, sidecars may know later lineages, and they follow only a lineage
+    # after those.
     known = other_ledgers(directory.ledger) if plan.writes_records else []
     ledger = Ledger(
         directory.ledger,
@@ -157,7 +170,8 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any, best: Bes
         lineage=max((record["lineage"] for record in known), default=0),
         sets=sets,
     )
-    # A folder with copied checkpoints only has neither manifest nor history: that is no loss of reports.
+    # A folder with copied checkpoints only has neither manifest nor history: that is no loss of
+    # reports.
     has_reports = os.path.exists(directory.manifest) or os.path.exists(directory.metrics)
     return RunHistory(
         ledger,
@@ -172,7 +186,9 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any, best: Bes
 def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> CheckpointManager:
     """Returns the manager of the run's checkpoints; it writes all earlier reports to disk before a checkpoint."""
     options = plan.config.trainer
-    leases = Leases(plan.directory.evals, options.continuous_eval.max_wait_checkpoints, history.ledger)
+    leases = Leases(
+        plan.directory.evals, options.continuous_eval.max_wait_checkpoints, history.ledger
+    )
     if plan.options.allow_partial_restore:
         trainer.state.allow_partial_restore()
     return CheckpointManager(
@@ -189,7 +205,11 @@ def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> Checkpoin
 def build_early_stopping(plan: RunPlan, history: RunHistory) -> EarlyStopping | None:
     """Returns the early stopping of a training run; None when the config has none."""
     options = plan.config.trainer.early_stopping
-    return EarlyStopping(options, history.ledger, plan.directory.evals) if options and plan.trains else None
+    return (
+        EarlyStopping(options, history.ledger, plan.directory.evals)
+        if options and plan.trains
+        else None
+    )
 
 
 def build_sidecar(
@@ -214,9 +234,13 @@ def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
 
     Runs eagerly.
 
-    Raises UsageError, on all workers, when the chief sees that the run began with others, unless they are allowed.
+    Raises UsageError, on all workers, when the chief sees that the run began with others, unless
+    they are allowed.
     """
-    kinds = {device.device_type for device in tf.config.list_logical_devices()} - {"CPU", "TPU_SYSTEM"}
+    kinds = {device.device_type for device in tf.config.list_logical_devices()} - {
+        "CPU",
+        "TPU_SYSTEM",
+    }
     data = trainer.data_identities() if plan.trains else {}
     setup = {
         "replicas": plan.strategy.num_replicas_in_sync,
@@ -226,11 +250,17 @@ def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
 
     begun = plan.trains and has_begun(plan.directory.path)
     before = read_manifest(plan.directory.path) if begun else {}
-    mistakes = list(data_mistakes(before.get("data", {}), data, plan.changes, tuple(plan.options.allow_config_change)))
+    mistakes = list(
+        data_mistakes(
+            before.get("data", {}), data, plan.changes, tuple(plan.options.allow_config_change)
+        )
+    )
     if plan.config.trainer.require_exact_resume:
         advice = "go back, or set it to false to continue with other last bits"
         problems = differences(before, {**versions(), **setup})
-        mistakes += [Mistake("trainer.require_exact_resume", problem, advice) for problem in problems]
+        mistakes += [
+            Mistake("trainer.require_exact_resume", problem, advice) for problem in problems
+        ]
     if text := chiefs_text(plan.strategy, str(ConfigError(mistakes))):
         barrier(plan.strategy)  # no worker ends before the others have the text
         raise UsageError(text)
@@ -338,5 +368,9 @@ def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Ac
     if plan.config.trainer.preemption_on_demand_checkpoint and isinstance(
         resolver, tf.distribute.cluster_resolver.TPUClusterResolver
     ):
-        train.append(orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step))
-    return Actions(train, [*plan.eval_actions, *trainer.own_eval_actions(plan.config, plan.directory.own)])
+        train.append(
+            orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step)
+        )
+    return Actions(
+        train, [*plan.eval_actions, *trainer.own_eval_actions(plan.config, plan.directory.own)]
+    )

@@ -38,9 +38,9 @@ def callbacks_of_run(
     """Returns the engine's callbacks and the users' in the order in which each event calls them.
 
     The best weights of an evaluation are exported, unless the trainer has done so itself. The
-    evaluation is then recorded before users' callbacks see it. Values that users report join the line
-    of the loop, and the loss is checked after that line is written. A sidecar records last: if it dies
-    before it has reported an evaluation, the next start evaluates again.
+    evaluation is then recorded before users' callbacks see it. Values that users report join the
+    line of the loop, and the loss is checked after that line is written. A sidecar records last: if
+    it dies before it has reported an evaluation, the next start evaluates again.
     """
     batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
     best = history.best
@@ -52,7 +52,9 @@ def callbacks_of_run(
     return [*exports, RecordEvaluation(history), *([profile] if profile else []), *shown, *checks]
 
 
-def _divergence_checks(config: ExperimentConfig, trainer: Any, manager: CheckpointManager) -> list[Callback]:
+def _divergence_checks(
+    config: ExperimentConfig, trainer: Any, manager: CheckpointManager
+) -> list[Callback]:
     options = config.trainer
     if options.recovery_max_trials < 0 or not isinstance(trainer, Trainer):
         return []

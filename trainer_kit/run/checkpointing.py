@@ -45,19 +45,22 @@ def save_after_errors(controller: Any) -> Iterator[None]:
                 _LOG.warning("nothing could be saved after the error: %s", second)
         if isinstance(error, Exception):
             raise
-        raise InterruptedRunError(f"your code raised KeyboardInterrupt at step {controller.run.step}") from error
+        raise InterruptedRunError(
+            f"your code raised KeyboardInterrupt at step {controller.run.step}"
+        ) from error
 
 
 def _save_if_finite(controller: Any, error: BaseException, alone: bool) -> None:
     """Saves after an error if the state is that of a step's end and the weights are finite.
 
-    After an error inside a step it saves only if that step has written no variable. Otherwise it logs the checkpoint
-    that the run resumes from, and how many steps are lost.
+    After an error inside a step it saves only if that step has written no variable. Otherwise it
+    logs the checkpoint that the run resumes from, and how many steps are lost.
 
     Args:
       controller: The controller of the run; with a caller's orbit.Controller nothing is saved.
       error: The error that ends the run.
-      alone: Whether the run has a single worker. Several workers can save only together, and the others may be gone.
+      alone: Whether the run has a single worker. Several workers can save only together, and the
+        others may be gone.
     """
     trainer = controller.trainer
     manager = controller.checkpoint_manager

@@ -1,8 +1,9 @@
 """Controller: the outer loop of a run. It knows loops, evaluations, saves and events, and nothing else.
 
-`Controller.boundary` is what happens between two training loops, in the order that callbacks/base.py promises. An
-interval is due when a loop crosses one of its multiples. global_step tells how many steps a loop has taken. A stop
-takes effect between loops, and between the steps of a loop.
+`Controller.boundary` is what happens between two training loops, in the order that
+callbacks/base.py promises. An interval is due when a loop crosses one of its multiples. global_step
+tells how many steps a loop has taken. A stop takes effect between loops, and between the steps of a
+loop.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Goal:
     intervals: Mapping[str, int | None]
     saves_last: bool
 
-    def due_sets(self, begin: int, step: int, is_last: bool, requested: Collection[str]) -> list[str]:
+    def due_sets(
+        self, begin: int, step: int, is_last: bool, requested: Collection[str]
+    ) -> list[str]:
         """Returns the validation sets to evaluate after a loop from `begin` to `step`; all at the last step."""
         return [
             name
@@ -85,18 +88,20 @@ class Controller:
       callbacks: The callbacks to call around loops, evaluations and saves.
       strategy: The strategy in whose scope checkpoints are restored; None: the current one.
       steps_per_loop: The number of steps between two boundaries, or a function of the global step.
-      summary_interval: The number of steps between summaries that the task writes, or their timer; None: no summaries.
+      summary_interval: The number of steps between summaries that the task writes, or their timer;
+        None: no summaries.
       summary_manager: The manager of the task's training summaries; None: there are none.
       eval_summary_manager: The manager of the task's evaluation summaries; None: there are none.
       signals: The stop signals of the run; None: only the trainer can be asked to stop.
       save_on_stop: Whether a stop saves a checkpoint.
-      history: Knows the recorded evaluations. A validation set without a record is evaluated when the run begins.
-        None: there are none.
+      history: Knows the recorded evaluations. A validation set without a record is evaluated when
+        the run begins. None: there are none.
       cuts: The intervals at whose multiples loops end, such as the epochs between checkpoints.
 
     Attributes:
       run: The Run that callbacks receive.
-      running: The global steps (begin, end) planned for the current training loop, or for the last one.
+      running: The global steps (begin, end) planned for the current training loop, or for the last
+        one.
     """
 
     saves_after_errors = True
@@ -133,8 +138,9 @@ class Controller:
         self._signals = signals
         self._save_on_stop = save_on_stop
         self._history = history
-        # By validation set, the step of its last evaluation in this process, and of the last one that callbacks saw.
-        # The second one is in the checkpoint, like the sets that callbacks have asked for.
+        # By validation set, the step of its last evaluation in this process, and of the last one
+        # that callbacks saw. The second one is in the checkpoint, like the sets that callbacks have
+        # asked for.
         self._evaluated_at: dict[str, int] = {}
         self._shown_at: dict[str, int] = {}
         self._requested_sets: set[str] = set()
@@ -145,10 +151,14 @@ class Controller:
         self._cuts = cuts
         self._phases = Phases(callbacks.times)
         self._saving = threading.RLock()  # a late save comes from another thread
-        self._announced_step = checkpoint_manager.saved_step  # of the last checkpoint that callbacks know
+        self._announced_step = (
+            checkpoint_manager.saved_step
+        )  # of the last checkpoint that callbacks know
         self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
         if trainer is not None:
-            trainer.keep_state("loop", self._interrupted_loop.state, self._interrupted_loop.put_back)
+            trainer.keep_state(
+                "loop", self._interrupted_loop.state, self._interrupted_loop.put_back
+            )
             trainer.keep_state("evaluated", lambda: self._shown_at or None, self._restore_shown)
             trainer.keep_state(
                 "evaluations asked for",
@@ -162,7 +172,9 @@ class Controller:
     def stopping(self) -> bool:
         """Whether a stop was requested; with several workers, whether they have agreed to stop."""
         signals = self._signals
-        return is_stopping(self.trainer or self.evaluator, lambda: signals is not None and signals.have_arrived())
+        return is_stopping(
+            self.trainer or self.evaluator, lambda: signals is not None and signals.have_arrived()
+        )
 
     @property
     def phase(self) -> str:
@@ -176,7 +188,9 @@ class Controller:
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
         """Trains up to global step `steps`, or until the data ends if it is -1; see train_and_evaluate."""
-        self.train_and_evaluate(steps, evaluates=False, checkpoint_at_completion=checkpoint_at_completion)
+        self.train_and_evaluate(
+            steps, evaluates=False, checkpoint_at_completion=checkpoint_at_completion
+        )
 
     def train_and_evaluate(
         self,
@@ -189,13 +203,15 @@ class Controller:
     ) -> dict[str, Any]:
         """Trains up to `train_steps` with an evaluation every `eval_interval` steps and one at the end.
 
-        When a callback ends the run, the last step is saved and evaluated as at the end of a full run. After a stop
-        request the step is saved only. An evaluation that was due when an earlier start ended comes first.
+        When a callback ends the run, the last step is saved and evaluated as at the end of a full
+        run. After a stop request the step is saved only. An evaluation that was due when an earlier
+        start ended comes first.
 
         Args:
           train_steps: The global step to train up to; -1: until the data ends.
           eval_steps: The number of batches in an evaluation; -1: all.
-          eval_interval: The number of steps between evaluations; None: only the evaluation at the end.
+          eval_interval: The number of steps between evaluations; None: only the evaluation at the
+            end.
           evaluates: Whether there are evaluations at all.
           checkpoint_at_completion: Whether the last step is always saved.
 
@@ -203,7 +219,8 @@ class Controller:
           The logs of the last evaluation, NumPy values; empty without one.
 
         Raises:
-          DataError: when the training data ends before `train_steps`, or there is no validation data.
+          DataError: when the training data ends before `train_steps`, or there is no validation
+            data.
           DivergedError: when the loss or a weight is not finite, and no callback rewinds the run.
           StorageError: when a checkpoint or a record of an evaluation cannot be written.
           TrainerKitError: when a training loop does not advance global_step.
@@ -221,7 +238,11 @@ class Controller:
             while self._catches_up or not (self._is_last() or self.stopping):
                 try:
                     with exits_as_errors():
-                        logs = self._catch_up(goal) if self._catches_up else self.boundary(self._train_loop(goal), goal)
+                        logs = (
+                            self._catch_up(goal)
+                            if self._catches_up
+                            else self.boundary(self._train_loop(goal), goal)
+                        )
                     if logs:  # validation sets of one step may be evaluated one after another
                         output = {**output, **logs} if evaluated_step == self.run.step else logs
                         evaluated_step = self.run.step
@@ -239,7 +260,13 @@ class Controller:
     def _train_loop(self, goal: Goal) -> Loop | None:
         """Runs one training loop; returns None if it took no step, or if a stop interrupted it."""
         step = self.run.step
-        pause = next_stop(step, self.run.total, *goal.intervals.values(), *self._cuts, self.callbacks.next_cut(step))
+        pause = next_stop(
+            step,
+            self.run.total,
+            *goal.intervals.values(),
+            *self._cuts,
+            self.callbacks.next_cut(step),
+        )
         begin, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
         self.callbacks.call("loop_begin", end - step)
 
@@ -247,15 +274,22 @@ class Controller:
         start = time.perf_counter()
         logs: Any = None
         records_summaries = summary_condition(self.summary_interval, self.global_step, end)
-        with self._phases.during("train"), tf.summary.record_if(records_summaries), self._loops.out_of_data():
+        with (
+            self._phases.during("train"),
+            tf.summary.record_if(records_summaries),
+            self._loops.out_of_data(),
+        ):
             logs = self.trainer.train(self._steps_tensor(end - step))
         logs, reached = self._loops.counted(step, end, logs)
         self.run.step = reached
 
         seconds = time.perf_counter() - start
-        self.times.add_loop(reached - step, self.trainer.input_seconds, self.trainer.first_step_at - start)
+        self.times.add_loop(
+            reached - step, self.trainer.input_seconds, self.trainer.first_step_at - start
+        )
 
-        # A resumed run ends and reports an interrupted loop at the step at which it would have ended.
+        # A resumed run ends and reports an interrupted loop at the step at which it would have
+        # ended.
         is_interrupted = begin < reached < end and self.stopping
         self._interrupted_loop.steps = self.running if is_interrupted else None
         if reached == step or is_interrupted:
@@ -301,7 +335,10 @@ class Controller:
         """
         requests = self.callbacks.take_requests()
         if requests.rewind is not None and self.trainer is None:
-            _LOG.warning("a callback asked to go back to step %d, in a mode that does not train", requests.rewind)
+            _LOG.warning(
+                "a callback asked to go back to step %d, in a mode that does not train",
+                requests.rewind,
+            )
         elif requests.rewind is not None:
             self._rewind(requests.rewind, requests.rewind_reason)
             raise Rewound
@@ -318,7 +355,8 @@ class Controller:
         """Saves a checkpoint if one is due or asked for, or if the run ends here."""
         if self.stopping:
             if self._save_on_stop:
-                self.save_checkpoint()  # inside the boundary, where a divergence may still rewind the run
+                # Inside the boundary, where a divergence may still rewind the run
+                self.save_checkpoint()
             raise Stopped
         step = self.run.step
         data_ended = self.trainer.data_ended
@@ -339,7 +377,9 @@ class Controller:
         """Evaluates the validation sets that are due or asked for; returns their logs."""
         step = self.run.step
         due = goal.due_sets(self.running[0], step, self._is_last(), self._requested_sets)
-        return self._evaluate_sets([name for name in due if self._evaluated_at.get(name) != step], {}, goal)
+        return self._evaluate_sets(
+            [name for name in due if self._evaluated_at.get(name) != step], {}, goal
+        )
 
     def _stop_if_requested(self, logs: dict[str, Any], goal: Goal) -> dict[str, Any]:
         """Ends the boundary, and the run if boundary_end asked for that: all sets are evaluated at the last step.
@@ -360,7 +400,9 @@ class Controller:
             logs = self._evaluate_sets(due, logs, goal)
             self.callbacks.call("boundary_end")
 
-    def _evaluate_sets(self, due: Collection[str], logs: dict[str, Any], goal: Goal) -> dict[str, Any]:
+    def _evaluate_sets(
+        self, due: Collection[str], logs: dict[str, Any], goal: Goal
+    ) -> dict[str, Any]:
         """Evaluates sets, and those that callbacks ask for meanwhile; all sets if a callback ends the run here.
 
         Args:
@@ -388,8 +430,9 @@ class Controller:
     def _catch_up(self, goal: Goal) -> dict[str, Any]:
         """Catches up on saves and evaluations that are due at the first step of the run, or after a rewind.
 
-        It is a boundary without a loop. Callbacks receive the recorded logs of evaluations that came after the
-        checkpoint. Returns the logs of all evaluations of this step, recorded and new ones.
+        It is a boundary without a loop. Callbacks receive the recorded logs of evaluations that
+        came after the checkpoint. Returns the logs of all evaluations of this step, recorded and
+        new ones.
         """
         self._catches_up = False
         step = self.run.step
@@ -400,7 +443,9 @@ class Controller:
             self.run.evaluation = Evaluation(step, tuple(unseen), replayed=True)
             self.callbacks.call("evaluation_end", unseen.get("", unseen))
             self._shown_at.update(dict.fromkeys(unseen, step))
-            if step == self.run.stopped_at:  # a recorded evaluation ended the earlier start; this start continues
+            if (
+                step == self.run.stopped_at
+            ):  # a recorded evaluation ended the earlier start; this start continues
                 self.run.requests.stop = ""
 
         requests = self._take_requests()
@@ -428,7 +473,9 @@ class Controller:
           StorageError: when the record of the evaluation, or the save before it, cannot be written.
         """
         try:
-            logs = self._evaluate(steps, sets or list(self.evaluator.validation_intervals(None)), {})
+            logs = self._evaluate(
+                steps, sets or list(self.evaluator.validation_intervals(None)), {}
+            )
         except Stopped:
             return {}
         saves = self._take_requests().save
@@ -439,7 +486,9 @@ class Controller:
             self.sync()
         return {} if self.stopping else logs
 
-    def _evaluate(self, steps: int, sets: Collection[str], before: Mapping[str, Any]) -> dict[str, Any]:
+    def _evaluate(
+        self, steps: int, sets: Collection[str], before: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Evaluates, and shows the evaluation to the callbacks: the engine's own export the best and record it.
 
         Args:
@@ -456,7 +505,10 @@ class Controller:
         step = self.run.step
         self.callbacks.call("evaluation_begin")
         start = time.perf_counter()
-        with self._phases.during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
+        with (
+            self._phases.during("evaluate"),
+            self.eval_summary_manager.summary_writer().as_default(),
+        ):
             options = {} if "" in sets else {"sets": list(sets)}
             logs = dict(self.evaluator.evaluate(tf.constant(steps, tf.int32), **options) or {})
         seconds = time.perf_counter() - start
@@ -468,12 +520,15 @@ class Controller:
         self._shown_at.update(dict.fromkeys(sets, step))
         self.sync()  # an evaluation is recorded after its checkpoint is on the disk
         manager = self.checkpoint_manager
-        seconds_of_sets = {name: spent for name, spent in self.evaluator.eval_seconds.items() if name}
+        seconds_of_sets = {
+            name: spent for name, spent in self.evaluator.eval_seconds.items() if name
+        }
         path = manager.saved_path if step == manager.saved_step else None
         self.run.evaluation = Evaluation(step, tuple(sets), seconds, seconds_of_sets, path)
         merged = {**before, **logs}
         self.callbacks.call("evaluation_end", merged)
-        self.run.read_step()  # an action, or eval_end of the user's trainer, may have restored a checkpoint
+        # An action, or eval_end of the user's trainer, may have restored a checkpoint
+        self.run.read_step()
         return dict(tf.nest.map_structure(to_numpy, merged))
 
     def _not_evaluated(self, sets: Iterable[str]) -> list[str]:
@@ -481,7 +536,9 @@ class Controller:
         step = self.run.step
         names = list(sets)
         recorded = self._recorded_logs(step) if names else {}
-        return [name for name in names if self._evaluated_at.get(name) != step and name not in recorded]
+        return [
+            name for name in names if self._evaluated_at.get(name) != step and name not in recorded
+        ]
 
     def _recorded_logs(self, step: int) -> dict[str, Any]:
         """Returns the logs of a step that the chief has recorded, on every worker, by validation set.
@@ -507,10 +564,12 @@ class Controller:
 
         Args:
           steps: The number of batches in an evaluation; -1: all.
-          timeout: The seconds to wait for a checkpoint without a sign of life of the run; None: no limit.
+          timeout: The seconds to wait for a checkpoint without a sign of life of the run; None: no
+            limit.
           timeout_fn: Returns whether no more checkpoints will come; used when `watched` is None.
           watched: The run that saves the checkpoints; None: only its folder is known.
-          newest_only: Whether to evaluate only the newest checkpoint each time, instead of all in order.
+          newest_only: Whether to evaluate only the newest checkpoint each time, instead of all in
+            order.
 
         Returns:
           The logs of the last evaluation.

@@ -1,8 +1,8 @@
 """Mode continuous_train_and_eval: fine-tunes and evaluates each new checkpoint of another run.
 
-Each checkpoint gets a full run of train_and_eval in a separate folder, so that it can be killed at any moment and
-resumes. The metrics of a step are written last, and the step is then finished. The model of a step is freed before the
-next fine-tuning begins.
+Each checkpoint gets a full run of train_and_eval in a separate folder, so that it can be killed at
+any moment and resumes. The metrics of a step are written last, and the step is then finished. The
+model of a step is freed before the next fine-tuning begins.
 """
 
 from __future__ import annotations
@@ -65,15 +65,20 @@ def finetune_checkpoints(
       options: The options of each run.
 
     Returns:
-      (model, metrics): the model fine-tuned last, None when nothing was left to train; the metrics of the last step.
+      (model, metrics): the model fine-tuned last, None when nothing was left to train; the metrics
+      of the last step.
 
     Raises:
-      UsageError: when there are several workers, or the config does not fit the fine-tunings in model_dir.
-      NothingToWaitForError: when no checkpoint came in time although the other run was not finished.
-      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the fine-tunings.
+      UsageError: when there are several workers, or the config does not fit the fine-tunings in
+        model_dir.
+      NothingToWaitForError: when no checkpoint came in time although the other run was not
+      finished. PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the
+      fine-tunings.
     """
     if worker_count(strategy) > 1:
-        raise UsageError(f"{CONTINUOUS_FINETUNE} runs on one worker; start it without TF_CONFIG and worker_hosts")
+        raise UsageError(
+            f"{CONTINUOUS_FINETUNE} runs on one worker; start it without TF_CONFIG and worker_hosts"
+        )
     if mistakes := finetune_directory.pretraining_mistakes(config, model_dir):
         raise ConfigError(mistakes)
     directory = RunDirectory(model_dir, config.trainer)
@@ -83,7 +88,11 @@ def finetune_checkpoints(
     with signals, TimeLimit(config.trainer.max_time, signals), contextlib.ExitStack() as run:
         pretraining = Pretraining(str(config.task.init_checkpoint), model_dir, run)
         run.enter_context(RunLock(model_dir, pretraining.progress, record=directory.params))
-        run.enter_context(record_run(directory, config, options.experiment, CONTINUOUS_FINETUNE, options.records()))
+        run.enter_context(
+            record_run(
+                directory, config, options.experiment, CONTINUOUS_FINETUNE, options.records()
+            )
+        )
         curves = run.enter_context(contextlib.closing(SummaryManager(directory.eval_summaries)))
 
         model = None
@@ -95,7 +104,9 @@ def finetune_checkpoints(
             forget_models(config.runtime)
             tuned = config.replace(task={"init_checkpoint": checkpoint})
             task = create_task(tuned, folder)
-            model, _ = run_experiment(strategy, task, "train_and_eval", tuned, folder, **vars(options))
+            model, _ = run_experiment(
+                strategy, task, "train_and_eval", tuned, folder, **vars(options)
+            )
 
             final = RunDirectory(folder, config.trainer).read_final() or {}
             metrics = final.get("metrics", {})
@@ -103,12 +114,18 @@ def finetune_checkpoints(
             curves.flush()
             record = {"step": step, "checkpoint": checkpoint, "metrics": metrics}
             record |= {"finetune_steps": final.get("step"), "best": final.get("best")}
-            files.write_json(finetune_directory.metrics_file(model_dir, step), record, point="metrics")
-            remove_old_checkpoints(folder, keep=0 if "best" in final else 1, run_id=read_run_id(folder))
+            files.write_json(
+                finetune_directory.metrics_file(model_dir, step), record, point="metrics"
+            )
+            remove_old_checkpoints(
+                folder, keep=0 if "best" in final else 1, run_id=read_run_id(folder)
+            )
 
         signals.check(_BETWEEN)
         last = max(finetune_directory.finished_steps(model_dir), default=0)
-        last_metrics = (files.read_json(finetune_directory.metrics_file(model_dir, last)) or {}).get("metrics", {})
+        last_metrics = (
+            files.read_json(finetune_directory.metrics_file(model_dir, last)) or {}
+        ).get("metrics", {})
         directory.write_final(last, CONTINUOUS_FINETUNE, last_metrics, None)
         return model, last_metrics
 
@@ -142,7 +159,9 @@ class Pretraining(Sidecar):
         """Returns the last step whose fine-tuning is finished; -1 before the first."""
         return max(self.evaluated(), default=-1)
 
-    def checkpoints(self, options: TrainerConfig, signals: StopSignals) -> Iterator[tuple[int, str]]:
+    def checkpoints(
+        self, options: TrainerConfig, signals: StopSignals
+    ) -> Iterator[tuple[int, str]]:
         """Yields the step and the prefix of each checkpoint to fine-tune, interrupted ones first, until a signal."""
         newest_only = options.continuous_eval.policy == "latest"
         for step in finetune_directory.unfinished_steps(self._model_dir):
@@ -178,8 +197,8 @@ class Pretraining(Sidecar):
 def forget_models(runtime: RuntimeConfig) -> None:
     """Frees the state that Keras keeps of earlier models, and seeds everything; runs eagerly, on the host.
 
-    What is built next has the names, draws the random numbers and has the dtype policy that it would have in a new
-    process, whatever was built before.
+    What is built next has the names, draws the random numbers and has the dtype policy that it
+    would have in a new process, whatever was built before.
     """
     policy = keras.config.dtype_policy()  # the user's own, if the config has none
     keras_2 = sys.modules.get("tf_keras")

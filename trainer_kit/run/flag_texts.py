@@ -30,7 +30,8 @@ class FlagText:
       value: The placeholder of its value, such as FILE; empty for a switch.
       sentence: A sentence that says what the flag does.
       default: The value without the flag; None if it has no default.
-      kind: text; repeated, each use adds a value; count, a number of 0 or more; step; switch; absl: defined by absl.
+      kind: text; repeated, each use adds a value; count, a number of 0 or more; step; switch; absl:
+        defined by absl.
     """
 
     value: str
@@ -40,12 +41,20 @@ class FlagText:
 
 
 FLAGS: dict[str, FlagText] = {
-    "experiment": FlagText("NAME", "The experiment to run; `trainer-kit list` shows all experiments."),
+    "experiment": FlagText(
+        "NAME", "The experiment to run; `trainer-kit list` shows all experiments."
+    ),
     "mode": FlagText("MODE", "What the run does; the modes are listed below."),
-    "model_dir": FlagText("FOLDER", "The folder of the run, for its checkpoints, records and summaries."),
-    "config_file": FlagText("FILE", "Reads config values from a YAML or JSON file.", kind="repeated"),
+    "model_dir": FlagText(
+        "FOLDER", "The folder of the run, for its checkpoints, records and summaries."
+    ),
+    "config_file": FlagText(
+        "FILE", "Reads config values from a YAML or JSON file.", kind="repeated"
+    ),
     "gin_file": FlagText("FILE", "Reads gin bindings from a file.", kind="repeated"),
-    "gin_params": FlagText("BINDING", "Sets a gin binding, such as TrainerConfig.train_steps = 500.", kind="repeated"),
+    "gin_params": FlagText(
+        "BINDING", "Sets a gin binding, such as TrainerConfig.train_steps = 500.", kind="repeated"
+    ),
     "params_override": FlagText(
         "VALUES",
         "Sets config values, given as a.b=c,d=[1,2], as YAML text, or as the path of a YAML or JSON file.",
@@ -62,7 +71,9 @@ FLAGS: dict[str, FlagText] = {
         "initial weights.",
         default="latest",
     ),
-    "eval_name": FlagText("NAME", "The name of a continuous_eval sidecar and of its files.", default="continuous_eval"),
+    "eval_name": FlagText(
+        "NAME", "The name of a continuous_eval sidecar and of its files.", default="continuous_eval"
+    ),
     "allow_config_change": FlagText(
         "PATH", "Allows a resumed run to change the config value at this path.", kind="repeated"
     ),
@@ -85,12 +96,17 @@ FLAGS: dict[str, FlagText] = {
         default="0",
         kind="count",
     ),
-    "profile": FlagText("A:B", "Traces the steps A to B for TensorBoard, into the folder model_dir/train."),
+    "profile": FlagText(
+        "A:B", "Traces the steps A to B for TensorBoard, into the folder model_dir/train."
+    ),
     "tpu": FlagText("NAME", "The name or address of the TPU; it sets runtime.tpu."),
     "tf_data_service": FlagText(
-        "ADDRESS", "The address of a tf.data service, for tasks that read data from one, such as TF Model Garden's."
+        "ADDRESS",
+        "The address of a tf.data service, for tasks that read data from one, such as TF Model Garden's.",
     ),
-    "debug": FlagText("", "Prints the whole traceback of an error.", default="false", kind="switch"),
+    "debug": FlagText(
+        "", "Prints the whole traceback of an error.", default="false", kind="switch"
+    ),
     "help": FlagText("", "Shows this text and exits.", default="false", kind="switch"),
     "flagfile": FlagText("FILE", "Reads further flags from a file, one per line.", kind="absl"),
 }
@@ -102,10 +118,17 @@ SOURCES_NOTE = (
 
 def help_text() -> str:
     """Returns the text of --help: two commands to copy, the flags and the modes."""
-    lines = [line for comment, command in EXAMPLES.items() for line in (f"  # {comment}", f"  {command}", "")]
+    lines = [
+        line
+        for comment, command in EXAMPLES.items()
+        for line in (f"  # {comment}", f"  {command}", "")
+    ]
     lines += ["flags:"]
     for name, flag in FLAGS.items():
-        lines += [f"  {usage(name)}{' *' if flag.kind == 'repeated' else ''}", *_indented(described(name), 6)]
+        lines += [
+            f"  {usage(name)}{' *' if flag.kind == 'repeated' else ''}",
+            *_indented(described(name), 6),
+        ]
     lines += ["", *_indented(SOURCES_NOTE, 2), "", "modes:"]
     for mode, needs in MODES.items():
         lines += [f"  {mode}", *_indented(f"{needs.meaning[0].upper()}{needs.meaning[1:]}.", 6)]

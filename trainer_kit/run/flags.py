@@ -32,7 +32,9 @@ class _StepParser(flags.ArgumentParser):
         text = str(argument).strip().removeprefix("ckpt-")
         if text.isascii() and text.isdecimal():
             return int(text)
-        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500, or 0 to start again"
+        advice = (
+            "give a step of this run's checkpoints, such as 500 or ckpt-500, or 0 to start again"
+        )
         if os.sep in text:
             advice += "; to start from the weights of another run, set task.init_checkpoint"
         raise ValueError(f"it is not a whole number of 0 or more; {advice}")
@@ -51,7 +53,9 @@ def define_flags() -> flags.FlagValues:
         elif flag.kind == "repeated":
             flags.DEFINE_multi_string(name, [], flag.sentence, flag_values=values)
         elif flag.kind == "count":
-            flags.DEFINE_integer(name, int(flag.default or 0), flag.sentence, lower_bound=0, flag_values=values)
+            flags.DEFINE_integer(
+                name, int(flag.default or 0), flag.sentence, lower_bound=0, flag_values=values
+            )
         elif flag.kind == "step":
             flags.DEFINE(_StepParser(), name, None, flag.sentence, flag_values=values)
         elif flag.kind == "switch":
@@ -79,7 +83,9 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
             text = f"{text.partition(': ')[0]}: {advice}"
         raise UsageError(text) from error
     if rest:
-        raise UsageError(f"{rest[0]!r} is not a flag; flags begin with --, as in --experiment=digits; see --help")
+        raise UsageError(
+            f"{rest[0]!r} is not a flag; flags begin with --, as in --experiment=digits; see --help"
+        )
     return values
 
 
@@ -96,7 +102,9 @@ def attempt_flags(values: flags.FlagValues) -> list[str]:
         if flag.boolean:
             arguments.append(f"--{name}" if flag.value else f"--no{name}")
         else:
-            arguments += [f"--{name}={value}" for value in (flag.value if name in REPEATED else [flag.value])]
+            arguments += [
+                f"--{name}={value}" for value in (flag.value if name in REPEATED else [flag.value])
+            ]
     return arguments
 
 
@@ -110,7 +118,9 @@ def until_begun(values: flags.FlagValues) -> list[str]:
 
 def sources(values: flags.FlagValues) -> Sources:
     """Returns the sources of config values; --tpu and --tf_data_service win over every other source."""
-    set_by_flags: dict[str, Any] = {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
+    set_by_flags: dict[str, Any] = (
+        {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
+    )
     origins = {"runtime.tpu": "--tpu"} if set_by_flags else {}
     if values.tf_data_service is not None:
         address = {"tf_data_service_address": values.tf_data_service}

@@ -46,17 +46,24 @@ def launch(
       (model, logs), as run_experiment returns them.
 
     Raises:
-      UsageError: when the machine lacks what the runtime section asks for, or the replicas cannot share a batch
-        equally.
+      UsageError: when the machine lacks what the runtime section asks for, or the replicas cannot
+        share a batch equally.
       PreemptedError: when another worker of this run is gone.
     """
     run_options = RunOptions(**options)
     model_dir = follow_links(model_dir)
-    if mode == "continuous_eval" and config.runtime.distribution_strategy in ("auto", "multi_worker_mirrored"):
+    if mode == "continuous_eval" and config.runtime.distribution_strategy in (
+        "auto",
+        "multi_worker_mirrored",
+    ):
         # A sidecar works alone, also with the params.yaml that a worker has written.
-        config = config.replace(runtime={"distribution_strategy": "auto", "worker_hosts": None, "task_index": -1})
+        config = config.replace(
+            runtime={"distribution_strategy": "auto", "worker_hosts": None, "task_index": -1}
+        )
     cluster = read_cluster()
-    has_strategy = lookup_mode(mode).trains or config.runtime.distribution_strategy == "multi_worker_mirrored"
+    has_strategy = (
+        lookup_mode(mode).trains or config.runtime.distribution_strategy == "multi_worker_mirrored"
+    )
     if cluster and cluster.task_type not in ("chief", "worker") and has_strategy:
         raise UsageError(
             f"chief and workers train, but TF_CONFIG calls this process {cluster.task_type}; start an evaluator with "
@@ -87,8 +94,8 @@ def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) 
       threads: The thread counts that the run was started with; None for a new run.
 
     Raises:
-      UsageError: when the machine lacks what the runtime section asks for, or the replicas cannot share a batch
-        equally.
+      UsageError: when the machine lacks what the runtime section asks for, or the replicas cannot
+        share a batch equally.
       StalledError: when another worker did not start within trainer.hang_timeout_seconds.
     """
     runtime = config.runtime

@@ -25,9 +25,9 @@ def resolve_lengths(
 ) -> tuple[ExperimentConfig, Epochs | None]:
     """Returns the config with steps in place of epochs and shares, and the epochs; None if nothing counts epochs.
 
-    Opens the training data once if the length of an epoch is needed and the config does not tell it: by
-    trainer.steps_per_epoch, or by trainer.overfit_batches, which then are the epoch. Runs eagerly, in the
-    scope of the strategy, on every worker.
+    Opens the training data once if the length of an epoch is needed and the config does not tell
+    it: by trainer.steps_per_epoch, or by trainer.overfit_batches, which then are the epoch. Runs
+    eagerly, in the scope of the strategy, on every worker.
 
     Args:
       config: The config as it was written.
@@ -36,7 +36,8 @@ def resolve_lengths(
       dataset: A ready-made dataset that replaces the task's; None: there is none.
 
     Raises:
-      ConfigError: when the data does not tell the length of an epoch, or a share has no run of known length.
+      ConfigError: when the data does not tell the length of an epoch, or a share has no run of
+        known length.
     """
     options = config.trainer
     if steps := options.overfit_batches or options.steps_per_epoch:
@@ -46,14 +47,18 @@ def resolve_lengths(
     durations = durations_in(options)
     users = [f"trainer.{path}" for path, duration in durations.items() if duration.unit == EPOCHS]
     for callback in callbacks:
-        has_events = any(getattr(type(callback), name) is not getattr(Callback, name) for name in EPOCH_EVENTS)
+        has_events = any(
+            getattr(type(callback), name) is not getattr(Callback, name) for name in EPOCH_EVENTS
+        )
         if callback.needs_epochs or has_events:
             users.append(f"callback {callback.name}")
     if not users:
         return with_steps(config, None), None
 
     strategy = tf.distribute.get_strategy()
-    context = tf.distribute.InputContext(worker_count(strategy), worker_index(strategy), strategy.num_replicas_in_sync)
+    context = tf.distribute.InputContext(
+        worker_count(strategy), worker_index(strategy), strategy.num_replicas_in_sync
+    )
     data = getattr(config.task, "train_data", None)
     if dataset is None and data is not None:
         dataset = made_inputs(inputs_of(task, data), data, context)

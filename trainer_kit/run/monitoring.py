@@ -20,10 +20,13 @@ _running = threading.RLock()
 def only_run_of_process() -> Iterator[None]:
     """Raises UsageError while another thread runs an experiment; one thread may run one inside another.
 
-    The loops of two threads can wait for each other for ever, since both need the threads of TensorFlow's only pool.
+    The loops of two threads can wait for each other for ever, since both need the threads of
+    TensorFlow's only pool.
     """
     if not _running.acquire(blocking=False):
-        raise UsageError("another thread of this process runs an experiment; run one after the other, or in processes")
+        raise UsageError(
+            "another thread of this process runs an experiment; run one after the other, or in processes"
+        )
     try:
         yield
     finally:
@@ -58,7 +61,10 @@ class TimeLimit:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()

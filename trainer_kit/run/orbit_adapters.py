@@ -18,9 +18,10 @@ from trainer_kit.training.checks.failed_step import StockLoops
 class Actions(Callback):
     """Calls actions after each training loop and after each evaluation, on every worker.
 
-    An action may raise StopTraining; the other actions are still called. If an action has restored an earlier
-    checkpoint, after a loop or after an evaluation, the run goes back to that step. `keep_states` saves the states of
-    train actions that have methods `state()` and `restore(state)`.
+    An action may raise StopTraining; the other actions are still called. If an action has restored
+    an earlier checkpoint, after a loop or after an evaluation, the run goes back to that step.
+    `keep_states` saves the states of train actions that have methods `state()` and
+    `restore(state)`.
 
     Args:
       train_actions: Functions that take what the trainer's `train` returned.
@@ -31,7 +32,9 @@ class Actions(Callback):
     name = "actions"
 
     def __init__(
-        self, train_actions: Sequence[Callable[[Any], Any]] = (), eval_actions: Sequence[Callable[[Any], Any]] = ()
+        self,
+        train_actions: Sequence[Callable[[Any], Any]] = (),
+        eval_actions: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
         self.train_actions = list(train_actions)
         self.eval_actions = list(eval_actions)
@@ -48,7 +51,9 @@ class Actions(Callback):
             _call_actions(self.eval_actions, run, logs, run.evaluation.step)
 
 
-def _call_actions(actions: Sequence[Callable[[Any], Any]], run: Run, logs: Any, before: int) -> None:
+def _call_actions(
+    actions: Sequence[Callable[[Any], Any]], run: Run, logs: Any, before: int
+) -> None:
     """Calls actions at the step `before`, and asks for a rewind if they have set global_step to an earlier one."""
     for action in actions:
         try:
@@ -77,7 +82,9 @@ def keep_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> N
             )
 
 
-def list_actions(name: str, actions: Iterable[Callable[[Any], Any]] | None) -> list[Callable[[Any], Any]]:
+def list_actions(
+    name: str, actions: Iterable[Callable[[Any], Any]] | None
+) -> list[Callable[[Any], Any]]:
     """Returns train_actions or eval_actions as a list, even if they were an iterator.
 
     Args:
@@ -141,7 +148,9 @@ class OrbitController:
 
         train_actions = list(actions.train_actions)
         if trainer is not None:
-            train_actions.insert(0, StockLoops(trainer, lambda: signals.have_arrived() or trainer.stop_requested))
+            train_actions.insert(
+                0, StockLoops(trainer, lambda: signals.have_arrived() or trainer.stop_requested)
+            )
         self._inner = kind(
             trainer=trainer,
             evaluator=evaluator,
@@ -153,15 +162,20 @@ class OrbitController:
         self.save_checkpoint = self._inner.save_checkpoint
         self.sync = self.checkpoint_manager.sync
 
-    def train_and_evaluate(self, train_steps: int, *, evaluates: bool = True, **arguments: Any) -> dict[str, Any]:
+    def train_and_evaluate(
+        self, train_steps: int, *, evaluates: bool = True, **arguments: Any
+    ) -> dict[str, Any]:
         """Trains up to global step `train_steps`, with evaluations if it `evaluates`; returns the logs of the last."""
         if not evaluates:
             return self._until_stopped(self._inner.train, steps=train_steps)
 
-        logs = self._until_stopped(self._inner.train_and_evaluate, train_steps=train_steps, **arguments)
+        logs = self._until_stopped(
+            self._inner.train_and_evaluate, train_steps=train_steps, **arguments
+        )
         if logs or self.stopping or self._history is None:
             return logs
-        # No step was left to train. An earlier start with a Controller may have evaluated the last one.
+        # No step was left to train. An earlier start with a Controller may have evaluated the last
+        # one.
         return self._history.metrics_at(self.run.step)
 
     def evaluate(self, steps: int = -1) -> dict[str, Any]:

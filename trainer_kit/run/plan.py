@@ -34,7 +34,13 @@ from trainer_kit.run.lengths import resolve_lengths
 from trainer_kit.run.orbit_adapters import list_actions
 from trainer_kit.run.preflight import profile_mistakes
 from trainer_kit.run.progress import Progress
-from trainer_kit.runtime.collectives import all_gather, barrier, is_chief, strategy_of_run, worker_count
+from trainer_kit.runtime.collectives import (
+    all_gather,
+    barrier,
+    is_chief,
+    strategy_of_run,
+    worker_count,
+)
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.training.loops.intervals import Epochs
 
@@ -75,14 +81,16 @@ class RunPlan:
     Attributes:
       mode: The name of the mode.
       kind: The properties of the mode.
-      config: The experiment's config; in continuous_eval, with only the validation sets that it evaluates. In modes
-        that train, `resolve_lengths` has put steps in place of epochs and shares.
+      config: The experiment's config; in continuous_eval, with only the validation sets that it
+        evaluates. In modes that train, `resolve_lengths` has put steps in place of epochs and
+        shares.
       options: The options of run_experiment.
       strategy: The strategy of the run.
       directory: The directory of the run.
-      checkpoint: The path that mode eval evaluates; "" for the weights as the task initializes them.
-      train_actions, eval_actions: The caller's actions, as lists.
-      callbacks: The callbacks of the task if the run trains, those of the config, then the caller's.
+      checkpoint: The path that mode eval evaluates; "" for the weights as the task initializes
+      them. train_actions, eval_actions: The caller's actions, as lists.
+      callbacks: The callbacks of the task if the run trains, those of the config, then the
+        caller's.
       written: The config with its durations as they were written, for the run's records.
       changes: What differs from the config that the run in model_dir was started with.
       epochs: The epochs of the run; None if neither the config nor a callback names epochs.
@@ -138,7 +146,8 @@ class RunPlan:
         The lock file is removed if the process ends before it has recorded a run or an evaluation.
 
         Raises:
-          UsageError: for a sidecar with several workers, since each would choose its checkpoints by itself.
+          UsageError: for a sidecar with several workers, since each would choose its checkpoints by
+            itself.
         """
         directory = self.directory
         if self.mode == "continuous_eval":
@@ -146,20 +155,31 @@ class RunPlan:
                 raise UsageError(
                     "continuous_eval runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)"
                 )
-            return Lease(directory.evals, self.options.eval_name, progress.phase_and_step, record=directory.ledger)
+            return Lease(
+                directory.evals,
+                self.options.eval_name,
+                progress.phase_and_step,
+                record=directory.ledger,
+            )
         if not self.chief or not self.trains:
             return contextlib.nullcontext()
         return RunLock(directory.path, progress.phase_and_step, record=directory.params)
 
 
 def plan_run(
-    strategy: tf.distribute.Strategy | None, mode: str, config: ExperimentConfig, model_dir: str, options: RunOptions
+    strategy: tf.distribute.Strategy | None,
+    mode: str,
+    config: ExperimentConfig,
+    model_dir: str,
+    options: RunOptions,
 ) -> RunPlan:
     """Makes all checks that need no model, and returns the plan of the run; changes no file.
 
     Raises:
-      UsageError: for an unknown mode, a missing checkpoint, or objects that are not actions or callbacks.
-      ConfigError: when the run in model_dir was started with another config, or the mode trains no steps to profile.
+      UsageError: for an unknown mode, a missing checkpoint, or objects that are not actions or
+        callbacks.
+      ConfigError: when the run in model_dir was started with another config, or the mode trains no
+        steps to profile.
     """
     kind = lookup_mode(mode)
     if not kind.single:
@@ -173,11 +193,15 @@ def plan_run(
     config = with_chosen_sets(config) if mode == "continuous_eval" else config
     train_actions = list_actions("train_actions", options.train_actions)
     eval_actions = list_actions("eval_actions", options.eval_actions)
-    directory = RunDirectory(follow_links(model_dir), config.trainer, sidecar=evaluation_name(mode, options.eval_name))
+    directory = RunDirectory(
+        follow_links(model_dir), config.trainer, sidecar=evaluation_name(mode, options.eval_name)
+    )
     strategy = strategy_of_run(strategy)
     changes = list[Change]()
     if kind.trains:
-        changes = check_model_dir(directory, config, options.experiment, options.allow_config_change)
+        changes = check_model_dir(
+            directory, config, options.experiment, options.allow_config_change
+        )
     for change in changes:
         _LOG.info("changed since the run was started: %s", change)
     checkpoint = options.checkpoint
@@ -203,12 +227,13 @@ def plan_run(
 def resolve_plan(plan: RunPlan, task: Any) -> RunPlan:
     """Returns the plan with what the task adds to it; unchanged if the run does not train. Called in strategy scope.
 
-    The callbacks of the task come before the others, and steps replace epochs and shares, whose length the training
-    data tells.
+    The callbacks of the task come before the others, and steps replace epochs and shares, whose
+    length the training data tells.
 
     Raises:
       UsageError: when the task returns something else than trainer_kit.Callback objects.
-      ConfigError: when the data does not tell the length of an epoch, or a share has no run of known length.
+      ConfigError: when the data does not tell the length of an epoch, or a share has no run of
+        known length.
     """
     if not plan.trains:
         return plan
@@ -223,7 +248,8 @@ def check_agreement(plan: RunPlan) -> None:
     """Checks that all workers have the same config and model_dir; called on all of them, under the lock of the chief.
 
     Raises:
-      UsageError: when values differ that `allow_config_change` does not name, or model_dir lacks the chief's heartbeat.
+      UsageError: when values differ that `allow_config_change` does not name, or model_dir lacks
+        the chief's heartbeat.
     """
     if worker_count(plan.strategy) == 1:
         return
@@ -237,7 +263,9 @@ def check_agreement(plan: RunPlan) -> None:
     (wanted, heartbeat), *others = map(json.loads, texts)
     advice = "start all workers with one config, or name the value in allow_config_change"
     mistakes = [
-        Mistake(path, f"{other.get(path)} on worker {index}, but {wanted.get(path)} on worker 0", advice)
+        Mistake(
+            path, f"{other.get(path)} on worker {index}, but {wanted.get(path)} on worker 0", advice
+        )
         for index, (other, _) in enumerate(others, 1)
         for path in sorted(wanted.keys() | other.keys())
         if other.get(path) != wanted.get(path)
@@ -255,4 +283,6 @@ def check_agreement(plan: RunPlan) -> None:
         time.sleep(1)
     if others := list(filter(None, all_gather(plan.strategy, "" if is_shared else folder))):
         barrier(plan.strategy)
-        raise UsageError(f"model_dir: worker 0 trains in another folder than {others[0]}; all need one shared folder")
+        raise UsageError(
+            f"model_dir: worker 0 trains in another folder than {others[0]}; all need one shared folder"
+        )

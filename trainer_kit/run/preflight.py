@@ -31,7 +31,8 @@ class Request:
     """A requested run; the attributes are the values of the flags.
 
     Attributes:
-      experiment, mode, model_dir: The experiment, the mode and the folder of the run; None without the flag.
+      experiment, mode, model_dir: The experiment, the mode and the folder of the run; None without
+      the flag.
       sources: The sources of config values.
       import_modules: The modules to import first.
       allow_config_change: Paths of config values that may differ from the run in model_dir.
@@ -114,7 +115,13 @@ def profile_mistakes(profile: str | None, mode: str) -> list[Mistake]:
     except UsageError as error:
         return [Mistake("--profile", str(error))]
     if mode in MODES and not MODES[mode].trains:
-        return [Mistake("--profile", f"it traces training steps, but the mode {mode} does not train", "leave it out")]
+        return [
+            Mistake(
+                "--profile",
+                f"it traces training steps, but the mode {mode} does not train",
+                "leave it out",
+            )
+        ]
     return []
 
 
@@ -130,12 +137,22 @@ def _flag_mistakes(request: Request) -> Iterator[Mistake]:
         else:
             step = request.from_step
             if step is not None and not mode.single:
-                problem = f"it belongs to a single run, but {request.mode} starts one for each checkpoint"
-                advice = "to repeat a fine-tuning, remove its metrics-<step>.json and finetune-<step>/"
+                problem = (
+                    f"it belongs to a single run, but {request.mode} starts one for each checkpoint"
+                )
+                advice = (
+                    "to repeat a fine-tuning, remove its metrics-<step>.json and finetune-<step>/"
+                )
                 yield Mistake("--from_step", problem, advice)
             elif step is not None and not mode.trains:
-                problem = f"training resumes from this step, but the mode {request.mode} does not train"
-                instead = f"--checkpoint={step} evaluates that step" if request.mode == "eval" else "leave it out"
+                problem = (
+                    f"training resumes from this step, but the mode {request.mode} does not train"
+                )
+                instead = (
+                    f"--checkpoint={step} evaluates that step"
+                    if request.mode == "eval"
+                    else "leave it out"
+                )
                 yield Mistake("--from_step", problem, instead)
     yield from profile_mistakes(request.profile, request.mode or "")
     if problem := folder_name_problem(request.eval_name, OWN_EVALUATIONS):
@@ -155,14 +172,18 @@ def _check_directory(request: Request, resolved: Resolved[ExperimentConfig]) -> 
     if MODES[str(request.mode)].trains:
         directory = RunDirectory(model_dir, resolved.config.trainer)
         runtime = resolved.config.runtime
-        if worker_number(runtime.worker_hosts, runtime.task_index) == 0:  # other workers take no lock
+        if (
+            worker_number(runtime.worker_hosts, runtime.task_index) == 0
+        ):  # other workers take no lock
             check_not_held(model_dir)
         if request.from_step:
             require_step(request.from_step, complete_checkpoints(model_dir))
         check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
         return
     if request.mode == "eval" and request.checkpoint == "latest":
-        if not complete_checkpoints(model_dir) and not os.path.exists(os.path.join(model_dir, "checkpoint")):
+        if not complete_checkpoints(model_dir) and not os.path.exists(
+            os.path.join(model_dir, "checkpoint")
+        ):
             raise UsageError(
                 f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another model_dir, or "
                 "ask for initial, the weights as the task initializes them"

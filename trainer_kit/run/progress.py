@@ -24,7 +24,8 @@ class Phases:
       times: The ledger that adds up the time of each phase.
 
     Attributes:
-      now: The phase: start, train, evaluate, save, wait (for a checkpoint), report (between loops) or end.
+      now: The phase: start, train, evaluate, save, wait (for a checkpoint), report (between loops)
+        or end.
       times: The ledger.
     """
 
@@ -100,7 +101,10 @@ class Progress(StoppableRun):
         phase, step = self.phase_and_step()
         if phase == "wait":
             return phase, time.monotonic()
-        return phase, f"{step}, batch {self._count_evaluated_batches()}" if phase == "evaluate" else step
+        return (
+            phase,
+            f"{step}, batch {self._count_evaluated_batches()}" if phase == "evaluate" else step,
+        )
 
     def _count_evaluated_batches(self) -> int:
         """Returns how many batches the trainer has evaluated so far; 0 where it does not count them."""
@@ -109,7 +113,12 @@ class Progress(StoppableRun):
     def describe_activity(self) -> tuple[str, int, int, int]:
         """Returns the activity of the run, for the console; see RunProgress."""
         phase = self._phase
-        activities = {"start": self.doing, "evaluate": EVALUATING, "train": TRAINING, "save": "saving"}
+        activities = {
+            "start": self.doing,
+            "evaluate": EVALUATING,
+            "train": TRAINING,
+            "save": "saving",
+        }
         activity = activities.get(phase, "")
         if self.trainer is None:
             return activity, 0, 0, 0
@@ -133,8 +142,8 @@ class Progress(StoppableRun):
     def save_late(self) -> bool:
         """Saves a checkpoint from another thread when the main thread does not stop in time.
 
-        Between training loops the variables do not change, and averaged weights of an evaluation are swapped back
-        first. In the middle of a training step nothing can be saved.
+        Between training loops the variables do not change, and averaged weights of an evaluation
+        are swapped back first. In the middle of a training step nothing can be saved.
 
         Returns:
           Whether all steps are saved, so that the process may end.
@@ -144,13 +153,18 @@ class Progress(StoppableRun):
         if self._phase not in ("train", "evaluate", BETWEEN):
             return False
         if trainer.stop_agreed is not None:
-            _LOG.warning("the workers have not finished a step together, so no checkpoint is saved now")
+            _LOG.warning(
+                "the workers have not finished a step together, so no checkpoint is saved now"
+            )
             return False  # a save takes all workers
         step = int(trainer.global_step.numpy())
         saved = controller.checkpoint_manager.saved_step
         if controller.phase == "train":
             if step > max(saved, 0):
-                _LOG.warning("a training step takes long: unless it ends in time, the steps after %d are lost", saved)
+                _LOG.warning(
+                    "a training step takes long: unless it ends in time, the steps after %d are lost",
+                    saved,
+                )
             return False
         trainer.end_averaging()
         if step > max(saved, 0):

@@ -44,8 +44,8 @@ def record_run(
     Args:
       directory: The directory of the run.
       config, experiment, mode, texts, setup: The record; see RunDirectory.write_record.
-      global_step: The variable of the global step; once it is above 0 the record stays. None: any explained error
-        removes the record.
+      global_step: The variable of the global step; once it is above 0 the record stays. None: any
+        explained error removes the record.
     """
     missing = directory.missing_records(texts)
     try:
@@ -70,7 +70,9 @@ class FinishedRun:
     advice: str
 
 
-def find_finished_run(plan: RunPlan, final: Mapping[str, Any], stop_reason: str) -> FinishedRun | None:
+def find_finished_run(
+    plan: RunPlan, final: Mapping[str, Any], stop_reason: str
+) -> FinishedRun | None:
     """Returns the finished run; None if there are steps to train or metrics to compute.
 
     Args:
@@ -94,7 +96,9 @@ def find_finished_run(plan: RunPlan, final: Mapping[str, Any], stop_reason: str)
         ending = f"finished at step {step}"
         change = "trainer.train_steps"
     logs = dict(final["metrics"]) if plan.evaluates else {}
-    return FinishedRun(logs, f"{plan.directory.path} was {ending}; raise {change} to continue the training")
+    return FinishedRun(
+        logs, f"{plan.directory.path} was {ending}; raise {change} to continue the training"
+    )
 
 
 def finish_run(
@@ -123,7 +127,9 @@ def finish_run(
     """
     trainer = controller.trainer or controller.evaluator
     for name, count in controller.callbacks.errors.items():
-        _LOG.warning("the callback %s failed %d time%s; the run continued", name, count, "s" * (count > 1))
+        _LOG.warning(
+            "the callback %s failed %d time%s; the run continued", name, count, "s" * (count > 1)
+        )
 
     if was_stopped(signals, trainer):
         if plan.writes_records:
@@ -131,7 +137,9 @@ def finish_run(
             for line in lines:
                 _LOG.info("%s", line)
         reasons = [signals.reason]
-        if plan.config.trainer.max_time is not None:  # it ends all workers, whichever has noticed first
+        if (
+            plan.config.trainer.max_time is not None
+        ):  # it ends all workers, whichever has noticed first
             reasons = all_gather(trainer.strategy, signals.reason)
         _raise_stopped(signals, trainer, controller.run.read_step(), max(reasons))
 
@@ -173,7 +181,9 @@ def _raise_stopped(signals: StopSignals, trainer: Any, step: int, reason: str) -
     raise PreemptedError(f"another worker was asked to stop; this one stopped {where}")
 
 
-def _account_for_time(plan: RunPlan, trainer: Any, ledger: TimeLedger) -> tuple[dict[str, Any], list[str]]:
+def _account_for_time(
+    plan: RunPlan, trainer: Any, ledger: TimeLedger
+) -> tuple[dict[str, Any], list[str]]:
     """Returns the time account of this process, for final.json and as lines; both empty if no step was trained."""
     times = ledger.account()
     if not times.steps:
@@ -191,7 +201,8 @@ def _account_for_time(plan: RunPlan, trainer: Any, ledger: TimeLedger) -> tuple[
         to_compile=tuple(setting for setting, is_set in compiling.items() if not is_set),
         fused=trainer.fuse_steps > 1,
         can_fuse=options.fuse_steps == 1 and not trainer.problem_of_fusing(),
-        can_use_one_thread=config.runtime.executor == "default" and not problem_of_one_thread(trainer.strategy),
+        can_use_one_thread=config.runtime.executor == "default"
+        and not problem_of_one_thread(trainer.strategy),
         on_cpu=only_cpus(),
     )
     advice = verdict(times, settings)

@@ -14,7 +14,11 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.reports import epoch_place
-from trainer_kit.config.run_warnings import interval_warnings, rate_end_warnings, save_interval_warnings
+from trainer_kit.config.run_warnings import (
+    interval_warnings,
+    rate_end_warnings,
+    save_interval_warnings,
+)
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError
 from trainer_kit.errors.user_exits import exits_as_errors
@@ -75,42 +79,51 @@ def run_experiment(
     """Runs an experiment in one mode. Called eagerly, on every worker.
 
     Args:
-      distribution_strategy: The strategy, as from `runtime.strategy.create_strategy`; None: the current one.
+      distribution_strategy: The strategy, as from `runtime.strategy.create_strategy`; None: the
+        current one.
       task: The task to train, made in the scope of the strategy.
       mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval. (`launch` also runs
         continuous_train_and_eval.)
       params: The experiment's config.
       model_dir: The folder of the run's files.
-      run_post_eval: Whether to evaluate once more at the end; a mode that does so anyway does it once.
+      run_post_eval: Whether to evaluate once more at the end; a mode that does so anyway does it
+        once.
       save_summary: Whether TensorBoard summaries are written.
       train_actions: Functions that are called with the logs of each training loop.
       eval_actions: Functions that are called with the logs of each evaluation.
       trainer: A ready-made trainer_kit.Trainer, made in the scope of the strategy.
-      controller_cls: The class that drives the trainer: Controller, a subclass, or any orbit.Controller.
+      controller_cls: The class that drives the trainer: Controller, a subclass, or any
+        orbit.Controller.
       summary_manager: Replaces the summary manager of `model_dir/train`.
       eval_summary_manager: Replaces the manager of the validation summaries.
       enable_async_checkpointing: Whether checkpoints are saved in the background.
       callbacks: Callbacks of the run, called after those of params.trainer.callbacks.
-      checkpoint: The checkpoint that mode eval evaluates: latest, best, a step, a path, or initial for the weights as
-        the task initializes them.
+      checkpoint: The checkpoint that mode eval evaluates: latest, best, a step, a path, or initial
+        for the weights as the task initializes them.
       eval_name: The name of a continuous_eval sidecar and of its files.
       experiment: The registered name of the experiment, for the manifest.
-      allow_config_change: Paths of config values that may differ from those that the run was started with.
-      from_step: The step to resume from instead of the newest checkpoint; later ones move to archived/. 0: start again.
-      allow_partial_restore: Whether to restore the variables that fit from a checkpoint of another model, and to list
-        the others.
-      records: A function that returns the texts of further files by name, which are written with params.yaml.
+      allow_config_change: Paths of config values that may differ from those that the run was
+        started with.
+      from_step: The step to resume from instead of the newest checkpoint; later ones move to
+        archived/. 0: start again.
+      allow_partial_restore: Whether to restore the variables that fit from a checkpoint of another
+        model, and to list the others.
+      records: A function that returns the texts of further files by name, which are written with
+        params.yaml.
       console: The writer that shows progress; None: the standard output.
-      profile: The first and last step to trace for TensorBoard, as "10:20"; the trace goes to `model_dir/train`.
+      profile: The first and last step to trace for TensorBoard, as "10:20"; the trace goes to
+        `model_dir/train`.
 
     Returns:
-      (model, logs): the logs of the last evaluation, if the mode evaluates or run_post_eval is set, else {}.
+      (model, logs): the logs of the last evaluation, if the mode evaluates or run_post_eval is set,
+      else {}.
 
     Raises:
-      UsageError: when the mode is unknown, the checkpoint is missing, the config does not fit the run in model_dir, or
-        the mode trains no steps to profile.
+      UsageError: when the mode is unknown, the checkpoint is missing, the config does not fit the
+        run in model_dir, or the mode trains no steps to profile.
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
-      PreemptedError, InterruptedRunError: when SIGTERM, trainer.max_time or Ctrl-C stopped the run, after it saved.
+      PreemptedError, InterruptedRunError: when SIGTERM, trainer.max_time or Ctrl-C stopped the run,
+      after it saved.
     """
     options = RunOptions(
         run_post_eval=run_post_eval,
@@ -138,7 +151,9 @@ def run_experiment(
 
     with contextlib.ExitStack() as run:
         # What can stop or refuse the run: signals, another run, the end of its time, other workers.
-        signals = run.enter_context(StopSignals(progress, plan.config.trainer.preemption_grace_seconds))
+        signals = run.enter_context(
+            StopSignals(progress, plan.config.trainer.preemption_grace_seconds)
+        )
         run.enter_context(only_run_of_process())
         run.enter_context(TimeLimit(plan.config.trainer.max_time, signals))
         lock = run.enter_context(plan.lock(progress))
@@ -149,7 +164,11 @@ def run_experiment(
         # The trainer, with model and optimizer. It sees steps in place of epochs and shares.
         console = (console or ConsoleWriter(sys.stdout)) if plan.chief else None
         show_activity = getattr(console, "show_activity", None)
-        display = run.enter_context(CurrentActivity(progress, show_activity)) if show_activity is not None else None
+        display = (
+            run.enter_context(CurrentActivity(progress, show_activity))
+            if show_activity is not None
+            else None
+        )
         with plan.strategy.scope():
             plan = resolve_plan(plan, task)
             trainer, best = assembly.build_trainer(plan, task)
@@ -171,7 +190,15 @@ def run_experiment(
         early_stopping = assembly.build_early_stopping(plan, history)
         sidecar = assembly.build_sidecar(plan, lock, trainer, writers, history)
         controller = assembly.build_controller(
-            plan, trainer, manager, writers, history, early_stopping, sidecar, signals, progress.times
+            plan,
+            trainer,
+            manager,
+            writers,
+            history,
+            early_stopping,
+            sidecar,
+            signals,
+            progress.times,
         )
         progress.follow(controller)
 
@@ -179,7 +206,9 @@ def run_experiment(
         controller.restore_checkpoint()
         start = int(trainer.global_step.numpy())
         _log_start(plan, trainer, start)
-        stop_reason = early_stopping.reason(start) if early_stopping is not None and plan.chief else ""
+        stop_reason = (
+            early_stopping.reason(start) if early_stopping is not None and plan.chief else ""
+        )
         stop_reason = chiefs_text(plan.strategy, stop_reason)
         final = plan.directory.read_final()
         if final is not None and final["step"] != start:
@@ -205,15 +234,30 @@ def run_experiment(
         # The work, recorded before its first step and saved after an error.
         record: AbstractContextManager[None] = contextlib.nullcontext()
         if plan.writes_records:
-            record = record_run(plan.directory, plan.written, experiment, mode, records(), trainer.global_step, setup)
-        with plan.strategy.scope(), record, save_after_errors(controller), contextlib.ExitStack() as work:
+            record = record_run(
+                plan.directory,
+                plan.written,
+                experiment,
+                mode,
+                records(),
+                trainer.global_step,
+                setup,
+            )
+        with (
+            plan.strategy.scope(),
+            record,
+            save_after_errors(controller),
+            contextlib.ExitStack() as work,
+        ):
             if plan.trains:
                 history.begin_at(start, manager)
             work.enter_context(controller.callbacks.around("run"))
             evaluates_last = run_post_eval or mode == "train_and_post_eval"
             is_done = False
             while not is_done:
-                with contextlib.suppress(Rewound):  # after the last evaluation; then training goes on
+                with contextlib.suppress(
+                    Rewound
+                ):  # after the last evaluation; then training goes on
                     if plan.trains:
                         logs = controller.train_and_evaluate(
                             train_steps=config.trainer.train_steps,
@@ -221,7 +265,9 @@ def run_experiment(
                             eval_interval=config.trainer.validation_interval,
                             evaluates=mode == "train_and_eval",
                         )
-                        if best is not None:  # logs of an evaluation that was recorded before may lack it
+                        if (
+                            best is not None
+                        ):  # logs of an evaluation that was recorded before may lack it
                             best.add_best(trainer, logs)
                     elif sidecar is not None:
                         sidecar.begin()
@@ -245,7 +291,9 @@ def run_experiment(
                     is_done = True
 
         finish_run(plan, controller, signals, writers, best, logs)
-        barrier(plan.strategy)  # no worker is done before the chief is: it could not be started again alone
+        barrier(
+            plan.strategy
+        )  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
 

@@ -64,14 +64,15 @@ def supervise(
 ) -> int:
     """Runs `command` until it is done, and restarts it after a preemption or a crash; in the main thread only.
 
-    A preempted run (exit code 75) is restarted any number of times, unless `trainer.max_time` stopped it. A crash
-    (code 1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`. Every other code ends the
-    supervisor. The wait before a restart doubles each time, up to `most_backoff_seconds`, and is short again after an
-    attempt that lasted longer than that.
+    A preempted run (exit code 75) is restarted any number of times, unless `trainer.max_time`
+    stopped it. A crash (code 1, a signal, a code that is not ours) and a stall (7) count against
+    `max_restarts`. Every other code ends the supervisor. The wait before a restart doubles each
+    time, up to `most_backoff_seconds`, and is short again after an attempt that lasted longer than
+    that.
 
-    SIGTERM, SIGHUP (unless it is ignored) and SIGINT are sent on to the command's process group, and no attempt starts
-    after them. What is left of the group is killed when the command has ended. Each attempt becomes one line of
-    `log_dir`/attempts.jsonl.
+    SIGTERM, SIGHUP (unless it is ignored) and SIGINT are sent on to the command's process group,
+    and no attempt starts after them. What is left of the group is killed when the command has
+    ended. Each attempt becomes one line of `log_dir`/attempts.jsonl.
 
     Args:
       command: The program and its arguments.
@@ -80,20 +81,22 @@ def supervise(
       backoff_seconds: The first wait, in seconds.
       most_backoff_seconds: The longest wait, in seconds.
       grace_seconds: The seconds from a forwarded signal to SIGKILL.
-      until_begun: Further arguments for actions that happen once. Attempts get them until the run in `run_dir` has
-        started or resumed since this call, as its manifest.json shows.
+      until_begun: Further arguments for actions that happen once. Attempts get them until the run
+        in `run_dir` has started or resumed since this call, as its manifest.json shows.
       run_dir: The run's model_dir; None: `log_dir`.
 
     Returns:
-      The exit code of the last attempt. If a signal ended that attempt: 75 when SIGTERM or SIGHUP asked the supervisor
-      to stop, 130 when only SIGINT did, else 1. Also 75 or 130 when the supervisor was asked to stop between two
-      attempts.
+      The exit code of the last attempt. If a signal ended that attempt: 75 when SIGTERM or SIGHUP
+      asked the supervisor to stop, 130 when only SIGINT did, else 1. Also 75 or 130 when the
+      supervisor was asked to stop between two attempts.
 
     Raises:
       UsageError: when `log_dir` is a remote folder.
     """
     if files.is_remote(log_dir):
-        raise UsageError(f"log_dir: {log_dir!r} is a remote folder; mount it and give the path of the mount")
+        raise UsageError(
+            f"log_dir: {log_dir!r} is a remote folder; mount it and give the path of the mount"
+        )
     run_dir = log_dir if run_dir is None else run_dir
     starts_before = count_starts(run_dir)
     wait = backoff_seconds
@@ -174,7 +177,9 @@ def _stop_signals_received() -> Iterator[list[signal.Signals]]:
             signal.signal(number, handler)
 
 
-def _run(command: list[str], received: list[signal.Signals], grace_seconds: float) -> tuple[int, list[str]]:
+def _run(
+    command: list[str], received: list[signal.Signals], grace_seconds: float
+) -> tuple[int, list[str]]:
     """Returns a command's exit code and the last lines of its errors; passes on the signals that arrive."""
     process = subprocess.Popen(
         command,

@@ -29,7 +29,10 @@ def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strat
     strategy = given or tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
         raise UsageError(f"distribution_strategy: {NO_PARAMETER_SERVERS}")
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) == 1:
+    if (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and worker_count(strategy) == 1
+    ):
         _LOG.warning(
             "multi_worker_mirrored trains with one worker, because no other workers are configured; give all workers "
             "the same runtime.worker_hosts (host:port of each, separated by commas) and each its own "
@@ -104,7 +107,11 @@ def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
 
 
 def _summed(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
-    return value if worker_count(strategy) == 1 else _summing(strategy)(tf.constant(value, tf.int64)).numpy()
+    return (
+        value
+        if worker_count(strategy) == 1
+        else _summing(strategy)(tf.constant(value, tf.int64)).numpy()
+    )
 
 
 @functools.cache

@@ -21,14 +21,16 @@ def distribute_dataset(
 ) -> Any:
     """Returns a dataset whose elements are what `strategy.run` takes; runs eagerly, on the host.
 
-    One device, by the default strategy or as the one CPU, gets the plain tf.data.Dataset: it costs nothing, and its
-    iterator can be saved. With parameter servers, each worker makes its dataset in a graph.
+    One device, by the default strategy or as the one CPU, gets the plain tf.data.Dataset: it costs
+    nothing, and its iterator can be saved. With parameter servers, each worker makes its dataset in
+    a graph.
 
     Args:
       strategy: The strategy; None means the current one.
-      dataset_or_fn: A dataset in global batches, which are split among the replicas; or a function that returns one in
-        batches for one replica, which is called once for each worker. If it has an argument `input_context`, it gets
-        the tf.distribute.InputContext of its worker, with `get_per_replica_batch_size`.
+      dataset_or_fn: A dataset in global batches, which are split among the replicas; or a function
+        that returns one in batches for one replica, which is called once for each worker. If it has
+        an argument `input_context`, it gets the tf.distribute.InputContext of its worker, with
+        `get_per_replica_batch_size`.
       *args: Arguments of the function.
       input_options: How the strategy fetches the elements.
       **kwargs: Keyword arguments of the function.
@@ -37,10 +39,20 @@ def distribute_dataset(
       TypeError: when `dataset_or_fn` is neither, or the function returns something else.
     """
     strategy = strategy or tf.distribute.get_strategy()
-    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy) and tf.executing_eagerly():
-        coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)  # the same at each call
+    if (
+        isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+        and tf.executing_eagerly()
+    ):
+        coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(
+            strategy
+        )  # the same at each call
         make_on_worker = functools.partial(
-            distribute_dataset, strategy, dataset_or_fn, *args, input_options=input_options, **kwargs
+            distribute_dataset,
+            strategy,
+            dataset_or_fn,
+            *args,
+            input_options=input_options,
+            **kwargs,
         )
         return coordinator.create_per_worker_dataset(tf.function(make_on_worker))
 
@@ -50,7 +62,9 @@ def distribute_dataset(
         return strategy.experimental_distribute_dataset(dataset_or_fn, input_options)
     if not callable(dataset_or_fn):
         given = type(dataset_or_fn).__name__
-        raise TypeError(f"a {given} cannot be distributed; give a tf.data.Dataset or a function that returns one")
+        raise TypeError(
+            f"a {given} cannot be distributed; give a tf.data.Dataset or a function that returns one"
+        )
     takes_context = "input_context" in inspect.signature(dataset_or_fn).parameters
 
     def make(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -58,29 +72,43 @@ def distribute_dataset(
         dataset = dataset_or_fn(*args, **{**kwargs, **context})
         if not isinstance(dataset, tf.data.Dataset):
             name = getattr(dataset_or_fn, "__qualname__", repr(dataset_or_fn))
-            raise TypeError(f"{name} returned a {type(dataset).__name__}; it has to return a tf.data.Dataset")
+            raise TypeError(
+                f"{name} returned a {type(dataset).__name__}; it has to return a tf.data.Dataset"
+            )
         return dataset
 
     if _is_one_cpu(strategy):
-        return make(tf.distribute.InputContext(num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1))
+        return make(
+            tf.distribute.InputContext(
+                num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1
+            )
+        )
     return strategy.distribute_datasets_from_function(make, input_options)
 
 
-def whole_steps(dataset: tf.data.Dataset, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+def whole_steps(
+    dataset: tf.data.Dataset, input_context: tf.distribute.InputContext | None
+) -> tf.data.Dataset:
     """Returns a dataset of full batches without the last ones that cannot give every replica a batch.
 
-    A dataset whose batches are all of one size has left out its remainder (drop_remainder), and a batch of the config
-    is one for all replicas. (A replica without data gets an empty batch, of which convolutions by oneDNN, on a CPU,
-    make something of the wrong shape.) A dataset with a last batch that may be smaller is returned as it is: every
-    example counts.
+    A dataset whose batches are all of one size has left out its remainder (drop_remainder), and a
+    batch of the config is one for all replicas. (A replica without data gets an empty batch, of
+    which convolutions by oneDNN, on a CPU, make something of the wrong shape.) A dataset with a
+    last batch that may be smaller is returned as it is: every example counts.
 
     Args:
       dataset: The data of one worker, in batches for one replica.
       input_context: The worker's context; None for a single replica.
     """
-    replicas = input_context.num_replicas_in_sync // input_context.num_input_pipelines if input_context else 1
+    replicas = (
+        input_context.num_replicas_in_sync // input_context.num_input_pipelines
+        if input_context
+        else 1
+    )
     specs, is_tuple = tf.nest.flatten(dataset.element_spec), isinstance(dataset.element_spec, tuple)
-    full = all(isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] for spec in specs)
+    full = all(
+        isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] for spec in specs
+    )
     if replicas == 1 or not full:
         return dataset
     windows, known = dataset.window(replicas, drop_remainder=True), dataset.cardinality()
@@ -107,4 +135,7 @@ def has_plain_iterator(strategy: tf.distribute.Strategy) -> bool:
 
 def _is_one_cpu(strategy: tf.distribute.Strategy) -> bool:
     """Whether the dataset needs no distribution; the default strategy reads a plain dataset directly anyway."""
-    return isinstance(strategy, tf.distribute.OneDeviceStrategy) and "CPU" in strategy.extended.worker_devices[0]
+    return (
+        isinstance(strategy, tf.distribute.OneDeviceStrategy)
+        and "CPU" in strategy.extended.worker_devices[0]
+    )

@@ -17,9 +17,9 @@ SEEDS = 2**32  # NumPy takes no larger one
 def seed_everything(seed: int) -> None:
     """Seeds Python, NumPy, TensorFlow, Keras and an imported tf_keras; runs eagerly, on the host.
 
-    Called before the model is built, two runs of equal code draw equal initial weights, dropout masks and shuffles.
-    Orbit imports tf_keras, so no run imports it later. TensorFlow's runtime is not started, so
-    devices can still be configured.
+    Called before the model is built, two runs of equal code draw equal initial weights, dropout
+    masks and shuffles. Orbit imports tf_keras, so no run imports it later. TensorFlow's runtime is
+    not started, so devices can still be configured.
 
     Args:
       seed: 0 to 2**32 - 1.
@@ -28,13 +28,16 @@ def seed_everything(seed: int) -> None:
       ConfigError: when the seed is outside of this range.
     """
     if not 0 <= seed < SEEDS:
-        raise ConfigError([Mistake("runtime.random_seed", f"{seed} is not a seed", f"use 0 to {SEEDS - 1}")])
+        raise ConfigError(
+            [Mistake("runtime.random_seed", f"{seed} is not a seed", f"use 0 to {SEEDS - 1}")]
+        )
     keras_2 = sys.modules.get("tf_keras")
     if keras_2 is not None:
-        # Its layers then draw from generators, whose state is in checkpoints; else from ops that start again.
+        # Its layers then draw from generators, whose state is in checkpoints; else from ops that
+        # start again.
         keras_2.backend.experimental.enable_tf_random_generator()
-        # Python, NumPy and TensorFlow keep their states: numbers may be drawn already. In a graph, TensorFlow's seed is
-        # that of the graph only.
+        # Python, NumPy and TensorFlow keep their states: numbers may be drawn already. In a graph,
+        # TensorFlow's seed is that of the graph only.
         python_state = random.getstate()
         numpy_state = np.random.get_state()
         with tf.Graph().as_default():
@@ -47,8 +50,9 @@ def seed_everything(seed: int) -> None:
 def is_op_determinism_enabled() -> bool:
     """Whether op determinism is enabled, by us or by the user. Any context on the host may call it, in graph too.
 
-    TensorFlow has a public function that enables it and none that asks for it. With op determinism, an
-    eager `tf.timestamp` raises FailedPreconditionError, so this function runs one, which takes 0.03 ms.
+    TensorFlow has a public function that enables it and none that asks for it. With op determinism,
+    an eager `tf.timestamp` raises FailedPreconditionError, so this function runs one, which takes
+    0.03 ms.
     """
     try:
         with tf.init_scope(), tf.device("CPU:0"):

@@ -16,20 +16,25 @@ _LOG = logging.getLogger(__name__)
 
 NOT_AT_IMPORT = "make variables and tensors in build_model, not when a module is imported"
 THREADS_PER_GPU = 2  # TensorFlow's own default
-_ARENA_MAX, _ARENAS = -8, 64  # M_ARENA_MAX of glibc's mallopt, and as many as glibc allows on 8 cores
+_ARENA_MAX, _ARENAS = (
+    -8,
+    64,
+)  # M_ARENA_MAX of glibc's mallopt, and as many as glibc allows on 8 cores
 
 
-def configure_devices(runtime: RuntimeConfig, kept_threads: Mapping[str, int] | None = None) -> None:
+def configure_devices(
+    runtime: RuntimeConfig, kept_threads: Mapping[str, int] | None = None
+) -> None:
     """Sets up devices as `runtime` says; runs eagerly, on the host, before TensorFlow is used. May be called again.
 
     Args:
       runtime: The config's section runtime.
       kept_threads: The thread counts at the run's first start, as `thread_counts` returned them.
 
-    Raises the limit of memory arenas, splits the CPU (virtual_cpus), lets GPUs grow their memory, sets
-    TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT and cuDNN's batch normalisation, and runs functions eagerly or with
-    deterministic ops when asked. TensorFlow cannot undo deterministic ops nor join CPUs again in one process: more CPUs
-    than asked for are fine, the rest stays idle.
+    Raises the limit of memory arenas, splits the CPU (virtual_cpus), lets GPUs grow their memory,
+    sets TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT and cuDNN's batch normalisation, and runs
+    functions eagerly or with deterministic ops when asked. TensorFlow cannot undo deterministic ops
+    nor join CPUs again in one process: more CPUs than asked for are fine, the rest stays idle.
 
     Raises:
       ConfigError: when TensorFlow is already in use with fewer virtual CPUs than asked for.
@@ -46,7 +51,9 @@ def configure_devices(runtime: RuntimeConfig, kept_threads: Mapping[str, int] | 
         if tf.config.get_logical_device_configuration(gpu):
             continue  # the user has limited its memory
         try:
-            tf.config.experimental.set_memory_growth(gpu, True)  # else one process takes all memory of all GPUs
+            tf.config.experimental.set_memory_growth(
+                gpu, True
+            )  # else one process takes all memory of all GPUs
         except RuntimeError:
             _LOG.info("%s keeps its memory setting: TensorFlow is already in use", gpu.name)
     tf.config.run_functions_eagerly(runtime.run_eagerly)
@@ -64,7 +71,9 @@ def thread_counts() -> dict[str, int]:
 
 
 def _set_threads(runtime: RuntimeConfig, kept: Mapping[str, int]) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     threading, now = tf.config.threading, thread_counts()
     for name, asked, change in (
         ("inter_op", runtime.inter_op_threads, threading.set_inter_op_parallelism_threads),
@@ -77,19 +86,27 @@ def _set_threads(runtime: RuntimeConfig, kept: Mapping[str, int]) -> None:
             change(wanted)
         except RuntimeError:  # TensorFlow is in use in this process
             if asked or kept.get(name):
-                _LOG.warning("%s threads stay at %d, not %d: TensorFlow is already in use", name, now[name], wanted)
+                _LOG.warning(
+                    "%s threads stay at %d, not %d: TensorFlow is already in use",
+                    name,
+                    now[name],
+                    wanted,
+                )
 
 
 def _raise_arena_limit() -> None:
     """Lets glibc's malloc use up to 64 arenas, unless the environment sets a limit.
 
-    glibc allows 8 arenas per core, and on a small machine TensorFlow has more threads than that. Two threads that share
-    an arena wait for each other at each allocation. On 2 cores the same fused training ran at 18,000 steps per second
-    when the data thread and the step thread shared an arena, and at 28,000 when they did not (TensorFlow 2.20, glibc
-    2.36). The call has no effect once glibc has reached its own limit.
+    glibc allows 8 arenas per core, and on a small machine TensorFlow has more threads than that.
+    Two threads that share an arena wait for each other at each allocation. On 2 cores the same
+    fused training ran at 18,000 steps per second when the data thread and the step thread shared an
+    arena, and at 28,000 when they did not (TensorFlow 2.20, glibc 2.36). The call has no effect
+    once glibc has reached its own limit.
     """
     is_set = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
-    if not is_set and (os.cpu_count() or 1) * 8 < _ARENAS:  # glibc counts all cores, whatever the affinity
+    if (
+        not is_set and (os.cpu_count() or 1) * 8 < _ARENAS
+    ):  # glibc counts all cores, whatever the affinity
         # Other C libraries, which have no such limit, have no mallopt.
         getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(_ARENA_MAX, _ARENAS)
 
@@ -100,7 +117,9 @@ def _split_cpu(count: int) -> None:
     if there >= count:
         return
     try:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * count
+        )
     except RuntimeError as error:
         mistake = Mistake(
             "runtime.virtual_cpus",

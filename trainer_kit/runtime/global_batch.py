@@ -18,12 +18,15 @@ def check_global_batch(global_batch_size: int, num_replicas: int, path: str) -> 
       path: The dotted path of the batch size in the config, for the message.
 
     Raises:
-      ConfigError: when the batch cannot be shared equally; the message names the nearest sizes that can.
+      ConfigError: when the batch cannot be shared equally; the message names the nearest sizes that
+        can.
     """
     per_replica, rest = divmod(global_batch_size, num_replicas)
     if global_batch_size < 1:
         advice = f"use {num_replicas} or a multiple of it" if num_replicas > 1 else "use 1 or more"
-        raise ConfigError([Mistake(path, f"a batch of {global_batch_size} examples is empty", advice)])
+        raise ConfigError(
+            [Mistake(path, f"a batch of {global_batch_size} examples is empty", advice)]
+        )
     if rest:
         raise ConfigError([Mistake(path, uneven_batch_message(global_batch_size, num_replicas))])
     return per_replica

@@ -1,9 +1,9 @@
 """Recognises errors that come from a lost worker, and asks for a restart.
 
-TensorFlow 2.20 detects a worker that was killed, stopped or cut off at once if it was just talking to it, else by its
-own heartbeats within 10 s, and one that was started again when that connects. It then aborts all collective operations
-for good, with an error that reaches Python; it neither hangs nor ends the process. All workers then have to be
-started again: a cluster takes no worker back.
+TensorFlow 2.20 detects a worker that was killed, stopped or cut off at once if it was just talking
+to it, else by its own heartbeats within 10 s, and one that was started again when that connects. It
+then aborts all collective operations for good, with an error that reaches Python; it neither hangs
+nor ends the process. All workers then have to be started again: a cluster takes no worker back.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ def set_precision(runtime: RuntimeConfig) -> None:
     policy; Orbit imports tf_keras, so no run imports it later.
 
     Args:
-      runtime: its mixed_precision_dtype is used. The loss scale of float16 belongs to the optimizer.
+      runtime: its mixed_precision_dtype is used. The loss scale of float16 belongs to the
+        optimizer.
     """
     dtype = runtime.mixed_precision_dtype
     if dtype is None:

@@ -1,8 +1,9 @@
 """The workers of a cluster wait for each other before TensorFlow does.
 
-TensorFlow's own wait holds Python's lock and takes SIGTERM for itself: a worker that is preempted while another one is
-late would not end before it is killed. So each one listens on its own address, which TensorFlow takes over afterwards,
-and calls at those of the others, until all have answered. Imports no TensorFlow.
+TensorFlow's own wait holds Python's lock and takes SIGTERM for itself: a worker that is preempted
+while another one is late would not end before it is killed. So each one listens on its own address,
+which TensorFlow takes over afterwards, and calls at those of the others, until all have answered.
+Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _TELL_AFTER = 10.0  # seconds, and twice as long each time
 def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> None:
     """Blocks until every worker of the cluster has answered at its address; any signal's handler may end the wait.
 
-    After ten seconds, and then less and less often, a warning names the workers that have not answered.
+    After ten seconds, and then less and less often, a warning names the workers that have not
+    answered.
 
     Args:
       cluster: The cluster of this process.
@@ -38,7 +40,9 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
       StalledError: when the time is over; the message names the workers that have not answered.
     """
     addresses = {
-        (job, index): address for job in ("chief", "worker") for index, address in enumerate(cluster.tasks.get(job, ()))
+        (job, index): address
+        for job in ("chief", "worker")
+        for index, address in enumerate(cluster.tasks.get(job, ()))
     }
     own_address = addresses.pop((cluster.task_type, cluster.task_index), "")
     begin, tell_after = time.monotonic(), _TELL_AFTER
@@ -48,7 +52,9 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
             answers = dict(zip(addresses, calls.map(_answers, addresses.values()), strict=True))
             addresses = {who: address for who, address in addresses.items() if not answers[who]}
             waited = time.monotonic() - begin
-            missing = ", ".join(f"{job} {index} at {address}" for (job, index), address in addresses.items())
+            missing = ", ".join(
+                f"{job} {index} at {address}" for (job, index), address in addresses.items()
+            )
             have = "has" if len(addresses) == 1 else "have"
             if addresses and timeout_seconds is not None and waited > timeout_seconds:
                 raise StalledError(

@@ -1,8 +1,9 @@
 """Reads and sets the values of variables that differ between replicas; checkpoints contain them as arrays of the run.
 
-A checkpoint holds one value of such a variable: the sum over the replicas for a metric, and for the moving averages of
-batch normalization the first replica's (Keras 3 lets each replica move its own) or their mean (tf_keras). A restore
-gives that value to all replicas. A run that resumes with the same bits needs the value of each replica.
+A checkpoint holds one value of such a variable: the sum over the replicas for a metric, and for the
+moving averages of batch normalization the first replica's (Keras 3 lets each replica move its own)
+or their mean (tf_keras). A restore gives that value to all replicas. A run that resumes with the
+same bits needs the value of each replica.
 """
 
 from __future__ import annotations
@@ -52,13 +53,17 @@ def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -
     return [[[decode_array(value) for value in values] for values in worker] for worker in gathered]
 
 
-def put_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]) -> bool:
+def put_replica_values(
+    variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]
+) -> bool:
     """Restores what `replica_values` returned; returns False and changes nothing if the replicas are not the same."""
     if len(state) != worker_count(strategy):
         return False
     there = _parts(variables, strategy)
     values = [list(map(_array, parts)) for parts in state[worker_index(strategy)]]
-    fits = [[part.shape for part in parts] for parts in values] == [[tuple(p.shape) for p in ps] for ps in there]
+    fits = [[part.shape for part in parts] for parts in values] == [
+        [tuple(p.shape) for p in ps] for ps in there
+    ]
     if fits:
         for parts, saved in zip(there, values, strict=True):
             for part, value in zip(parts, saved, strict=True):
@@ -74,7 +79,9 @@ class ReplicasState:
       strategy: The strategy in whose scope they were made.
     """
 
-    def __init__(self, variables: Callable[[], Iterable[Any]], strategy: tf.distribute.Strategy) -> None:
+    def __init__(
+        self, variables: Callable[[], Iterable[Any]], strategy: tf.distribute.Strategy
+    ) -> None:
         self._variables, self._strategy = variables, strategy
         self._own_values: list[tuple[tf.Variable, tf.Tensor]] = []
 
@@ -90,10 +97,15 @@ class ReplicasState:
     def restore(self, state: list[Any] | None) -> None:
         """Gives each replica the values that `state` returned for it; None changes nothing.
 
-        If they were saved on another number of replicas, or on other workers, it changes nothing and warns.
+        If they were saved on another number of replicas, or on other workers, it changes nothing
+        and warns.
         """
         variables = own_to_each_replica(self._variables(), self._strategy)
-        if variables and state is not None and not put_replica_values(variables, self._strategy, state):
+        if (
+            variables
+            and state is not None
+            and not put_replica_values(variables, self._strategy, state)
+        ):
             _LOG.warning(
                 "the checkpoint was saved on other replicas: each replica continues with the values of the first one, "
                 "such as the moving averages of batch normalization"
@@ -104,12 +116,18 @@ class ReplicasState:
 
         Runs eagerly. All workers call it.
         """
-        candidates = [] if self._own_values else own_to_each_replica(self._variables(), self._strategy)
+        candidates = (
+            [] if self._own_values else own_to_each_replica(self._variables(), self._strategy)
+        )
         variables = [variable for variable in candidates if _is_moving_average(_native(variable))]
         if not variables:
             return
-        values = [encode_array(tf.convert_to_tensor(_native(variable)).numpy()) for variable in variables]
-        values = json.loads(chiefs_text(self._strategy, json.dumps(values)))  # the chief writes the checkpoint
+        values = [
+            encode_array(tf.convert_to_tensor(_native(variable)).numpy()) for variable in variables
+        ]
+        values = json.loads(
+            chiefs_text(self._strategy, json.dumps(values))
+        )  # the chief writes the checkpoint
         for parts, value in zip(_parts(variables, self._strategy), values, strict=True):
             for part in parts:
                 self._own_values.append((part, part.read_value()))
@@ -150,14 +168,22 @@ def encode_array(array: np.ndarray) -> dict[str, Any]:
 
 def decode_array(value: dict[str, Any]) -> np.ndarray:
     """Returns the array that workers exchange as text, and that checkpoints of earlier versions contain as JSON."""
-    data = np.frombuffer(base64.b64decode(value["data"]), tf.as_dtype(value["dtype"]).as_numpy_dtype)
+    data = np.frombuffer(
+        base64.b64decode(value["data"]), tf.as_dtype(value["dtype"]).as_numpy_dtype
+    )
     return data.reshape(value["shape"]).copy()
 
 
 def local_tensors(inputs: Any, strategy: tf.distribute.Strategy) -> list[tf.Tensor]:
     """Returns all tensors of a distributed batch, of every replica of this worker; runs in graph, cross-replica."""
-    values = [local for value in tf.nest.flatten(inputs) for local in strategy.experimental_local_results(value)]
-    return [tensor for tensor in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(tensor)]
+    values = [
+        local
+        for value in tf.nest.flatten(inputs)
+        for local in strategy.experimental_local_results(value)
+    ]
+    return [
+        tensor for tensor in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(tensor)
+    ]
 
 
 def run_options(runtime: RuntimeConfig) -> tf.distribute.RunOptions | None:
@@ -165,4 +191,6 @@ def run_options(runtime: RuntimeConfig) -> tf.distribute.RunOptions | None:
     padder = runtime.tpu_enable_xla_dynamic_padder
     if padder is None:
         return None
-    return tf.distribute.RunOptions(experimental_xla_options=tf.tpu.XLAOptions(enable_xla_dynamic_padder=padder))
+    return tf.distribute.RunOptions(
+        experimental_xla_options=tf.tpu.XLAOptions(enable_xla_dynamic_padder=padder)
+    )

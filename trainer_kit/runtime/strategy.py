@@ -18,7 +18,12 @@ from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.runtime.devices import NOT_AT_IMPORT
 from trainer_kit.runtime.rendezvous import wait_for_workers
-from trainer_kit.runtime.strategy_choice import TPU_VARIABLES, Machine, choose_strategy, local_devices
+from trainer_kit.runtime.strategy_choice import (
+    TPU_VARIABLES,
+    Machine,
+    choose_strategy,
+    local_devices,
+)
 from trainer_kit.runtime.tf_config import read_cluster
 
 _LOG = logging.getLogger(__name__)
@@ -32,19 +37,23 @@ def create_strategy(
 ) -> tf.distribute.Strategy:
     """Returns the strategy that `runtime` asks for; runs eagerly, on the host, after `configure_devices`.
 
-    One device never pays for mirroring: `auto` and `mirrored` over a single device give TensorFlow's default strategy.
+    One device never pays for mirroring: `auto` and `mirrored` over a single device give
+    TensorFlow's default strategy.
 
     Args:
-      runtime: its distribution_strategy, num_gpus, virtual_cpus, all_reduce_alg, num_packs and tpu are used; the
-        workers are those of TF_CONFIG (see `configure_cluster`).
-      hang_timeout_seconds: How long to wait for the other workers of a cluster; None means without an end.
+      runtime: its distribution_strategy, num_gpus, virtual_cpus, all_reduce_alg, num_packs and tpu
+        are used; the workers are those of TF_CONFIG (see `configure_cluster`).
+      hang_timeout_seconds: How long to wait for the other workers of a cluster; None means without
+        an end.
 
     Raises:
-      ConfigError: when the machine lacks the requested devices; the message names those that it has.
+      ConfigError: when the machine lacks the requested devices; the message names those that it
+        has.
       StalledError: when a worker has not answered in time.
     """
     machine = Machine(
-        # GPUs that the user has split count as several. Listing them does not start TensorFlow's runtime.
+        # GPUs that the user has split count as several. Listing them does not start TensorFlow's
+        # runtime.
         gpus=sum(
             len(tf.config.get_logical_device_configuration(gpu) or (None,))
             for gpu in tf.config.list_physical_devices("GPU")
@@ -53,16 +62,28 @@ def create_strategy(
         cluster=read_cluster(),
     )
     policy = choose_strategy(runtime, machine)
-    if policy in ("off", "one_device", "mirrored") and machine.cluster and machine.cluster.trains_with_others:
+    if (
+        policy in ("off", "one_device", "mirrored")
+        and machine.cluster
+        and machine.cluster.trains_with_others
+    ):
         _LOG.warning("TF_CONFIG is not used: %s trains on this machine alone", policy)
     if policy == "multi_worker_mirrored" and machine.cluster and machine.cluster.trains_with_others:
         cluster = machine.cluster
-        _LOG.info("%s %d waits for all %d workers to start", cluster.task_type, cluster.task_index, cluster.workers)
+        _LOG.info(
+            "%s %d waits for all %d workers to start",
+            cluster.task_type,
+            cluster.task_index,
+            cluster.workers,
+        )
         if not runtime_has_started():  # else it is too late, and TensorFlow says so at once
             wait_for_workers(cluster, hang_timeout_seconds)
-        # A worker that has answered may be gone when TensorFlow connects, which has no time limit of its own.
+        # A worker that has answered may be gone when TensorFlow connects, which has no time limit
+        # of its own.
         connecting = lambda: ("connecting workers", 0)  # noqa: E731
-        with Watchdog(connecting, tempfile.gettempdir(), hang_timeout_seconds, last_resort_seconds=5.0):
+        with Watchdog(
+            connecting, tempfile.gettempdir(), hang_timeout_seconds, last_resort_seconds=5.0
+        ):
             strategy = _multi_worker_mirrored(runtime, machine)
     else:
         strategy = _BUILDERS[policy](runtime, machine)
@@ -89,7 +110,11 @@ def _mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strateg
     if len(devices) == 1:
         _LOG.info("nothing is mirrored, because there is one device: %s", devices[0])
         default = "GPU:0" if machine.gpus else "CPU:0"
-        return tf.distribute.get_strategy() if devices[0] == default else tf.distribute.OneDeviceStrategy(devices[0])
+        return (
+            tf.distribute.get_strategy()
+            if devices[0] == default
+            else tf.distribute.OneDeviceStrategy(devices[0])
+        )
 
     # MirroredStrategy takes devices that do not exist, and then fails, or hangs, in the first step.
     kind = devices[0].partition(":")[0]
@@ -97,13 +122,26 @@ def _mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strateg
     if there < len(devices):
         field = "virtual_cpus" if kind == "CPU" else "num_gpus"
         problem = f"the config requests {len(devices)}, but TensorFlow has {there} logical {kind} device(s)"
-        raise ConfigError([Mistake(f"runtime.{field}", problem, "call configure_devices before TensorFlow is used")])
+        raise ConfigError(
+            [
+                Mistake(
+                    f"runtime.{field}", problem, "call configure_devices before TensorFlow is used"
+                )
+            ]
+        )
 
-    reducers = {"nccl": tf.distribute.NcclAllReduce, "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce}
-    if not machine.gpus:  # TensorFlow's collectives on CPUs allow one group in the life of a process, and are slower
+    reducers = {
+        "nccl": tf.distribute.NcclAllReduce,
+        "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+    }
+    if (
+        not machine.gpus
+    ):  # TensorFlow's collectives on CPUs allow one group in the life of a process, and are slower
         return tf.distribute.MirroredStrategy(list(devices), tf.distribute.ReductionToOneDevice())
     reducer = reducers.get(runtime.all_reduce_alg or "auto")
-    return tf.distribute.MirroredStrategy(list(devices), reducer and reducer(num_packs=runtime.num_packs))
+    return tf.distribute.MirroredStrategy(
+        list(devices), reducer and reducer(num_packs=runtime.num_packs)
+    )
 
 
 def runtime_has_started() -> bool:
@@ -119,7 +157,9 @@ def runtime_has_started() -> bool:
 
 def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     del machine
-    implementation = tf.distribute.experimental.CommunicationImplementation((runtime.all_reduce_alg or "auto").upper())
+    implementation = tf.distribute.experimental.CommunicationImplementation(
+        (runtime.all_reduce_alg or "auto").upper()
+    )
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     try:
         with _interruptible():
@@ -137,7 +177,8 @@ def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distr
 def _interruptible() -> Iterator[None]:
     """Lets Ctrl-C end a process in the moment in which TensorFlow, holding Python's lock, connects the workers.
 
-    TensorFlow takes SIGTERM as well, for good, and does nothing when it comes: the handlers of before come back.
+    TensorFlow takes SIGTERM as well, for good, and does nothing when it comes: the handlers of
+    before come back.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -153,29 +194,41 @@ def _interruptible() -> Iterator[None]:
 
 def _parameter_server(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     del runtime, machine
-    return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    return tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    )
 
 
 def _tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     address = runtime.tpu or (None if machine.tpu_variable else "local")
-    named = f"runtime.tpu={runtime.tpu}" if runtime.tpu else machine.tpu_variable or "a TPU of this machine"
+    named = (
+        f"runtime.tpu={runtime.tpu}"
+        if runtime.tpu
+        else machine.tpu_variable or "a TPU of this machine"
+    )
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
         # A remote host has the address 'grpc://host:port', a TPU of this machine an empty one.
         host, _, port = resolver.master().rpartition("//")[2].rpartition(":")
         if host:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=TPU_ANSWERS_WITHIN).close()
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=TPU_ANSWERS_WITHIN
+            ).close()
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (OSError, ValueError, RuntimeError, ImportError, tf.errors.OpError) as error:
-        advice = "give the name or address of a TPU in runtime.tpu, or use another distribution_strategy"
+        advice = (
+            "give the name or address of a TPU in runtime.tpu, or use another distribution_strategy"
+        )
         raise _failed("tpu", error, advice, where=f" ({named})") from error
     return tf.distribute.TPUStrategy(resolver)
 
 
 def _failed(policy: str, error: Exception, advice: str, where: str = "") -> ConfigError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ConfigError([Mistake("runtime.distribution_strategy", f"{policy}{where} failed: {reason}", advice)])
+    return ConfigError(
+        [Mistake("runtime.distribution_strategy", f"{policy}{where} failed: {reason}", advice)]
+    )
 
 
 _BUILDERS: dict[str, Callable[[RuntimeConfig, Machine], tf.distribute.Strategy]] = {

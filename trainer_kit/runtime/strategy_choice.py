@@ -30,8 +30,8 @@ class Machine:
 def choose_strategy(runtime: RuntimeConfig, machine: Machine) -> str:
     """Returns the name of the strategy to use: that of the config, or what `auto` comes to on this machine.
 
-    What the config asks for comes before what the environment offers: runtime.tpu and runtime.virtual_cpus first, then
-    a TPU, then other workers, then several GPUs; else `off`.
+    What the config asks for comes before what the environment offers: runtime.tpu and
+    runtime.virtual_cpus first, then a TPU, then other workers, then several GPUs; else `off`.
 
     Raises:
       ConfigError: when the machine lacks what the config asks for.
@@ -127,7 +127,9 @@ def _check_all_reduce(policy: str, runtime: RuntimeConfig, machine: Machine) -> 
             f"it has: auto, {', '.join(known)}",
         )
     if policy == "multi_worker_mirrored" and algorithm == "nccl" and not machine.gpus:
-        raise _mistake("all_reduce_alg", "nccl needs GPUs, and this machine has none", "use ring or auto")
+        raise _mistake(
+            "all_reduce_alg", "nccl needs GPUs, and this machine has none", "use ring or auto"
+        )
 
 
 def _mistake(field: str, problem: str, advice: str) -> ConfigError:

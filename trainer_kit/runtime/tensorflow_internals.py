@@ -1,8 +1,9 @@
 """The names of TensorFlow that are not public and that trainer_kit still needs. No other module may use one.
 
-Each is wrapped in one function, whose docstring says why no public way exists and what happens in a release of
-TensorFlow without the name. When a name is gone or has changed, tests/engine/runtime/test_tensorflow_internals.py
-fails. Imports are inside the functions, so that one missing name costs one feature.
+Each is wrapped in one function, whose docstring says why no public way exists and what happens in a
+release of TensorFlow without the name. When a name is gone or has changed,
+tests/engine/runtime/test_tensorflow_internals.py fails. Imports are inside the functions, so that
+one missing name costs one feature.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import tensorflow as tf
 from trainer_kit.errors import TrainerKitError, UsageError
 
 _LOG = logging.getLogger(__name__)
-_WITHOUT_SEED = 87654321  # the global seed of an op that has a seed of its own, while no global one is set
+_WITHOUT_SEED = (
+    87654321  # the global seed of an op that has a seed of its own, while no global one is set
+)
 _MISSING = "missing"  # of a setting that a dataset does not have
 
 
@@ -50,9 +53,10 @@ def single_threaded_executor() -> AbstractContextManager[Any]:
 def operation_seeds_from_the_start() -> Iterator[None]:
     """Restarts the seeds of operations from the global seed inside, and restores their generator afterwards.
 
-    Runs eagerly, on the host. `tf.random.set_seed` does the first, but then later operations draw the seeds of earlier
-    ones again, and all random operations lose their state; what has been drawn cannot be asked for. Without the name
-    nothing is done, and a warning says so: the seeds then depend on how many random operations were made before.
+    Runs eagerly, on the host. `tf.random.set_seed` does the first, but then later operations draw
+    the seeds of earlier ones again, and all random operations lose their state; what has been drawn
+    cannot be asked for. Without the name nothing is done, and a warning says so: the seeds then
+    depend on how many random operations were made before.
     """
     try:
         from tensorflow.python.eager import context
@@ -80,33 +84,43 @@ def operation_seeds_from_the_start() -> Iterator[None]:
 def has_global_seed() -> bool:
     """Whether `tf.random.set_seed` was called; runs eagerly, on the host.
 
-    TensorFlow has no public way to read the global seed; with a seed of its own, an op gets a constant in its place
-    while none is set. In a release with another constant the answer is True.
+    TensorFlow has no public way to read the global seed; with a seed of its own, an op gets a
+    constant in its place while none is set. In a release with another constant the answer is True.
     """
     return bool(tf.compat.v1.get_seed(1)[0] != _WITHOUT_SEED)
 
 
-def converted_by_autograph(function: Callable[..., Any], *, itself: bool = True) -> Callable[..., Any]:
+def converted_by_autograph(
+    function: Callable[..., Any], *, itself: bool = True
+) -> Callable[..., Any]:
     """Returns a function, model or layer as AutoGraph makes a graph of it, in code that is itself not converted.
 
-    Runs in graph, in any context. What users have marked `do_not_convert`, and the layers of Keras 3, stay as they are.
-    `tf.autograph.to_graph` takes functions and methods with a source only, and converts the marked ones too; without
-    the name it is used for those, and all else stays as it is: an `if` over a tensor in a model then fails.
+    Runs in graph, in any context. What users have marked `do_not_convert`, and the layers of Keras
+    3, stay as they are. `tf.autograph.to_graph` takes functions and methods with a source only, and
+    converts the marked ones too; without the name it is used for those, and all else stays as it
+    is: an `if` over a tensor in a model then fails.
 
     Args:
       function: What to convert.
-      itself: Whether its own code is converted, or only what converts itself unless AutoGraph is off around it, as the
-        layers, losses and metrics of tf_keras do.
+      itself: Whether its own code is converted, or only what converts itself unless AutoGraph is
+        off around it, as the layers, losses and metrics of tf_keras do.
     """
     if inspect.ismethod(function) and hasattr(function, "_tf_decorator"):
-        # A method of a metric of tf_keras: AutoGraph would convert what is decorated, which is then not called.
+        # A method of a metric of tf_keras: AutoGraph would convert what is decorated, which is then
+        # not called.
         function = functools.partial(function)
     try:
         neither_on_nor_off = _outside_of_functions()
         convert = functools.partial(tf.__internal__.autograph.tf_convert, ctx=neither_on_nor_off)
-        return convert(function) if itself else convert(functools.partial(function), convert_by_default=False)
+        return (
+            convert(function)
+            if itself
+            else convert(functools.partial(function), convert_by_default=False)
+        )
     except AttributeError:
-        return tf.autograph.to_graph(function) if itself and inspect.isroutine(function) else function
+        return (
+            tf.autograph.to_graph(function) if itself and inspect.isroutine(function) else function
+        )
 
 
 @functools.cache
@@ -119,8 +133,8 @@ def _outside_of_functions() -> Any:
 def trackable_class() -> type:
     """Returns the base class of all objects that a checkpoint can hold; without the name tf.Module, which covers fewer.
 
-    Hash tables, optimizers and loaded models have no other class in common that is public. Without the name their
-    variables are not found where a task holds them in an attribute.
+    Hash tables, optimizers and loaded models have no other class in common that is public. Without
+    the name their variables are not found where a task holds them in an attribute.
     """
     return _tracking("Trackable")
 
@@ -128,8 +142,8 @@ def trackable_class() -> type:
 def plain_node_class() -> type:
     """Returns the class of objects whose attributes a checkpoint holds, and which have no others.
 
-    Without the name tf.Module is used: best weights of a model with an attribute of the same name as one of tf.Module,
-    such as `name`, could not be written.
+    Without the name tf.Module is used: best weights of a model with an attribute of the same name
+    as one of tf.Module, such as `name`, could not be written.
     """
     return _tracking("AutoTrackable")
 
@@ -144,14 +158,17 @@ def _tracking(name: str) -> type:
 def end_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
     """Ends the thread of asynchronous saves after the save in flight, and frees its objects; a later save starts one.
 
-    TensorFlow leaves the thread to the end of the process: it would keep the model, and its copy of every variable,
-    while other runs follow in the same process. Without the names it does just that.
+    TensorFlow leaves the thread to the end of the process: it would keep the model, and its copy of
+    every variable, while other runs follow in the same process. Without the names it does just
+    that.
 
     Returns:
-      The error of the last save, if it failed and no later save has raised it. Without the names None: the
-      CheckpointManager still sees that the files of the save are missing, but not why.
+      The error of the last save, if it failed and no later save has raised it. Without the names
+      None: the CheckpointManager still sees that the files of the save are missing, but not why.
     """
-    saver = getattr(checkpoint, "_async_checkpointer_impl", None)  # None before the first asynchronous save
+    saver = getattr(
+        checkpoint, "_async_checkpointer_impl", None
+    )  # None before the first asynchronous save
     join = getattr(saver, "_join_async_save_thread", None)
     if join is None:
         return None
@@ -172,20 +189,25 @@ def end_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
 def functions_called(graph: Any) -> dict[str, tf.Graph]:
     """Returns the graphs of the functions that a traced graph knows, by the names that its operations call them by.
 
-    A graph's GraphDef has the functions too, but not the tensors that they capture. Without the name there are none:
-    state that only an inner function writes is not found, and the FLOPs of called functions are not counted; the result
-    names the calls.
+    A graph's GraphDef has the functions too, but not the tensors that they capture. Without the
+    name there are none: state that only an inner function writes is not found, and the FLOPs of
+    called functions are not counted; the result names the calls.
     """
     known = getattr(graph, "_functions", {}).items()
-    return {name: function.graph for name, function in known if getattr(function, "graph", None) is not None}
+    return {
+        name: function.graph
+        for name, function in known
+        if getattr(function, "graph", None) is not None
+    }
 
 
 def run_after(operation: tf.Operation, others: Sequence[tf.Operation]) -> None:
     """Makes an existing operation of a graph wait for other operations.
 
-    `tf.control_dependencies` is for operations that are yet to be made, and around the whole step it makes steps of
-    0.1 ms 4 to 16 % slower. Without the name nothing waits: a batch that cannot be read may then come after a write,
-    and a run that fails there goes back to its last checkpoint.
+    `tf.control_dependencies` is for operations that are yet to be made, and around the whole step
+    it makes steps of 0.1 ms 4 to 16 % slower. Without the name nothing waits: a batch that cannot
+    be read may then come after a write, and a run that fails there goes back to its last
+    checkpoint.
     """
     if wait := getattr(operation, "_add_control_inputs", None):
         wait(list(others))
@@ -217,15 +239,17 @@ def _samples_shape(shape: tf.Tensor, parameter: tf.Tensor) -> tf.Tensor:
 def stateless_random_operations(generator: tf.random.Generator | None) -> Iterator[None]:
     """Makes random operations of the graph that is being traced draw from a generator; in eager mode nothing changes.
 
-    `tf.random.normal`, `tf.nn.dropout` and the like keep their state in their kernels, where no checkpoint reaches it,
-    and TensorFlow has no public place to replace them. Here they become stateless operations with seeds of the
-    generator, also in loops, branches and functions, which are traced again. Each replica has a stream of its own. As
-    in TensorFlow, operations of one graph that have the same seed draw the same numbers: two shuffles stay in step.
-    Operations that run across replicas are left as they are, since the generator differs between replicas. Without the
-    names all are, and the check for an exact resume warns of them.
+    `tf.random.normal`, `tf.nn.dropout` and the like keep their state in their kernels, where no
+    checkpoint reaches it, and TensorFlow has no public place to replace them. Here they become
+    stateless operations with seeds of the generator, also in loops, branches and functions, which
+    are traced again. Each replica has a stream of its own. As in TensorFlow, operations of one
+    graph that have the same seed draw the same numbers: two shuffles stay in step. Operations that
+    run across replicas are left as they are, since the generator differs between replicas. Without
+    the names all are, and the check for an exact resume warns of them.
 
     Args:
-      generator: The generator, created in the scope of the strategy; None: no operation is replaced.
+      generator: The generator, created in the scope of the strategy; None: no operation is
+        replaced.
     """
     if generator is None or tf.executing_eagerly():
         yield
@@ -249,7 +273,9 @@ def stateless_random_operations(generator: tf.random.Generator | None) -> Iterat
         return seeds[key]
 
     def replace(name: str) -> Callable[..., tf.Tensor]:
-        def draw(*arguments: Any, seed: int | None = 0, seed2: int | None = 0, **options: Any) -> tf.Tensor:
+        def draw(
+            *arguments: Any, seed: int | None = 0, seed2: int | None = 0, **options: Any
+        ) -> tf.Tensor:
             graph = tf.compat.v1.get_default_graph()
             if not _is_inside(graph, outer) or tf.distribute.in_cross_replica_context():
                 return functions[name](*arguments, seed=seed, seed2=seed2, **options)
@@ -283,15 +309,16 @@ def _is_inside(graph: Any, outer: tf.Graph) -> bool:
     return graph is outer
 
 
-# What a tf.data.Dataset is made of. What `tf.raw_ops.DatasetToGraphV2` writes tells it too, but holds all arrays of a
-# dataset in memory, fails above 2 GiB, and has lost the Python functions.
+# What a tf.data.Dataset is made of. What `tf.raw_ops.DatasetToGraphV2` writes tells it too, but
+# holds all arrays of a dataset in memory, fails above 2 GiB, and has lost the Python functions.
 
 
 def inputs_of(dataset: Any) -> list[Any]:
     """Returns the datasets that a dataset is made from directly.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not expose them: whether a resume is exact is then unknown.
+      TrainerKitError: when this TensorFlow does not expose them: whether a resume is exact is then
+        unknown.
     """
     try:
         return list(dataset._inputs())
@@ -303,7 +330,8 @@ def functions_of(dataset: Any) -> list[tf.Graph]:
     """Returns the graphs of the functions that a dataset calls itself, such as that of a map.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not expose them: random numbers and Python could be in them.
+      TrainerKitError: when this TensorFlow does not expose them: random numbers and Python could be
+        in them.
     """
     try:
         return [wrapper.function.graph for wrapper in dataset._functions()]
@@ -314,8 +342,9 @@ def functions_of(dataset: Any) -> list[tf.Graph]:
 def is_nondeterministic(dataset: Any) -> bool:
     """Whether a parallel map, batch or file reader was made with deterministic=False.
 
-    The graph of the dataset has it too, but holds all arrays in memory: 2 s for 256 MiB, and an error from 2 GiB on.
-    Without an answer every parallel map over such arrays would have to count as one in any order.
+    The graph of the dataset has it too, but holds all arrays in memory: 2 s for 256 MiB, and an
+    error from 2 GiB on. Without an answer every parallel map over such arrays would have to count
+    as one in any order.
 
     Raises:
       TrainerKitError: when this TensorFlow does not expose it for a parallel map.
@@ -328,8 +357,9 @@ def is_nondeterministic(dataset: Any) -> bool:
 def is_unseeded(dataset: Any) -> bool:
     """Whether a dataset draws random numbers which neither a seed of its own nor the global seed fixes.
 
-    With neither, tf.data keeps two zeros. Both names are needed: a global seed of 0 makes the first a zero, and a seed
-    of 0 the second. The graph of the dataset has them too, but holds all arrays in memory.
+    With neither, tf.data keeps two zeros. Both names are needed: a global seed of 0 makes the first
+    a zero, and a seed of 0 the second. The graph of the dataset has them too, but holds all arrays
+    in memory.
 
     Raises:
       TrainerKitError: when this TensorFlow does not expose it for a shuffle or Dataset.random.
@@ -354,7 +384,9 @@ def reshuffles(dataset: Any) -> bool:
 
 def _check_exposed(dataset: Any, kinds: str, *settings: Any) -> None:
     """Raises TrainerKitError when a dataset of one of these classes lacks a setting; others have none."""
-    if type(dataset).__name__.lstrip("_") in kinds.split() and any(one is _MISSING for one in settings):
+    if type(dataset).__name__.lstrip("_") in kinds.split() and any(
+        one is _MISSING for one in settings
+    ):
         raise _gone(dataset, "a setting is gone")
 
 
@@ -369,9 +401,10 @@ def _gone(dataset: Any, error: AttributeError | str) -> TrainerKitError:
 class SummaryState:
     """A default summary writer, step and condition apart from those of the engine, for code that sets its own.
 
-    A callback may begin `writer.as_default()` in one method and end it in another, and the engine's contexts begin and
-    end between the two. TensorFlow offers contexts only, which have to be nested. Without the name the code shares the
-    engine's state, and such a callback fails at the end of the training.
+    A callback may begin `writer.as_default()` in one method and end it in another, and the engine's
+    contexts begin and end between the two. TensorFlow offers contexts only, which have to be
+    nested. Without the name the code shares the engine's state, and such a callback fails at the
+    end of the training.
     """
 
     _NAMES = ("is_recording", "is_recording_distribution_strategy", "writer", "step")
@@ -391,7 +424,11 @@ class SummaryState:
             self._put(before)
 
     def _current(self) -> dict[str, Any]:
-        return {name: getattr(self._state(), name) for name in self._NAMES if hasattr(self._state(), name)}
+        return {
+            name: getattr(self._state(), name)
+            for name in self._NAMES
+            if hasattr(self._state(), name)
+        }
 
     def _put(self, values: dict[str, Any]) -> None:
         for name, value in values.items():

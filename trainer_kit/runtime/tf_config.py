@@ -1,7 +1,7 @@
 """Reads and writes TF_CONFIG, which names the workers of a cluster. Imports no TensorFlow.
 
-TF_CONFIG is TensorFlow's own description of a cluster, in the environment as JSON: the addresses of all tasks by type
-(chief, worker, ps, evaluator), and which of them this process is.
+TF_CONFIG is TensorFlow's own description of a cluster, in the environment as JSON: the addresses of
+all tasks by type (chief, worker, ps, evaluator), and which of them this process is.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
     """Makes TF_CONFIG of `worker_hosts`, unless there is one already. Before TensorFlow's devices are used.
 
     Args:
-      worker_hosts: host:port of each worker, separated by commas; None or empty: there is no cluster.
+      worker_hosts: host:port of each worker, separated by commas; None or empty: there is no
+        cluster.
       task_index: The index of this process among the workers; may be -1 if there is only one.
 
     Returns:
@@ -79,7 +80,10 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
     existing = read_cluster()
     if existing is not None:
         if worker_hosts and existing.tasks.get("worker") != _addresses(worker_hosts):
-            _LOG.warning("runtime.worker_hosts is not used: TF_CONFIG is set, with %d worker(s)", existing.workers)
+            _LOG.warning(
+                "runtime.worker_hosts is not used: TF_CONFIG is set, with %d worker(s)",
+                existing.workers,
+            )
         return max(existing.workers, 1)
     if not worker_hosts:
         return 1
@@ -117,7 +121,9 @@ def parameter_server_mistakes(runtime: RuntimeConfig) -> list[Mistake]:
     strategy = runtime.distribution_strategy
     asks_cluster = strategy == "auto" and not runtime.tpu and runtime.virtual_cpus <= 1
     cluster = read_cluster() if asks_cluster else None
-    if strategy != "parameter_server" and not (cluster and cluster.trains and cluster.parameter_servers):
+    if strategy != "parameter_server" and not (
+        cluster and cluster.trains and cluster.parameter_servers
+    ):
         return []
     origin = "" if cluster is None else "TF_CONFIG has ps tasks"
     return [Mistake("runtime.distribution_strategy", NO_PARAMETER_SERVERS, origin=origin)]
@@ -148,12 +154,18 @@ def read_cluster() -> Cluster | None:
     try:
         index = int(task["index"])  # some platforms write it as text
     except (TypeError, ValueError) as error:
-        raise _bad_tf_config(f"the task's index is {task['index']!r}, not a whole number") from error
+        raise _bad_tf_config(
+            f"the task's index is {task['index']!r}, not a whole number"
+        ) from error
     cluster = Cluster(tasks=tasks, task_type=str(task["type"]), task_index=index)
     known = tasks.get(cluster.task_type, ())
     if cluster.trains and not 0 <= cluster.task_index < len(known):
-        there = ", ".join(f"{name} 0 to {len(addresses) - 1}" for name, addresses in tasks.items() if addresses)
-        raise _bad_tf_config(f"this process is {cluster.task_type} {cluster.task_index}, but the cluster has {there}")
+        there = ", ".join(
+            f"{name} 0 to {len(addresses) - 1}" for name, addresses in tasks.items() if addresses
+        )
+        raise _bad_tf_config(
+            f"this process is {cluster.task_type} {cluster.task_index}, but the cluster has {there}"
+        )
     return cluster
 
 
@@ -162,16 +174,28 @@ def _addresses(worker_hosts: str) -> tuple[str, ...]:
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise _mistake("runtime.worker_hosts", f"{address!r} is not host:port", "write them like 'a:2222,b:2222'")
+            raise _mistake(
+                "runtime.worker_hosts",
+                f"{address!r} is not host:port",
+                "write them like 'a:2222,b:2222'",
+            )
         if addresses.count(address) > 1:
-            raise _mistake("runtime.worker_hosts", f"{address!r} is listed twice", "each worker needs its own address")
+            raise _mistake(
+                "runtime.worker_hosts",
+                f"{address!r} is listed twice",
+                "each worker needs its own address",
+            )
     return addresses
 
 
 def _tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
-    if not isinstance(cluster, dict) or not all(isinstance(addresses, list) for addresses in cluster.values()):
+    if not isinstance(cluster, dict) or not all(
+        isinstance(addresses, list) for addresses in cluster.values()
+    ):
         raise _bad_tf_config(f"'cluster' is {cluster!r}, not lists of addresses by task type")
-    tasks = {name: tuple(str(address) for address in addresses) for name, addresses in cluster.items()}
+    tasks = {
+        name: tuple(str(address) for address in addresses) for name, addresses in cluster.items()
+    }
     for address in (*tasks.get("chief", ()), *tasks.get("worker", ())):
         if not address.rpartition(":")[2].isdecimal():
             raise _bad_tf_config(f"the address {address!r} has no port")
@@ -179,7 +203,9 @@ def _tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _bad_tf_config(problem: str) -> ConfigError:
-    example = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
+    example = (
+        '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
+    )
     return _mistake("TF_CONFIG", problem, f"unset it, or write it like {example}")
 
 

@@ -11,8 +11,9 @@ import tensorflow as tf
 def traced(function: Callable[..., Any], *specs: Any) -> Any:
     """Traces a function on specs, so that the variables that it creates exist afterwards; runs nothing.
 
-    A tf.function creates the variables that replicas share with a value for the first replica only, so with several
-    replicas they are created outside of the function that is traced. Runs eagerly, on the host, in strategy scope.
+    A tf.function creates the variables that replicas share with a value for the first replica only,
+    so with several replicas they are created outside of the function that is traced. Runs eagerly,
+    on the host, in strategy scope.
 
     Args:
       function: The function.
@@ -32,4 +33,6 @@ def traced(function: Callable[..., Any], *specs: Any) -> Any:
             return function(*arguments)
 
     several = tf.distribute.get_strategy().num_replicas_in_sync > 1
-    return tf.function(creating if several else function, autograph=False).get_concrete_function(*specs)
+    return tf.function(creating if several else function, autograph=False).get_concrete_function(
+        *specs
+    )

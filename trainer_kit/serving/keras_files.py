@@ -18,7 +18,8 @@ def load_keras_file(model: Any, path: str) -> tuple[int, int]:
     Runs eagerly, in cross-replica context.
 
     Raises:
-      UsageError: when there is no such file, or it does not fit; with Keras's message. The model is unchanged.
+      UsageError: when there is no such file, or it does not fit; with Keras's message. The model is
+        unchanged.
       StorageError: when the file is damaged.
     """
     if not os.path.isfile(path):
@@ -49,11 +50,17 @@ def _load_all(model: Any, path: str, before: list[Any]) -> None:
 
     All variables are set to NaN first; those that are still NaN afterwards were left out.
     """
-    numbers = [(v, old) for v, old in zip(model.variables, before, strict=True) if old.dtype.kind == "f"]
+    numbers = [
+        (v, old) for v, old in zip(model.variables, before, strict=True) if old.dtype.kind == "f"
+    ]
     for variable, old in numbers:
         variable.assign(np.full_like(old, np.nan))
     model.load_weights(path)
-    missing = [variable for variable, old in numbers if old.size and np.isnan(variable.numpy()).all()]
+    missing = [
+        variable for variable, old in numbers if old.size and np.isnan(variable.numpy()).all()
+    ]
     if missing:
-        rows = [(variable_path(one), "missing in the file", None, tuple(one.shape)) for one in missing]
+        rows = [
+            (variable_path(one), "missing in the file", None, tuple(one.shape)) for one in missing
+        ]
         raise ValueError(differences_table(sorted(rows, key=lambda row: row[0].rpartition("/"))))

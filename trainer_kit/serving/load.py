@@ -37,7 +37,8 @@ class LoadedWeights:
       variables: The number of loaded variables.
       parameters: The number of values in them.
       averaged: Whether moving averages were loaded instead of weights.
-      unused: The names of other variables in a TensorFlow checkpoint; always empty for a Keras file.
+      unused: The names of other variables in a TensorFlow checkpoint; always empty for a Keras
+        file.
     """
 
     path: str
@@ -62,17 +63,19 @@ def load_model(
 ) -> Any:
     """Returns the model of a run with the weights that the run evaluates: their moving average, if it keeps one.
 
-    The run's own task builds the model from params.yaml and manifest.json. This trains nothing and writes nothing into
-    the folder; the run may continue meanwhile. Runs eagerly, outside of a strategy.
+    The run's own task builds the model from params.yaml and manifest.json. This trains nothing and
+    writes nothing into the folder; the run may continue meanwhile. Runs eagerly, outside of a
+    strategy.
 
     Args:
       run_dir: The folder of the run.
-      which: "best", "best:NAME" for one of trainer.best_checkpoints, "latest", a step, as a number or as
-        "ckpt-<step>", or a path.
-      import_modules: The modules to import before the experiment is looked up, or one: dotted names or paths of .py
-        files. Empty: those of the run's command, seen from the working directory.
-      weights: "average", "weights" (the trained ones) or one of `ema.more_decays`, for a checkpoint that holds them
-        all; "": the first of `ema.evaluate`, or, of best weights, those that were the best.
+      which: "best", "best:NAME" for one of trainer.best_checkpoints, "latest", a step, as a number
+        or as "ckpt-<step>", or a path.
+      import_modules: The modules to import before the experiment is looked up, or one: dotted names
+        or paths of .py files. Empty: those of the run's command, seen from the working directory.
+      weights: "average", "weights" (the trained ones) or one of `ema.more_decays`, for a checkpoint
+        that holds them all; "": the first of `ema.evaluate`, or, of best weights, those that were
+        the best.
 
     Raises:
       UsageError: when there is no such run, checkpoint or average, or the experiment is not known.
@@ -105,22 +108,22 @@ def load_weights(
 ) -> LoadedWeights:
     """Loads weights of any program into a model; prints a summary and returns it.
 
-    All variables of the model get their values, or, after an error, none. A value is converted to the dtype of its
-    variable. Runs eagerly, in cross-replica context.
+    All variables of the model get their values, or, after an error, none. A value is converted to
+    the dtype of its variable. Runs eagerly, in cross-replica context.
 
     Args:
       model: A built Keras 3 model, tf_keras model or tf.Module.
-      path: The prefix of a TensorFlow checkpoint of trainer_kit or any other program; a folder of checkpoints, of which
-        the newest is loaded, or the best in a folder of best weights; a run's folder; or a `.weights.h5`, `.h5` or
-        `.keras` file.
-      part: The attributes that lead to the model in the checkpoint, such as "net" in `tf.train.Checkpoint(net=model)`;
-        None searches for the model.
-      averaged: Whether to load the moving averages of a run instead of its weights, if the checkpoint holds them; or
-        the name of one average, "average" or one of `ema.more_decays`.
+      path: The prefix of a TensorFlow checkpoint of trainer_kit or any other program; a folder of
+        checkpoints, of which the newest is loaded, or the best in a folder of best weights; a run's
+        folder; or a `.weights.h5`, `.h5` or `.keras` file.
+      part: The attributes that lead to the model in the checkpoint, such as "net" in
+        `tf.train.Checkpoint(net=model)`; None searches for the model.
+      averaged: Whether to load the moving averages of a run instead of its weights, if the
+        checkpoint holds them; or the name of one average, "average" or one of `ema.more_decays`.
 
     Raises:
-      UsageError: when there is no such file or average, or variables of the model are missing or have another shape;
-        a table lists all. The model is unchanged.
+      UsageError: when there is no such file or average, or variables of the model are missing or
+        have another shape; a table lists all. The model is unchanged.
       StorageError: when the file is damaged.
     """
     check_built(model)
@@ -128,7 +131,9 @@ def load_weights(
     if is_keras_file(place):
         loaded = LoadedWeights(place, "", *load_keras_file(model, place))
     else:
-        _, loaded = _retried(lambda: weights_at(place), lambda prefix: _load(model, prefix, part, averaged))
+        _, loaded = _retried(
+            lambda: weights_at(place), lambda prefix: _load(model, prefix, part, averaged)
+        )
     print(loaded)
     return loaded
 
@@ -153,7 +158,9 @@ def _load(model: Any, prefix: str, part: str | None, averaged: bool | str) -> Lo
     found = match(model, graph, part, averaged)
     used = {key for _, key in found.pairs}
     _check(model, graph, found, used)
-    values = [graph.value(key) for _, key in found.pairs]  # reads all values before it assigns the first
+    values = [
+        graph.value(key) for _, key in found.pairs
+    ]  # reads all values before it assigns the first
     for (variable, _), value in zip(found.pairs, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
     unused = tuple(sorted(readable(key) for key in graph.shapes.keys() - used))
@@ -163,18 +170,30 @@ def _load(model: Any, prefix: str, part: str | None, averaged: bool | str) -> Lo
 
 def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> None:
     if found.misfits:
-        part = f"its part {found.part!r}, which fits best" if found.part else "its root, which fits best"
-        fits = f"{part}: {len(found.misfits)} variables do not fit" if found.pairs else "nothing fits"
+        part = (
+            f"its part {found.part!r}, which fits best"
+            if found.part
+            else "its root, which fits best"
+        )
+        fits = (
+            f"{part}: {len(found.misfits)} variables do not fit" if found.pairs else "nothing fits"
+        )
         rows = sorted(found.misfits, key=lambda row: row[0].rpartition("/"))
         raise UsageError(
             f"{graph.prefix} does not fit the model {type(model).__name__} ({fits}); build the model as it was when "
             f"the checkpoint was saved; no weight was changed:\n{differences_table(rows)}"
         )
-    parts = {id(one): one for one in tf.train.TrackableView(model).descendants() if one is not model}.values()
-    layers = [one for one in parts if hasattr(one, "call") and hasattr(one, "built")]  # no optimizers, no metrics
+    parts = {
+        id(one): one for one in tf.train.TrackableView(model).descendants() if one is not model
+    }.values()
+    layers = [
+        one for one in parts if hasattr(one, "call") and hasattr(one, "built")
+    ]  # no optimizers, no metrics
     unbuilt = [type(one).__name__ for one in layers if not one.built]
     left = sorted(readable(key) for key in graph.below(found.node) - used)
-    if unbuilt and left and not found.averaged:  # after averages were loaded, the rest are the weights themselves
+    if (
+        unbuilt and left and not found.averaged
+    ):  # after averages were loaded, the rest are the weights themselves
         raise UsageError(
             f"{graph.prefix} holds {left[0]} and the like, for which the model has no variable, and its layer "
             f"{unbuilt[0]} is not built; call the model on a batch first; no weight was changed"
@@ -200,5 +219,7 @@ def _by_section(names: Sequence[str]) -> str:
         sections.setdefault(name.split("/")[0], []).append(name)
     single = len(sections) == 1 and len(names) > 1
     listed = [f"{name} ({len(of)})" if of != [name] else name for name, of in sections.items()]
-    more = f": {', '.join(names[:_LISTED])}{' ...' if len(names) > _LISTED else ''}" if single else ""
+    more = (
+        f": {', '.join(names[:_LISTED])}{' ...' if len(names) > _LISTED else ''}" if single else ""
+    )
     return ", ".join(listed) + more

@@ -27,32 +27,40 @@ def get_predictor(
 ) -> Predictor:
     """Returns a function that computes tensors of a model, in inference mode; runs eagerly, on the host.
 
-    The function takes the values of the inputs, in their order or by name, and returns the outputs as NumPy arrays by
-    name. It computes only what the outputs need. A live model is used with the weights that it has at each call; for
-    their moving average, call the function inside `trainer.averaged_weights()`.
+    The function takes the values of the inputs, in their order or by name, and returns the outputs
+    as NumPy arrays by name. It computes only what the outputs need. A live model is used with the
+    weights that it has at each call; for their moving average, call the function inside
+    `trainer.averaged_weights()`.
 
     Args:
-      model: A built Keras 3 model, tf_keras model or tf.Module, which is called with training=False; or the path of a
-        run's folder or of a checkpoint in it.
-      inputs: The names of the inputs. A functional model has names for its inputs. Of any other model several inputs
-        are the keys of the dict that it takes, and a single one may have any name.
-      outputs: The names of tensors: those of `trainer_kit.expose`, of layers, of the model itself, and the keys of the
-        dict that it returns.
+      model: A built Keras 3 model, tf_keras model or tf.Module, which is called with
+        training=False; or the path of a run's folder or of a checkpoint in it.
+      inputs: The names of the inputs. A functional model has names for its inputs. Of any other
+        model several inputs are the keys of the dict that it takes, and a single one may have any
+        name.
+      outputs: The names of tensors: those of `trainer_kit.expose`, of layers, of the model itself,
+        and the keys of the dict that it returns.
       which: The checkpoint of a run's folder; see `load_model`; None: "best".
-      import_modules: The modules to import before the experiment of a run is looked up, or one: dotted names or paths
-        of .py files. Empty: those of its command, seen from the working directory.
+      import_modules: The modules to import before the experiment of a run is looked up, or one:
+        dotted names or paths of .py files. Empty: those of its command, seen from the working
+        directory.
 
     Raises:
-      UsageError: when an input or the run is not known; at the first call, when an output is not known.
+      UsageError: when an input or the run is not known; at the first call, when an output is not
+        known.
       StorageError: when the checkpoint is damaged.
     """
     for field, names in (("inputs", inputs), ("outputs", outputs)):
         if isinstance(names, str) or not names:
-            raise UsageError(f"get_predictor: {field} is {names!r}; give a list of names, such as {[names or 'name']}")
+            raise UsageError(
+                f"get_predictor: {field} is {names!r}; give a list of names, such as {[names or 'name']}"
+            )
     if isinstance(model, (str, os.PathLike)):
         model = _of_run(Path(model), which, import_modules)
     elif which is not None:
-        raise UsageError(f"get_predictor: which={which!r} is for the folder of a run; leave it out for a live model")
+        raise UsageError(
+            f"get_predictor: which={which!r} is for the folder of a run; leave it out for a live model"
+        )
     check_built(model)
     arguments, layers = _arguments(model, list(inputs)), LayerOutputs(model)
 
@@ -64,14 +72,18 @@ def get_predictor(
         known = {**own, **found.tensors}
         for name in outputs:
             if name not in known:
-                raise unknown_tensor(name, {*known, *found.known, *layers.names}, "get_predictor: the model")
+                raise unknown_tensor(
+                    name, {*known, *found.known, *layers.names}, "get_predictor: the model"
+                )
         return {name: known[name] for name in outputs}
 
     def predict(*given: Any, **named: Any) -> dict[str, np.ndarray]:
         values = {**dict(zip(inputs, given, strict=False)), **named}
         if len(given) + len(named) != len(inputs) or values.keys() != set(inputs):
             shown = ", ".join([*(["..."] * len(given)), *(f"{name}=..." for name in named)])
-            raise UsageError(f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({shown})")
+            raise UsageError(
+                f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({shown})"
+            )
         tensors = traced({name: tf.convert_to_tensor(value) for name, value in values.items()})
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
@@ -86,7 +98,9 @@ def _of_run(path: Path, which: str | int | None, import_modules: str | Sequence[
     if folder is None:
         return load_model(path)  # its message says what is there
     if which is not None:
-        raise UsageError(f"get_predictor: {path} is a checkpoint; which={which!r} is for the folder of a run")
+        raise UsageError(
+            f"get_predictor: {path} is a checkpoint; which={which!r} is for the folder of a run"
+        )
     return load_model(folder, os.fspath(path), import_modules)
 
 
@@ -103,7 +117,11 @@ def _arguments(model: Any, names: list[str]) -> Callable[[Mapping[str, tf.Tensor
         return lambda values: tf.nest.map_structure(lambda _: values[names[0]], own)
     for name in names:
         if name not in known:
-            raise UsageError(f"get_predictor: the model has no input {name!r}; {suggestion(name, known)}")
+            raise UsageError(
+                f"get_predictor: the model has no input {name!r}; {suggestion(name, known)}"
+            )
     if missing := [name for name in known if name not in names]:
-        raise UsageError(f"get_predictor: the model also needs the inputs {', '.join(missing)}; name them in inputs")
+        raise UsageError(
+            f"get_predictor: the model also needs the inputs {', '.join(missing)}; name them in inputs"
+        )
     return lambda values: tf.nest.map_structure(lambda name: values[name], own)

@@ -29,9 +29,15 @@ def run_folder(run_dir: str | os.PathLike[str]) -> Path:
         return folder
     if not folder.is_dir():
         folders = [path.name for path in folder.parent.glob("[!.]*") if path.is_dir()]
-        raise UsageError(f"there is no folder {folder}; {path_suggestion(folder, folders, 'folders')}")
+        raise UsageError(
+            f"there is no folder {folder}; {path_suggestion(folder, folders, 'folders')}"
+        )
     runs = sorted(str(path.parent) for path in folder.glob("*/params.yaml"))
-    inside = f"runs in it: {', '.join(runs[:12])}" if runs else f"it holds: {', '.join(os.listdir(folder)[:12])}"
+    inside = (
+        f"runs in it: {', '.join(runs[:12])}"
+        if runs
+        else f"it holds: {', '.join(os.listdir(folder)[:12])}"
+    )
     raise UsageError(f"{folder} is not the folder of a run: it has no params.yaml; {inside}")
 
 
@@ -41,13 +47,15 @@ def recorded_experiment(folder: Path) -> str:
     return name if isinstance(name, str) else ""
 
 
-def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), option: str = _FLAG) -> ExperimentConfig:
+def recorded_config(
+    folder: Path, import_modules: str | Sequence[str] = (), option: str = _FLAG
+) -> ExperimentConfig:
     """Returns the config of a run, changed to one device, since the weights do not depend on the devices.
 
     Args:
       folder: The run's folder.
-      import_modules: The modules to import before the experiment is looked up, or one; empty: those of the run's
-        command.
+      import_modules: The modules to import before the experiment is looked up, or one; empty: those
+        of the run's command.
       option: The flag or the argument that names them, for messages.
 
     Raises:
@@ -61,13 +69,19 @@ def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), opti
             f"trainer_kit.compat.keras, compat.keras.load(model, {str(folder)!r})"
         )
     if import_modules or name not in experiments:
-        given = [import_modules] if isinstance(import_modules, str) and import_modules else import_modules
+        given = (
+            [import_modules]
+            if isinstance(import_modules, str) and import_modules
+            else import_modules
+        )
         recorded: list[str] = []
         if not given:  # the modules that the command of the run imports first
             command = (files.read_json(folder / "manifest.json") or {}).get("command")
             words = [str(word) for word in command] if isinstance(command, list) else []
             recorded = [word.partition("=")[2] for word in words if word.startswith(f"{_FLAG}=")]
-            recorded += [following for word, following in itertools.pairwise(words) if word == _FLAG]
+            recorded += [
+                following for word, following in itertools.pairwise(words) if word == _FLAG
+            ]
         try:
             discovery.find_experiment(name, given or recorded, option)
         except UsageError as error:
@@ -82,4 +96,6 @@ def recorded_config(folder: Path, import_modules: str | Sequence[str] = (), opti
     config = from_yaml(text, get_experiment(name))
     kept = ("mixed_precision_dtype", "loss_scale", "random_seed")
     plain, of_run = RuntimeConfig(distribution_strategy="off").as_dict(), config.runtime.as_dict()
-    return config.replace(runtime={key: plain[key] for key in of_run if key in plain and key not in kept})
+    return config.replace(
+        runtime={key: plain[key] for key in of_run if key in plain and key not in kept}
+    )

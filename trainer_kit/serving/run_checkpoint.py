@@ -18,7 +18,9 @@ from trainer_kit.process.run_directory import RunDirectory
 _BEST = "best:"
 
 
-def run_checkpoint(folder: Path, which: Any, options: TrainerConfig, at_path: Callable[[str], str]) -> str:
+def run_checkpoint(
+    folder: Path, which: Any, options: TrainerConfig, at_path: Callable[[str], str]
+) -> str:
     """Returns the prefix of a run's checkpoint.
 
     Args:
@@ -64,7 +66,9 @@ def _best(folder: Path, which: str, options: TrainerConfig) -> str:
     place = os.path.join(directory.own_named_bests, name) if name else directory.best
     found = checkpoint_of_folder(place)
     if found is None:
-        raise UsageError(f'there is no best checkpoint: {place} holds none{_bests(folder)}; "latest" is another choice')
+        raise UsageError(
+            f'there is no best checkpoint: {place} holds none{_bests(folder)}; "latest" is another choice'
+        )
     return found
 
 

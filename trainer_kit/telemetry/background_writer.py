@@ -15,20 +15,26 @@ _LOG = logging.getLogger(__name__)
 class BackgroundWriter:
     """Passes reports to `writers`, in order, in one daemon thread, by default within a fifth of a second.
 
-    A writer that fails loses only the report it failed on; it and the other writers continue with the next report. The
-    next call of `write`, `flush` or `close` raises the first error, unchanged and once; further errors until then are
-    logged.
+    A writer that fails loses only the report it failed on; it and the other writers continue with
+    the next report. The next call of `write`, `flush` or `close` raises the first error, unchanged
+    and once; further errors until then are logged.
 
     Args:
-      writers: The writers that get every report. They are called only in the thread, `close` included, except those
-        with a true attribute `in_caller_thread`: `write`, `flush` and `close` call these directly.
-      capacity: The number of reports that may wait. When the queue is full, `write` waits: no report is dropped.
-      together: The seconds that a report waits for others, unless the queue is half full. Waking the thread for each
-        report would cost 4 % of a loop of 20 ms.
+      writers: The writers that get every report. They are called only in the thread, `close`
+        included, except those with a true attribute `in_caller_thread`: `write`, `flush` and
+        `close` call these directly.
+      capacity: The number of reports that may wait. When the queue is full, `write` waits: no
+        report is dropped.
+      together: The seconds that a report waits for others, unless the queue is half full. Waking
+        the thread for each report would cost 4 % of a loop of 20 ms.
     """
 
-    def __init__(self, writers: Sequence[Writer], capacity: int = 256, together: float = 0.2) -> None:
-        self._at_once = tuple(writer for writer in writers if getattr(writer, "in_caller_thread", False))
+    def __init__(
+        self, writers: Sequence[Writer], capacity: int = 256, together: float = 0.2
+    ) -> None:
+        self._at_once = tuple(
+            writer for writer in writers if getattr(writer, "in_caller_thread", False)
+        )
         self._writers = tuple(writer for writer in writers if writer not in self._at_once)
         self._queue: queue.Queue[Report | _Request] = queue.Queue(maxsize=capacity)
         self._together = together
@@ -73,7 +79,8 @@ class BackgroundWriter:
         """Writes all waiting reports, closes all writers and ends the thread; a second call does nothing.
 
         Raises:
-          Exception: the first error of a writer since the last call or in its `close`, after all were closed.
+          Exception: the first error of a writer since the last call or in its `close`, after all
+            were closed.
         """
         if not self._closed:
             self._ask(lambda writer: writer.close(), last=True)
@@ -87,13 +94,17 @@ class BackgroundWriter:
             raise RuntimeError("this BackgroundWriter is closed; write before close()")
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="trainer_kit telemetry", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._serve, name="trainer_kit telemetry", daemon=True
+                )
                 self._thread.start()
         self._queue.put(item)
         if isinstance(item, _Request) or self._queue.qsize() >= self._queue.maxsize // 2:
             self._hurry.set()
 
-    def _ask(self, action: Callable[[Writer], None], *, last: bool = False, in_thread_only: bool = False) -> None:
+    def _ask(
+        self, action: Callable[[Writer], None], *, last: bool = False, in_thread_only: bool = False
+    ) -> None:
         request = _Request(action, last)
         self._put(request)
         for writer in () if in_thread_only else self._at_once:
@@ -126,14 +137,17 @@ class BackgroundWriter:
                 return
 
     def _guard(self, call: Callable[..., None], *arguments: object) -> None:
-        # BaseException too (SystemExit): if this thread ended here, the training loop would wait forever.
+        # BaseException too (SystemExit): if this thread ended here, the training loop would wait
+        # forever.
         try:
             call(*arguments)
         except BaseException as error:
             with self._error_lock:
                 waiting = self._error
                 self._error = waiting or error
-            if waiting is not None and str(waiting) != str(error):  # all writers of a lost folder raise the same error
+            if waiting is not None and str(waiting) != str(
+                error
+            ):  # all writers of a lost folder raise the same error
                 _LOG.error("another error occurred while reports were written: %r", error)
 
 

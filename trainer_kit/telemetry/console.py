@@ -30,16 +30,18 @@ _LOOP_AFTER = 1.0  # seconds after which a terminal shows a training loop
 class ConsoleWriter:
     """Shows reports on `stream`.
 
-    On a terminal, a display that is redrawn in place shows step, total steps, time left, steps/s, examples/s, metrics
-    and the best so far; evaluations and messages are printed above it. Elsewhere each report is one line without
-    control characters, flushed at once. When the stream is closed (a pipe or a terminal) the run continues silently.
+    On a terminal, a display that is redrawn in place shows step, total steps, time left, steps/s,
+    examples/s, metrics and the best so far; evaluations and messages are printed above it.
+    Elsewhere each report is one line without control characters, flushed at once. When the stream
+    is closed (a pipe or a terminal) the run continues silently.
 
     Args:
       stream: The stream to print to, e.g. `sys.stdout`.
-      interactive: Whether to draw a display; None checks whether the stream is a terminal that can show one.
+      interactive: Whether to draw a display; None checks whether the stream is a terminal that can
+        show one.
       clock: A monotonic clock in seconds, which updates the time left between two reports.
-      activity_after: The seconds after which an activity (building, compiling, a training loop, an evaluation) is
-        shown. Shorter activities are never shown.
+      activity_after: The seconds after which an activity (building, compiling, a training loop, an
+        evaluation) is shown. Shorter activities are never shown.
       activity_every: The seconds between two lines about an activity where no display is drawn.
     """
 
@@ -99,8 +101,8 @@ class ConsoleWriter:
     def show_activity(self, activity: Activity | None) -> None:
         """Shows a long activity of the run: below the display, or as a line from time to time.
 
-        A terminal shows a training loop after one second. Call this repeatedly from one thread, and with None when the
-        activity is over.
+        A terminal shows a training loop after one second. Call this repeatedly from one thread, and
+        with None when the activity is over.
         """
         with self._lock:
             before = self._activity
@@ -197,12 +199,18 @@ class _Output:
 
 def _can_draw(stream: TextIO) -> bool:
     isatty = getattr(stream, "isatty", None)
-    return bool(isatty is not None and isatty()) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    return bool(isatty is not None and isatty()) and os.environ.get("TERM", "dumb") not in (
+        "dumb",
+        "unknown",
+    )
 
 
 def _display(report: Report, elapsed: float, best: tuple[str, float, int] | None) -> Group:
     """Returns the report as a bar above its figures, `elapsed` seconds after it came."""
-    cells: list[Text | ProgressBar] = [Text(report.kind, style="bold"), Text(f"step {lines.progress_text(report)}")]
+    cells: list[Text | ProgressBar] = [
+        Text(report.kind, style="bold"),
+        Text(f"step {lines.progress_text(report)}"),
+    ]
     grid = Table.grid(padding=(0, 2, 0, 0), expand=report.total_steps is not None)
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
@@ -215,4 +223,6 @@ def _display(report: Report, elapsed: float, best: tuple[str, float, int] | None
     grid.add_row(*cells)
     figures = lines.rate_texts(report) + lines.metric_texts(report)
     figures += [] if best is None else [lines.best_text(best)]
-    return Group(grid, Columns([Text(lines.printable(figure)) for figure in figures], padding=(0, 2, 0, 0)))
+    return Group(
+        grid, Columns([Text(lines.printable(figure)) for figure in figures], padding=(0, 2, 0, 0))
+    )

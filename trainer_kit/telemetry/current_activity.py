@@ -21,8 +21,8 @@ class RunProgress(Protocol):
         """Returns the activity of the run.
 
         Returns:
-          (name, the global step at which it began, the global step now, the number of batches that this process has
-          evaluated); the name is "" while there is no activity to show.
+          (name, the global step at which it began, the global step now, the number of batches that
+          this process has evaluated); the name is "" while there is no activity to show.
         """
         ...
 
@@ -55,7 +55,9 @@ class CurrentActivity:
         self._poll_seconds = poll_seconds
         self._clock = clock
         self._before = 0  # batches, when the last evaluation was over
-        self._since: tuple[str, int, float] | None = None  # the activity, its first step, and when it was first seen
+        self._since: tuple[str, int, float] | None = (
+            None  # the activity, its first step, and when it was first seen
+        )
         self._known: int | None = None
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="activity watch", daemon=True)
@@ -65,7 +67,10 @@ class CurrentActivity:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.leave()
 

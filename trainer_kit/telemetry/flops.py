@@ -19,7 +19,15 @@ from trainer_kit.telemetry.model_stats import count_parameters
 # Operations whose work is in another function, which the profiler does not count.
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
-_PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "Einsum")
+_PRODUCTS = (
+    "MatMul",
+    "BatchMatMulV2",
+    "BatchMatMulV3",
+    "Conv2D",
+    "Conv3D",
+    "DepthwiseConv2dNative",
+    "Einsum",
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,8 @@ class FlopsResult:
     """The floating-point operations of one forward pass for one example.
 
     Attributes:
-      flops: The number of operations, with a multiplication and its addition counted as 2; None if it is not known.
+      flops: The number of operations, with a multiplication and its addition counted as 2; None if
+        it is not known.
       problem: Why the number is not known, or what it leaves out; empty without a problem.
     """
 
@@ -43,16 +52,17 @@ class FlopsResult:
 def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
     """Returns the FLOPs of one forward pass of `model` on a batch of 1, in inference.
 
-    TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise, plus the elementwise
-    operations it knows (bias, softmax, normalisation). `Einsum`, which it does not know, counts as 2 for each
-    combination of its indices. The bodies of loops and branches are not counted, nor are products of unknown size, as
-    in functions of a SavedModel; `problem` says so. Traces the model, which takes seconds for a large one. Runs eagerly
-    on the host and never raises: `problem` reports any failure.
+    TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise,
+    plus the elementwise operations it knows (bias, softmax, normalisation). `Einsum`, which it does
+    not know, counts as 2 for each combination of its indices. The bodies of loops and branches are
+    not counted, nor are products of unknown size, as in functions of a SavedModel; `problem` says
+    so. Traces the model, which takes seconds for a large one. Runs eagerly on the host and never
+    raises: `problem` reports any failure.
 
     Args:
       model: The model, called with the inputs, and with training=False if it has that argument.
-      inputs_spec: A tensor spec, or any structure of them, such as a data set's `element_spec` for the features. The
-        first dimension is set to 1; the others must be known.
+      inputs_spec: A tensor spec, or any structure of them, such as a data set's `element_spec` for
+        the features. The first dimension is set to 1; the others must be known.
     """
     if not getattr(model, "built", True):
         return FlopsResult(None, "the model is not built yet; call it on a batch first")
@@ -93,7 +103,8 @@ def _trace(model: Any, spec: Any) -> tf.Graph:
 def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
     """Returns the FLOPs of a graph with its called functions, and the number of uncounted operations of each type."""
     profile = _profile(graph)
-    # Importing Model Garden adds a rule for Einsum to the profiler; the number must not depend on that.
+    # Importing Model Garden adds a rule for Einsum to the profiler; the number must not depend on
+    # that.
     flops = int(profile.total_float_ops) - _profiled_flops(profile, "Einsum")
     left_out = Counter[str]()
     functions = functions_called(graph)
@@ -110,7 +121,10 @@ def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
             or operation.type in _CONTROL_FLOW
             or (
                 operation.type in _PRODUCTS
-                and not all(tensor.shape.is_fully_defined() for tensor in (*operation.inputs, *operation.outputs))
+                and not all(
+                    tensor.shape.is_fully_defined()
+                    for tensor in (*operation.inputs, *operation.outputs)
+                )
             )
         ):
             left_out[operation.type] += 1
@@ -123,7 +137,8 @@ def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
 def _profile(graph: tf.Graph) -> Any:
     options = {**tf.compat.v1.profiler.ProfileOptionBuilder.float_operation(), "output": "none"}
 
-    # The profiler uses old functions. The user cannot change that, so TensorFlow's warning is suppressed.
+    # The profiler uses old functions. The user cannot change that, so TensorFlow's warning is
+    # suppressed.
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -154,7 +169,9 @@ def _einsum_flops(operation: tf.Operation) -> int:
     before, _, after = inputs.split(",")[0].partition("...")
     shape = operation.inputs[0].shape.as_list()
     # The dimensions of an ellipsis are in the product too, so only letters are summed.
-    letters_and_sizes = zip(before + after, shape[: len(before)] + shape[len(shape) - len(after) :], strict=True)
+    letters_and_sizes = zip(
+        before + after, shape[: len(before)] + shape[len(shape) - len(after) :], strict=True
+    )
     summed = math.prod(size for letter, size in letters_and_sizes if letter not in output)
     return 2 * operation.outputs[0].shape.num_elements() * summed
 
@@ -167,6 +184,10 @@ def model_cost(trainer: Any) -> str:
     parameters, spec = str(count_parameters(trainer.model)), trainer.batch_spec
     if spec is None:
         return parameters
-    features = spec[0] if isinstance(spec, tuple) and len(spec) <= 3 else spec  # labels and weights may follow
-    features = getattr(trainer.model, "latents_spec", features)  # a generator is not called on the batch
+    features = (
+        spec[0] if isinstance(spec, tuple) and len(spec) <= 3 else spec
+    )  # labels and weights may follow
+    features = getattr(
+        trainer.model, "latents_spec", features
+    )  # a generator is not called on the batch
     return f"{parameters}; {count_flops(trainer.model, features)} for one example"

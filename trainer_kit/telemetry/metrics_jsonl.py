@@ -1,18 +1,20 @@
 """metrics.jsonl: one line per report in the order of the steps, the same with kills and restarts as without them.
 
-A line is strict JSON: a metric that is NaN or infinite is written as the text "nan", "inf" or "-inf" and read back as
-a float. A (kind, step) is written once: an evaluation that is repeated after a restart gives the same numbers. A step
-may have several changed hyper-parameters, one line for each; one is written again only with another value. A run that
-goes back to step N moves the lines of later steps to metrics.superseded.jsonl, after a line
-{"kind": "resume", "step": N, "superseded": how many}. It copies them first and then replaces metrics.jsonl, so that a
-kill in between may leave duplicates there, but loses nothing.
-Files of earlier versions, with {"kind": "resume", "step": N} between the reports, are read with that meaning and
-converted by the next resume.
+A line is strict JSON: a metric that is NaN or infinite is written as the text "nan", "inf" or
+"-inf" and read back as a float. A (kind, step) is written once: an evaluation that is repeated
+after a restart gives the same numbers. A step may have several changed hyper-parameters, one line
+for each; one is written again only with another value. A run that goes back to step N moves the
+lines of later steps to metrics.superseded.jsonl, after a line {"kind": "resume", "step": N,
+"superseded": how many}. It copies them first and then replaces metrics.jsonl, so that a kill in
+between may leave duplicates there, but loses nothing. Files of earlier versions, with {"kind":
+"resume", "step": N} between the reports, are read with that meaning and converted by the next
+resume.
 
-Every line is passed to the operating system at once, so that the death of the process loses no more than the queue of
-a BackgroundWriter. Lines are not forced to the disk one by one: that would cost milliseconds each, and a power failure
-loses the steps since the last checkpoint anyway. `flush` forces them; called before a checkpoint is written, it makes
-the history at least as new as the checkpoint, from which a run can resume even before its record exists.
+Every line is passed to the operating system at once, so that the death of the process loses no more
+than the queue of a BackgroundWriter. Lines are not forced to the disk one by one: that would cost
+milliseconds each, and a power failure loses the steps since the last checkpoint anyway. `flush`
+forces them; called before a checkpoint is written, it makes the history at least as new as the
+checkpoint, from which a run can resume even before its record exists.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import flat_scalars, from_json_number, to_json_number
 
 RESUME = "resume"
-WALL_CLOCK_FIELDS = ("steps_per_second", "examples_per_second", "seconds")  # fields that differ between equal runs
+WALL_CLOCK_FIELDS = (
+    "steps_per_second",
+    "examples_per_second",
+    "seconds",
+)  # fields that differ between equal runs
 _MARKER = b'"kind": "resume"'  # as earlier versions wrote it between the reports
 
 
@@ -51,10 +57,11 @@ class JsonLinesWriter:
     def write(self, report: Report) -> None:
         """Appends {"kind", "step", "steps_per_second", "examples_per_second", "seconds", "metrics"}.
 
-        If the run has epochs, "epoch" and "step_in_epoch" follow the step. `metrics` are the report's scalars, with
-        groups and names joined by "/"; "reason" follows if there is one. A report whose (kind, step) is already in the
-        file is left out; one of a changed hyper-parameter only if its value is the same. A training report for an
-        earlier step than the last line is treated as a resume; an evaluation of an earlier step is inserted in its
+        If the run has epochs, "epoch" and "step_in_epoch" follow the step. `metrics` are the
+        report's scalars, with groups and names joined by "/"; "reason" follows if there is one. A
+        report whose (kind, step) is already in the file is left out; one of a changed
+        hyper-parameter only if its value is the same. A training report for an earlier step than
+        the last line is treated as a resume; an evaluation of an earlier step is inserted in its
         place, by rewriting the file.
 
         Raises:
@@ -67,7 +74,9 @@ class JsonLinesWriter:
         for name in WALL_CLOCK_FIELDS:
             value = getattr(report, name)
             record[name] = None if value is None else to_json_number(value)
-        record["metrics"] = {name: to_json_number(value) for name, value in flat_scalars(report.metrics).items()}
+        record["metrics"] = {
+            name: to_json_number(value) for name, value in flat_scalars(report.metrics).items()
+        }
         if report.reason:
             record["reason"] = report.reason
         if kind == "train" and step < self._last():
@@ -80,9 +89,9 @@ class JsonLinesWriter:
     def resume(self, step: int) -> None:
         """Moves the lines of steps after `step`, and a last line that was cut, to metrics.superseded.jsonl.
 
-        Call it at every start and rollback, with 0 for a run without a checkpoint, while no report is waiting (flush a
-        BackgroundWriter first). Lines of `step` itself stay. If there is nothing to move, nothing is written, and only
-        the end of the file is read.
+        Call it at every start and rollback, with 0 for a run without a checkpoint, while no report
+        is waiting (flush a BackgroundWriter first). Lines of `step` itself stay. If there is
+        nothing to move, nothing is written, and only the end of the file is read.
 
         Raises:
           StorageError: when a file cannot be written; metrics.jsonl is then unchanged.
@@ -139,7 +148,9 @@ class JsonLinesWriter:
     def _put(self, record: dict[str, Any]) -> None:
         self.close()
         with _mapped(self.path) as data:
-            place = next((end for _, end, other in _from_end(data) if other["step"] <= record["step"]), 0)
+            place = next(
+                (end for _, end, other in _from_end(data) if other["step"] <= record["step"]), 0
+            )
             text = data[:place] + _line(record) + data[place:]
         files.write_text(self.path, text.decode(errors="replace"), point="history")
 
@@ -151,15 +162,18 @@ def active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Changes of several hyper-parameters at one step all count, the last of each.
 
-    A resume at step N in a file of an earlier version supersedes reports of later steps. So does a training report for
-    a step before the last one: the resume was not recorded. An evaluation of an earlier step is inserted in its place.
-    Of two reports of one kind and step, which only earlier versions wrote, the later counts. Lines that a crash cut,
-    and lines without a report, are left out. Without a file the history is empty.
+    A resume at step N in a file of an earlier version supersedes reports of later steps. So does a
+    training report for a step before the last one: the resume was not recorded. An evaluation of an
+    earlier step is inserted in its place. Of two reports of one kind and step, which only earlier
+    versions wrote, the later counts. Lines that a crash cut, and lines without a report, are left
+    out. Without a file the history is empty.
     """
     return _active(record for record in files.read_lines(path) if _is_report(record))
 
 
-def reported(path: str | os.PathLike[str], kind: str, step: int, metrics: Mapping[str, Any] | None = None) -> bool:
+def reported(
+    path: str | os.PathLike[str], kind: str, step: int, metrics: Mapping[str, Any] | None = None
+) -> bool:
     """Whether the history at `path` has a line of this kind for this step; superseded lines do not count.
 
     Reads the file from its end back to the step.
@@ -174,9 +188,16 @@ def reported(path: str | os.PathLike[str], kind: str, step: int, metrics: Mappin
       StorageError: when the file cannot be read.
     """
     with _mapped(path) as data:
-        # A resume at an earlier step, in a file of an earlier version, ends the search like a report.
-        near = itertools.takewhile(lambda record: record["step"] >= step, (record for _, _, record in _from_end(data)))
-        found = [record.get("metrics") or {} for record in near if (record["kind"], record["step"]) == (kind, step)]
+        # A resume at an earlier step, in a file of an earlier version, ends the search like a
+        # report.
+        near = itertools.takewhile(
+            lambda record: record["step"] >= step, (record for _, _, record in _from_end(data))
+        )
+        found = [
+            record.get("metrics") or {}
+            for record in near
+            if (record["kind"], record["step"]) == (kind, step)
+        ]
     return any((metrics or {}).items() <= one.items() for one in found)
 
 
@@ -189,7 +210,10 @@ def extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
       StorageError: when the file cannot be read.
     """
     with _mapped(path) as data:
-        return next(((record["step"], end) for _, end, record in _from_end(data) if record["step"] <= step), (-1, 0))
+        return next(
+            ((record["step"], end) for _, end, record in _from_end(data) if record["step"] <= step),
+            (-1, 0),
+        )
 
 
 def superseded_path(path: str | os.PathLike[str]) -> str:
@@ -224,7 +248,11 @@ def _insert(history: list[dict[str, Any]], record: dict[str, Any]) -> None:
 
 def _identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns what two reports have in common of which only the later counts."""
-    return record["kind"], record["step"], frozenset(record["metrics"] if record["kind"] == CHANGE else ())
+    return (
+        record["kind"],
+        record["step"],
+        frozenset(record["metrics"] if record["kind"] == CHANGE else ()),
+    )
 
 
 def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
@@ -232,10 +260,21 @@ def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
     with _mapped(path) as data:
         # Steps never go back, so reading the end is enough, except in a file of an earlier version.
         old = data.find(_MARKER) >= 0
-        start = 0 if old else next((start for start, _, record in _from_end(data) if record["step"] <= step), 0)
+        start = (
+            0
+            if old
+            else next((start for start, _, record in _from_end(data) if record["step"] <= step), 0)
+        )
         *lines, cut = data[start:].split(b"\n")
-        found = {number: record for number, line in enumerate([*lines, cut]) if (record := _parse(line))}
-        active = _active([*({**record, "line": number} for number, record in found.items()), _resume_record(step)])
+        found = {
+            number: record for number, line in enumerate([*lines, cut]) if (record := _parse(line))
+        }
+        active = _active(
+            [
+                *({**record, "line": number} for number, record in found.items()),
+                _resume_record(step),
+            ]
+        )
         going = found.keys() - {record["line"] for record in active}
         if cut and len(lines) not in found:
             going.add(len(lines))
@@ -288,7 +327,9 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 def _is_report(record: Mapping[str, Any]) -> bool:
     step = record.get("step")
-    return isinstance(record.get("kind"), str) and isinstance(step, int) and not isinstance(step, bool)
+    return (
+        isinstance(record.get("kind"), str) and isinstance(step, int) and not isinstance(step, bool)
+    )
 
 
 @contextlib.contextmanager
@@ -301,7 +342,9 @@ def _mapped(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
                 stream = stack.enter_context(open(path, "rb"))
                 data = stack.enter_context(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
         except OSError as error:
-            raise StorageError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
+            raise StorageError(
+                f"{os.fspath(path)} cannot be read: {error.strerror or error}"
+            ) from error
         yield data
 
 
@@ -322,8 +365,16 @@ def _open_to_append(path: str) -> IO[bytes]:
 
 def _decode(record: Mapping[str, Any]) -> dict[str, Any]:
     metrics = record.get("metrics")
-    rates = {name: from_json_number(record[name]) for name in WALL_CLOCK_FIELDS if record.get(name) is not None}
-    numbers = {name: from_json_number(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
+    rates = {
+        name: from_json_number(record[name])
+        for name in WALL_CLOCK_FIELDS
+        if record.get(name) is not None
+    }
+    numbers = (
+        {name: from_json_number(value) for name, value in metrics.items()}
+        if isinstance(metrics, dict)
+        else {}
+    )
     return {**record, **rates, "metrics": numbers}
 
 

@@ -1,7 +1,8 @@
 """Counts the parameters of a model.
 
-Works with Keras 3 and tf_keras models and plain `tf.Module`, without importing any of them: it reads the attributes
-`trainable_weights` and `non_trainable_weights`, or `trainable_variables` and `variables`.
+Works with Keras 3 and tf_keras models and plain `tf.Module`, without importing any of them: it
+reads the attributes `trainable_weights` and `non_trainable_weights`, or `trainable_variables` and
+`variables`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class ParameterCount:
 
     Attributes:
       trainable: The number of values in weights that the optimizer changes.
-      non_trainable: The number of values in frozen weights and in statistics such as those of batch normalisation.
+      non_trainable: The number of values in frozen weights and in statistics such as those of batch
+        normalisation.
       problem: Why nothing can be counted; empty without a problem.
     """
 
@@ -50,7 +52,10 @@ def count_parameters(model: Any) -> ParameterCount:
 
 def _weights(model: Any) -> tuple[list[Any], list[Any]]:
     if hasattr(model, "trainable_weights"):
-        trainable, every = model.trainable_weights, [*model.trainable_weights, *model.non_trainable_weights]
+        trainable, every = (
+            model.trainable_weights,
+            [*model.trainable_weights, *model.non_trainable_weights],
+        )
     else:
         trainable, every = model.trainable_variables, model.variables
     trainable = _unique(trainable)

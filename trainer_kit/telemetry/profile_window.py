@@ -27,11 +27,15 @@ def profile_steps(text: str) -> ProfileSteps:
     """
     window = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text, re.ASCII)
     if window is None:
-        raise UsageError(f"{text!r} is not a window of steps; write the first and the last step, as in 10:20")
+        raise UsageError(
+            f"{text!r} is not a window of steps; write the first and the last step, as in 10:20"
+        )
     first = int(window[1])
     last = int(window[2])
     if first < 1:
         raise UsageError(f"{text!r} begins at step {first}, but the first step of a run is 1")
     if last < first:
-        raise UsageError(f"{text!r} ends before it begins; write the first step, then the last one, as in 10:20")
+        raise UsageError(
+            f"{text!r} ends before it begins; write the first step, then the last one, as in 10:20"
+        )
     return ProfileSteps(first, last)

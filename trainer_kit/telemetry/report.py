@@ -36,19 +36,22 @@ class Report:
     Writers read a report in another thread, so `metrics` must not change after it was created.
 
     Attributes:
-      kind: "train", "validation", or "change" for a hyper-parameter that was changed; `metrics` has its new value.
+      kind: "train", "validation", or "change" for a hyper-parameter that was changed; `metrics` has
+        its new value.
       step: The global step that was reached.
       total_steps: The step at which the run ends; None if it is not known.
       epoch: The place of the step in its epoch; None without epochs.
-      metrics: Python or NumPy scalars by name; a nested mapping is a group (one data set of several).
+      metrics: Python or NumPy scalars by name; a nested mapping is a group (one data set of
+        several).
       steps_per_second: The speed of this loop; None for an evaluation or if it is not known.
       examples_per_second: The same in examples of the global batch.
       seconds: The duration of the loop or the evaluation.
-      seconds_left: The time to the last step, as the run has gone so far with its callbacks, saves and evaluations;
-        None if that is not known yet.
+      seconds_left: The time to the last step, as the run has gone so far with its callbacks, saves
+        and evaluations; None if that is not known yet.
       best: (name, value, step) of the best metric so far; None when there is none yet.
       reason: What changed the hyper-parameter; "" for the other kinds.
-      seconds_of_sets: The durations of an evaluation by validation set, if there are several; they group its metrics.
+      seconds_of_sets: The durations of an evaluation by validation set, if there are several; they
+        group its metrics.
     """
 
     kind: str
@@ -75,7 +78,8 @@ class Activity:
     Attributes:
       what: TRAINING for a training loop, EVALUATING, or a description such as "building the model".
       step: The current global step; for an evaluation, the step of its weights.
-      done: The finished steps of this training loop, or batches of this evaluation; 0 for other activities.
+      done: The finished steps of this training loop, or batches of this evaluation; 0 for other
+        activities.
       total: The steps of the run, or the batches of the evaluation; None if it is not known.
       seconds: The seconds since the activity began.
     """

@@ -11,14 +11,17 @@ from trainer_kit.telemetry.scalars import flat_scalars
 
 def report_lines(report: Report) -> list[str]:
     """Returns the line of `report`, or one line for each of several validation sets, beginning "validation dev"."""
-    return [report_line(_of_set(report, name)) for name in report.seconds_of_sets] or [report_line(report)]
+    return [report_line(_of_set(report, name)) for name in report.seconds_of_sets] or [
+        report_line(report)
+    ]
 
 
 def report_line(report: Report) -> str:
     """Returns the line of `report`, its parts separated by " | ".
 
-    For example "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:12 left | training_loss 0.123", or
-    "validation | step 200/400 | 1.5 s | accuracy 0.98 | best accuracy 0.98 at step 200".
+    For example "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:12 left |
+    training_loss 0.123", or "validation | step 200/400 | 1.5 s | accuracy 0.98 | best accuracy 0.98
+    at step 200".
     """
     parts = [report.kind, f"step {progress_text(report)}", *rate_texts(report), *left_texts(report)]
     if report.kind != "train" and report.seconds > 0:
@@ -32,8 +35,9 @@ def report_line(report: Report) -> str:
 def activity_line(activity: Activity) -> str:
     """Returns the line of the run's current activity, its parts separated by " | ".
 
-    For example "evaluating | step 200 | batch 120/600 | 0:00:12 | 0:00:48 left", "training | step 203/1000 | 0:00:12"
-    or "building the model | 0:00:12". The time is that of this evaluation, training loop or phase.
+    For example "evaluating | step 200 | batch 120/600 | 0:00:12 | 0:00:48 left", "training | step
+    203/1000 | 0:00:12" or "building the model | 0:00:12". The time is that of this evaluation,
+    training loop or phase.
     """
     what, done, total, seconds = activity.what, activity.done, activity.total, activity.seconds
     left = None
@@ -57,7 +61,9 @@ def _of(done: int, total: int | None) -> str:
 
 def progress_text(report: Report) -> str:
     """Returns "240/400 (epoch 3/4, step 40/100)"; totals and epochs are left out if they are not known."""
-    steps = f"{report.step}" if report.total_steps is None else f"{report.step}/{report.total_steps}"
+    steps = (
+        f"{report.step}" if report.total_steps is None else f"{report.step}/{report.total_steps}"
+    )
     return steps if report.epoch is None else f"{steps} ({epoch_text(report.epoch)})"
 
 
@@ -70,7 +76,10 @@ def epoch_text(place: EpochPlace) -> str:
 def rate_texts(report: Report) -> list[str]:
     """Returns the steps and the examples per second, as far as they are known."""
     texts = []
-    for value, unit in ((report.steps_per_second, "steps/s"), (report.examples_per_second, "examples/s")):
+    for value, unit in (
+        (report.steps_per_second, "steps/s"),
+        (report.examples_per_second, "examples/s"),
+    ):
         if value is not None:
             digits = ".0f" if value >= 10_000 else ".1f" if value >= 10 else ".3g"
             texts.append(f"{value:{digits}} {unit}")
@@ -129,11 +138,15 @@ def printable(text: str, keep: str = "") -> str:
     """Returns `text` with each character that is neither printable nor in `keep` replaced by a space."""
     if text.isprintable():
         return text
-    return "".join(character if character.isprintable() or character in keep else " " for character in text)
+    return "".join(
+        character if character.isprintable() or character in keep else " " for character in text
+    )
 
 
 def _of_set(report: Report, name: str) -> Report:
-    best = report.best if report.best is not None and report.best[0].startswith(f"{name}|") else None
+    best = (
+        report.best if report.best is not None and report.best[0].startswith(f"{name}|") else None
+    )
     return replace(
         report,
         kind=f"{report.kind} {name}",

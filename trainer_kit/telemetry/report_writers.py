@@ -18,8 +18,10 @@ class ReportWriters:
 
     Attributes:
       writer: The writer that takes a Report after each loop and evaluation; it writes in a thread.
-      train_summaries, eval_summaries: The managers for TensorBoard, also for the task's own tf.summary calls.
-      history: The writer of metrics.jsonl; None for runs that do not train, and on workers that are not the chief.
+      train_summaries, eval_summaries: The managers for TensorBoard, also for the task's own
+      tf.summary calls.
+      history: The writer of metrics.jsonl; None for runs that do not train, and on workers that are
+        not the chief.
     """
 
     writer: BackgroundWriter
@@ -50,7 +52,9 @@ class ReportWriters:
         """
         folders = (directory.train_summaries, directory.eval_summaries)
         own = (SummaryManager(folder if save_summary and chief else None) for folder in folders)
-        train, evaluation = (given or made for given, made in zip(summary_managers, own, strict=True))
+        train, evaluation = (
+            given or made for given, made in zip(summary_managers, own, strict=True)
+        )
         writers: list[Writer] = [TensorBoardWriter(train, evaluation)]
         history = JsonLinesWriter(directory.metrics) if chief and trains else None
         writers += [one for one in (history, console) if one is not None]

@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 LOSS = "training_loss"
-# NumPy's kinds of bool, signed and unsigned integer, and float; bfloat16 and the 8-bit floats call themselves "V".
+# NumPy's kinds of bool, signed and unsigned integer, and float; bfloat16 and the 8-bit floats call
+# themselves "V".
 _NUMBER_KINDS = frozenset("biufV")
 
 
 def as_scalar(value: Any) -> float | None:
     """Returns `value` as a float, or None if it is not a single number.
 
-    A number is a Python or NumPy bool, int or float, or an array (an eager tensor) of numbers with the shape (). Text
-    is not a number, even if it looks like one, and neither is an array of shape (1,).
+    A number is a Python or NumPy bool, int or float, or an array (an eager tensor) of numbers with
+    the shape (). Text is not a number, even if it looks like one, and neither is an array of shape
+    (1,).
     """
     if isinstance(value, (bool, int, float)):
         return _to_float(value)

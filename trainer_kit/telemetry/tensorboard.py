@@ -1,13 +1,15 @@
 """TensorBoard event files of scalars, with the meaning of Orbit's summary managers.
 
-All scalars of one call go into one event, written through the same `tf.summary` writer that users get from
-`summary_writer()`: one file per folder, which every reader understands (some readers skip a second file in the folder
-that grows at the same time). One event costs 0.1 ms, while `tf.summary.scalar` takes 0.2 ms for each scalar.
+All scalars of one call go into one event, written through the same `tf.summary` writer that users
+get from `summary_writer()`: one file per folder, which every reader understands (some readers skip
+a second file in the folder that grows at the same time). One event costs 0.1 ms, while
+`tf.summary.scalar` takes 0.2 ms for each scalar.
 
-A resumed run is one curve: `resume` writes events that make readers forget later steps. TensorBoard's server forgets
-them by itself, tag by tag, as soon as an earlier step comes. Its Python reader waits for a SessionLog START and treats
-the first one in each folder as the beginning of the run; so `resume` writes two. (The older `event_accumulator`, which
-TensorBoard no longer uses, never forgets the scalars of TensorFlow 2.)
+A resumed run is one curve: `resume` writes events that make readers forget later steps.
+TensorBoard's server forgets them by itself, tag by tag, as soon as an earlier step comes. Its
+Python reader waits for a SessionLog START and treats the first one in each folder as the beginning
+of the run; so `resume` writes two. (The older `event_accumulator`, which TensorBoard no longer
+uses, never forgets the scalars of TensorFlow 2.)
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import as_scalar
 
 _LOG = logging.getLogger(__name__)
-_SCALARS = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"))
+_SCALARS = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+)
 _FLOAT = tf.float32.as_datatype_enum
 
 
@@ -46,7 +50,9 @@ class SummaryManager:
     def __init__(self, directory: str | None) -> None:
         self._directory = directory
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
-        self._handles: weakref.WeakKeyDictionary[tf.summary.SummaryWriter, tf.Tensor] = weakref.WeakKeyDictionary()
+        self._handles: weakref.WeakKeyDictionary[tf.summary.SummaryWriter, tf.Tensor] = (
+            weakref.WeakKeyDictionary()
+        )
         self._skipped: set[str] = set()
         self._newest: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
@@ -68,7 +74,8 @@ class SummaryManager:
     def write_summaries(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Writes the scalars in `values`, as 32-bit floats; a nested mapping goes into a folder of its name.
 
-        Other values are left out, with one warning per name; scalars already written for this step are left out too.
+        Other values are left out, with one warning per name; scalars already written for this step
+        are left out too.
 
         Args:
           values: The scalars (see `as_scalar`) or mappings of them, by name.
@@ -82,15 +89,17 @@ class SummaryManager:
             return
         step = tf.summary.experimental.get_step() if step is None else step
         if step is None:
-            raise UsageError("summaries need a step: pass step= or call tf.summary.experimental.set_step")
+            raise UsageError(
+                "summaries need a step: pass step= or call tf.summary.experimental.set_step"
+            )
         self._write(values, int(step), "")
 
     def resume(self, step: int) -> None:
         """Removes the events of steps after `step` from the curves, since the run resumes there.
 
-        Call it at every start and rollback, while no report is waiting, and with `step - 1` if the events of `step`
-        itself will come again (a repeated evaluation). Writes to each folder that has event files, through the open
-        writer if there is one.
+        Call it at every start and rollback, while no report is waiting, and with `step - 1` if the
+        events of `step` itself will come again (a repeated evaluation). Writes to each folder that
+        has event files, through the open writer if there is one.
 
         Raises:
           StorageError: when the events cannot be written.
@@ -148,7 +157,9 @@ class SummaryManager:
             yield
         except tf.errors.OpError as error:
             folder = os.path.join(self._directory or "", relative_path).rstrip(os.sep)
-            raise StorageError(f"no TensorBoard summary can be written in {folder}: {_reason(error)}") from error
+            raise StorageError(
+                f"no TensorBoard summary can be written in {folder}: {_reason(error)}"
+            ) from error
 
     def _write(self, values: Mapping[str, Any], step: int, relative_path: str) -> None:
         event = tf.compat.v1.Event(wall_time=time.time(), step=step)
@@ -171,8 +182,8 @@ class SummaryManager:
     def _append(self, relative_path: str, event: tf.compat.v1.Event, times: int = 1) -> None:
         with self._storage_errors(relative_path):
             writer = self.summary_writer(relative_path)
-            # The public writer takes only summaries and needs three times as long. The event is passed as a tensor,
-            # because the operation converts other values slowly.
+            # The public writer takes only summaries and needs three times as long. The event is
+            # passed as a tensor, because the operation converts other values slowly.
             serialized = tf.constant(event.SerializeToString())
             if writer not in self._handles:
                 self._handles[writer] = _handle(writer)
@@ -185,14 +196,17 @@ class SummaryManager:
             self._skipped.add(name)
             shape = getattr(value, "shape", None)
             what = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
-            _LOG.warning("%s is not written to TensorBoard: it is a %s, not a single number", name, what)
+            _LOG.warning(
+                "%s is not written to TensorBoard: it is a %s, not a single number", name, what
+            )
 
 
 class TensorBoardWriter:
     """Writes reports through two summary managers: one for training, one for everything else.
 
-    It adds `steps_per_second` and `examples_per_second` to the metrics. A manager of another class is called by Orbit's
-    interface with the unchanged metrics; the step is passed if its `write_summaries` takes one.
+    It adds `steps_per_second` and `examples_per_second` to the metrics. A manager of another class
+    is called by Orbit's interface with the unchanged metrics; the step is passed if its
+    `write_summaries` takes one.
 
     Args:
       train: The manager that gets reports of kind "train".
@@ -213,8 +227,14 @@ class TensorBoardWriter:
         if report.kind == CHANGE:
             return
         kind = "train" if report.kind == "train" else "validation"
-        rates = {"steps_per_second": report.steps_per_second, "examples_per_second": report.examples_per_second}
-        values = {**report.metrics, **{name: rate for name, rate in rates.items() if rate is not None}}
+        rates = {
+            "steps_per_second": report.steps_per_second,
+            "examples_per_second": report.examples_per_second,
+        }
+        values = {
+            **report.metrics,
+            **{name: rate for name, rate in rates.items() if rate is not None},
+        }
         if self._takes_step[kind]:
             self._managers[kind].write_summaries(values, step=report.step)
         else:
@@ -245,12 +265,18 @@ def _handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:
 def _wait_for_a_later_name(folder: str) -> None:
     """Waits, at most a second, until a new event file will be read after those in `folder`.
 
-    Readers sort files by name, which contains the second of opening; within one second the order is arbitrary.
+    Readers sort files by name, which contains the second of opening; within one second the order is
+    arbitrary.
     """
     names = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
-    newest = max((second for name in names if (second := _opening_second(name)) is not None), default=0)
+    newest = max(
+        (second for name in names if (second := _opening_second(name)) is not None), default=0
+    )
     if newest > time.time():
-        _LOG.warning("%s has event files from the future; TensorBoard will read new events before those files", folder)
+        _LOG.warning(
+            "%s has event files from the future; TensorBoard will read new events before those files",
+            folder,
+        )
         return
     while (wait := newest + 1 - time.time()) > 0:
         time.sleep(wait)
@@ -270,4 +296,7 @@ def _reason(error: tf.errors.OpError) -> str:
 
 def _takes_step(manager: Any) -> bool:
     parameters = inspect.signature(manager.write_summaries).parameters.values()
-    return any(parameter.name == "step" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return any(
+        parameter.name == "step" or parameter.kind is parameter.VAR_KEYWORD
+        for parameter in parameters
+    )

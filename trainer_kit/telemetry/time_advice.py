@@ -13,7 +13,8 @@ _SHORT_LOOP = 5e-3  # seconds; a loop costs the host about half a millisecond be
 _NEW_RUN = ", in a new model_dir"  # a run keeps the value it was started with
 _FUSE = "trainer.fuse_steps=20"
 _START = 0.5  # the share of the start above which no other advice is given
-# For each activity, the share above which it is worth a change, how its time was spent, and what to try.
+# For each activity, the share above which it is worth a change, how its time was spent, and what to
+# try.
 _ADVICE: dict[str, tuple[float, str, str]] = {
     "input": (
         0.2,
@@ -27,7 +28,11 @@ _ADVICE: dict[str, tuple[float, str, str]] = {
         "raise trainer.validation_interval, or evaluate in another process with --mode=continuous_eval",
     ),
     "save": (0.1, "saving", "raise trainer.checkpoint_interval"),
-    "callbacks": (0.1, "in actions", "raise trainer.steps_per_loop, so that they are called less often"),
+    "callbacks": (
+        0.1,
+        "in actions",
+        "raise trainer.steps_per_loop, so that they are called less often",
+    ),
     "report": (0.1, "between loops", "raise trainer.steps_per_loop, so that there are fewer loops"),
 }
 

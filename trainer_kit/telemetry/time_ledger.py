@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 NAMES = ("start", "input", "step", "callbacks", "evaluation", "save", "report", "recovery", "trace")
-_REPORTED_AS = {"train": "step", "evaluate": "evaluation"}  # phases that are reported under another name
+_REPORTED_AS = {
+    "train": "step",
+    "evaluate": "evaluation",
+}  # phases that are reported under another name
 _NOTHING = ""  # the name for time outside of all names
 
 
 class TimeLedger:
     """Sums up the time of the thread that created it by name, beginning with "start".
 
-    Every moment counts once, for the innermost name. The account also shows time outside of all names. Entering and
-    leaving a name reads the clock twice, which takes a few microseconds.
+    Every moment counts once, for the innermost name. The account also shows time outside of all
+    names. Entering and leaving a name reads the clock twice, which takes a few microseconds.
 
     Args:
       clock: A monotonic clock in seconds.
@@ -36,7 +39,9 @@ class TimeLedger:
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[None]:
         """Counts the time inside for `name`, a phase of the run or one of NAMES; does nothing in another thread."""
-        if threading.get_ident() != self._owner:  # a late save in another thread: the main thread's time counts
+        if (
+            threading.get_ident() != self._owner
+        ):  # a late save in another thread: the main thread's time counts
             yield
             return
         before = self._turn_to(name)
@@ -59,7 +64,8 @@ class TimeLedger:
         Args:
           steps: The number of finished steps.
           input_seconds: The seconds that the steps waited for their batches; None if not known.
-          first_seconds: The seconds until the first step was done, if the loop had to be built for it; else 0 or less.
+          first_seconds: The seconds until the first step was done, if the loop had to be built for
+            it; else 0 or less.
         """
         self._steps += steps
         self._move("train", NAMES[0], first_seconds)
@@ -76,7 +82,9 @@ class TimeLedger:
                 named[row] = named.get(row, 0.0) + seconds
         if self._input is None:
             del named["input"]
-        return TimeAccount(named, self._since - self._begun, self._steps, self._evaluations, self._first_evaluation)
+        return TimeAccount(
+            named, self._since - self._begun, self._steps, self._evaluations, self._first_evaluation
+        )
 
     def _turn_to(self, name: str) -> str:
         now = self._clock()
@@ -98,7 +106,8 @@ class TimeAccount:
     """The account of a TimeLedger, in seconds.
 
     Attributes:
-      seconds: The seconds by name. "input" is missing if the wait for data is not known; "step" then includes it.
+      seconds: The seconds by name. "input" is missing if the wait for data is not known; "step"
+        then includes it.
       wall: The seconds since the ledger was created.
       steps: The number of training steps.
       evaluations: The number of evaluations.
@@ -131,9 +140,15 @@ class TimeAccount:
         For example "61.2 s: step 70 %, start 16 %, input 9 %, save 4 %, unaccounted 1 %".
         """
         step = "step" if "input" in self.seconds else "step with its input"
-        named = [(step if name == "step" else name, seconds) for name, seconds in self.seconds.items()]
+        named = [
+            (step if name == "step" else name, seconds) for name, seconds in self.seconds.items()
+        ]
         shown = [*sorted(named, key=lambda item: -item[1]), ("unaccounted", self.unaccounted)]
-        parts = [f"{name} {percent(value / self.wall)}" for name, value in shown if value >= 0.005 * self.wall > 0]
+        parts = [
+            f"{name} {percent(value / self.wall)}"
+            for name, value in shown
+            if value >= 0.005 * self.wall > 0
+        ]
         return f"{self.wall:.1f} s: {', '.join(parts)}"
 
 

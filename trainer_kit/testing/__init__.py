@@ -1,6 +1,7 @@
 """For tests of trainer_kit and of what users build on it: a tiny task, faults at named moments, two runs compared.
 
-The names are resolved when first used, so that a process which only starts others does not import TensorFlow.
+The names are resolved when first used, so that a process which only starts others does not import
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'trainer_kit.testing' has no attribute {name!r}; it has: {', '.join(_HOME)}")
+        raise AttributeError(
+            f"module 'trainer_kit.testing' has no attribute {name!r}; it has: {', '.join(_HOME)}"
+        )
     return getattr(importlib.import_module(f"trainer_kit.{_HOME[name]}"), name)
 
 

@@ -18,7 +18,8 @@ from trainer_kit.errors import UsageError, suggestion
 
 _WHOLE = (".open", ".flush", ".rename")  # of a file that is replaced as a whole
 
-# Every write point of a local run of train_and_eval that keeps the best, rotates, is killed, resumes and ends.
+# Every write point of a local run of train_and_eval that keeps the best, rotates, is killed,
+# resumes and ends.
 WRITE_POINTS: tuple[str, ...] = (
     *(name + step for name in ("heartbeat", "params", "manifest", "file") for step in _WHOLE),
     "checkpoint.begin",
@@ -43,14 +44,14 @@ WRITE_POINTS: tuple[str, ...] = (
 def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "kill") -> None:
     """Makes this process fail when the write point `point` is reached, in any thread.
 
-    A second call replaces the first. For a run started from the command line, call it in a module that --import_module
-    names.
+    A second call replaces the first. For a run started from the command line, call it in a module
+    that --import_module names.
 
     Args:
       point: One of WRITE_POINTS.
       occurrence: At which occurrence of the point the process fails, counted from 1.
-      how: "kill" ends the process by SIGKILL, as a power cut or the kernel does; "raise" raises the OSError of a full
-        disk, once.
+      how: "kill" ends the process by SIGKILL, as a power cut or the kernel does; "raise" raises the
+        OSError of a full disk, once.
 
     Raises:
       UsageError: for an unknown point, or an occurrence below 1.
@@ -83,7 +84,8 @@ def record_points(file: str | os.PathLike[str] | None = None) -> Iterator[list[s
     A fault that `stop_at` has set before still happens.
 
     Args:
-      file: A file to which each point is appended at once, one per line: for a process that is killed.
+      file: A file to which each point is appended at once, one per line: for a process that is
+        killed.
     """
     points: list[str] = []
     before = files.on_write_point

@@ -11,7 +11,12 @@ import tensorflow as tf
 
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
-from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import (
+    DataConfig,
+    ExperimentConfig,
+    TaskConfig,
+    TrainerConfig,
+)
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.training.task import Task
 
@@ -32,7 +37,9 @@ class TinyConfig(TaskConfig):
     dropout: float = 0.0
     examples: int = EXAMPLES
     train_data: DataConfig = DataConfig(is_training=True, global_batch_size=8, seed=7)
-    validation_data: DataConfig = DataConfig(is_training=False, global_batch_size=8, drop_remainder=False)
+    validation_data: DataConfig = DataConfig(
+        is_training=False, global_batch_size=8, drop_remainder=False
+    )
 
 
 @register_task(TinyConfig)
@@ -58,7 +65,9 @@ class TinyTask(Task):
     @tf.autograph.experimental.do_not_convert
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
         """Returns the mean cross-entropy and what layers added."""
-        losses = keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True)
+        losses = keras.losses.sparse_categorical_crossentropy(
+            labels, model_outputs, from_logits=True
+        )
         return tf.reduce_mean(losses) + tf.add_n(list(aux_losses or []) or [tf.constant(0.0)])
 
     @tf.autograph.experimental.do_not_convert
@@ -71,7 +80,11 @@ class TinyTask(Task):
 def tiny_arrays(training: bool, examples: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
     """Returns (points float32 [examples, FEATURES], labels int32 [examples]); the same rule for both datasets."""
     rule = np.random.default_rng(0).normal(size=(FEATURES, CLASSES))
-    points = np.random.default_rng(1 if training else 2).uniform(-1, 1, (examples, FEATURES)).astype(np.float32)
+    points = (
+        np.random.default_rng(1 if training else 2)
+        .uniform(-1, 1, (examples, FEATURES))
+        .astype(np.float32)
+    )
     return points, np.argmax(points @ rule, axis=1).astype(np.int32)
 
 

@@ -1,8 +1,8 @@
 """Accumulation: trains on a batch in several micro-batches that have one update (trainer.accumulate_steps).
 
-The batch of each replica is split along its first axis. The loop over the parts is outside of strategy.run, like the
-training loop, so that replicas can meet in each part. It runs one part at a time, so that memory holds the activations
-of only one. No part is empty.
+The batch of each replica is split along its first axis. The loop over the parts is outside of
+strategy.run, like the training loop, so that replicas can meet in each part. It runs one part at a
+time, so that memory holds the activations of only one. No part is empty.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ def check_accumulating(class_name: str, own: OwnParts, optimizer: Any, steps: in
     if isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy):
         problem = "workers of a ParameterServerStrategy update by themselves; set it to 1, or take another strategy"
     elif own.loop:
-        problem = (
-            f"{class_name} builds its own training loop in create_train_loop_fn; set it to 1, or remove that method"
-        )
+        problem = f"{class_name} builds its own training loop in create_train_loop_fn; set it to 1, or remove that method"
     elif own.replica_step:
         problem = (
             f"{class_name} has a training step of its own on each replica, which is not split into micro-batches; "
@@ -92,11 +90,12 @@ class MicroBatches:
     """Runs a step on the parts of a batch, and then an update. Used in graph or eagerly, in cross-replica context.
 
     Args:
-      parts: The number of parts of a batch. A batch whose known size it does not divide has more parts, which are all
-        of one size, and one with fewer examples has a part for each.
+      parts: The number of parts of a batch. A batch whose known size it does not divide has more
+        parts, which are all of one size, and one with fewer examples has a part for each.
       strategy: The strategy of the trainer.
-      step: A function of a part, its share of the replica's batch (a float, or a float32 scalar if it is not known
-        before), and whether it is the first part of the batch, a bool scalar; runs on a replica.
+      step: A function of a part, its share of the replica's batch (a float, or a float32 scalar if
+        it is not known before), and whether it is the first part of the batch, a bool scalar; runs
+        on a replica.
       update: A function that runs on a replica after the last part.
       metrics: A function that returns the variables of the metrics that `step` updates.
       options: The options of strategy.run.
@@ -121,7 +120,8 @@ class MicroBatches:
         """Runs the step on the parts of `inputs`, and the update.
 
         Args:
-          inputs: The batch, as strategy.run takes it. What has no first axis is passed to each part as it is.
+          inputs: The batch, as strategy.run takes it. What has no first axis is passed to each part
+            as it is.
 
         Raises:
           UsageError: when the batch cannot be split.
@@ -134,16 +134,24 @@ class MicroBatches:
             step = self._part_of_equal_size
         else:
             is_single = self._strategy.num_replicas_in_sync == 1
-            count = tf.clip_by_value(batch_size(replicas[0]), 1, self._parts) if is_single else self._parts
+            count = (
+                tf.clip_by_value(batch_size(replicas[0]), 1, self._parts)
+                if is_single
+                else self._parts
+            )
             step = functools.partial(self._part_of_any_size, count=count)
 
         def run_part(number: Any) -> tuple[Any]:
-            with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+            with tf.name_scope(
+                ""
+            ):  # else "while/" would stand before the names of the task's summaries
                 self._strategy.run(step, args=(inputs, number), options=self._options)
             return (number + 1,)
 
         # More than one iteration at a time would keep the activations of several parts in memory.
-        tf.while_loop(lambda number: number < count, run_part, (tf.constant(0),), parallel_iterations=1)
+        tf.while_loop(
+            lambda number: number < count, run_part, (tf.constant(0),), parallel_iterations=1
+        )
         self._strategy.run(self._update, options=self._options)
 
     def _equal_size(self, n: Size) -> Size:
@@ -162,13 +170,18 @@ class MicroBatches:
     def _part_of_any_size(self, inputs: Any, number: Any, count: Size) -> None:
         """Runs the step on a part of a batch whose size is known only then.
 
-        Replicas take the same number of parts. One with fewer examples repeats some of them, with a weight of 0.
+        Replicas take the same number of parts. One with fewer examples repeats some of them, with a
+        weight of 0.
         """
         n = batch_size(tf.nest.flatten(inputs))
         start, end = number * n // count, (number + 1) * n // count
         part = part_of(inputs, start, tf.maximum(end - start, tf.minimum(n, 1)))
         repeats = self._strategy.num_replicas_in_sync > 1
-        with kept_where(tf.equal(start, end), self._metrics()) if repeats else contextlib.nullcontext():
+        with (
+            kept_where(tf.equal(start, end), self._metrics())
+            if repeats
+            else contextlib.nullcontext()
+        ):
             self._step(part, _share(end - start, n), tf.equal(number, 0))
 
 
@@ -205,7 +218,9 @@ def batch_size(leaves: Sequence[Any]) -> Size:
 @tf.autograph.experimental.do_not_convert
 def part_of(inputs: Any, start: Size, size: Size) -> Any:
     """Returns `size` examples of a nested batch from `start` on; what has no first axis stays as it is."""
-    return tf.nest.map_structure(lambda value: _part(value, start, size) if _has_examples(value) else value, inputs)
+    return tf.nest.map_structure(
+        lambda value: _part(value, start, size) if _has_examples(value) else value, inputs
+    )
 
 
 @contextlib.contextmanager
@@ -222,7 +237,9 @@ def _part(value: Any, start: Size, size: Size) -> Any:
     if isinstance(value, tf.RaggedTensor):
         return value[start : start + size]
     if isinstance(value, tf.SparseTensor):
-        begin, sizes = _bounds(tf.cast(start, tf.int64), tf.cast(size, tf.int64), value.dense_shape[1:])
+        begin, sizes = _bounds(
+            tf.cast(start, tf.int64), tf.cast(size, tf.int64), value.dense_shape[1:]
+        )
         return tf.sparse.slice(value, begin, sizes)
     part = tf.slice(value, *_bounds(start, size, tf.shape(value)[1:]))
     if value.shape.rank is None:
@@ -268,7 +285,9 @@ class Accumulation:
       steps: The argument of this name.
     """
 
-    def __init__(self, steps: int, class_name: str, task: Any, metrics: MetricSet, *, fused: bool) -> None:
+    def __init__(
+        self, steps: int, class_name: str, task: Any, metrics: MetricSet, *, fused: bool
+    ) -> None:
         self.steps = steps
         self._class_name = class_name
         self._task = task
@@ -299,7 +318,8 @@ class Accumulation:
         """Trains on a batch, with one update; runs in graph, in cross-replica context.
 
         Args:
-          step: A function of a replica's batch, an optimizer and the batch's share that runs a training step.
+          step: A function of a replica's batch, an optimizer and the batch's share that runs a
+            training step.
           optimizer: The optimizer, or a dict of optimizers by name.
           inputs: The batch, as strategy.run takes it.
           options: The options of strategy.run.
@@ -308,16 +328,27 @@ class Accumulation:
         self._sums.calls = {}
         part_step = functools.partial(self._part_step, step, optimizer)
         metrics = self._metrics.variables
-        batches = MicroBatches(self.steps, self._strategy, part_step, self._update, metrics, options, self._fused)
+        batches = MicroBatches(
+            self.steps, self._strategy, part_step, self._update, metrics, options, self._fused
+        )
         batches(inputs)
 
     @tf.autograph.experimental.do_not_convert
-    def _part_step(self, step: Callable[..., None], optimizer: Any, part: Any, share: Any, first: Any) -> None:
+    def _part_step(
+        self, step: Callable[..., None], optimizer: Any, part: Any, share: Any, first: Any
+    ) -> None:
         if not isinstance(optimizer, Mapping):
             step(part, GradientAccumulator(self._sums, optimizer, share, first), share)
             return
-        parts = {name: GradientAccumulator(self._sums, one, share, first) for name, one in optimizer.items()}
-        step(part, optimizer.replaced(parts) if isinstance(optimizer, NamedOptimizers) else parts, share)
+        parts = {
+            name: GradientAccumulator(self._sums, one, share, first)
+            for name, one in optimizer.items()
+        }
+        step(
+            part,
+            optimizer.replaced(parts) if isinstance(optimizer, NamedOptimizers) else parts,
+            share,
+        )
 
     @tf.autograph.experimental.do_not_convert
     def _update(self) -> None:

@@ -16,8 +16,8 @@ class OwnParts:
     """The parts of a trainer that are not those of a trainer_kit.Trainer, so that the engine cannot change them.
 
     Attributes:
-      steps: All steps. They expose no tensors, and are not split into micro-batches; the loops run only as a whole, and
-        there are no hyper-parameters that callbacks can change.
+      steps: All steps. They expose no tensors, and are not split into micro-batches; the loops run
+        only as a whole, and there are no hyper-parameters that callbacks can change.
       loop: The training loop. Its graph is not known, and its steps are neither fused nor split.
       train: The method `train`, which may not run the loop.
       loop_begin: The method `train_loop_begin`, which may change the data.
@@ -36,20 +36,24 @@ class OwnParts:
 class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     """A trainer and evaluator that the engine can drive. Trainer is one; inherit from this class to write another.
 
-    A subclass has train, evaluate, global_step, strategy, task and model; checkpoint and state (a TrainState); and
-    initialize, before_save and after_restore, which the checkpoint manager calls. Everything else has a default.
+    A subclass has train, evaluate, global_step, strategy, task and model; checkpoint and state (a
+    TrainState); and initialize, before_save and after_restore, which the checkpoint manager calls.
+    Everything else has a default.
 
     Attributes:
-      own: What of the trainer is its own. A trainer whose steps are not its own has the parts of a Trainer.
+      own: What of the trainer is its own. A trainer whose steps are not its own has the parts of a
+        Trainer.
       stop_flag: The StopFlag that loops check before each step; None: loops do not check one.
       trains: Whether the trainer was created to train.
       evaluates: Whether the trainer was created to evaluate.
       data_ended: Whether the training data ended in the last loop.
-      reached: The global step after the last loop, if the loop has returned it; None: read global_step.
+      reached: The global step after the last loop, if the loop has returned it; None: read
+        global_step.
       loop_steps: The number of steps of the last loop; None when only the global step shows it.
-      weights_finite: Whether all weights were finite at the last check; None: not checked since the last loop.
-      metrics_continue: Whether the next loop continues the metrics of the last one: that was interrupted, or ended
-        inside an epoch whose metrics are reported at its end.
+      weights_finite: Whether all weights were finite at the last check; None: not checked since the
+        last loop.
+      metrics_continue: Whether the next loop continues the metrics of the last one: that was
+        interrupted, or ended inside an epoch whose metrics are reported at its end.
       between_steps: False while a loop runs: an error may then come from the middle of a step.
       input_seconds: The seconds that the last loop waited for batches; None if not known.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
@@ -158,8 +162,8 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def request_stop(self) -> None:
         """Ends the running loop before its next step; safe from another thread.
 
-        The run saves its state and raises PreemptedError, as after SIGTERM; the same command resumes from there. A
-        trainer without a stop flag finishes its loop first.
+        The run saves its state and raises PreemptedError, as after SIGTERM; the same command
+        resumes from there. A trainer without a stop flag finishes its loop first.
         """
         if self.stop_flag is not None:
             self.stop_flag.request()

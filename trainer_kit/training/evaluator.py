@@ -91,7 +91,9 @@ class AsyncWorkers:
         """
         function = loop.compiled.function if loop.is_whole and loop.compiled is not None else None
         if function is None:
-            raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
+            raise UsageError(
+                "asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops"
+            )
         return lambda iterator, num_steps: self.coordinator.schedule(
             function, args=(iterator, num_steps, tf.constant(True))
         )
@@ -104,8 +106,8 @@ class EvaluatedWeights:
 
     Args:
       state: The TrainState of the run.
-      average: A MovingAverage, or an object with `swap`, `swapped`, `names` and `evaluated`; None: the weights
-        themselves are evaluated.
+      average: A MovingAverage, or an object with `swap`, `swapped`, `names` and `evaluated`; None:
+        the weights themselves are evaluated.
 
     Attributes:
       main: What evaluations use: the name of an average, or "weights".
@@ -158,7 +160,9 @@ class EvaluatedWeights:
         """
         names = [WEIGHTS, *self.averages]
         if name and name not in names:
-            raise UsageError(f"the run keeps no average {name!r} of the weights; {suggestion(name, names)}")
+            raise UsageError(
+                f"the run keeps no average {name!r} of the weights; {suggestion(name, names)}"
+            )
         with self._state.in_use:
             self._hold(name or self._selected)
             try:
@@ -173,7 +177,9 @@ class EvaluatedWeights:
           metric: The metric's name in the logs; nested names are joined by `|`.
           sets: The names of the validation sets; empty for a single one.
         """
-        own, bar, rest = metric.partition("|") if metric.partition("|")[0] in sets else ("", "", metric)
+        own, bar, rest = (
+            metric.partition("|") if metric.partition("|")[0] in sets else ("", "", metric)
+        )
         name, _, inner = rest.partition("|")
         return (name, f"{own}{bar}{inner}") if name in self.others else (self.main, metric)
 
@@ -228,7 +234,8 @@ class Evaluator(BaseTrainer):
       model: The task's model.
       global_step: The global step, an int64 scalar.
       state: The TrainState of the run.
-      average: The moving average of the weights, which is evaluated instead of them; None: there is none.
+      average: The moving average of the weights, which is evaluated instead of them; None: there is
+        none.
       sets: The validation sets.
       metrics: The metrics of evaluations, with the loss; each evaluation resets them first.
       checkpoint_exporter: Exports the best of all evaluations; None: `evaluate` exports nothing.
@@ -277,9 +284,15 @@ class Evaluator(BaseTrainer):
         """Replaces the validation sets; takes effect with the next evaluation."""
         self.validation = sets
         self.evaluates = True
-        self._results: dict[str, Any] = {}  # of the metrics in the last evaluation, by set, as NumPy values
-        self._other_logs: dict[str, dict[str, Any]] = {}  # by set: those of other weights than the main ones, by name
-        self._eval_loops: dict[tuple[str, bool], Any] = {}  # one per set, traced with the set's task and metrics
+        self._results: dict[
+            str, Any
+        ] = {}  # of the metrics in the last evaluation, by set, as NumPy values
+        self._other_logs: dict[
+            str, dict[str, Any]
+        ] = {}  # by set: those of other weights than the main ones, by name
+        self._eval_loops: dict[
+            tuple[str, bool], Any
+        ] = {}  # one per set, traced with the set's task and metrics
         self.eval_seconds: dict[str, float] = {}
 
     def split_evaluations(self, hooks: EvaluationHooks) -> None:
@@ -303,7 +316,8 @@ class Evaluator(BaseTrainer):
         """Replaces the weights by a moving average, if any, and makes late saves wait; runs eagerly, on the host.
 
         Args:
-          name: "average", "weights" or one of `ema.more_decays`; "": what evaluations use, the first of `ema.evaluate`.
+          name: "average", "weights" or one of `ema.more_decays`; "": what evaluations use, the
+            first of `ema.evaluate`.
 
         Raises:
           UsageError: when the run keeps no such average.
@@ -416,8 +430,8 @@ class Evaluator(BaseTrainer):
         """Returns a dataset distributed over the replicas.
 
         Args:
-          dataset_or_fn: A tf.data.Dataset in global batches, or a function that returns one in batches for one
-            replica; the function may have an argument `input_context`.
+          dataset_or_fn: A tf.data.Dataset in global batches, or a function that returns one in
+            batches for one replica; the function may have an argument `input_context`.
           *args: Arguments of the function.
           **kwargs: Keyword arguments of the function.
         """
@@ -452,8 +466,8 @@ class Evaluator(BaseTrainer):
     def validation_metric_names(self) -> list[str] | None:
         """Returns the names of the metrics that `eval_end` returns, nested names joined by `|`.
 
-        It returns None if they are known only after an evaluation: a task aggregates logs by its own functions, the
-        metrics have no names yet, or a subclass overrides `eval_end`.
+        It returns None if they are known only after an evaluation: a task aggregates logs by its
+        own functions, the metrics have no names yet, or a subclass overrides `eval_end`.
         """
         names: list[str] = []
         for validation_set in self.validation:
@@ -463,7 +477,10 @@ class Evaluator(BaseTrainer):
             if metrics is None or type(self).eval_end is not Evaluator.eval_end:
                 return None
             for weights in ("", *self._weights.others):  # the main ones add no part to a name
-                names += ["|".join(filter(None, (validation_set.name, weights, metric))) for metric in metrics]
+                names += [
+                    "|".join(filter(None, (validation_set.name, weights, metric)))
+                    for metric in metrics
+                ]
         return names
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
@@ -471,9 +488,10 @@ class Evaluator(BaseTrainer):
 
         With a `checkpoint_exporter` it exports the best weights, unless a stop was asked for.
 
-        Several validation sets are evaluated one after the other; `trainer.validation_sets` may give each its number
-        of batches. If `ema.evaluate` names several weights, each set is evaluated with all of them, with the first one
-        last. The trained weights are always put back after a moving average has replaced them.
+        Several validation sets are evaluated one after the other; `trainer.validation_sets` may
+        give each its number of batches. If `ema.evaluate` names several weights, each set is
+        evaluated with all of them, with the first one last. The trained weights are always put back
+        after a moving average has replaced them.
 
         Args:
           num_steps: The number of batches; -1 for all.
@@ -517,15 +535,18 @@ class Evaluator(BaseTrainer):
     def _logs_of_others(self, num_steps: Any) -> dict[str, dict[str, Any]]:
         """Evaluates with the weights that `ema.evaluate` names after the first; returns logs by set and by weights.
 
-        The state of the task and of all random generators is then as before. Summaries that `reduce_aggregated_logs`
-        writes are left out, since those of the main weights have the same names.
+        The state of the task and of all random generators is then as before. Summaries that
+        `reduce_aggregated_logs` writes are left out, since those of the main weights have the same
+        names.
         """
         found: dict[str, dict[str, Any]] = {}
         with self.state.undisturbed(), kept_states(map(self._task_of, self.validation)):
             for weights in self._weights.others:
                 with self._weights.selected(weights):
                     states = self._evaluate_sets(num_steps)
-                    with tf.summary.record_if(False):  # not around the loops: their graphs are used for all weights
+                    with tf.summary.record_if(
+                        False
+                    ):  # not around the loops: their graphs are used for all weights
                         for name, state in states.items():
                             found.setdefault(name, {})[weights] = self._logs_of(name, state)
         return found
@@ -541,10 +562,17 @@ class Evaluator(BaseTrainer):
             self._eval_loops[one.name, has_state] = self.create_eval_loop_fn(has_state)
         loop = self._eval_loops[one.name, has_state]
         section = f"task.{one.feed.name}"
-        described = batch_described(section, lambda: iterator.element_spec, task, self._model_of(one))
+        described = batch_described(
+            section, lambda: iterator.element_spec, task, self._model_of(one)
+        )
         self.state.remember_generators()
         chosen = executor(getattr(self.config.runtime, "executor", "default"))
-        with reporting_end(section), chosen, described, reporting_damage(lambda: [one.feed.dataset]):
+        with (
+            reporting_end(section),
+            chosen,
+            described,
+            reporting_damage(lambda: [one.feed.dataset]),
+        ):
             if has_state:
                 state = loop(iterator, num_steps, state, self.eval_reduce)
             else:
@@ -563,13 +591,16 @@ class Evaluator(BaseTrainer):
 
         Args:
           has_state: Whether the outputs of the steps are reduced to a state. If so, the loop is
-            `loop_fn(iterator, num_steps, state, reduce_fn) -> state`, else `loop_fn(iterator, num_steps)`.
+            `loop_fn(iterator, num_steps, state, reduce_fn) -> state`, else `loop_fn(iterator,
+            num_steps)`.
 
         Raises:
           UsageError: when asynchronous training asks for a state.
         """
         if self._workers.are_there and has_state:
-            raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
+            raise UsageError(
+                "an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead"
+            )
         validation_set = self.validation.current
         assert validation_set is not None
         steps = EvaluationSteps(self, self._metrics_of(validation_set))
@@ -613,7 +644,9 @@ class Evaluator(BaseTrainer):
 
         return loop_fn
 
-    def _check_evaluated(self, done: int, num_steps: Any, graph: tf.Graph | None, metrics: MetricSet) -> None:
+    def _check_evaluated(
+        self, done: int, num_steps: Any, graph: tf.Graph | None, metrics: MetricSet
+    ) -> None:
         check_evaluated(done, int(num_steps), self.stop_requested)
         self.state.check_evaluation(graph, [*self._without_state(), *metrics.returned_variables])
 
@@ -628,7 +661,8 @@ class Evaluator(BaseTrainer):
     def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the next batch for the model, and logs that do not go through the model; runs in graph.
 
-        These logs stay on the host, and are merged with the logs of validation_step for `aggregate_logs`.
+        These logs stay on the host, and are merged with the logs of validation_step for
+        `aggregate_logs`.
         """
         return next(iterator), {}
 
@@ -639,14 +673,19 @@ class Evaluator(BaseTrainer):
         Runs in graph.
         """
         inputs, passthrough = converted(self.next_eval_inputs)(iterator)
-        # Else, where the size of a batch is known beforehand, metrics may count one more when the data has ended.
-        random = stateless_random_operations(self.state.random_generator)  # put back after the evaluation
+        # Else, where the size of a batch is known beforehand, metrics may count one more when the
+        # data has ended.
+        random = stateless_random_operations(
+            self.state.random_generator
+        )  # put back after the evaluation
         with writes_after(local_tensors(inputs, self._strategy)), random:
             self.evaluated_batches.assign_add(1)
             outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
         logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
         if conflicts := ", ".join(sorted(passthrough.keys() & logs.keys())):
-            _LOG.warning("the task's logs replace the passed-through logs of the same names: %s", conflicts)
+            _LOG.warning(
+                "the task's logs replace the passed-through logs of the same names: %s", conflicts
+            )
         return {**passthrough, **logs}
 
     @tf.autograph.experimental.do_not_convert
@@ -678,7 +717,8 @@ class Evaluator(BaseTrainer):
         """Returns the logs of the evaluation. Runs eagerly, on the host.
 
         Args:
-          aggregated_logs: The state that `eval_reduce` returned, if any; with several validation sets, a dict by name.
+          aggregated_logs: The state that `eval_reduce` returned, if any; with several validation
+            sets, a dict by name.
         """
         if self.validation.have_names:
             states = dict(aggregated_logs or {})
@@ -720,13 +760,23 @@ class Evaluator(BaseTrainer):
         one, results = self.turn_to(name), self._results.get(name)
         logs = to_numpy(self._metrics_of(one).results()) if results is None else dict(results)
         if state is not None:
-            logs.update(self._task_of(one).reduce_aggregated_logs(state, global_step=self.global_step))
+            logs.update(
+                self._task_of(one).reduce_aggregated_logs(state, global_step=self.global_step)
+            )
         return logs
 
     def _without_state(self) -> list[Any]:
         """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
-        of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
-        metrics = [*of_model, *self._validation_set.variables(), *self.validation.metric_variables()]
+        of_model = [
+            variable
+            for metric in getattr(self.model, "metrics", None) or []
+            for variable in metric.variables
+        ]
+        metrics = [
+            *of_model,
+            *self._validation_set.variables(),
+            *self.validation.metric_variables(),
+        ]
         counters = [*self.stop_flag.variables, self.evaluated_batches]
         return [*metrics, *counters, *self.eval_tensors.value_variables]
 

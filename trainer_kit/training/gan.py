@@ -17,8 +17,9 @@ from trainer_kit.training.task import Task, full_precision, scalar_loss, split_b
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # the names of the optimizers
 
-# The losses by name, as functions of the discriminator's logits. Sources: Goodfellow et al. 2014 (arXiv 1406.2661),
-# Mao et al. 2016 (1611.04076), Lim and Ye 2017 (1705.02894) and Arjovsky et al. 2017 (1701.07875).
+# The losses by name, as functions of the discriminator's logits. Sources: Goodfellow et al. 2014
+# (arXiv 1406.2661), Mao et al. 2016 (1611.04076), Lim and Ye 2017 (1705.02894) and Arjovsky et al.
+# 2017 (1701.07875).
 _mean = tf.reduce_mean
 DISCRIMINATOR_LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "non_saturating": lambda real, fake: _mean(tf.nn.softplus(-real)) + _mean(tf.nn.softplus(fake)),
@@ -38,7 +39,8 @@ class Gan(keras.Model):
     """Two nets that train against each other. Called on random numbers, it generates examples.
 
     Args:
-      generator: The net from latents, float32 [batch, latent_size], to examples, [batch, ...] of floating point.
+      generator: The net from latents, float32 [batch, latent_size], to examples, [batch, ...] of
+        floating point.
       discriminator: The net from examples to logits, [batch] or [batch, 1].
       latent_size: The number of random numbers for one example.
 
@@ -46,7 +48,9 @@ class Gan(keras.Model):
       generator, discriminator, latent_size: The arguments.
     """
 
-    def __init__(self, generator: keras.Model, discriminator: keras.Model, latent_size: int) -> None:
+    def __init__(
+        self, generator: keras.Model, discriminator: keras.Model, latent_size: int
+    ) -> None:
         latents = keras.Input((latent_size,), name="latents")
         examples = generator(latents)
         super().__init__(latents, examples, name="gan")
@@ -82,10 +86,11 @@ class Gan(keras.Model):
 class GanTask(Task):
     """A task with two nets. Define build_generator, build_discriminator and build_inputs; its config is a GanConfig.
 
-    `trainer.optimizers` has to configure the optimizers `generator` and `discriminator`; the period of each says in
-    which steps its net is updated. A batch is the real examples, or (real examples, labels), whose labels are not used.
-    Reported are discriminator_loss, generator_loss and their sum, of the forward pass before the step's updates, and
-    the metrics of build_metrics: `process_metrics` gets the real examples as labels and generated ones as outputs.
+    `trainer.optimizers` has to configure the optimizers `generator` and `discriminator`; the period
+    of each says in which steps its net is updated. A batch is the real examples, or (real examples,
+    labels), whose labels are not used. Reported are discriminator_loss, generator_loss and their
+    sum, of the forward pass before the step's updates, and the metrics of build_metrics:
+    `process_metrics` gets the real examples as labels and generated ones as outputs.
     """
 
     @abc.abstractmethod
@@ -121,7 +126,9 @@ class GanTask(Task):
         return GENERATOR_LOSSES[self.task_config.loss](fake_logits)
 
     @tf.autograph.experimental.do_not_convert
-    def discriminator_penalty(self, discriminator: Any, real: tf.Tensor, fake: tf.Tensor) -> tf.Tensor | float:
+    def discriminator_penalty(
+        self, discriminator: Any, real: tf.Tensor, fake: tf.Tensor
+    ) -> tf.Tensor | float:
         """Returns what is added to the discriminator's loss in training; by default R1, times `task.r1_penalty` / 2.
 
         Args:
@@ -165,20 +172,26 @@ class GanTask(Task):
         return self._logs(*losses)
 
     @tf.autograph.experimental.do_not_convert
-    def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+    def validation_step(
+        self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
         """Generates as many examples as the batch has, and updates the metrics with both; runs in graph, on a replica.
 
         Examples in float16 or bfloat16 are cast to float32 for the metrics.
         """
         real, _ = split_batch(inputs)
-        fake = full_precision(converted(self.inference_step)(model.latents(tf.shape(real)[0]), model))
+        fake = full_precision(
+            converted(self.inference_step)(model.latents(tf.shape(real)[0]), model)
+        )
         losses = self._losses(model.discriminator, real, fake, training=False)
         if metrics:
             converted(self.process_metrics)(metrics, real, fake)
         return self._logs(*losses)
 
     @tf.autograph.experimental.do_not_convert
-    def _step_in_turns(self, real: Any, model: Gan, generator: Any, discriminator: Any) -> tuple[Any, Any]:
+    def _step_in_turns(
+        self, real: Any, model: Gan, generator: Any, discriminator: Any
+    ) -> tuple[Any, Any]:
         """Updates the discriminator, then the generator with new examples; returns both losses, and the first ones."""
         # One draw for both nets: each reads and writes the state of the random generator.
         latents, new_latents = tf.split(model.latents(2 * tf.shape(real)[0]), 2)
@@ -195,16 +208,22 @@ class GanTask(Task):
                 logits = _logits(model.discriminator, new_fake, training=True)
             return (self._loss_of_generator(logits) + _layer_losses(model.generator),)
 
-        of_discriminator, of_generator, _ = _minimize(losses_before_update, discriminator, model.discriminator)
+        of_discriminator, of_generator, _ = _minimize(
+            losses_before_update, discriminator, model.discriminator
+        )
         _minimize(loss_of_generator, generator, model.generator)
         return (of_discriminator, of_generator), full_precision(fake)
 
     @tf.autograph.experimental.do_not_convert
-    def _joint_step(self, real: Any, model: Gan, generator: Any, discriminator: Any) -> tuple[Any, Any]:
+    def _joint_step(
+        self, real: Any, model: Gan, generator: Any, discriminator: Any
+    ) -> tuple[Any, Any]:
         """Updates both nets by the gradients at the same weights; returns both losses and the generated examples."""
         with tf.GradientTape(persistent=True) as tape:
             fake = converted(model.generator)(model.latents(tf.shape(real)[0]), training=True)
-            of_discriminator, of_generator = self._losses(model.discriminator, real, fake, training=True)
+            of_discriminator, of_generator = self._losses(
+                model.discriminator, real, fake, training=True
+            )
             generator_share = _loss_share(generator, of_generator + _layer_losses(model.generator))
             penalized = of_discriminator + self._added_to_discriminator(model, real, fake)
             discriminator_share = _loss_share(discriminator, penalized)
@@ -215,11 +234,15 @@ class GanTask(Task):
         generator_gradients = tape.gradient(generator_share, generator_variables)
         discriminator_gradients = tape.gradient(discriminator_share, discriminator_variables)
         apply_gradients(generator, zip(generator_gradients, generator_variables, strict=True))
-        apply_gradients(discriminator, zip(discriminator_gradients, discriminator_variables, strict=True))
+        apply_gradients(
+            discriminator, zip(discriminator_gradients, discriminator_variables, strict=True)
+        )
         return (of_discriminator, of_generator), full_precision(fake)
 
     @tf.autograph.experimental.do_not_convert
-    def _losses(self, discriminator: Any, real: Any, fake: Any, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    def _losses(
+        self, discriminator: Any, real: Any, fake: Any, training: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the losses of discriminator and generator, float32 scalars."""
         real_logits = _logits(discriminator, real, training)
         fake_logits = _logits(discriminator, fake, training)
@@ -259,7 +282,9 @@ def squared_gradient(discriminator: Any, examples: tf.Tensor) -> tf.Tensor:
         tape.watch(examples)
         total = tf.reduce_sum(discriminator(examples, training=True))
     gradient = tape.gradient(total, examples)
-    return tf.reduce_mean(tf.reduce_sum(tf.reshape(gradient, [tf.shape(gradient)[0], -1]) ** 2, axis=1))
+    return tf.reduce_mean(
+        tf.reduce_sum(tf.reshape(gradient, [tf.shape(gradient)[0], -1]) ** 2, axis=1)
+    )
 
 
 @contextlib.contextmanager
@@ -269,9 +294,14 @@ def unchanged_averages(net: Any) -> Iterator[None]:
     Runs in graph.
 
     Args:
-      net: A Keras model. Its variables that are not trained and are of floating point keep their values.
+      net: A Keras model. Its variables that are not trained and are of floating point keep their
+        values.
     """
-    variables = [variable for variable in net.non_trainable_variables if tf.as_dtype(variable.dtype).is_floating]
+    variables = [
+        variable
+        for variable in net.non_trainable_variables
+        if tf.as_dtype(variable.dtype).is_floating
+    ]
     before = [tf.identity(variable) for variable in variables]
     yield
     for variable, value in zip(variables, before, strict=True):
@@ -282,11 +312,14 @@ def unchanged_averages(net: Any) -> Iterator[None]:
 def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -> tuple[Any, ...]:
     """Calls `losses`, and updates a net by the gradient of the last one; returns all of them.
 
-    In a step whose gradients the optimizer leaves out there is only the forward pass, and nothing of the net changes.
+    In a step whose gradients the optimizer leaves out there is only the forward pass, and nothing
+    of the net changes.
     """
     variables = net.trainable_variables
 
-    def with_gradients(unconnected: tf.UnconnectedGradients) -> tuple[tuple[Any, ...], Sequence[Any]]:
+    def with_gradients(
+        unconnected: tf.UnconnectedGradients,
+    ) -> tuple[tuple[Any, ...], Sequence[Any]]:
         with tf.GradientTape() as tape:
             values = losses()
             share = _loss_share(optimizer, values[-1])
@@ -294,7 +327,9 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
 
     def with_dense_gradients() -> Any:
         # Both branches of a condition return tensors.
-        return tf.nest.map_structure(tf.convert_to_tensor, with_gradients(tf.UnconnectedGradients.ZERO))
+        return tf.nest.map_structure(
+            tf.convert_to_tensor, with_gradients(tf.UnconnectedGradients.ZERO)
+        )
 
     def without_gradients() -> Any:
         with unchanged_averages(net):
@@ -303,7 +338,9 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
     if getattr(optimizer, "uses_every_gradient", True):
         values, gradients = with_gradients(tf.UnconnectedGradients.NONE)
     else:
-        values, gradients = tf.cond(needs_gradients(optimizer), with_dense_gradients, without_gradients)
+        values, gradients = tf.cond(
+            needs_gradients(optimizer), with_dense_gradients, without_gradients
+        )
     apply_gradients(optimizer, zip(gradients, variables, strict=True))
     return values
 

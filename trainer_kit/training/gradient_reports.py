@@ -22,8 +22,8 @@ _ADVICE = "the training step applies gradients in another way; call trainer_kit.
 class GradientNorms:
     """Updates a mean with the global norm of the gradients of one optimizer.
 
-    It is the attribute `gradient_norms` of the optimizer; see `optimizers.gradients`. The mean itself would become a
-    part of the optimizer in checkpoints.
+    It is the attribute `gradient_norms` of the optimizer; see `optimizers.gradients`. The mean
+    itself would become a part of the optimizer in checkpoints.
 
     Args:
       mean: The mean of the norms over the updates of a loop.
@@ -51,12 +51,19 @@ class GradientReports:
       task: The task that made the optimizers.
 
     Raises:
-      UsageError: when a metric has the name of the report, or no optimizer has the processors of its section.
+      UsageError: when a metric has the name of the report, or no optimizer has the processors of
+        its section.
     """
 
-    def __init__(self, options: Any, optimizer: Any, global_step: tf.Variable, metrics: MetricSet, task: Any) -> None:
-        by_name = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}  # "" for a single one
-        optimizers = {name: innermost(outer) for name, outer in by_name.items() if outer is not None}
+    def __init__(
+        self, options: Any, optimizer: Any, global_step: tf.Variable, metrics: MetricSet, task: Any
+    ) -> None:
+        by_name = (
+            optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+        )  # "" for a single one
+        optimizers = {
+            name: innermost(outer) for name, outer in by_name.items() if outer is not None
+        }
         self._is_traced: bool = getattr(options, "train_tf_function", True)
 
         self._means: dict[str, StepMean] = {}
@@ -77,13 +84,20 @@ class GradientReports:
         several: Mapping[str, Any] = getattr(options, "optimizers", None) or {}
         sections = {f"optimizers.{name}": (section, [name]) for name, section in several.items()}
         if not sections:
-            sections["optimizer_config"] = (getattr(options, "optimizer_config", None), list(optimizers))
-        self._required: dict[str, list[GradientProcessing]] = {}  # by the field that asks for the processors
+            sections["optimizer_config"] = (
+                getattr(options, "optimizer_config", None),
+                list(optimizers),
+            )
+        self._required: dict[
+            str, list[GradientProcessing]
+        ] = {}  # by the field that asks for the processors
         for path, (section, names) in sections.items():
             if not optimizers or not getattr(section, "gradient_processors", ()):
                 continue
             field = f"trainer.{path}.gradient_processors"
-            self._required[field] = [self._processings[name] for name in names if name in self._processings]
+            self._required[field] = [
+                self._processings[name] for name in names if name in self._processings
+            ]
             if not self._required[field]:
                 raise UsageError(
                     f"{field}: create_optimizer of {type(task).__name__} makes an optimizer without them; call "
@@ -113,7 +127,8 @@ class GradientReports:
         if self._means and not any(mean.is_updated for mean in self._means.values()):
             raise UsageError(f"{_FIELD}: {_ADVICE}, or unset it")
 
-        # An eager step traces nothing: in the first step of its period an optimizer does not process gradients yet.
+        # An eager step traces nothing: in the first step of its period an optimizer does not
+        # process gradients yet.
         is_traced = self._is_traced and not tf.config.functions_run_eagerly()
         for field, processings in self._required.items():
             expected = processings if is_traced else self._processings.values()

@@ -20,19 +20,25 @@ from trainer_kit.optimizers.learning_rate import (
 )
 
 _LOG = logging.getLogger(__name__)
-RATE, FACTOR, RECOVERY_FACTOR = "learning_rate", "learning_rate_factor", "recovery_learning_rate_factor"
+RATE, FACTOR, RECOVERY_FACTOR = (
+    "learning_rate",
+    "learning_rate_factor",
+    "recovery_learning_rate_factor",
+)
 
 
 class HyperParameters:
     """Reads and changes hyper-parameters between training loops. Runs eagerly, on the host, on every worker.
 
-    A single optimizer has the names `learning_rate` and `learning_rate_factor`, and `optimizer.<attribute>` for each
-    attribute that is a variable. One of several has `<its name>.learning_rate` and so on. The task's names are those of
-    its method `hyper_parameters`. A change takes effect with the next loop. The factor multiplies what the config says,
-    a constant or a schedule. It is part of the training step only once it is used, and the loop is traced again then.
+    A single optimizer has the names `learning_rate` and `learning_rate_factor`, and
+    `optimizer.<attribute>` for each attribute that is a variable. One of several has `<its
+    name>.learning_rate` and so on. The task's names are those of its method `hyper_parameters`. A
+    change takes effect with the next loop. The factor multiplies what the config says, a constant
+    or a schedule. It is part of the training step only once it is used, and the loop is traced
+    again then.
 
-    The variables of optimizers and tasks are in the checkpoint as such; the factors, which belong to neither, are in
-    its Python state.
+    The variables of optimizers and tasks are in the checkpoint as such; the factors, which belong
+    to neither, are in its Python state.
 
     Args:
       task: The task.
@@ -40,8 +46,8 @@ class HyperParameters:
       python_state: The state of the run that is not in variables.
 
     Attributes:
-      has_new_factor: Whether there is a factor that the training step does not have yet. A trainer that traces the step
-        again sets it to False.
+      has_new_factor: Whether there is a factor that the training step does not have yet. A trainer
+        that traces the step again sets it to False.
     """
 
     def __init__(self, task: Any, optimizer: Any, python_state: PythonState) -> None:
@@ -61,14 +67,22 @@ class HyperParameters:
                 found.append(_joined(name, RATE))
             if isinstance(optimizer, keras.Optimizer):
                 found.append(_joined(name, FACTOR))
-            public = {key: value for key, value in vars(optimizer).items() if not key.startswith("_")}
-            found += [f"{name or 'optimizer'}.{key}" for key, value in public.items() if _is_float(value)]
+            public = {
+                key: value for key, value in vars(optimizer).items() if not key.startswith("_")
+            }
+            found += [
+                f"{name or 'optimizer'}.{key}" for key, value in public.items() if _is_float(value)
+            ]
         return found
 
     @property
     def factors(self) -> list[tf.Variable]:
         """The factors of all learning rates."""
-        return [one for optimizer in self._optimizers().values() for one in learning_rate_factors(optimizer).values()]
+        return [
+            one
+            for optimizer in self._optimizers().values()
+            for one in learning_rate_factors(optimizer).values()
+        ]
 
     def variable(self, name: str) -> Any:
         """Returns the variable of a hyper-parameter, a scalar; adds the factor of a learning rate when first asked.
@@ -83,10 +97,14 @@ class HyperParameters:
         optimizers = self._optimizers()
         optimizer = optimizers.get("" if place == "optimizer" else place)
         if optimizer is None:
-            raise UsageError(f"there is no hyper-parameter {name!r}; {suggestion(name, self.names)}")
+            raise UsageError(
+                f"there is no hyper-parameter {name!r}; {suggestion(name, self.names)}"
+            )
         if attribute in (FACTOR, RECOVERY_FACTOR):
             return self._factor(optimizer, attribute)
-        value = configured_rate(optimizer) if attribute == RATE else getattr(optimizer, attribute, None)
+        value = (
+            configured_rate(optimizer) if attribute == RATE else getattr(optimizer, attribute, None)
+        )
         if _is_float(value):
             return value
         if attribute == RATE and callable(value):
@@ -126,7 +144,9 @@ class HyperParameters:
         self.set(name, value)
         if self.value(name) != before:
             self._unreported[name] = float(value), reason
-            _LOG.info("step %d: %s is %g from here, it was %g (%s)", step, name, value, before, reason)
+            _LOG.info(
+                "step %d: %s is %g from here, it was %g (%s)", step, name, value, before, reason
+            )
 
     def check(self, name: str, value: float) -> None:
         """Raises UsageError when there is no such hyper-parameter, or its variable cannot hold the value.
@@ -136,11 +156,21 @@ class HyperParameters:
         dtype = tf.as_dtype(self.variable(name).dtype)
         lowest, highest = (np.asarray(bound).item() for bound in (dtype.min, dtype.max))
         if not lowest <= value <= highest:  # never so of NaN
-            raise UsageError(f"{name}: {value!r:.60} is not a finite number of the dtype {dtype.name}")
-        if value < 0 and name not in self._of_task() and name.rpartition(".")[2] in (RATE, FACTOR, RECOVERY_FACTOR):
-            raise UsageError(f"{name}: {value!r} is below 0; a learning rate and its factor are 0 or more")
+            raise UsageError(
+                f"{name}: {value!r:.60} is not a finite number of the dtype {dtype.name}"
+            )
+        if (
+            value < 0
+            and name not in self._of_task()
+            and name.rpartition(".")[2] in (RATE, FACTOR, RECOVERY_FACTOR)
+        ):
+            raise UsageError(
+                f"{name}: {value!r} is below 0; a learning rate and its factor are 0 or more"
+            )
         if dtype.is_integer and value != int(value):
-            raise UsageError(f"{name} is a whole number, of the dtype {dtype.name}; it cannot be {value!r}")
+            raise UsageError(
+                f"{name} is a whole number, of the dtype {dtype.name}; it cannot be {value!r}"
+            )
 
     def set(self, name: str, value: float) -> None:
         """Sets a hyper-parameter without a report."""
@@ -162,7 +192,11 @@ class HyperParameters:
     def _optimizers(self) -> dict[str, Any]:
         """Returns the optimizers by name, without those around them; a single one has the name ""."""
         by_name = self._optimizer if isinstance(self._optimizer, Mapping) else {"": self._optimizer}
-        return {name: innermost(optimizer) for name, optimizer in by_name.items() if optimizer is not None}
+        return {
+            name: innermost(optimizer)
+            for name, optimizer in by_name.items()
+            if optimizer is not None
+        }
 
     def _of_task(self) -> dict[str, Any]:
         """Returns the variables of the task by name.
@@ -175,24 +209,41 @@ class HyperParameters:
         for name, value in given.items():
             if not _is_scalar(value):
                 kind = type(self._task).__name__
-                raise UsageError(f"{kind}.hyper_parameters: {name} is {value!r:.60}; return scalar variables by name")
+                raise UsageError(
+                    f"{kind}.hyper_parameters: {name} is {value!r:.60}; return scalar variables by name"
+                )
         return given
 
     def _changed_factors(self) -> dict[str, float]:
-        of_optimizers = {_joined(name, FACTOR): learning_rate_factors(one) for name, one in self._optimizers().items()}
-        return {name: float(tf.convert_to_tensor(one[FACTOR])) for name, one in of_optimizers.items() if FACTOR in one}
+        of_optimizers = {
+            _joined(name, FACTOR): learning_rate_factors(one)
+            for name, one in self._optimizers().items()
+        }
+        return {
+            name: float(tf.convert_to_tensor(one[FACTOR]))
+            for name, one in of_optimizers.items()
+            if FACTOR in one
+        }
 
     def _state(self) -> dict[str, Any] | None:
         factors = self._changed_factors()
-        return {"factors": factors, "unreported": self._unreported} if factors or self._unreported else None
+        return (
+            {"factors": factors, "unreported": self._unreported}
+            if factors or self._unreported
+            else None
+        )
 
     def _restore(self, state: Mapping[str, Any] | None) -> None:
         saved = state or {"factors": {}, "unreported": {}}
         # Earlier versions saved the value alone.
         self._unreported = {
-            name: (one[0], one[1]) if isinstance(one, list) else (one, "") for name, one in saved["unreported"].items()
+            name: (one[0], one[1]) if isinstance(one, list) else (one, "")
+            for name, one in saved["unreported"].items()
         }
-        for name, value in {**dict.fromkeys(self._changed_factors(), 1.0), **saved["factors"]}.items():
+        for name, value in {
+            **dict.fromkeys(self._changed_factors(), 1.0),
+            **saved["factors"],
+        }.items():
             self.set(name, value)
 
 

@@ -1,7 +1,8 @@
 """MetricSet: everything that the steps of a loop report as numbers, which is reset and read together.
 
-A step reports a value in one way: it updates a metric. `MetricSet.update` does so with the loss and the scalars that a
-step returns, `named_tensors` with tensors that are asked for by name, and `gradient_reports` with norms of gradients.
+A step reports a value in one way: it updates a metric. `MetricSet.update` does so with the loss and
+the scalars that a step returns, `named_tensors` with tensors that are asked for by name, and
+`gradient_reports` with norms of gradients.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class StepMean(keras.metrics.Mean):
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
         """Adds values to the mean; runs in graph, on a replica.
 
-        A sum is added to the variable by one operation, and not as Keras adds it: TensorFlow may regroup an addition
-        with those that made the loss (total + (a + b)), and not in each process in the same way.
+        A sum is added to the variable by one operation, and not as Keras adds it: TensorFlow may
+        regroup an addition with those that made the loss (total + (a + b)), and not in each process
+        in the same way.
         """
         self.is_updated = True
         weight = 1.0 if sample_weight is None else sample_weight
@@ -47,14 +49,16 @@ class StepMean(keras.metrics.Mean):
         self.count.value.assign_add(weight * tf.cast(tf.size(values), self.dtype))
         return None
 
-    reset_states = keras.metrics.Metric.reset_state  # the name of Keras 2, which trainers of Model Garden use
+    reset_states = (
+        keras.metrics.Metric.reset_state
+    )  # the name of Keras 2, which trainers of Model Garden use
 
 
 class ScalarMeans(keras.metrics.Metric):
     """The means of the scalars that steps return, each weighted by the examples. Created in the scope of the strategy.
 
-    Their names are known when a step is traced, too late to create variables for checkpoints. So one variable has a row
-    for each of at most 64 names, in the order in which steps report them.
+    Their names are known when a step is traced, too late to create variables for checkpoints. So
+    one variable has a row for each of at most 64 names, in the order in which steps report them.
 
     Args:
       dtype: The dtype of the sums.
@@ -91,20 +95,24 @@ class ScalarMeans(keras.metrics.Metric):
     def result(self) -> dict[str, tf.Tensor]:
         """Returns the means by name; called in cross-replica context."""
         sums = tf.convert_to_tensor(self._sums)
-        return {name: tf.cast(sums[row, 0] / sums[row, 1], tf.float32) for row, name in enumerate(self._scalars)}
+        return {
+            name: tf.cast(sums[row, 0] / sums[row, 1], tf.float32)
+            for row, name in enumerate(self._scalars)
+        }
 
 
 class MetricSet:
     """What the steps of a loop report, which is reset and read together. Created in the scope of the strategy.
 
-    Metrics that steps return are known when a step is traced, and the loop resets its metrics before its first step. So
-    these metrics are reset from Python, after the results of a loop have been read.
+    Metrics that steps return are known when a step is traced, and the loop resets its metrics
+    before its first step. So these metrics are reset from Python, after the results of a loop have
+    been read.
 
     Args:
       loss_name: The name under which the mean loss is reported.
       metrics: Keras metrics, of either version.
-      exact: Whether to sum the loss and the scalars in float64. In float32 the mean over a million examples in batches
-        of 32 is off by 3 millionths.
+      exact: Whether to sum the loss and the scalars in float64. In float32 the mean over a million
+        examples in batches of 32 is off by 3 millionths.
 
     Attributes:
       loss: The mean loss.
@@ -121,12 +129,16 @@ class MetricSet:
         self.metrics = list(metrics)
         counts = Counter(metric.name for metric in [*self.metrics, self.loss])
         if twice := [name for name, count in counts.items() if count > 1]:
-            raise UsageError(f"several metrics are called {', '.join(twice)}; give each metric a different name")
+            raise UsageError(
+                f"several metrics are called {', '.join(twice)}; give each metric a different name"
+            )
 
         self._names = frozenset(counts)
         self._reserved: dict[str, str] = {}
         self._scalars = ScalarMeans(dtype)
-        self._own_metrics: list[Any] = [self._scalars]  # of the engine, which the task's steps do not see
+        self._own_metrics: list[Any] = [
+            self._scalars
+        ]  # of the engine, which the task's steps do not see
         self.returned: dict[str, Any] = {}
         self._warned: set[str] = set()
 
@@ -154,15 +166,17 @@ class MetricSet:
           UsageError: when a metric, or another result, has the name.
         """
         if name in self._reserved or any(metric.name == name for metric in self.metrics):
-            raise UsageError(f"{field}: another metric is called {name!r} too; give each metric a different name")
+            raise UsageError(
+                f"{field}: another metric is called {name!r} too; give each metric a different name"
+            )
         self._reserved[name] = field
 
     @tf.autograph.experimental.do_not_convert
     def take_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
         """Records the metrics that a step returned, and returns what else it returned; runs in graph, on a replica.
 
-        Warns of a scalar that has the name of a metric in an attribute of the task, or of a metric of the model: it may
-        be the metric's result.
+        Warns of a scalar that has the name of a metric in an attribute of the task, or of a metric
+        of the model: it may be the metric's result.
 
         Args:
           task: The task of the step. What tasks of Model Garden return stays as it is.
@@ -178,14 +192,21 @@ class MetricSet:
         for name, value in logs.items():
             if not _is_metric(value):
                 scalars[name] = value
-            elif str(name) not in self._names and self.returned.setdefault(str(name), value) is not value:
+            elif (
+                str(name) not in self._names
+                and self.returned.setdefault(str(name), value) is not value
+            ):
                 raise UsageError(
                     f"a step returned a new metric object named {str(name)!r}; create it once, in the task's __init__ "
                     "or in build_model, and return the same object in each step"
                 )
 
         attributes = [*vars(task).values(), getattr(model, "metrics", None)]
-        metrics = [part for value in attributes for part in (value if isinstance(value, (list, tuple)) else [value])]
+        metrics = [
+            part
+            for value in attributes
+            for part in (value if isinstance(value, (list, tuple)) else [value])
+        ]
         names = {metric.name for metric in metrics if _is_metric(metric)}
         for name in sorted((names & scalars.keys()) - self._names - self._warned):
             self._warned.add(name)
@@ -198,15 +219,17 @@ class MetricSet:
         return scalars
 
     @tf.autograph.experimental.do_not_convert
-    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0) -> None:
+    def update_with_step(
+        self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
+    ) -> None:
         """Adds what a training step returned; runs in graph, on a replica.
 
         Args:
           task: The task of the step.
           logs: What the step returned.
           inputs: The batch, or micro-batch.
-          share: The micro-batch's share of its batch, the weight of a loss of Model Garden's tasks, whose batches may
-            not show how many examples they have.
+          share: The micro-batch's share of its batch, the weight of a loss of Model Garden's tasks,
+            whose batches may not show how many examples they have.
 
         Raises:
           TrainerKitError: when the logs hold no loss.
@@ -220,15 +243,18 @@ class MetricSet:
         """Adds the loss and the other scalars that a step returned; runs in graph, on a replica.
 
         Args:
-          task: The task of the step. Of what tasks of Model Garden return, only the loss is reported.
-          logs: What the step returned. The loss may be a mean over the batch, or a loss for each example, each of which
-            counts as one. Other values that are not single real numbers are left out.
+          task: The task of the step. Of what tasks of Model Garden return, only the loss is
+            reported.
+          logs: What the step returned. The loss may be a mean over the batch, or a loss for each
+            example, each of which counts as one. Other values that are not single real numbers are
+            left out.
           inputs: The batch.
-          weight: The weight of the values: a float above 0, or a scalar that may be 0. None: the number of examples in
-            the batch, so that ragged and empty batches count correctly.
+          weight: The weight of the values: a float above 0, or a scalar that may be 0. None: the
+            number of examples in the batch, so that ragged and empty batches count correctly.
 
         Raises:
-          UsageError: when steps have returned more than 64 different scalars, or one of a name that is reserved.
+          UsageError: when steps have returned more than 64 different scalars, or one of a name that
+            is reserved.
         """
         scalars: dict[str, tf.Tensor] = {}
         for name, value in logs.items() if isinstance(task, Task) else ():
@@ -289,7 +315,8 @@ class MetricSet:
     def names(self) -> list[str] | None:
         """Returns the names of the scalars in `results`, nested names joined by `|`; runs eagerly.
 
-        Returns None if they are not known yet: the first batch builds the metrics of a compiled model.
+        Returns None if they are not known yet: the first batch builds the metrics of a compiled
+        model.
         """
         if any(getattr(metric, "built", True) is False for metric in self.metrics):
             return None
@@ -306,7 +333,9 @@ def training_metrics(task: Any, model: Any, config: Any, *, wanted: bool) -> Met
       config: The experiment's config.
       wanted: Whether the trainer will train; if not, the set holds only the loss.
     """
-    return MetricSet("training_loss", _metrics(task, model, config, training=True) if wanted else [])
+    return MetricSet(
+        "training_loss", _metrics(task, model, config, training=True) if wanted else []
+    )
 
 
 def validation_metrics(task: Any, model: Any, config: Any, *, wanted: bool) -> MetricSet:
@@ -334,7 +363,9 @@ def task_metrics(task: Any, training: bool) -> list[Any]:
     metrics = task.build_metrics(training=training)
     if not isinstance(metrics, (list, tuple)):
         kind = "None" if metrics is None else f"a {type(metrics).__name__}"
-        raise UsageError(f"{type(task).__name__}.build_metrics returned {kind}; return a list of metrics")
+        raise UsageError(
+            f"{type(task).__name__}.build_metrics returned {kind}; return a list of metrics"
+        )
     for metric in metrics:
         check_metric(metric, f"{type(task).__name__}.build_metrics returned a list with")
     return list(metrics)
@@ -345,7 +376,8 @@ def configured_metrics(config: Any, of_tensors: bool = False) -> list[tuple[Any,
 
     Args:
       config: The experiment's config.
-      of_tensors: Whether to return the metrics of entries that name a tensor, instead of those that name none.
+      of_tensors: Whether to return the metrics of entries that name a tensor, instead of those that
+        name none.
 
     Raises:
       UsageError: when a metric cannot be made.
@@ -355,7 +387,11 @@ def configured_metrics(config: Any, of_tensors: bool = False) -> list[tuple[Any,
         if bool(section.tensor) == of_tensors:
             field = f"trainer.metrics[{place}]"
             registered = section.type in MetricConfig.registry
-            build = MetricConfig.registry.lookup(str(section.type)).build if registered else _keras_metric
+            build = (
+                MetricConfig.registry.lookup(str(section.type)).build
+                if registered
+                else _keras_metric
+            )
             metric = build(section.get())
             check_metric(metric, f"{field}: {section.type} built")
             metrics.append((metric, section.tensor, field))
@@ -365,12 +401,18 @@ def configured_metrics(config: Any, of_tensors: bool = False) -> list[tuple[Any,
 def _keras_metric(config: KerasMetricConfig) -> Any:
     kind = getattr(keras.metrics, config.metric, None)
     if not (isinstance(kind, type) and issubclass(kind, keras.metrics.Metric)):
-        known = [name for name in dir(keras.metrics) if isinstance(getattr(keras.metrics, name), type)]
-        raise UsageError(f"trainer.metrics: keras.metrics has no {config.metric!r}; {suggestion(config.metric, known)}")
+        known = [
+            name for name in dir(keras.metrics) if isinstance(getattr(keras.metrics, name), type)
+        ]
+        raise UsageError(
+            f"trainer.metrics: keras.metrics has no {config.metric!r}; {suggestion(config.metric, known)}"
+        )
     try:
         return kind(**config.args)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"trainer.metrics: keras.metrics.{config.metric} refuses its args: {error}") from error
+        raise UsageError(
+            f"trainer.metrics: keras.metrics.{config.metric} refuses its args: {error}"
+        ) from error
 
 
 def check_metric(metric: Any, where: str) -> None:
@@ -411,15 +453,17 @@ def _number(value: Any) -> tf.Tensor | None:
 
 def _without_nan_of_no_examples(values: tf.Tensor, weight: Any) -> tf.Tensor:
     """Returns `values`, or zeros if the weight is 0: the mean of no examples is NaN. A float is never 0."""
-    return values if isinstance(weight, float) else tf.where(weight > 0, values, tf.zeros_like(values))
+    return (
+        values if isinstance(weight, float) else tf.where(weight > 0, values, tf.zeros_like(values))
+    )
 
 
 def _examples(inputs: Any) -> tf.Tensor | float:
     """Returns the number of examples in a replica's batch: the first dimension of its labels, or of the whole batch.
 
-    It is a float if it is known beforehand and not 0, else a float32 scalar. Features may contain scalars and tables,
-    so the labels count where a batch is a tuple with labels. If tensors that count differ in their first dimension,
-    the step fails when it runs.
+    It is a float if it is known beforehand and not 0, else a float32 scalar. Features may contain
+    scalars and tables, so the labels count where a batch is a tuple with labels. If tensors that
+    count differ in their first dimension, the step fails when it runs.
     """
     labels = inputs[1] if isinstance(inputs, tuple) and len(inputs) in (2, 3) else None
     leaves = _with_axes(labels) or _with_axes(inputs)

@@ -1,7 +1,8 @@
 """Named tensors: `expose` gives a tensor a name, and StepTensors hands out the values that are asked for by name.
 
-A name that nobody asks for costs nothing: `expose` adds no operation, and TensorFlow prunes what only it would use.
-The output of a Keras layer is known by the name of the layer, without a call of `expose`.
+A name that nobody asks for costs nothing: `expose` adds no operation, and TensorFlow prunes what
+only it would use. The output of a Keras layer is known by the name of the layer, without a call of
+`expose`.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _collector: ContextVar[TensorCollector | None] = ContextVar("collector", default
 def expose(name: Any, tensor: Any) -> Any:
     """Gives a tensor of a model or a step a name, by which summaries, metrics, callbacks and predictors ask for it.
 
-    In graph or eagerly, on a replica. It has to be called in the step itself or in the call of a layer: a tensor inside
-    a tf.cond, a loop or another tf.function cannot leave it. If a step exposes several tensors by one name, such as in
-    a layer that is called twice, the last one counts.
+    In graph or eagerly, on a replica. It has to be called in the step itself or in the call of a
+    layer: a tensor inside a tf.cond, a loop or another tf.function cannot leave it. If a step
+    exposes several tensors by one name, such as in a layer that is called twice, the last one
+    counts.
 
     Args:
       name: The name, a text.
@@ -39,8 +41,8 @@ def expose(name: Any, tensor: Any) -> Any:
       The tensor, unchanged.
 
     Raises:
-      UsageError: when the name is not a text; at the end of the step, when the tensor is asked for and cannot leave its
-        graph.
+      UsageError: when the name is not a text; at the end of the step, when the tensor is asked for
+        and cannot leave its graph.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"expose: the name {name!r} is not a text; call expose(name, tensor)")
@@ -59,8 +61,8 @@ class TensorCollector:
     Attributes:
       tensors: The tensors by name.
       known: All names that the step has exposed.
-      problem: Why a tensor that is asked for cannot be had; "" if there is no problem. It is not raised at once, since
-        Keras would add the arguments of the layer to the message.
+      problem: Why a tensor that is asked for cannot be had; "" if there is no problem. It is not
+        raised at once, since Keras would add the arguments of the layer to the message.
     """
 
     def __init__(self, wanted: Collection[str]) -> None:
@@ -102,13 +104,21 @@ class LayerOutputs:
         self.model = model
         self._layers: dict[str, list[Any]] = {}
         self._open_contexts = 0  # those of replicas, which are traced in turns, overlap
-        unnamed: set[int] = set()  # functional models inside of a Sequential of Keras, whose names users do not know
+        unnamed: set[int] = (
+            set()
+        )  # functional models inside of a Sequential of Keras, whose names users do not know
         for part in tf.train.TrackableView(model).descendants():
             if isinstance(part, keras.Sequential):
                 children = tf.train.TrackableView(part).children(part).values()
                 unnamed |= {id(child) for child in children} - {id(layer) for layer in part.layers}
-            is_called = callable(getattr(part, "call", None)) and type(part).__name__ != "InputLayer"
-            if is_called and id(part) not in unnamed and isinstance(getattr(part, "name", None), str):
+            is_called = (
+                callable(getattr(part, "call", None)) and type(part).__name__ != "InputLayer"
+            )
+            if (
+                is_called
+                and id(part) not in unnamed
+                and isinstance(getattr(part, "name", None), str)
+            ):
                 self._layers.setdefault(part.name, []).append(part)
 
     @property
@@ -121,14 +131,16 @@ class LayerOutputs:
         """A context that collects the tensors of these names; a context inside it hides it.
 
         Raises:
-          UsageError: when two layers have a name that is wanted; at the end of the context, when a tensor that is
-            asked for cannot be had.
+          UsageError: when two layers have a name that is wanted; at the end of the context, when a
+            tensor that is asked for cannot be had.
         """
         layers = []
         for name in wanted:
             namesakes = self._layers.get(name, [])
             if len(namesakes) > 1:
-                raise UsageError(f"{len(namesakes)} layers are called {name!r}; give each layer a name of its own")
+                raise UsageError(
+                    f"{len(namesakes)} layers are called {name!r}; give each layer a name of its own"
+                )
             layers += namesakes
         collector = TensorCollector(wanted)
         token = _collector.set(collector)
@@ -168,7 +180,8 @@ def check_evaluation_tensors(trainer: Any) -> None:
     Runs eagerly, on the host.
 
     Args:
-      trainer: The trainer; one that does not evaluate, or has evaluations of its own, is not checked.
+      trainer: The trainer; one that does not evaluate, or has evaluations of its own, is not
+        checked.
 
     Raises:
       UsageError: when the step exposes no tensor of such a name.
@@ -193,7 +206,8 @@ class LastValue:
       is_fused: Whether steps are fused: a program of XLA cannot change the shape of a variable.
 
     Attributes:
-      variable: The variable that holds the value; None before a step is traced. No checkpoint needs it.
+      variable: The variable that holds the value; None before a step is traced. No checkpoint needs
+        it.
     """
 
     def __init__(self, name: str, field: str, *, is_fused: bool) -> None:
@@ -218,10 +232,15 @@ class LastValue:
                 f"{self._field}: the tensor {self._name!r} has the shape {shape}, and fused steps need a shape that is "
                 "known before they run; batch with drop_remainder=True, or set trainer.fuse_steps=1"
             )
-        # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot reach them.
+        # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot
+        # reach them.
         dtype = tf.int64 if self._dtype == tf.int32 else self._dtype
         variable = self.variable
-        if variable is None or variable.dtype != dtype or not variable.shape.is_compatible_with(shape):
+        if (
+            variable is None
+            or variable.dtype != dtype
+            or not variable.shape.is_compatible_with(shape)
+        ):
             with tf.init_scope(), strategy.scope():
                 self.variable = tf.Variable(
                     tf.zeros(shape if self._is_fused else [], dtype),
@@ -231,7 +250,9 @@ class LastValue:
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
-        for local, part in zip(strategy.experimental_local_results(self.variable), parts, strict=True):
+        for local, part in zip(
+            strategy.experimental_local_results(self.variable), parts, strict=True
+        ):
             local.assign(tf.cast(part, local.dtype))
 
     def read(self, strategy: tf.distribute.Strategy) -> np.ndarray:
@@ -254,16 +275,18 @@ class LastValue:
 class StepTensors:
     """Updates metrics with tensors that steps expose: those of the config, and the values of the last step.
 
-    Created in the scope of the strategy. Without a name that is asked for it has no variables, and adds no operation to
-    a step.
+    Created in the scope of the strategy. Without a name that is asked for it has no variables, and
+    adds no operation to a step.
 
     Args:
       what: "training" or "evaluation", for messages.
       config: The experiment's config, whose `trainer.metrics` may name tensors.
-      metrics: The set of the metrics of these steps, which resets and reports the metrics of tensors.
+      metrics: The set of the metrics of these steps, which resets and reports the metrics of
+        tensors.
 
     Attributes:
-      values: The values of the last loop, as NumPy arrays by name; of several validation sets, by set and name.
+      values: The values of the last loop, as NumPy arrays by name; of several validation sets, by
+        set and name.
 
     Raises:
       UsageError: when two of its metrics have the same name.
@@ -274,9 +297,12 @@ class StepTensors:
         self._metric_set = metrics
         self._strategy = tf.distribute.get_strategy()
         self._is_fused = what == "training" and getattr(config.trainer, "fuse_steps", 1) > 1
-        self._metrics: list[tuple[Any, str, str]] = []  # each with its tensor, and with who asks for it
+        self._metrics: list[
+            tuple[Any, str, str]
+        ] = []  # each with its tensor, and with who asks for it
         self._fields: dict[str, str] = {}  # by the tensor whose last value is asked for: who asks
-        # By validation set and tensor: steps of other sets may expose another dtype by the same name.
+        # By validation set and tensor: steps of other sets may expose another dtype by the same
+        # name.
         self._last: dict[tuple[str, str], LastValue] = {}
         self._layers: LayerOutputs | None = None
         self._is_traced = False
@@ -299,9 +325,13 @@ class StepTensors:
         if name in self._fields:
             return
         if self._is_traced:
-            raise UsageError(f"{where}: the tensor {name!r} is asked for after the first {self._what} step; ask before")
+            raise UsageError(
+                f"{where}: the tensor {name!r} is asked for after the first {self._what} step; ask before"
+            )
         if isinstance(self._strategy, tf.distribute.experimental.ParameterServerStrategy):
-            raise UsageError(f"{where}: asynchronous training has no last step; feed the tensor to a metric instead")
+            raise UsageError(
+                f"{where}: asynchronous training has no last step; feed the tensor to a metric instead"
+            )
         self._fields[name] = where
 
     @property
@@ -321,7 +351,8 @@ class StepTensors:
           validation_set: The name of the evaluated set, if there are several.
 
         Raises:
-          UsageError: when a subclass of the trainer has a step of its own, which captures no tensors.
+          UsageError: when a subclass of the trainer has a step of its own, which captures no
+            tensors.
         """
         values = {}
         for name, field in self._fields.items():
@@ -376,7 +407,9 @@ class StepTensors:
         for metric, name, _ in self._metrics:
             metric.update_state(tensors[name])
         for name, field in self._fields.items():
-            last = self._last.setdefault((validation_set, name), LastValue(name, field, is_fused=self._is_fused))
+            last = self._last.setdefault(
+                (validation_set, name), LastValue(name, field, is_fused=self._is_fused)
+            )
             last.update_state(tensors[name])
 
     @property

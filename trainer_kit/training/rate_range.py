@@ -1,7 +1,7 @@
 """The learning-rate range test: trains while the rate rises exponentially, and suggests a rate.
 
-Source: Smith, Cyclical Learning Rates for Training Neural Networks, section 3.3, https://arxiv.org/abs/1506.01186.
-There the rate rises linearly, and a person reads the curve.
+Source: Smith, Cyclical Learning Rates for Training Neural Networks, section 3.3,
+https://arxiv.org/abs/1506.01186. There the rate rises linearly, and a person reads the curve.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class RateRange:
     Attributes:
       rates: The learning rate of each step, in increasing order.
       losses: The training loss of each step, before its update.
-      ended_by: Why the test ended before the highest rate: "training diverged" or "the training data ended"; else "".
+      ended_by: Why the test ended before the highest rate: "training diverged" or "the training
+        data ended"; else "".
     """
 
     rates: np.ndarray
@@ -64,21 +65,25 @@ class RateRange:
         """Whether the lowest smoothed loss is below the first one by more than five standard errors of such a mean."""
         smoothed, window = self.smoothed, _window(len(self.losses))
         lowest = int(np.argmin(smoothed))
-        noise = np.std((self.losses - smoothed)[: max(lowest, window) + 1]) / math.sqrt(window // 2 + 1)
+        noise = np.std((self.losses - smoothed)[: max(lowest, window) + 1]) / math.sqrt(
+            window // 2 + 1
+        )
         return bool(smoothed[0] - smoothed[lowest] > 5 * noise)
 
     @property
     def suggestion(self) -> float | None:
         """A tenth of the rate at which the smoothed loss is lowest, since there it is about to rise.
 
-        This is the rule of fastai, https://arxiv.org/abs/2002.04688. Another one takes the rate where the loss falls
-        fastest; that was 250 times too low for a transformer, whose loss falls at all rates. None: it does not fall, or
-        still falls at the highest rate.
+        This is the rule of fastai, https://arxiv.org/abs/2002.04688. Another one takes the rate
+        where the loss falls fastest; that was 250 times too low for a transformer, whose loss falls
+        at all rates. None: it does not fall, or still falls at the highest rate.
         """
         return self.lowest / 10 if self.falls and not self.still_falls else None
 
 
-def range_test_config(config: ExperimentConfig, lowest: float, highest: float, steps: int) -> ExperimentConfig:
+def range_test_config(
+    config: ExperimentConfig, lowest: float, highest: float, steps: int
+) -> ExperimentConfig:
     """Returns `config` with a learning rate that rises from `lowest` to `highest` in `steps` steps by equal factors.
 
     Raises:
@@ -87,9 +92,20 @@ def range_test_config(config: ExperimentConfig, lowest: float, highest: float, s
     if steps < _FEWEST:
         raise UsageError(f"--steps: {steps} is too few for a curve; give at least {_FEWEST}")
     _refuse_several(config.trainer.optimizers)
-    rise = {"initial_learning_rate": lowest, "decay_steps": steps - 1, "decay_rate": highest / lowest}
-    whole = {**rise, "staircase": False, "offset": 0}  # the config may have an exponential schedule of its own
-    rate = {"learning_rate": {"type": "exponential", "exponential": whole}, "warmup": {"type": None}}
+    rise = {
+        "initial_learning_rate": lowest,
+        "decay_steps": steps - 1,
+        "decay_rate": highest / lowest,
+    }
+    whole = {
+        **rise,
+        "staircase": False,
+        "offset": 0,
+    }  # the config may have an exponential schedule of its own
+    rate = {
+        "learning_rate": {"type": "exponential", "exponential": whole},
+        "warmup": {"type": None},
+    }
     return config.replace(trainer={"optimizer_config": rate, "fuse_steps": 1})
 
 
@@ -120,8 +136,8 @@ def measure(trainer: Any, lowest: float, steps: int) -> RateRange:
         else:
             rates.append(rate)
             losses.append(loss)
-            # It has diverged when the mean of the last losses is four times the lowest such mean. A loss below 0 has no
-            # factor.
+            # It has diverged when the mean of the last losses is four times the lowest such mean. A
+            # loss below 0 has no factor.
             window = _window(steps)
             means = np.ones(1)
             if len(losses) >= window:

@@ -1,7 +1,8 @@
 """Task: the model, data, losses, metrics and the two steps of an experiment, as one replica sees them.
 
-A task knows nothing of strategies, files or the trainer. Four methods are enough to train: build_model, build_inputs,
-build_losses and build_metrics; the other methods have defaults. Names and meanings are TF Model Garden's.
+A task knows nothing of strategies, files or the trainer. Four methods are enough to train:
+build_model, build_inputs, build_losses and build_metrics; the other methods have defaults. Names
+and meanings are TF Model Garden's.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ class Task(abc.ABC):
     """
 
     loss = "loss"  # the key of the loss in the logs of train_step and validation_step
-    validation_set = ""  # the name of the validation set that is evaluated now; steps are traced for each set
+    validation_set = (
+        ""  # the name of the validation set that is evaluated now; steps are traced for each set
+    )
 
-    def __init__(self, params: Any, logging_dir: str | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, params: Any, logging_dir: str | None = None, name: str | None = None
+    ) -> None:
         self._task_config = params
         self._logging_dir = logging_dir or ""
         self.name = name or getattr(params, "name", None) or type(self).__name__
@@ -53,7 +58,9 @@ class Task(abc.ABC):
         """
         if not hasattr(self, "_task_config"):
             name = type(self).__name__
-            raise UsageError(f"{name}.__init__ has to call super().__init__(params, logging_dir=logging_dir)")
+            raise UsageError(
+                f"{name}.__init__ has to call super().__init__(params, logging_dir=logging_dir)"
+            )
         return self._task_config
 
     @property
@@ -62,7 +69,9 @@ class Task(abc.ABC):
         return self._logging_dir
 
     @classmethod
-    def create_optimizer(cls, optimizer_config: OptimizationConfig, runtime_config: RuntimeConfig | None = None) -> Any:
+    def create_optimizer(
+        cls, optimizer_config: OptimizationConfig, runtime_config: RuntimeConfig | None = None
+    ) -> Any:
         """Returns the optimizer: a Keras 3 optimizer, or a dict of them by name. Called in strategy scope.
 
         Raises:
@@ -78,8 +87,9 @@ class Task(abc.ABC):
     def optimizer_variables(self, model: Any) -> Mapping[str, Sequence[Any]]:
         """Returns the variables that each of several optimizers updates, by the optimizer's name; none by default.
 
-        The optimizers are those of `trainer.optimizers`, whose patterns count instead where there are any, or those of
-        `create_optimizer`, if it returns a dict. Called in strategy scope, with the built model.
+        The optimizers are those of `trainer.optimizers`, whose patterns count instead where there
+        are any, or those of `create_optimizer`, if it returns a dict. Called in strategy scope,
+        with the built model.
         """
         del model
         return {}
@@ -87,15 +97,17 @@ class Task(abc.ABC):
     def hyper_parameters(self) -> Mapping[str, tf.Variable]:
         """Returns the hyper-parameters that can be changed during a run, scalar variables by name; none by default.
 
-        Make the variables in build_model, as attributes of the task: checkpoints hold them then. Callbacks set them
-        between training loops; see docs/guides/hyper_parameters.md. Called eagerly, on the host.
+        Make the variables in build_model, as attributes of the task: checkpoints hold them then.
+        Callbacks set them between training loops; see docs/guides/hyper_parameters.md. Called
+        eagerly, on the host.
         """
         return {}
 
     def build_callbacks(self) -> Sequence[Any]:
         """Returns callbacks of trainer_kit that belong to the task, new ones for each run; none by default.
 
-        Runs that train call them before the callbacks of the config and of the caller. Called eagerly, on the host.
+        Runs that train call them before the callbacks of the config and of the caller. Called
+        eagerly, on the host.
         """
         return ()
 
@@ -105,7 +117,8 @@ class Task(abc.ABC):
         Called, eagerly, only when model_dir has no checkpoint.
 
         Raises:
-          UsageError: when there is no such checkpoint, or it lacks a chosen variable or has another shape for it.
+          UsageError: when there is no such checkpoint, or it lacks a chosen variable or has another
+            shape for it.
         """
         given = getattr(self.task_config, "init_checkpoint", "")
         if given:
@@ -115,7 +128,8 @@ class Task(abc.ABC):
     def build_model(self) -> Any:
         """Returns the model, of Keras 3 or tf_keras, or a tf.Module. Called in strategy scope.
 
-        A model without variables is built afterwards: the task calls it in a graph on the specs of a batch.
+        A model without variables is built afterwards: the task calls it in a graph on the specs of
+        a batch.
         """
 
     def build_inputs(
@@ -125,7 +139,8 @@ class Task(abc.ABC):
 
         Args:
           params: A DataConfig, or the task's own kind of data config.
-          input_context: This worker's place; `get_per_replica_batch_size` gives the batch size. None: one replica.
+          input_context: This worker's place; `get_per_replica_batch_size` gives the batch size.
+            None: one replica.
 
         Not called where `params.dataset` names a registered dataset.
         """
@@ -136,13 +151,16 @@ class Task(abc.ABC):
         )
 
     @tf.autograph.experimental.do_not_convert
-    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
+    def build_losses(
+        self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None
+    ) -> tf.Tensor:
         """Returns the total loss, a float scalar; by default the sum of `aux_losses`.
 
         Args:
           labels: The labels of the batch.
           model_outputs: The outputs of `inference_step` or of the model.
-          aux_losses: `model.losses`, the losses that layers added; an override has to add them to the total.
+          aux_losses: `model.losses`, the losses that layers added; an override has to add them to
+            the total.
         """
         del labels, model_outputs
         return tf.add_n(list(aux_losses)) if aux_losses else tf.constant(0.0)
@@ -153,7 +171,9 @@ class Task(abc.ABC):
         return []
 
     @tf.autograph.experimental.do_not_convert
-    def process_metrics(self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any) -> None:
+    def process_metrics(
+        self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any
+    ) -> None:
         """Updates the metrics of `build_metrics` with one batch; runs in graph, on a replica."""
         del kwargs
         for metric in metrics:
@@ -161,7 +181,10 @@ class Task(abc.ABC):
                 converted(metric.update_state)(labels, model_outputs)
             except Exception as error:
                 given = described_values({"labels": labels, "model_outputs": model_outputs})
-                add_note(error, f"the metric {metric.name} ({type(metric).__name__}) got this batch: {given}")
+                add_note(
+                    error,
+                    f"the metric {metric.name} ({type(metric).__name__}) got this batch: {given}",
+                )
                 raise
 
     @tf.autograph.experimental.do_not_convert
@@ -169,7 +192,9 @@ class Task(abc.ABC):
         self, model: Any, features: Any, labels: Any, model_outputs: Any, sample_weight: Any = None
     ) -> None:
         """Updates the metrics of the model's `compile` with one batch; runs in graph, on a replica."""
-        converted(model.compute_metrics)(x=features, y=labels, y_pred=model_outputs, sample_weight=sample_weight)
+        converted(model.compute_metrics)(
+            x=features, y=labels, y_pred=model_outputs, sample_weight=sample_weight
+        )
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
@@ -177,28 +202,31 @@ class Task(abc.ABC):
     ) -> dict[str, Any]:
         """Runs one forward and backward pass and updates the weights, in graph, on a replica.
 
-        The gradient is that of the mean loss over all replicas, and includes the losses of layers once. An override
-        has to divide its loss by the number of replicas, because gradients are summed over replicas. With float16 it
-        also has to scale the loss with `optimizer.scale_loss`; `apply_gradients` undoes that.
+        The gradient is that of the mean loss over all replicas, and includes the losses of layers
+        once. An override has to divide its loss by the number of replicas, because gradients are
+        summed over replicas. With float16 it also has to scale the loss with
+        `optimizer.scale_loss`; `apply_gradients` undoes that.
 
         Args:
-          inputs: One batch: (features, labels), or features that are their own labels. For a compiled model also
-            (features, labels, weights of the examples).
+          inputs: One batch: (features, labels), or features that are their own labels. For a
+            compiled model also (features, labels, weights of the examples).
           model: The model of build_model.
           optimizer: The optimizer of create_optimizer.
           metrics: The metrics of build_metrics.
 
         Returns:
-          Logs; the key `self.loss` holds the loss before scaling. Each other scalar is reported as its mean over the
-          loop, weighted by examples, and each metric as its result; one with the name of a metric of build_metrics is
-          left out, since that is reported.
+          Logs; the key `self.loss` holds the loss before scaling. Each other scalar is reported as
+          its mean over the loop, weighted by examples, and each metric as its result; one with the
+          name of a metric of build_metrics is left out, since that is reported.
         """
         features, labels, weights = _split_weighted(inputs, model)
         with tf.GradientTape() as tape:
             outputs = full_precision(converted(model)(features, training=True))
             loss = self.batch_loss(model, features, labels, outputs, **weights)
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
-            share = loss / replicas if replicas > 1 else loss  # a division by 1 costs 2 % of a step of 0.1 ms
+            share = (
+                loss / replicas if replicas > 1 else loss
+            )  # a division by 1 costs 2 % of a step of 0.1 ms
             replica_loss = scale_loss(optimizer, share)
         gradients = tape.gradient(replica_loss, model.trainable_variables)
         apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
@@ -206,13 +234,15 @@ class Task(abc.ABC):
         return {self.loss: loss}
 
     @tf.autograph.experimental.do_not_convert
-    def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+    def validation_step(
+        self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
         """Runs one forward pass and updates the metrics, in graph, on a replica.
 
         Returns:
-          Logs; the key `self.loss`, if present, holds the mean loss over the batch. Each metric is reported as its
-          result, and each other scalar as its mean over the evaluation, weighted by examples, unless the task
-          aggregates logs.
+          Logs; the key `self.loss`, if present, holds the mean loss over the batch. Each metric is
+          reported as its result, and each other scalar as its mean over the evaluation, weighted by
+          examples, unless the task aggregates logs.
         """
         features, labels, weights = _split_weighted(inputs, model)
         outputs = full_precision(converted(self.inference_step)(features, model))
@@ -228,13 +258,16 @@ class Task(abc.ABC):
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
         """Returns `state` with the logs of a validation step added; it is None at first. Runs eagerly, on the host.
 
-        Values of `step_logs` are tuples with one entry for each replica. Override this method together with
-        `reduce_aggregated_logs` for metrics that a Keras metric cannot compute. The default keeps no state.
+        Values of `step_logs` are tuples with one entry for each replica. Override this method
+        together with `reduce_aggregated_logs` for metrics that a Keras metric cannot compute. The
+        default keeps no state.
         """
         del state, step_logs
         return None
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: tf.Tensor | None = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: tf.Tensor | None = None
+    ) -> dict[str, Any]:
         """Returns metrics computed from the aggregated logs at the end of an evaluation; runs eagerly, on the host."""
         del aggregated_logs, global_step
         return {}
@@ -244,7 +277,9 @@ class Task(abc.ABC):
         return type(self).aggregate_logs is not Task.aggregate_logs
 
     @tf.autograph.experimental.do_not_convert
-    def batch_loss(self, model: Any, features: Any, labels: Any, outputs: Any, sample_weight: Any = None) -> tf.Tensor:
+    def batch_loss(
+        self, model: Any, features: Any, labels: Any, outputs: Any, sample_weight: Any = None
+    ) -> tf.Tensor:
         """Returns the loss of one batch, a float32 scalar: build_losses, and that of the model's `compile`.
 
         Runs in graph, on a replica.
@@ -254,13 +289,19 @@ class Task(abc.ABC):
           features: The features of the batch.
           labels: Its labels.
           outputs: The outputs of the model.
-          sample_weight: The weights of the examples, for the loss of a model's `compile`; None: all count alike.
+          sample_weight: The weights of the examples, for the loss of a model's `compile`; None: all
+            count alike.
         """
-        added, build_losses = list(getattr(model, "losses", None) or []), converted(self.build_losses)
+        added, build_losses = (
+            list(getattr(model, "losses", None) or []),
+            converted(self.build_losses),
+        )
         with undivided_losses():
             if is_compiled(model):  # Keras' own loss holds what the layers added
                 weights = {} if sample_weight is None else {"sample_weight": sample_weight}
-                loss = converted(model.compute_loss)(x=features, y=labels, y_pred=outputs, **weights)
+                loss = converted(model.compute_loss)(
+                    x=features, y=labels, y_pred=outputs, **weights
+                )
                 loss += build_losses(labels=labels, model_outputs=outputs, aux_losses=None)
             else:
                 loss = build_losses(labels=labels, model_outputs=outputs, aux_losses=added)
@@ -268,7 +309,13 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def update_metrics(
-        self, metrics: Sequence[Any] | None, model: Any, features: Any, labels: Any, outputs: Any, **weights: Any
+        self,
+        metrics: Sequence[Any] | None,
+        model: Any,
+        features: Any,
+        labels: Any,
+        outputs: Any,
+        **weights: Any,
     ) -> None:
         """Updates the metrics of build_metrics and of the model's `compile` with one batch.
 
@@ -280,11 +327,16 @@ class Task(abc.ABC):
           features: The features of the batch.
           labels: Its labels.
           outputs: The outputs of the model.
-          **weights: `sample_weight`, the weights of the examples, for the metrics of `compile`; nothing without them.
+          **weights: `sample_weight`, the weights of the examples, for the metrics of `compile`;
+            nothing without them.
         """
         compiled = is_compiled(model)
         of_model = {id(metric) for metric in model.metrics} if compiled else set()
-        others = [metric for metric in metrics or () if id(metric) not in of_model] if of_model else metrics
+        others = (
+            [metric for metric in metrics or () if id(metric) not in of_model]
+            if of_model
+            else metrics
+        )
         if others:
             converted(self.process_metrics)(others, labels, outputs)
         if compiled:
@@ -302,7 +354,8 @@ def scalar_loss(loss: Any, method: str) -> tf.Tensor:
     """Returns the loss, which has to be a scalar, as a tensor.
 
     Args:
-      loss: The loss that `method` returned; if its rank is not known before the step runs, the step checks it.
+      loss: The loss that `method` returned; if its rank is not known before the step runs, the step
+        checks it.
       method: The name of the method that returned the loss, for the message.
 
     Raises:
@@ -325,7 +378,8 @@ def scalar_loss(loss: Any, method: str) -> tf.Tensor:
 def step_loss(task: Any, logs: Any) -> tf.Tensor:
     """Returns the loss from the logs of a training step; runs in graph, on a replica.
 
-    A `Task` has to return a scalar. Tasks of Model Garden may return a loss per example, whose mean is reported.
+    A `Task` has to return a scalar. Tasks of Model Garden may return a loss per example, whose mean
+    is reported.
 
     Raises:
       TrainerKitError: when the logs hold no loss.
@@ -333,10 +387,20 @@ def step_loss(task: Any, logs: Any) -> tf.Tensor:
     """
     method = f"{type(task).__name__}.train_step"
     if not isinstance(logs, Mapping) or task.loss not in logs:
-        given = f"a dict of {', '.join(map(str, logs)) or 'nothing'}" if isinstance(logs, Mapping) else repr(logs)
-        raise TrainerKitError(f"{method} has to return a dict with the loss, {{self.loss: loss}}; it returned {given}")
+        given = (
+            f"a dict of {', '.join(map(str, logs)) or 'nothing'}"
+            if isinstance(logs, Mapping)
+            else repr(logs)
+        )
+        raise TrainerKitError(
+            f"{method} has to return a dict with the loss, {{self.loss: loss}}; it returned {given}"
+        )
     loss = logs[task.loss]
-    return scalar_loss(loss, f"under the key {task.loss!r}, {method}") if isinstance(task, Task) else loss
+    return (
+        scalar_loss(loss, f"under the key {task.loss!r}, {method}")
+        if isinstance(task, Task)
+        else loss
+    )
 
 
 @tf.autograph.experimental.do_not_convert
@@ -359,7 +423,9 @@ def _split_weighted(inputs: Any, model: Any) -> tuple[Any, Any, dict[str, Any]]:
 def full_precision(outputs: Any) -> Any:
     """Returns nested `outputs` with float16 and bfloat16 tensors cast to float32, which losses and metrics need."""
     low = (tf.float16, tf.bfloat16)
-    return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if getattr(x, "dtype", None) in low else x, outputs)
+    return tf.nest.map_structure(
+        lambda x: tf.cast(x, tf.float32) if getattr(x, "dtype", None) in low else x, outputs
+    )
 
 
 @tf.autograph.experimental.do_not_convert

@@ -29,7 +29,8 @@ class ValidationSet:
       feed: The data of the set, with its iterator.
       options: The steps and the interval of this set from the config; None: those of all sets.
       task: The task whose validation_step evaluates a batch; None: the trainer's task.
-      model: The model for the step: the task's part of a model that several tasks share; None: the trainer's model.
+      model: The model for the step: the task's part of a model that several tasks share; None: the
+        trainer's model.
       metrics: The metrics that the step updates, with the loss; None: the trainer's metrics.
     """
 
@@ -62,7 +63,9 @@ class ValidationSet:
           default: The number of batches if the config sets none for this set.
         """
         if self.steps(default) < 0:
-            field = f"validation_sets.{self.name}.steps" if self.has_own_steps else "validation_steps"
+            field = (
+                f"validation_sets.{self.name}.steps" if self.has_own_steps else "validation_steps"
+            )
             self.feed.check_ends(f"trainer.{field}")
 
     def batches(self, default: int, replicas: int) -> int | None:
@@ -83,7 +86,8 @@ class ValidationSets:
     """All validation sets of a trainer, by name, in the order in which they are evaluated.
 
     Args:
-      sets: The sets; a single set may have the name "". Without sets, an evaluation reports nothing.
+      sets: The sets; a single set may have the name "". Without sets, an evaluation reports
+        nothing.
 
     Attributes:
       current: The set that is evaluated now, or was evaluated last; None if there are no sets.
@@ -141,7 +145,12 @@ class ValidationSets:
 
     def metric_variables(self) -> list[Any]:
         """Returns the variables of the metrics that belong to single sets."""
-        return [variable for one in self if one.metrics is not None for variable in one.metrics.variables()]
+        return [
+            variable
+            for one in self
+            if one.metrics is not None
+            for variable in one.metrics.variables()
+        ]
 
 
 def shared_sets(feeds: Mapping[str, ValidationData], options: Any) -> ValidationSets:
@@ -149,7 +158,8 @@ def shared_sets(feeds: Mapping[str, ValidationData], options: Any) -> Validation
 
     Args:
       feeds: The data of each set, by name.
-      options: The section `trainer` of the config; its `validation_sets` may set steps and interval for each set.
+      options: The section `trainer` of the config; its `validation_sets` may set steps and interval
+        for each set.
     """
     own = getattr(options, "validation_sets", {})
     return ValidationSets(ValidationSet(name, feed, own.get(name)) for name, feed in feeds.items())
@@ -196,7 +206,8 @@ class TaskInputs:
         policy = ResumePolicy(
             require_exact=getattr(config.trainer, "require_exact_resume", False),
             one_iterator=has_plain_iterator(self._strategy),
-            deterministic_ops=getattr(config.runtime, "deterministic_ops", False) or is_op_determinism_enabled(),
+            deterministic_ops=getattr(config.runtime, "deterministic_ops", False)
+            or is_op_determinism_enabled(),
             restarts=isinstance(config.trainer.train_steps, (Duration, RoundedSteps)),
         )
         section = self._section("train_data", params, self._task, given)
@@ -207,15 +218,21 @@ class TaskInputs:
         """Returns the data of each validation set, by name; none is opened yet.
 
         Args:
-          given: A ready-made dataset that replaces the task's, or a dict of datasets by name; None: there is none.
+          given: A ready-made dataset that replaces the task's, or a dict of datasets by name; None:
+            there is none.
         """
         sets = validation_sets(self._config.task)
         if isinstance(given, Mapping):
             sets = {**dict.fromkeys(given), **{name: data for name, data in sets.items() if name}}
         given = given if isinstance(given, Mapping) else {"": given}
-        return {name: self.validation_feed(name, data, self._task, given.get(name)) for name, data in sets.items()}
+        return {
+            name: self.validation_feed(name, data, self._task, given.get(name))
+            for name, data in sets.items()
+        }
 
-    def validation_feed(self, name: str, params: Any, task: Any, given: Any = None) -> ValidationData:
+    def validation_feed(
+        self, name: str, params: Any, task: Any, given: Any = None
+    ) -> ValidationData:
         """Returns the data of one validation set; see `validation_feeds`.
 
         Args:

@@ -26,7 +26,8 @@ _LISTED = 4  # names in a message
 def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
     """Freezes the variables of a built model that a pattern is found in the path of; runs eagerly, in strategy scope.
 
-    They are no longer trainable variables of the model. A layer of Keras all of whose weights are frozen is no longer
+    They are no longer trainable variables of the model. A layer of Keras all of whose weights are
+    frozen is no longer
     trainable: batch normalization then uses its moving averages and leaves them as they are.
 
     Args:
@@ -34,20 +35,28 @@ def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
       patterns: Regular expressions; none of them freezes nothing.
 
     Returns:
-      The variables that were trainable before, in order; none without a pattern. The names of slots and averages in
-      checkpoints count all of them, so that they do not depend on what is frozen.
+      The variables that were trainable before, in order; none without a pattern. The names of slots
+      and averages in checkpoints count all of them, so that they do not depend on what is frozen.
 
     Raises:
-      UsageError: when a pattern matches no variable, no trainable variable is left, the model cannot be frozen, or a
-        matched variable is a statistic of a layer that is trained.
+      UsageError: when a pattern matches no variable, no trainable variable is left, the model
+        cannot be frozen, or a matched variable is a statistic of a layer that is trained.
     """
     if not patterns:
         return []
     weights = weights_by_path(model)
     check_patterns("trainer.freeze", patterns, list(weights))
     before = list(model.trainable_variables)
-    frozen = {id(one) for path, one in weights.items() if any(re.search(pattern, path) for pattern in patterns)}
-    whole = [layer for layer in layers_below(model) if _ids(layer.weights) and _ids(layer.weights) <= frozen]
+    frozen = {
+        id(one)
+        for path, one in weights.items()
+        if any(re.search(pattern, path) for pattern in patterns)
+    }
+    whole = [
+        layer
+        for layer in layers_below(model)
+        if _ids(layer.weights) and _ids(layer.weights) <= frozen
+    ]
     for layer in whole:
         layer.trainable = False
     for variable in model.variables if isinstance(model, keras.Layer) else ():
@@ -56,15 +65,26 @@ def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
     _check(model, patterns, frozen)
     _check_statistics(model, frozen - _ids(before))
     normalizations = sum("BatchNormalization" in type(layer).__name__ for layer in whole)
-    normalized = f", and {normalizations} batch normalizations use their moving averages" if normalizations else ""
-    _LOG.info("trainer.freeze: %s of %s variables keep their values%s", len(frozen), len(weights), normalized)
+    normalized = (
+        f", and {normalizations} batch normalizations use their moving averages"
+        if normalizations
+        else ""
+    )
+    _LOG.info(
+        "trainer.freeze: %s of %s variables keep their values%s",
+        len(frozen),
+        len(weights),
+        normalized,
+    )
     return before
 
 
 def layers_below(model: Any) -> Iterator[Any]:
     """Yields a model's layers, and those inside of them, each once."""
     if isinstance(model, tf.Module):  # of tf_keras
-        yield from (one for one in model.submodules if hasattr(one, "trainable") and hasattr(one, "weights"))
+        yield from (
+            one for one in model.submodules if hasattr(one, "trainable") and hasattr(one, "weights")
+        )
         return
     waiting, seen = [model], {id(model)}
     while waiting:
@@ -95,8 +115,12 @@ def _check(model: Any, patterns: Sequence[str], frozen: set[int]) -> None:
 
 def _check_statistics(model: Any, untrained: set[int]) -> None:
     """Checks that no layer that is trained may update one of the matched variables that are not trained."""
-    still = {one for layer in layers_below(model) if not layer.trainable for one in _ids(layer.weights)}
-    if moving := [path for path, one in weights_by_path(model).items() if id(one) in untrained - still]:
+    still = {
+        one for layer in layers_below(model) if not layer.trainable for one in _ids(layer.weights)
+    }
+    if moving := [
+        path for path, one in weights_by_path(model).items() if id(one) in untrained - still
+    ]:
         raise UsageError(
             f"trainer.freeze: the statistics {', '.join(moving[:_LISTED])} could change: a layer may update them while "
             "another of its variables is trained; match all variables of the layer, or none of its statistics"
@@ -116,7 +140,11 @@ def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
         return task.create_optimizer(options.optimizer_config, runtime)
     made = {}
     for name, section in sections.items():
-        own = runtime if section.loss_scale is None else runtime.replace(loss_scale=section.loss_scale)
+        own = (
+            runtime
+            if section.loss_scale is None
+            else runtime.replace(loss_scale=section.loss_scale)
+        )
         optimizer = task.create_optimizer(section, own)
         if isinstance(optimizer, Mapping):
             raise UsageError(
@@ -132,8 +160,8 @@ def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
 def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any:
     """Creates the slots of an optimizer, or of several, each for its own variables; called in strategy scope.
 
-    Several get variables of their own if the config or the task's `optimizer_variables` says which. Otherwise each
-    has slots for all trainable variables, and the task's step decides.
+    Several get variables of their own if the config or the task's `optimizer_variables` says which.
+    Otherwise each has slots for all trainable variables, and the task's step decides.
 
     Args:
       optimizer: The optimizer, a dict of optimizers, or None.
@@ -163,15 +191,17 @@ def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any
     return optimizer
 
 
-def moving_average(options: Any, task: Any, model: Any, trainable: Sequence[Any] = ()) -> MovingAverage | None:
+def moving_average(
+    options: Any, task: Any, model: Any, trainable: Sequence[Any] = ()
+) -> MovingAverage | None:
     """Returns the moving average of the weights, or of each of several optimizers' variables; called in strategy scope.
 
     Args:
       options: The section trainer of the config.
       task: The task.
       model: The built model.
-      trainable: The variables that were trainable before some were frozen, for the keys in checkpoints; empty: none
-        were.
+      trainable: The variables that were trainable before some were frozen, for the keys in
+        checkpoints; empty: none were.
 
     Returns:
       The average; None where the config asks for none.
@@ -179,9 +209,15 @@ def moving_average(options: Any, task: Any, model: Any, trainable: Sequence[Any]
     sections = _sections(options)
     if averaged := {name: one.ema for name, one in sections.items() if one.ema is not None}:
         owned = owned_variables(sections, sections, _given(task, model), model)
-        configs = {id(native_variable(variable)): ema for name, ema in averaged.items() for variable in owned[name]}
+        configs = {
+            id(native_variable(variable)): ema
+            for name, ema in averaged.items()
+            for variable in owned[name]
+        }
         variables = averaged_variables(model, EMAConfig(), trainable)
-        return MovingAverage(variables, [configs.get(id(native_variable(variable))) for variable in variables])
+        return MovingAverage(
+            variables, [configs.get(id(native_variable(variable))) for variable in variables]
+        )
     return create_average(model, options.optimizer_config.ema, trainable)
 
 

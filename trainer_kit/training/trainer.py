@@ -1,7 +1,7 @@
 """Trainer: Orbit's train and eval step functions for a Task, under any strategy; the only caller of strategy.run.
 
-The methods keep the names and meanings of TF Model Garden's Trainer. A training loop is one call of one tf.function:
-it resets the metrics, runs the steps, and returns the results in one transfer.
+The methods keep the names and meanings of TF Model Garden's Trainer. A training loop is one call of
+one tf.function: it resets the metrics, runs the steps, and returns the results in one transfer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from trainer_kit.optimizers.gradient_processors import refused_gradient
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.runtime.collectives import worker_count
 from trainer_kit.runtime.executor import ONE_THREAD, executor
-from trainer_kit.runtime.replica_values import local_tensors, put_replica_values, replica_values, run_options
+from trainer_kit.runtime.replica_values import (
+    local_tensors,
+    put_replica_values,
+    replica_values,
+    run_options,
+)
 from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.training.accumulation import (
     Accumulation,
@@ -36,7 +41,12 @@ from trainer_kit.training.accumulation import (
     warn_of_batch_normalization,
 )
 from trainer_kit.training.base_trainer import OwnParts
-from trainer_kit.training.checks.batch_spec import batch_described, build_metrics, build_model, new_model
+from trainer_kit.training.checks.batch_spec import (
+    batch_described,
+    build_metrics,
+    build_model,
+    new_model,
+)
 from trainer_kit.training.checks.failed_step import reporting_gradients
 from trainer_kit.training.checks.model_and_config import (
     check_deterministic_kernels,
@@ -50,22 +60,40 @@ from trainer_kit.training.checks.model_and_config import (
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.gradient_reports import GradientReports
 from trainer_kit.training.hyper_parameters import HyperParameters
-from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, check_fusing, problem_of_fusing, reporting_refusal
+from trainer_kit.training.loops.fused_loop import (
+    FusedLoop,
+    Stack,
+    check_fusing,
+    problem_of_fusing,
+    reporting_refusal,
+)
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.loops.tracing import check_one_thread, writes_after
-from trainer_kit.training.loops.train_loop import FiniteWeights, LoopParts, TrainingHooks, TrainLoop, pop_finite
+from trainer_kit.training.loops.train_loop import (
+    FiniteWeights,
+    LoopParts,
+    TrainingHooks,
+    TrainLoop,
+    pop_finite,
+)
 from trainer_kit.training.metrics import reported_values, to_numpy, training_metrics
 from trainer_kit.training.named_tensors import StepTensors
 from trainer_kit.training.task import has_own_state
 from trainer_kit.training.task_inputs import TaskInputs, shared_sets
-from trainer_kit.training.trained_variables import built_optimizers, create_optimizers, freeze, moving_average
+from trainer_kit.training.trained_variables import (
+    built_optimizers,
+    create_optimizers,
+    freeze,
+    moving_average,
+)
 
 _LOG = logging.getLogger(__name__)
 _UNNAMED = (
     "on one thread TensorFlow does not say which operation of the loop has failed; start the run again in a new "
     "model_dir with runtime.executor=default to see it"
 )
-# The key of the global step in a loop's results; reading the variable after the loop costs 2 % of a loop of 10 ms.
+# The key of the global step in a loop's results; reading the variable after the loop costs 2 % of a
+# loop of 10 ms.
 _REACHED = "trainer_kit/global_step"
 
 
@@ -191,7 +219,9 @@ class LoopFactory:
                 batch_size = max(int(getattr(data, "global_batch_size", 0)) for data in sets)
                 examples = batch_size // tf.distribute.get_strategy().num_replicas_in_sync
                 add_note(error, less_memory_advice(self._config.trainer.accumulate_steps, examples))
-            if self._executor == ONE_THREAD and not refused_gradient(error):  # which has the variable and the step
+            if self._executor == ONE_THREAD and not refused_gradient(
+                error
+            ):  # which has the variable and the step
                 add_note(error, _UNNAMED)
             raise
 
@@ -202,13 +232,18 @@ class Trainer(Evaluator):
     Args:
       config: An ExperimentConfig, or any object with the same sections.
       task: The task to train and evaluate.
-      model: The model of `task.build_model`; a model without variables is built from the specs of a batch.
-      optimizer: The optimizer of `task.create_optimizer`, or a dict of them by name; None if train is False.
+      model: The model of `task.build_model`; a model without variables is built from the specs of a
+        batch.
+      optimizer: The optimizer of `task.create_optimizer`, or a dict of them by name; None if train
+        is False.
       train: Whether this trainer will train.
       evaluate: Whether this trainer will evaluate.
-      train_dataset: A dataset to use instead of the task's; with several replicas, a distributed dataset.
-      validation_dataset: The same for evaluation, or a dict of datasets by name; each evaluation starts it again.
-      checkpoint_exporter: Keeps the best checkpoint; has `maybe_export_checkpoint` and `best_ckpt_logs`.
+      train_dataset: A dataset to use instead of the task's; with several replicas, a distributed
+        dataset.
+      validation_dataset: The same for evaluation, or a dict of datasets by name; each evaluation
+        starts it again.
+      checkpoint_exporter: Keeps the best checkpoint; has `maybe_export_checkpoint` and
+        `best_ckpt_logs`.
 
     Attributes:
       inputs_class: The class that opens the data of the task.
@@ -221,12 +256,16 @@ class Trainer(Evaluator):
 
     Raises:
       AttributeError: when the config lacks a section that is needed.
-      UsageError: when the model has no variables, or the config asks for XLA where it cannot be used.
-      TrainerKitError: when a method of the task does not accept the arguments that it is called with.
+      UsageError: when the model has no variables, or the config asks for XLA where it cannot be
+        used.
+      TrainerKitError: when a method of the task does not accept the arguments that it is called
+        with.
     """
 
     inputs_class: Any = TaskInputs
-    between_steps = True  # False while a loop runs: an error may then come from the middle of a step
+    between_steps = (
+        True  # False while a loop runs: an error may then come from the middle of a step
+    )
 
     def __init__(
         self,
@@ -240,7 +279,9 @@ class Trainer(Evaluator):
         validation_dataset: Any = None,
         checkpoint_exporter: Any = None,
     ) -> None:
-        check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
+        check_sections(
+            config, train and train_dataset is None, evaluate and validation_dataset is None
+        )
         check_methods(task, train, evaluate)
         build_model(config.task, task, model, train, train_dataset if train else validation_dataset)
         check_model(model, config.runtime, tf.distribute.get_strategy())
@@ -267,7 +308,9 @@ class Trainer(Evaluator):
 
         # What steps report, and the data of evaluations.
         self._train_set = self._training_metrics(config, task, model)
-        self._gradient_reports = GradientReports(options, self._optimizer, self._global_step, self._train_set, task)
+        self._gradient_reports = GradientReports(
+            options, self._optimizer, self._global_step, self._train_set, task
+        )
         self.train_tensors = StepTensors("training", config, self._train_set)
         self.inputs = self.inputs_class(config, task)
         super().__init__(
@@ -283,7 +326,9 @@ class Trainer(Evaluator):
         )
         self.evaluates = evaluate
         build_metrics(config.task, task, model, self._train_set.metrics, True, train_dataset)
-        build_metrics(config.task, task, model, self._validation_set.metrics, False, validation_dataset)
+        build_metrics(
+            config.task, task, model, self._validation_set.metrics, False, validation_dataset
+        )
 
         # The training data, and the state that is not in variables.
         self.data = self.inputs.train_data(self._global_step, train_dataset)
@@ -298,21 +343,31 @@ class Trainer(Evaluator):
         if accumulate_steps > 1:
             check_accumulating(self.class_name, self.own, self._optimizer, accumulate_steps)
             warn_of_batch_normalization(model, accumulate_steps)
-        self.accumulation = Accumulation(accumulate_steps, self.class_name, task, self._train_set, fused=fuse_steps > 1)
+        self.accumulation = Accumulation(
+            accumulate_steps, self.class_name, task, self._train_set, fused=fuse_steps > 1
+        )
         self.loop_factory = LoopFactory(config, self.stop_flag, fuse_steps)
-        self.loop_parts = LoopParts(self._global_step, [self.accumulation, self._gradient_reports, state])
+        self.loop_parts = LoopParts(
+            self._global_step, [self.accumulation, self._gradient_reports, state]
+        )
         checks_weights = train and getattr(options, "recovery_max_trials", 0) >= 0
-        self._finite_weights = FiniteWeights(state, self._global_step, options) if checks_weights else None
+        self._finite_weights = (
+            FiniteWeights(state, self._global_step, options) if checks_weights else None
+        )
         self._train_steps = TrainingSteps(self)
         self._run_options = run_options(config.runtime)
         self._train_loop: Any = None
 
     @classmethod
-    def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
+    def create(
+        cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+    ) -> Any:
         """Returns a trainer with the task's model and, to train, its optimizer. Called in strategy scope."""
         model = new_model(task)
         optimizer = create_optimizers(task, config.trainer, config.runtime) if train else None
-        return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
+        return cls(
+            config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter
+        )
 
     # ---- what it is made of
 
@@ -335,8 +390,8 @@ class Trainer(Evaluator):
     def train_dataset(self) -> Any:
         """The training dataset, created when first needed; setting it takes effect with the next loop.
 
-        With fused steps, an element is (number of batches, stacked batches); see inputs.fused_batches. A dataset that
-        is set holds single batches.
+        With fused steps, an element is (number of batches, stacked batches); see
+        inputs.fused_batches. A dataset that is set holds single batches.
         """
         return self.data.dataset
 
@@ -387,7 +442,8 @@ class Trainer(Evaluator):
         """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; runs eagerly."""
         self.trace_training()
         if self.own.train and not self.state.step_is_known:
-            self.state.end_restore()  # an overriding `train` may not run our loop, which would end it
+            # An overriding `train` may not run our loop, which would end it
+            self.state.end_restore()
         self.state.before_save(self._without_state())
         patience = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4
         begin = time.monotonic()
@@ -395,7 +451,9 @@ class Trainer(Evaluator):
         def give_up() -> bool:
             return min(self.stopping_for, time.monotonic() - begin) > patience
 
-        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self.loop_factory.stack.empty, give_up=give_up)
+        self.data.save_iterator(
+            f"{prefix}{ITERATOR}", at_place=self.loop_factory.stack.empty, give_up=give_up
+        )
 
     def after_restore(self, path: str | None = None) -> None:
         """Sets data, metrics and moving average to match the restored variables. Called after every restore.
@@ -419,8 +477,8 @@ class Trainer(Evaluator):
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs `num_steps` training steps and returns what `train_loop_end` returns. Runs eagerly, on the host.
 
-        The attribute `loop_steps` is the number of steps done: fewer after a stop request or at the end of the data,
-        and None if a subclass has created the loop.
+        The attribute `loop_steps` is the number of steps done: fewer after a stop request or at the
+        end of the data, and None if a subclass has created the loop.
 
         Raises:
           DataError: when there is no data at all.
@@ -437,9 +495,13 @@ class Trainer(Evaluator):
                     self._keep_written(graph)
                 self.between_steps = True
                 context = functools.partial(self._in_loop, iterator)
-                self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.metrics_continue, context)
+                self.loop_steps = self.loop_parts.run(
+                    loop, iterator, num_steps, not self.metrics_continue, context
+                )
                 self.input_seconds = self.loop_parts.waited
-                self.metrics_continue = 0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()
+                self.metrics_continue = (
+                    0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()
+                )
             else:
                 if self.own.loop:
                     self._train_set.reset()  # our own loops do so inside the graph
@@ -450,8 +512,9 @@ class Trainer(Evaluator):
     def trace_training(self) -> None:
         """Traces the training loop before the first step, so that all that it writes is restored and saved.
 
-        An evaluation or a save before the first step needs it. It does nothing if the loop is traced, or is the
-        trainer's own, or if `train_loop_begin` is overridden, which may change the data. Runs eagerly, on the host.
+        An evaluation or a save before the first step needs it. It does nothing if the loop is
+        traced, or is the trainer's own, or if `train_loop_begin` is overridden, which may change
+        the data. Runs eagerly, on the host.
         """
         has_own_train = self.own.train and type(self).trace_training is Trainer.trace_training
         if not self.trains or self.state.step_is_known or has_own_train or self.own.loop_begin:
@@ -514,7 +577,9 @@ class Trainer(Evaluator):
         Override it to run a different training loop.
         """
         loop = self.loop_factory.create_loop(self._train_steps)
-        if self._workers.are_there and isinstance(loop, TrainLoop):  # asynchronous steps are never fused
+        if self._workers.are_there and isinstance(
+            loop, TrainLoop
+        ):  # asynchronous steps are never fused
             return self._workers.scheduled(loop)
         return loop
 
@@ -556,7 +621,9 @@ class Trainer(Evaluator):
         reached = int(results.pop(_REACHED))
         self._gradient_reports.read(results)
         self.train_tensors.read()
-        self.reached = None if self.own.train or self.own.loop_end else reached  # it may take more steps
+        self.reached = (
+            None if self.own.train or self.own.loop_end else reached
+        )  # it may take more steps
         return self.reported(results)
 
     @tf.autograph.experimental.do_not_convert
@@ -571,21 +638,32 @@ class Trainer(Evaluator):
         random = stateless_random_operations(self.state.random_generator)
         with writes_after(local_tensors(inputs, self._strategy)), random:
             if self.accumulation.steps == 1:
-                self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
+                self._strategy.run(
+                    self._replica_train_step, args=(inputs,), options=self._run_options
+                )
             else:
-                self.accumulation.train(self._replica_train_step, self.optimizer, inputs, self._run_options)
+                self.accumulation.train(
+                    self._replica_train_step, self.optimizer, inputs, self._run_options
+                )
             self._global_step.assign_add(1)
             if self._average is not None:
                 self._average.update(self._global_step)
 
     @tf.autograph.experimental.do_not_convert
-    def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: float | tf.Tensor = 1.0) -> None:
+    def _replica_train_step(
+        self, inputs: Any, optimizer: Any = None, share: float | tf.Tensor = 1.0
+    ) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
 
-        def step(batch: Any) -> tuple[Any, Any]:  # a tf.function would copy mappings in its arguments
+        def step(
+            batch: Any,
+        ) -> tuple[Any, Any]:  # a tf.function would copy mappings in its arguments
             with self.train_tensors.captured(self.model) as tensors:
                 logs = converted(self.task.train_step)(
-                    batch, model=self.model, optimizer=optimizer or self.optimizer, metrics=self.train_metrics
+                    batch,
+                    model=self.model,
+                    optimizer=optimizer or self.optimizer,
+                    metrics=self.train_metrics,
                 )
             return self._train_set.take_metrics(self.task, logs, self.model), tensors
 
@@ -598,7 +676,9 @@ class Trainer(Evaluator):
     def next_batch(self) -> Any:
         """Takes the next batch from the training data and returns it; runs eagerly, on the host."""
         iterator = self.data.iterator()
-        return self.loop_factory.stack.next_batch(iterator) if self.fuse_steps > 1 else next(iterator)
+        return (
+            self.loop_factory.stack.next_batch(iterator) if self.fuse_steps > 1 else next(iterator)
+        )
 
     def is_out_of_data(self) -> bool:
         """Whether the training data has ended, even if the loop did not report it; takes a batch if it has not.
@@ -641,15 +721,23 @@ class Trainer(Evaluator):
         self.state.keep_replicas()
         if has_own_state(self.task):
             restore = self.task.restore
-            parts.add("task", self.task.state, lambda state: None if state is None else restore(state))
+            parts.add(
+                "task", self.task.state, lambda state: None if state is None else restore(state)
+            )
 
     def _interrupted_metrics(self) -> Any:
         """Returns the training metrics on each replica, for a checkpoint; None if no loop was interrupted."""
-        return replica_values(self._train_set.variables(), self._strategy) if self.metrics_continue else None
+        return (
+            replica_values(self._train_set.variables(), self._strategy)
+            if self.metrics_continue
+            else None
+        )
 
     def _restore_metrics(self, state: Any) -> None:
         """Restores the metrics of an interrupted loop; warns and begins them again if the run has other metrics now."""
-        fits = state is not None and put_replica_values(self._train_set.variables(), self._strategy, state)
+        fits = state is not None and put_replica_values(
+            self._train_set.variables(), self._strategy, state
+        )
         self.metrics_continue = fits
         if state is not None and not fits:
             _LOG.warning(

@@ -27,7 +27,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def create_trainer(
-    config: ExperimentConfig, task: Any, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
+    config: ExperimentConfig,
+    task: Any,
+    train: bool = True,
+    evaluate: bool = True,
+    checkpoint_exporter: Any = None,
 ) -> Any:
     """Returns a trainer of the class registered with the task, with model and optimizer. Called in strategy scope."""
     return trainer_class_of(config).create(config, task, train, evaluate, checkpoint_exporter)
@@ -45,7 +49,9 @@ def trainer_class_of(config: ExperimentConfig) -> Any:
     if not name:
         several_tasks = isinstance(config.task, MultiTaskConfig)
         return trainer_class(config.task) or (MultiTaskTrainer if several_tasks else Trainer)
-    return imported("trainer.trainer_class", name, _is_trainer_class, "subclass of trainer_kit.Trainer")
+    return imported(
+        "trainer.trainer_class", name, _is_trainer_class, "subclass of trainer_kit.Trainer"
+    )
 
 
 def _is_trainer_class(found: Any) -> bool:
@@ -65,7 +71,9 @@ def create_exporter(
     options = config.trainer
     metric, primary = options.best_checkpoint_eval_metric, None
     if metric:
-        _warn_of_other_comparison("trainer.best_checkpoint_metric_comp", metric, options.best_checkpoint_metric_comp)
+        _warn_of_other_comparison(
+            "trainer.best_checkpoint_metric_comp", metric, options.best_checkpoint_metric_comp
+        )
         primary = trainer_class_of(config).best_checkpoint(
             directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps
         )
@@ -82,7 +90,9 @@ def create_exporter(
         for name, one in options.best_checkpoints.items()
     }
     for name, one in options.best_checkpoints.items():
-        _warn_of_other_comparison(f"trainer.best_checkpoints.{name}.metric_comp", one.metric, one.metric_comp)
+        _warn_of_other_comparison(
+            f"trainer.best_checkpoints.{name}.metric_comp", one.metric, one.metric_comp
+        )
     return BestCheckpoints(primary, named) if named else primary
 
 
@@ -92,21 +102,30 @@ def _warn_of_other_comparison(field: str, metric: str, comparison: str) -> None:
     if by_name not in (None, comparison):
         _LOG.warning(
             "%s is %s, so that the weights with the %s %s are kept as the best; set it to %s if %s values are better",
-            field, comparison, "highest" if comparison == "higher" else "lowest", metric, by_name, by_name,
-        )  # fmt: skip
+            field,
+            comparison,
+            "highest" if comparison == "higher" else "lowest",
+            metric,
+            by_name,
+            by_name,
+        )
 
 
 def check_optimizer_choice(config: ExperimentConfig, task_type: Any) -> None:
     """Raises ConfigError when training needs an optimizer that neither the config nor the user's code makes.
 
-    It is no rule of the config, since only the classes of task and trainer tell whether they make one.
-    The report also names a learning rate and batch sizes that are missing, which would be found later.
+    It is no rule of the config, since only the classes of task and trainer tell whether they make
+    one. The report also names a learning rate and batch sizes that are missing, which would be
+    found later.
     """
     options = config.trainer
     section: Any = options.optimizer_config  # that of a Model Garden task has another class
     if not isinstance(section, OptimizationConfig) or options.optimizers or section.optimizer.type:
         return
-    methods = [getattr(task_type, "create_optimizer", None), getattr(trainer_class_of(config), "create", None)]
+    methods = [
+        getattr(task_type, "create_optimizer", None),
+        getattr(trainer_class_of(config), "create", None),
+    ]
     functions = [getattr(method, "__func__", None) for method in methods]
     if functions != [Task.create_optimizer.__func__, Trainer.create.__func__]:  # type: ignore[attr-defined]
         return  # the user's code may make an optimizer, or need none
@@ -117,7 +136,9 @@ def check_optimizer_choice(config: ExperimentConfig, task_type: Any) -> None:
     mistakes = [Mistake(f"{place}.optimizer.type", problem, f"set it to one of {choices}")]
     if not section.learning_rate.type:
         advice = "the simplest is constant"
-        mistakes.append(Mistake(f"{place}.learning_rate.type", "is needed when an optimizer is set", advice))
+        mistakes.append(
+            Mistake(f"{place}.learning_rate.type", "is needed when an optimizer is set", advice)
+        )
     for name in ("train_data", "validation_data"):
         if getattr(getattr(config.task, name, None), "global_batch_size", None) == 0:
             advice = "set it to 1 or more if build_inputs reads it"

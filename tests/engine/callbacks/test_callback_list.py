@@ -18,7 +18,9 @@ from trainer_kit.training.base_trainer import OwnParts
 
 
 class _Noting(Callback):
-    def __init__(self, called: list[str], name: str = "Noting", error: Exception | None = None, **kind: bool) -> None:
+    def __init__(
+        self, called: list[str], name: str = "Noting", error: Exception | None = None, **kind: bool
+    ) -> None:
         self._called, self._name, self._error = called, name, error
         for attribute, value in kind.items():
             setattr(self, attribute, value)
@@ -60,7 +62,9 @@ class _Counting(Callback):
 
 def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
     step = tf.Variable(7, dtype=tf.int64)
-    parts = SimpleNamespace(own=OwnParts(steps=True), validation_sets=("",), global_step=step, **trainer)
+    parts = SimpleNamespace(
+        own=OwnParts(steps=True), validation_sets=("",), global_step=step, **trainer
+    )
     run = Run(parts, "", chief)
     run.step = 7
     return CallbackList(run, members)
@@ -80,17 +84,24 @@ def test_required_errors_are_raised_and_optional_ones_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     called: list[str] = []
-    listed = _listed(_Noting(called, "samples", OSError("no space"), required=False), _Noting(called, "b"))
+    listed = _listed(
+        _Noting(called, "samples", OSError("no space"), required=False), _Noting(called, "b")
+    )
     for _ in range(2):
         listed.call("loop_end", {})
     assert called == ["samples.loop_end", "b.loop_end"] * 2
     assert listed.errors == {"samples": 2}
-    assert caplog.text.count("the callback samples failed at step 7, and the run continues: no space") == 2
+    assert (
+        caplog.text.count("the callback samples failed at step 7, and the run continues: no space")
+        == 2
+    )
     with pytest.raises(OSError):
         _listed(_Noting(called, "b", OSError())).call("loop_end", {})
 
 
-def test_a_callback_that_fails_after_an_error_does_not_hide_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_fails_after_an_error_does_not_hide_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Bad(Callback):
         def exception(self, run: Run, error: Exception) -> None:
             raise ValueError("of the callback")
@@ -117,12 +128,16 @@ def test_an_explained_divergence_replaces_the_first_error() -> None:
 
 def test_only_the_chief_calls_what_does_not_say_otherwise() -> None:
     called: list[str] = []
-    _listed(_Noting(called, "a"), _Noting(called, "b", chief_only=False), chief=False).call("loop_end", {})
+    _listed(_Noting(called, "a"), _Noting(called, "b", chief_only=False), chief=False).call(
+        "loop_end", {}
+    )
     assert called == ["b.loop_end"]
 
 
 def test_stop_training_is_a_request_to_stop(caplog: pytest.LogCaptureFixture) -> None:
-    listed = _listed(_Noting([], "a", StopTraining("enough")), _Noting([], "b", StopTraining("later")))
+    listed = _listed(
+        _Noting([], "a", StopTraining("enough")), _Noting([], "b", StopTraining("later"))
+    )
     with caplog.at_level(logging.INFO, "trainer_kit"):
         listed.call("loop_end", {})
         assert listed.run.stop_reason == ""
@@ -151,7 +166,9 @@ def test_requests_of_the_chief_reach_all_workers_whole() -> None:
 def test_states_are_restored_after_train_begin_or_at_once() -> None:
     kept: dict[str, tuple[Any, Any]] = {}
     first, second = _Counting(), _Counting()
-    listed = _listed(first, second, keep_state=lambda name, get, put: kept.update({name: (get, put)}))
+    listed = _listed(
+        first, second, keep_state=lambda name, get, put: kept.update({name: (get, put)})
+    )
     listed.keep_states()
     assert list(kept) == ["callback _Counting", "callback _Counting 2"]
     kept["callback _Counting"][1](5)
@@ -181,7 +198,9 @@ class _Choosing(Callback):
         (("choosing", 4), 7, 8),
     ],
 )
-def test_loops_end_where_a_callback_wants_them_to(every: tuple[Any, ...], step: int, cut: int | None) -> None:
+def test_loops_end_where_a_callback_wants_them_to(
+    every: tuple[Any, ...], step: int, cut: int | None
+) -> None:
     members: list[Callback] = []
     for steps in every:
         members.append(_Choosing() if steps == "choosing" else _Counting())
@@ -203,7 +222,9 @@ class _Unsavable(Callback):
         return {"seen": {1, 2}}
 
 
-@pytest.mark.parametrize("member", [_WithoutLogs(), _NoMethod(), _Unsavable()], ids=lambda member: member.name)
+@pytest.mark.parametrize(
+    "member", [_WithoutLogs(), _NoMethod(), _Unsavable()], ids=lambda member: member.name
+)
 def test_an_unusable_callback_is_refused_before_training(member: Callback) -> None:
     with pytest.raises(UsageError), _listed(member).around("train"):
         raise AssertionError
@@ -225,12 +246,16 @@ def test_a_request_for_an_unknown_validation_set_is_refused() -> None:
 def test_what_each_callback_takes_is_counted_under_its_name() -> None:
     ticks = iter(range(100))
     times = TimeLedger(lambda: float(next(ticks)))
-    CallbackList(_listed().run, [_Noting([], "a"), _Noting([], "report")], times).call("loop_end", {})
+    CallbackList(_listed().run, [_Noting([], "a"), _Noting([], "report")], times).call(
+        "loop_end", {}
+    )
     seconds = times.account().seconds
     assert seconds["callbacks/a"] == 1 and seconds["report"] == 1
 
 
-def test_a_method_with_almost_the_name_of_an_event_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_method_with_almost_the_name_of_an_event_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Keras(Callback):
         def on_loop_end(self, run: Run, logs: Any) -> None: ...
 
@@ -257,7 +282,10 @@ def test_all_members_end_although_one_of_them_fails_at_the_end() -> None:
             raise OSError("at the end")
 
     called: list[str] = []
-    with pytest.raises(OSError, match="at the end"), _listed(Bad(), _Noting(called, "a")).around("train"):
+    with (
+        pytest.raises(OSError, match="at the end"),
+        _listed(Bad(), _Noting(called, "a")).around("train"),
+    ):
         pass
     assert called == ["a.train_begin", "a.train_end"]
 
@@ -271,9 +299,15 @@ def test_a_second_training_goes_on_with_the_state_of_the_first() -> None:
         assert counting.count == 1
 
 
-def test_other_workers_do_what_the_chiefs_callbacks_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_workers_do_what_the_chiefs_callbacks_ask_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[int] = []
-    monkeypatch.setattr(callback_list, "broadcast_from_chief", lambda strategy, number: told.append(number) or told[0])
+    monkeypatch.setattr(
+        callback_list,
+        "broadcast_from_chief",
+        lambda strategy, number: told.append(number) or told[0],
+    )
     monkeypatch.setattr(callback_list, "worker_count", lambda strategy: 2)
     chief, other = _listed(), _listed(chief=False)
     chief.run.stop("enough")
@@ -314,7 +348,10 @@ def test_a_report_before_the_loop_is_blamed_on_who_made_it() -> None:
     run, called = _listed().run, list[str]()
     listed = CallbackList(run, [_Early(), _Noting(called)])
     listed.call("loop_begin", 10)
-    with pytest.raises(UsageError, match=r"callback _Early: run\.report: the run already has a metric called accuracy"):
+    with pytest.raises(
+        UsageError,
+        match=r"callback _Early: run\.report: the run already has a metric called accuracy",
+    ):
         listed.call("loop_end", {"accuracy": 0.5})
 
 

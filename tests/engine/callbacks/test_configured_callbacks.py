@@ -47,7 +47,11 @@ def test_a_callback_is_made_by_its_name_or_by_its_class(name: str) -> None:
     ("name", "args", "message"),
     [
         ("test/sample", {}, r"no callback is called 'test/sample'; did you mean test/samples"),
-        ("test/samples", {"cout": 1}, r"trainer\.callbacks\[0\]\.args: test/samples: .*'cout'; did you mean count\?"),
+        (
+            "test/samples",
+            {"cout": 1},
+            r"trainer\.callbacks\[0\]\.args: test/samples: .*'cout'; did you mean count\?",
+        ),
         (f"{__name__}:Sample", {}, r"has no subclass of trainer_kit\.Callback called 'Sample'"),
         ("no_such_module:Samples", {}, r"there is no module 'no_such_module'"),
     ],

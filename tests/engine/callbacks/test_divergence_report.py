@@ -13,7 +13,12 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit import apply_gradients, train
-from trainer_kit.callbacks.recovery import command, examples_not_finite, first_not_finite, gradient_norms
+from trainer_kit.callbacks.recovery import (
+    command,
+    examples_not_finite,
+    first_not_finite,
+    gradient_norms,
+)
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 
@@ -23,7 +28,9 @@ OVERRIDES = "trainer.train_steps=13,trainer.steps_per_loop=1,trainer.summary_int
 def _said(commands: str) -> list[str]:
     """Runs `commands` in a shell in which python does nothing but tell its arguments, and returns those."""
     shell = f'python() {{ printf "%s\\n" "$@"; }}; {commands}'
-    return subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
 
 
 @pytest.fixture
@@ -55,10 +62,17 @@ def test_command_repeats_the_run_with_its_flags_elsewhere(
         "--eval_name",
         "model_dir",
     ]
-    monkeypatch.setattr(sys, "argv", [train.__file__, *(flag.format(folder) for flag in dropped.split()), *kept])
+    monkeypatch.setattr(
+        sys, "argv", [train.__file__, *(flag.format(folder) for flag in dropped.split()), *kept]
+    )
     again = f"{folder}/diverged/again"
     own = [f"--model_dir={again}", f"--params_override={OVERRIDES}"]
-    assert _said(command(str(folder), str(folder / "ckpt-10"), 13)) == ["-m", "trainer_kit.train", *kept, *own]
+    assert _said(command(str(folder), str(folder / "ckpt-10"), 13)) == [
+        "-m",
+        "trainer_kit.train",
+        *kept,
+        *own,
+    ]
     assert sorted(os.listdir(again)) == ["ckpt-10.data-00000-of-00001", "ckpt-10.index"]
 
 
@@ -71,12 +85,19 @@ def test_for_another_program_a_comment_says_how_to_repeat_it(
     again = folder / "diverged" / "again"
     assert _said(commands) == []
     assert sorted(os.listdir(again)) == ["ckpt-10.data-00000-of-00001", "ckpt-10.index"]
-    assert commands.endswith(f"# then run your program again with model_dir={again} and {OVERRIDES}")
+    assert commands.endswith(
+        f"# then run your program again with model_dir={again} and {OVERRIDES}"
+    )
 
 
-def test_without_a_checkpoint_the_run_is_repeated_from_its_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_checkpoint_the_run_is_repeated_from_its_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", [train.__file__, "--experiment=digits"])
-    assert _said(command(str(folder), None, 13))[2:4] == ["--experiment=digits", f"--model_dir={folder}/diverged/again"]
+    assert _said(command(str(folder), None, 13))[2:4] == [
+        "--experiment=digits",
+        f"--model_dir={folder}/diverged/again",
+    ]
     assert os.listdir(folder / "diverged" / "again") == []
 
 
@@ -95,7 +116,10 @@ def _keras() -> keras.Model:
 @pytest.mark.parametrize("bad", [float("nan"), -float("inf")])
 @pytest.mark.parametrize(
     ("make", "places", "names"),
-    [(_keras, (1, 3), ("net/dense/bias", "net/dense_1/kernel")), (_module, (1, 2), ("first:0", "second:0"))],
+    [
+        (_keras, (1, 3), ("net/dense/bias", "net/dense_1/kernel")),
+        (_module, (1, 2), ("first:0", "second:0")),
+    ],
 )
 def test_first_variable_that_is_not_finite_is_named(
     make: Any, places: tuple[int, int], names: tuple[str, str], bad: float
@@ -126,7 +150,9 @@ def test_norms_are_taken_before_clipping_and_leave_no_trace(precision: str | Non
     expected = [float(tf.norm(gradient)) for gradient in tape.gradient(loss, weights)]
     norms = gradient_norms(trainer, trainer.next_batch())
     assert list(norms) == [
-        f"sequential/{layer}/{name}" for layer in ("dense", "dense_1") for name in ("kernel", "bias")
+        f"sequential/{layer}/{name}"
+        for layer in ("dense", "dense_1")
+        for name in ("kernel", "bias")
     ]
     assert list(norms.values()) == pytest.approx(expected, rel=1e-5)
     assert not tf.config.functions_run_eagerly()
@@ -138,14 +164,19 @@ class _GraphOnly(TinyTask):
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
         loss = self.build_losses(inputs[1], model(inputs[0], training=True))
         variables = model.trainable_variables
-        apply_gradients(optimizer, zip(tf.gradients(loss, [v.value for v in variables]), variables, strict=True))
+        apply_gradients(
+            optimizer, zip(tf.gradients(loss, [v.value for v in variables]), variables, strict=True)
+        )
         return {self.loss: loss}
 
 
 def test_a_step_that_cannot_run_eagerly_gets_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     trainer = _trainer(_GraphOnly)
     assert gradient_norms(trainer, trainer.next_batch()) == {}
-    assert "the norms of the gradients could not be computed: tf.gradients is not supported when eager" in caplog.text
+    assert (
+        "the norms of the gradients could not be computed: tf.gradients is not supported when eager"
+        in caplog.text
+    )
     trainer.train(tf.constant(1))  # in graph again
     assert int(trainer.global_step) == 1
 
@@ -153,5 +184,10 @@ def test_a_step_that_cannot_run_eagerly_gets_a_warning(caplog: pytest.LogCapture
 def test_examples_that_are_not_finite_are_found_beside_scalars() -> None:
     values = tf.constant([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 0.0]])
     words = tf.ragged.constant([["a"], [], ["b"]])
-    batch = {"rate": tf.constant(0.5), "values": values, "words": words, "number": tf.constant([1, 2, 3])}
+    batch = {
+        "rate": tf.constant(0.5),
+        "values": values,
+        "words": words,
+        "number": tf.constant([1, 2, 3]),
+    }
     assert examples_not_finite(tf.distribute.get_strategy(), batch) == [1, 2]

@@ -49,7 +49,9 @@ class ScriptedTask(LinearTask):
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
         return True
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: Any = None
+    ) -> dict[str, Any]:
         return {"group": {"score": float(_SCORES[int(global_step.numpy())])}}
 
 
@@ -64,11 +66,18 @@ def _scripted(scores: Sequence[float], **early: Any) -> ExperimentConfig:
 
 def _tiny(**early: Any) -> ExperimentConfig:
     """An experiment of 100 steps whose evaluations, every 10, never improve on the first by as much as is wanted."""
-    wanted = {"metric": "validation_loss", "metric_comp": "lower", "min_delta": 100.0, "patience": 2}
+    wanted = {
+        "metric": "validation_loss",
+        "metric_comp": "lower",
+        "min_delta": 100.0,
+        "patience": 2,
+    }
     return linear_experiment(train_steps=100, early_stopping={**wanted, **early})
 
 
-def _launch(folder: Path, config: ExperimentConfig, mode: str = "train_and_eval", **arguments: Any) -> Any:
+def _launch(
+    folder: Path, config: ExperimentConfig, mode: str = "train_and_eval", **arguments: Any
+) -> Any:
     return launch(config, mode, str(folder), **arguments)
 
 
@@ -107,15 +116,21 @@ def of_two_sets() -> ReadyTrainer:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory, linear: ReadyTrainer) -> tuple[Path, list[np.ndarray]]:
+def straight(
+    tmp_path_factory: pytest.TempPathFactory, linear: ReadyTrainer
+) -> tuple[Path, list[np.ndarray]]:
     """A run of 60 steps that was never stopped: its folder and the values of its model."""
     folder = tmp_path_factory.mktemp("straight")
-    model, _ = _launch(folder, linear_experiment(train_steps=60, max_to_keep=6), "train", trainer=linear.again())
+    model, _ = _launch(
+        folder, linear_experiment(train_steps=60, max_to_keep=6), "train", trainer=linear.again()
+    )
     return folder, [variable.numpy() for variable in model.variables]
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory, linear: ReadyTrainer) -> tuple[Path, dict[str, Any]]:
+def stopped(
+    tmp_path_factory: pytest.TempPathFactory, linear: ReadyTrainer
+) -> tuple[Path, dict[str, Any]]:
     """A run of 100 steps that was stopped early, at step 30: its folder and what its last evaluation reported."""
     folder = tmp_path_factory.mktemp("stopped")
     _, logs = _launch(folder, _tiny(), trainer=linear.again())
@@ -124,7 +139,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, linear: ReadyTrainer) -> t
 
 # ---- the pure part
 
-_VALUES = st.lists(st.sampled_from([_NAN, math.inf, -math.inf, -1.0, 0.0, 0.5, 1.0, 1.5, 2.0]), max_size=12)
+_VALUES = st.lists(
+    st.sampled_from([_NAN, math.inf, -math.inf, -1.0, 0.0, 0.5, 1.0, 1.5, 2.0]), max_size=12
+)
 
 
 def _improvements(values: Sequence[float], sign: int, delta: float) -> list[int]:
@@ -136,12 +153,21 @@ def _improvements(values: Sequence[float], sign: int, delta: float) -> list[int]
     return found
 
 
-@given(_VALUES, st.sampled_from(["higher", "lower"]), st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 120))
-def test_the_fold_agrees_with_brute_force(values: list[float], comparison: str, delta: float, start: int) -> None:
+@given(
+    _VALUES,
+    st.sampled_from(["higher", "lower"]),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.integers(0, 120),
+)
+def test_the_fold_agrees_with_brute_force(
+    values: list[float], comparison: str, delta: float, start: int
+) -> None:
     steps = list(range(10, 10 * len(values) + 10, 10))
     found = standing(zip(steps, values, strict=True), comparison, delta, start)
     counted = [(step, value) for step, value in zip(steps, values, strict=True) if step >= start]
-    places = _improvements([value for _, value in counted], 1 if comparison == "higher" else -1, delta)
+    places = _improvements(
+        [value for _, value in counted], 1 if comparison == "higher" else -1, delta
+    )
     last = places[-1] if places else -1
     assert found.without == len(counted) - 1 - last
     assert found.last_step == (counted[-1][0] if counted else -1)
@@ -159,7 +185,9 @@ def _beside(folder: Path, *records: tuple[int, float], config_hash: str = "a") -
 
 def _early(folder: Path, **options: Any) -> tuple[EarlyStopping, Ledger]:
     own = Ledger(folder / "evals/validation.jsonl", dataset="validation", config_hash="own")
-    config = EarlyStoppingConfig(**{"metric": "score", "patience": 2, "eval_name": "side", **options})
+    config = EarlyStoppingConfig(
+        **{"metric": "score", "patience": 2, "eval_name": "side", **options}
+    )
     return EarlyStopping(config, own, str(folder / "evals")), own
 
 
@@ -170,7 +198,9 @@ def test_what_a_sidecar_tells_counts_as_soon_as_it_is_there(tmp_path: Path) -> N
     assert early.reason(50) == ""
     side.append(30, {"score": 0.3}, 0.1)
     assert early.reason(20) == ""
-    assert early.reason(50).startswith("score of side has not improved on 0.5 of step 10 in the last 2 evaluations")
+    assert early.reason(50).startswith(
+        "score of side has not improved on 0.5 of step 10 in the last 2 evaluations"
+    )
     run = Run(SimpleNamespace())
     run.step = 50
     early.loop_end(run, {})
@@ -191,18 +221,29 @@ def test_changed_sidecars_and_rewinds_discard_evaluations(tmp_path: Path) -> Non
 
 def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> None:
     early, _ = _early(tmp_path, metric="dev|score")
-    side = Ledger(tmp_path / "evals/side.jsonl", dataset="eval", config_hash="", sets={"hard": "a", "rare": "a"})
+    side = Ledger(
+        tmp_path / "evals/side.jsonl",
+        dataset="eval",
+        config_hash="",
+        sets={"hard": "a", "rare": "a"},
+    )
     for step in (10, 20):
         assert early.reason(step) == ""  # its set may be evaluated next
-        side.append(step, {"hard": {"score": 0.5}, "rare": {"score": 0.5}}, {"hard": 0.1, "rare": 0.1})
-    with pytest.raises(UsageError, match=r"evals/side.jsonl reports no .* called 'dev\|score'; .*hard\|score"):
+        side.append(
+            step, {"hard": {"score": 0.5}, "rare": {"score": 0.5}}, {"hard": 0.1, "rare": 0.1}
+        )
+    with pytest.raises(
+        UsageError, match=r"evals/side.jsonl reports no .* called 'dev\|score'; .*hard\|score"
+    ):
         early.reason(20)
 
 
 # ---- early stopping
 
 
-def test_a_run_ends_with_the_evaluation_that_uses_up_patience(scripted: ReadyTrainer, tmp_path: Path) -> None:
+def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
+    scripted: ReadyTrainer, tmp_path: Path
+) -> None:
     scores = [0.1, 0.3, _NAN, 0.1, 0.05, _NAN, 0.9]  # from step 20 on, 0.1 is the only improvement
     config = _scripted(scores, metric_comp="lower", start_step=20, min_delta=0.15)
     _, logs = _launch(tmp_path, config, trainer=scripted.again())
@@ -210,13 +251,20 @@ def test_a_run_ends_with_the_evaluation_that_uses_up_patience(scripted: ReadyTra
     assert _newest(tmp_path) == 60
     final = final_record(tmp_path)
     score = logs["group"]["score"]
-    assert (final["step"], final["metrics"]["group"]["score"]) == (60, pytest.approx(score, nan_ok=True))
+    assert (final["step"], final["metrics"]["group"]["score"]) == (
+        60,
+        pytest.approx(score, nan_ok=True),
+    )
     assert final["stopped"].startswith("group|score has not improved on 0.1 of step 40")
 
 
-def test_patience_used_up_at_the_last_step_finishes_the_run(linear: ReadyTrainer, tmp_path: Path) -> None:
+def test_patience_used_up_at_the_last_step_finishes_the_run(
+    linear: ReadyTrainer, tmp_path: Path
+) -> None:
     config = _tiny().replace(trainer={"train_steps": 30})
-    _launch(tmp_path, config, train_actions=[_stop_at(30, 5)], trainer=linear.again())  # an action may ask for it, too
+    _launch(
+        tmp_path, config, train_actions=[_stop_at(30, 5)], trainer=linear.again()
+    )  # an action may ask for it, too
     final = final_record(tmp_path)
     assert (final["step"], "stopped" in final) == (30, False)
     assert evaluated_steps(tmp_path) == [10, 20, 30]
@@ -234,12 +282,18 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _, again = _launch(run, _tiny(), trainer=linear.again())
     assert "was stopped early at step 30: validation_loss has not improved on" in caplog.text
-    assert "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to continue" in caplog.text
+    assert (
+        "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to continue"
+        in caplog.text
+    )
     assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
     assert (run / "params.yaml").stat().st_mtime_ns == params
     resumed, _ = _launch(run, _tiny(patience=5))  # with a trainer of its own, as in a new process
     assert (final_record(run)["step"], evaluated_steps(run)) == (60, [10, 20, 30, 40, 50, 60])
-    assert all(np.array_equal(one.numpy(), two) for one, two in zip(resumed.variables, straight[1], strict=True))
+    assert all(
+        np.array_equal(one.numpy(), two)
+        for one, two in zip(resumed.variables, straight[1], strict=True)
+    )
 
 
 def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
@@ -252,7 +306,9 @@ def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
     _, logs = _launch(run, _tiny(), trainer=linear.again())
     assert evaluated_steps(run) == [10, 20, 30, 37]
     assert (final_record(run)["step"], _newest(run)) == (37, 37)
-    assert final_record(run)["metrics"]["validation_loss"] == pytest.approx(float(logs["validation_loss"]))
+    assert final_record(run)["metrics"]["validation_loss"] == pytest.approx(
+        float(logs["validation_loss"])
+    )
 
 
 def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
@@ -261,7 +317,9 @@ def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
     )
     _SCORES.update(zip(range(10, 61, 10), [0.9, 0.4, 0.8, 0.3, 0.7, 0.2], strict=True))
     _launch(tmp_path, config)
-    assert final_record(tmp_path)["stopped"].startswith("rare|group|score has not improved on 0.4 of step 20")
+    assert final_record(tmp_path)["stopped"].startswith(
+        "rare|group|score has not improved on 0.4 of step 20"
+    )
     assert _newest(tmp_path) == 60
     assert sorted(evaluated_steps(tmp_path)) == [10, 20, 20, 30, 40, 40, 50, 60, 60]
 
@@ -271,26 +329,36 @@ def _often_and_rare(metric: str = "often|group|score", **early: Any) -> Experime
     config = _scripted([0.9] * 12, metric=metric, **early)
     data = config.task.validation_data
     sets = {"rare": {"interval": 40}}
-    return config.replace(task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": sets})
+    return config.replace(
+        task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": sets}
+    )
 
 
-def test_a_stop_at_one_set_also_evaluates_the_others(of_two_sets: ReadyTrainer, tmp_path: Path) -> None:
+def test_a_stop_at_one_set_also_evaluates_the_others(
+    of_two_sets: ReadyTrainer, tmp_path: Path
+) -> None:
     seen: list[set[str]] = []
     config, actions = _often_and_rare(patience=1), [lambda logs: seen.append(set(logs))]
     _, logs = _launch(tmp_path, config, eval_actions=actions, trainer=of_two_sets.again())
     assert set(logs) == {"often", "rare"} == set(final_record(tmp_path)["metrics"])
     assert evaluated_steps(tmp_path) == [10, 20, 20]
     assert seen == [{"often"}, {"often"}, {"often", "rare"}]
-    reported = [line for line in read_lines(tmp_path / "metrics.jsonl") if line["kind"] == "validation"]
+    reported = [
+        line for line in read_lines(tmp_path / "metrics.jsonl") if line["kind"] == "validation"
+    ]
     assert [line["step"] for line in reported] == [10, 20]
 
 
-def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(of_two_sets: ReadyTrainer, tmp_path: Path) -> None:
+def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(
+    of_two_sets: ReadyTrainer, tmp_path: Path
+) -> None:
     config = _often_and_rare(patience=9).replace(trainer={"train_steps": 60})
     _launch(tmp_path, config, train_actions=[_stop_at(20, 5)], trainer=of_two_sets.again())
     (tmp_path / "final.json").unlink()
     lines = (tmp_path / "evals/validation.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "evals/validation.jsonl").write_text("".join(lines[:2]))  # of "rare" at step 20 nothing is on record
+    (tmp_path / "evals/validation.jsonl").write_text(
+        "".join(lines[:2])
+    )  # of "rare" at step 20 nothing is on record
     _launch(tmp_path, _often_and_rare(patience=1), trainer=of_two_sets.again())
     assert set(final_record(tmp_path)["metrics"]) == {"often", "rare"}
     assert (final_record(tmp_path)["step"], evaluated_steps(tmp_path)) == (20, [10, 20, 20])
@@ -305,7 +373,9 @@ def test_sidecar_of_a_stopped_run_evaluates_its_last_checkpoint(
     assert evaluated_steps(run, "continuous_eval") == [10, 20, 30]
 
 
-def test_a_sidecars_evaluations_end_a_run_that_only_trains(linear: ReadyTrainer, tmp_path: Path) -> None:
+def test_a_sidecars_evaluations_end_a_run_that_only_trains(
+    linear: ReadyTrainer, tmp_path: Path
+) -> None:
     config = _tiny(eval_name="side", metric="score").replace(trainer={"train_steps": 60})
     ledger, step = Ledger(tmp_path / "evals/side.jsonl", dataset="eval", config_hash="a"), 0
 
@@ -315,7 +385,9 @@ def test_a_sidecars_evaluations_end_a_run_that_only_trains(linear: ReadyTrainer,
         ledger.append(step, {"score": 1.0}, 0.1)
 
     for _ in range(2):  # the second start has nothing to do
-        _, logs = _launch(tmp_path, config, mode="train", train_actions=[evaluate_beside], trainer=linear.again())
+        _, logs = _launch(
+            tmp_path, config, mode="train", train_actions=[evaluate_beside], trainer=linear.again()
+        )
         assert logs == {}
         assert (final_record(tmp_path)["step"], _newest(tmp_path), step) == (15, 15, 15)
 
@@ -327,25 +399,45 @@ def test_a_mode_without_evaluation_in_training_is_refused(tmp_path: Path, mode: 
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_metric_is_refused_before_the_first_step(scripted: ReadyTrainer, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no single number called 'validation_los'; did you mean validation_loss"):
+def test_unknown_metric_is_refused_before_the_first_step(
+    scripted: ReadyTrainer, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UsageError, match=r"no single number called 'validation_los'; did you mean validation_loss"
+    ):
         _launch(tmp_path / "run", _tiny(metric="validation_los"))
     assert not (tmp_path / "run").exists()
-    with pytest.raises(UsageError, match=r"evals/validation.jsonl reports .* did you mean group\|score"):
-        _launch(tmp_path, _scripted([0.5], metric="group|scor"), trainer=scripted.again())  # which only a run can tell
+    with pytest.raises(
+        UsageError, match=r"evals/validation.jsonl reports .* did you mean group\|score"
+    ):
+        _launch(
+            tmp_path, _scripted([0.5], metric="group|scor"), trainer=scripted.again()
+        )  # which only a run can tell
     assert evaluated_steps(tmp_path) == [10]
 
 
 # ---- actions that stop
 
 
-@pytest.mark.parametrize(("mode", "evaluated"), [("train_and_eval", [10, 15]), ("train_and_post_eval", [15])])
+@pytest.mark.parametrize(
+    ("mode", "evaluated"), [("train_and_eval", [10, 15]), ("train_and_post_eval", [15])]
+)
 def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
-    linear: ReadyTrainer, tmp_path: Path, mode: str, evaluated: list[int], caplog: pytest.LogCaptureFixture
+    linear: ReadyTrainer,
+    tmp_path: Path,
+    mode: str,
+    evaluated: list[int],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     config, later = linear_experiment(train_steps=60), []
     with caplog.at_level(logging.INFO, "trainer_kit"):
-        _, logs = _launch(tmp_path, config, mode, train_actions=[_stop_at(15, 5), later.append], trainer=linear.again())
+        _, logs = _launch(
+            tmp_path,
+            config,
+            mode,
+            train_actions=[_stop_at(15, 5), later.append],
+            trainer=linear.again(),
+        )
     assert "stopped early at step 15: enough at 15" in caplog.text
     assert len(later) == 3  # the loop's other actions are called too
     final = final_record(tmp_path)
@@ -354,16 +446,23 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     assert logs and evaluated_steps(tmp_path) == evaluated
 
 
-def test_an_eval_action_ends_the_run_after_its_evaluation(linear: ReadyTrainer, tmp_path: Path) -> None:
+def test_an_eval_action_ends_the_run_after_its_evaluation(
+    linear: ReadyTrainer, tmp_path: Path
+) -> None:
     config = linear_experiment(train_steps=50, checkpoint_interval=15)
     _, logs = _launch(tmp_path, config, eval_actions=[_stop_at(20, 10)], trainer=linear.again())
     final = final_record(tmp_path)
     assert (final["step"], final["stopped"]) == (20, "enough at 20")
-    assert (evaluated_steps(tmp_path), list(complete_checkpoints(str(tmp_path)))) == ([10, 20], [15, 20])
+    assert (evaluated_steps(tmp_path), list(complete_checkpoints(str(tmp_path)))) == (
+        [10, 20],
+        [15, 20],
+    )
     assert logs["validation_loss"] > 0
 
 
-def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(linear: ReadyTrainer, tmp_path: Path) -> None:
+def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(
+    linear: ReadyTrainer, tmp_path: Path
+) -> None:
     config = linear_experiment(train_steps=-1)
     for step in (15, 30):
         _launch(tmp_path, config, "train", train_actions=[_stop_at(15, 5)], trainer=linear.again())
@@ -371,7 +470,9 @@ def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(linear: ReadyTra
         assert (final["step"], final["stopped"], _newest(tmp_path)) == (step, "enough at 15", step)
 
 
-def test_only_actions_and_callbacks_may_raise_stop_training(scripted: ReadyTrainer, tmp_path: Path) -> None:
+def test_only_actions_and_callbacks_may_raise_stop_training(
+    scripted: ReadyTrainer, tmp_path: Path
+) -> None:
     config = _scripted([0.5]).replace(trainer={"early_stopping": None})
     _SCORES[10] = _Stopping()  # type: ignore[assignment]
     with pytest.raises(TrainerKitError):
@@ -381,12 +482,17 @@ def test_only_actions_and_callbacks_may_raise_stop_training(scripted: ReadyTrain
 def test_an_action_of_a_sidecar_ends_the_sidecar(
     straight: tuple[Path, list[np.ndarray]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    run, config = Path(shutil.copytree(straight[0], tmp_path / "run")), linear_experiment(train_steps=60)
+    run, config = (
+        Path(shutil.copytree(straight[0], tmp_path / "run")),
+        linear_experiment(train_steps=60),
+    )
     _launch(run, config, "continuous_eval", eval_actions=[_stop_at(20, 10)], trainer=linear.again())
     assert evaluated_steps(run, "continuous_eval") == [10, 20]
 
 
-def test_under_orbits_controller_only_an_action_can_stop(linear: ReadyTrainer, tmp_path: Path) -> None:
+def test_under_orbits_controller_only_an_action_can_stop(
+    linear: ReadyTrainer, tmp_path: Path
+) -> None:
     own: dict[str, Any] = {"controller_cls": orbit.Controller, "trainer": linear.again()}
     with pytest.raises(UsageError):
         _launch(tmp_path, _tiny(), **own)

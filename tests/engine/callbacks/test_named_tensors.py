@@ -61,7 +61,9 @@ class Reader(tk.Callback):
         self.seen.append(run.evaluation_tensors["picture"])
 
 
-def _run(folder: Path, mode: str = "train_and_eval", count: int = 1, callbacks: Any = (), **trainer: Any) -> None:
+def _run(
+    folder: Path, mode: str = "train_and_eval", count: int = 1, callbacks: Any = (), **trainer: Any
+) -> None:
     config = linear_experiment(train_steps=10, **{"summaries": SUMMARIES, **trainer})
     strategy = replicas(count)
     with strategy.scope():
@@ -76,7 +78,9 @@ def _events(folder: Path) -> EventAccumulator:
 
 
 @pytest.mark.parametrize("options", [{"count": 2}, {"fuse_steps": 5}], ids=str)
-def test_summaries_are_written_on_replicas_and_in_fused_loops(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_summaries_are_written_on_replicas_and_in_fused_loops(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     reader = Reader()
     _run(tmp_path, callbacks=[reader], **options)
     assert (
@@ -92,11 +96,19 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(tmp_path: Path, op
 @pytest.mark.parametrize(
     ("summary", "message"),
     [
-        ({"tensor": "hidden"}, r"'hidden' has the shape \[8, 16\], and type=scalar needs a single number"),
-        ({"tensor": "hidden", "type": "image"}, r"'hidden' has the shape \[8, 16\], and type=image needs \[batch"),
+        (
+            {"tensor": "hidden"},
+            r"'hidden' has the shape \[8, 16\], and type=scalar needs a single number",
+        ),
+        (
+            {"tensor": "hidden", "type": "image"},
+            r"'hidden' has the shape \[8, 16\], and type=image needs \[batch",
+        ),
     ],
 )
-def test_a_tensor_that_does_not_fit_its_summary_is_an_error(summary: dict[str, Any], message: str) -> None:
+def test_a_tensor_that_does_not_fit_its_summary_is_an_error(
+    summary: dict[str, Any], message: str
+) -> None:
     tensors = SimpleNamespace(values={"hidden": np.zeros((8, 16), np.float32)})
     run, manager = Run(SimpleNamespace(own=OwnParts(), train_tensors=tensors)), SimpleNamespace()
     manager.summary_writer = tf.summary.create_noop_writer
@@ -106,14 +118,18 @@ def test_a_tensor_that_does_not_fit_its_summary_is_an_error(summary: dict[str, A
 
 
 def test_a_tensor_that_no_step_exposes_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"trainer\.summaries: the training step exposes no tensor 'picture'"):
+    with pytest.raises(
+        UsageError, match=r"trainer\.summaries: the training step exposes no tensor 'picture'"
+    ):
         _run(tmp_path, summaries=[{"tensor": "picture"}])
 
 
 class OfTrainStep(PictureTask):
     """Exposes a tensor in its training step only."""
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         tk.expose("margin", tf.ones(()))
         return super().train_step(inputs, model, optimizer, metrics)
 
@@ -122,10 +138,20 @@ class OfTrainStep(PictureTask):
     "trainer",
     [
         {"summaries": [{"tensor": "margin", "of": "both"}]},
-        {"metrics": [{"type": "keras", "keras": {"metric": "Mean", "args": {"name": "mean"}}, "tensor": "margin"}]},
+        {
+            "metrics": [
+                {
+                    "type": "keras",
+                    "keras": {"metric": "Mean", "args": {"name": "mean"}},
+                    "tensor": "margin",
+                }
+            ]
+        },
     ],
 )
-def test_a_miss_of_the_evaluation_ends_the_run_before_step_1(tmp_path: Path, trainer: dict[str, Any]) -> None:
+def test_a_miss_of_the_evaluation_ends_the_run_before_step_1(
+    tmp_path: Path, trainer: dict[str, Any]
+) -> None:
     config = linear_experiment(train_steps=10, **trainer)
     with pytest.raises(UsageError):
         run_experiment(None, OfTrainStep(config.task), "train_and_eval", config, str(tmp_path))

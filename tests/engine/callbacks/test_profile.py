@@ -79,7 +79,14 @@ def test_a_run_that_goes_back_into_the_window_is_traced_once(tmp_path: Path, tra
 
 def test_loops_around_the_window_end_where_they_did() -> None:
     profile = Profile("150:360", "", 100)
-    assert [profile.next_boundary(step) for step in (0, 149, 200, 300, 360, 400)] == [149, 200, 300, 360, 400, None]
+    assert [profile.next_boundary(step) for step in (0, 149, 200, 300, 360, 400)] == [
+        149,
+        200,
+        300,
+        360,
+        400,
+        None,
+    ]
     assert Profile("1:200", "", 100).next_boundary(0) == 100
 
 
@@ -88,7 +95,12 @@ def test_loops_around_the_window_end_where_they_did() -> None:
     [("4:6", 6, "the run resumes from step 6"), ("40:60", 0, "the run ended before step 40")],
 )
 def test_a_run_outside_the_window_says_that_nothing_is_traced(
-    window: str, step: int, reason: str, tmp_path: Path, trainer: Any, caplog: pytest.LogCaptureFixture
+    window: str,
+    step: int,
+    reason: str,
+    tmp_path: Path,
+    trainer: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="trainer_kit")
     callbacks = _callbacks(trainer, tmp_path, window)
@@ -131,8 +143,12 @@ def test_a_profile_on_one_thread_warns(
     executor: str, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny_experiment().replace(runtime={"executor": executor})
-    trainer = SimpleNamespace(own=OwnParts(), config=config, global_step=tf.Variable(0, dtype=tf.int64))
-    with CallbackList(Run(trainer, str(tmp_path)), [Profile("1:2", str(tmp_path), 100)]).around("train"):
+    trainer = SimpleNamespace(
+        own=OwnParts(), config=config, global_step=tf.Variable(0, dtype=tf.int64)
+    )
+    with CallbackList(Run(trainer, str(tmp_path)), [Profile("1:2", str(tmp_path), 100)]).around(
+        "train"
+    ):
         assert ("the profile will show no TensorFlow operations" in caplog.text) is warns
 
 

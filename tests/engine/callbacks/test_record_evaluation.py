@@ -28,7 +28,9 @@ class _Recorded:
         path, hashes = folder / "evals.jsonl", dict.fromkeys(sets, "a")
         self.ledger = Ledger(path, dataset="validation", config_hash="a", sets=hashes)
         history = JsonLinesWriter(folder / "metrics.jsonl") if chief else None
-        self.callback = RecordEvaluation(RunHistory(self.ledger, history, (SimpleNamespace(), SimpleNamespace()), None))
+        self.callback = RecordEvaluation(
+            RunHistory(self.ledger, history, (SimpleNamespace(), SimpleNamespace()), None)
+        )
         self.run = Run(SimpleNamespace(), str(folder), chief)
 
     def evaluate(self, step: int, logs: dict[str, Any], **evaluation: Any) -> list[tuple[Any, ...]]:
@@ -36,13 +38,16 @@ class _Recorded:
         self.run.evaluation = Evaluation(step, **evaluation)
         self.callback.evaluation_end(self.run, logs)
         return [
-            tuple(one[key] for key in ("step", "checkpoint", "metrics", "seconds")) for one in self.ledger.records()
+            tuple(one[key] for key in ("step", "checkpoint", "metrics", "seconds"))
+            for one in self.ledger.records()
         ]
 
 
 def test_an_evaluation_is_on_record_with_its_checkpoint(tmp_path: Path) -> None:
     logs = {"accuracy": tf.constant(0.5), "best_accuracy": 0.75}
-    recorded = _Recorded(tmp_path).evaluate(10, logs, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))
+    recorded = _Recorded(tmp_path).evaluate(
+        10, logs, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10")
+    )
     assert recorded == [(10, "ckpt-10", {"accuracy": 0.5}, 2.0)]
 
 
@@ -61,7 +66,10 @@ def test_of_several_sets_those_just_evaluated_are_recorded(tmp_path: Path) -> No
 def test_new_evaluations_are_recorded_by_the_chief(
     tmp_path: Path, chief: bool, replayed: bool, recorded: list[Any]
 ) -> None:
-    assert _Recorded(tmp_path, chief=chief).evaluate(10, {"accuracy": 0.5}, replayed=replayed) == recorded
+    assert (
+        _Recorded(tmp_path, chief=chief).evaluate(10, {"accuracy": 0.5}, replayed=replayed)
+        == recorded
+    )
 
 
 def test_a_rewind_takes_later_evaluations_away(tmp_path: Path) -> None:
@@ -80,7 +88,9 @@ def test_a_rewind_takes_later_evaluations_away(tmp_path: Path) -> None:
         ({"dev": {"loss": 1, "best_loss": 0}, "loss": 2}, {"dev": {"loss": 1}, "loss": 2}),
     ],
 )
-def test_the_best_so_far_is_no_result_of_an_evaluation(logs: dict[str, Any], own: dict[str, Any]) -> None:
+def test_the_best_so_far_is_no_result_of_an_evaluation(
+    logs: dict[str, Any], own: dict[str, Any]
+) -> None:
     assert without_best(logs) == own
 
 
@@ -110,5 +120,9 @@ def test_a_sidecar_records_what_it_has_reported(tmp_path: Path) -> None:
     assert sidecar.evaluated() == set()
     callback.boundary_end(run)
     (record,) = ledger.records()
-    assert (record["step"], record["checkpoint"], record["metrics"]) == (10, "ckpt-10", {"accuracy": 0.5})
+    assert (record["step"], record["checkpoint"], record["metrics"]) == (
+        10,
+        "ckpt-10",
+        {"accuracy": 0.5},
+    )
     assert reports.recorded == [set()]  # the report comes first

@@ -39,7 +39,9 @@ class _PoisonedSource:
     def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
         def poison(index: tf.Tensor, batch: Any) -> Any:
             points, labels = batch
-            return tf.where(tf.reduce_any(tf.equal(index + position, self._bad)), NAN * points, points), labels
+            return tf.where(
+                tf.reduce_any(tf.equal(index + position, self._bad)), NAN * points, points
+            ), labels
 
         return self._source.at(position, input_context).enumerate().map(poison)
 
@@ -90,7 +92,12 @@ class _NanWeight(TinyTask):
 
 def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any) -> Any:
     seed_everything(1)
-    trainer = {"train_steps": 30, "best_checkpoint_eval_metric": "accuracy", "optimizer_config": SGD, **trainer}
+    trainer = {
+        "train_steps": 30,
+        "best_checkpoint_eval_metric": "accuracy",
+        "optimizer_config": SGD,
+        **trainer,
+    }
     config = tiny_experiment(**trainer)
     return run_experiment(None, task(config.task), mode, config, str(folder))
 
@@ -98,7 +105,11 @@ def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any
 @pytest.fixture(scope="module")
 def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
     """A run that met a batch of NaN and left it out: its folder, model, last metrics, and what it told."""
-    folder, told, log = tmp_path_factory.mktemp("recovered"), io.StringIO(), logging.getLogger("trainer_kit")
+    folder, told, log = (
+        tmp_path_factory.mktemp("recovered"),
+        io.StringIO(),
+        logging.getLogger("trainer_kit"),
+    )
     handler, level = logging.StreamHandler(told), log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -114,14 +125,19 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any,
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A run whose weights were spoilt after step 10, to which nobody looked: its folder and its model."""
     folder = tmp_path_factory.mktemp("hidden")
-    model, _ = _run(folder, _NanWeight, "train_and_eval", recovery_max_trials=-1, checkpoint_interval=5)
+    model, _ = _run(
+        folder, _NanWeight, "train_and_eval", recovery_max_trials=-1, checkpoint_interval=5
+    )
     assert list(complete_checkpoints(str(folder))) == [10, 15, 20, 25, 30]
     return folder, model
 
 
 def _finite(folder: Path) -> bool:
     """Whether all checkpoints, and the best one, hold finite numbers only."""
-    prefixes = [*complete_checkpoints(str(folder)).values(), *complete_checkpoints(str(folder / "best_ckpt")).values()]
+    prefixes = [
+        *complete_checkpoints(str(folder)).values(),
+        *complete_checkpoints(str(folder / "best_ckpt")).values(),
+    ]
     readers = [tf.train.load_checkpoint(prefix) for prefix in prefixes]
     names = [name for name in readers[0].get_variable_to_shape_map() if "model/" in name]
     return all(np.all(np.isfinite(reader.get_tensor(name))) for reader in readers for name in names)
@@ -129,7 +145,10 @@ def _finite(folder: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("step", "trainer", "kept"),
-    [(20, {}, [10]), (13, {"steps_per_loop": 1, "summary_interval": 1, "checkpoint_interval": 13}, [])],
+    [
+        (20, {}, [10]),
+        (13, {"steps_per_loop": 1, "summary_interval": 1, "checkpoint_interval": 13}, []),
+    ],
     ids=["long loops", "short loops"],
 )
 def test_a_weight_that_diverges_just_before_a_save_is_not_saved(
@@ -141,7 +160,9 @@ def test_a_weight_that_diverges_just_before_a_save_is_not_saved(
     assert list(complete_checkpoints(str(tmp_path))) == kept
 
 
-def test_all_bad_batches_between_checkpoints_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_bad_batches_between_checkpoints_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Several(_Poisoned):
         bad = (1, 3, 7)  # before the first checkpoint; some in one loop, and one in the next
 
@@ -159,7 +180,8 @@ class _HugeGradient(LinearTask):
         loss = super().build_losses(labels, model_outputs, aux_losses)
         if not self.trains:
             return loss
-        # The count is Python's, so that it is not put back when the run goes back: the fault happens once.
+        # The count is Python's, so that it is not put back when the run goes back: the fault
+        # happens once.
         return loss * tf.ensure_shape(tf.numpy_function(lambda: self._factor(), [], tf.float32), [])
 
     trains = False
@@ -175,14 +197,18 @@ class _HugeGradient(LinearTask):
         return {self.loss: tf.minimum(logs[self.loss], 10.0)}
 
 
-def test_a_checkpoint_with_a_bad_optimizer_is_not_restored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_with_a_bad_optimizer_is_not_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, _HugeGradient, recovery_max_trials=1, optimizer_config=ADAM)
     assert "ckpt-20 holds weights that are not finite; it is moved to diverged/" in caplog.text
     assert "the run returns to step 10 (trial 1 of 1)" in caplog.text
     for prefix in complete_checkpoints(str(tmp_path)).values():
         reader = tf.train.load_checkpoint(prefix)
-        names = [name for name, kind in reader.get_variable_to_dtype_map().items() if kind.is_floating]
+        names = [
+            name for name, kind in reader.get_variable_to_dtype_map().items() if kind.is_floating
+        ]
         assert all(np.all(np.isfinite(reader.get_tensor(name))) for name in names)
 
 
@@ -209,7 +235,9 @@ def test_a_stop_after_a_hidden_divergence_saves_nothing_bad(tmp_path: Path) -> N
     assert _finite(tmp_path)
 
 
-def test_a_divergence_without_a_report_is_still_a_divergence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_divergence_without_a_report_is_still_a_divergence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "diverged").write_text("a file where the bundle's folder would be")
     with pytest.raises(DivergedError, match=r"at step 15\b.*this loop is not saved; lower"):
         _run(tmp_path, _NanGradient)
@@ -227,22 +255,39 @@ def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
             return source.at(0).take(29) if params.is_training else source
 
     seed_everything(1)
-    config = tiny_experiment(train_steps=-1, recovery_max_trials=1, checkpoint_interval=10, optimizer_config=SGD)
+    config = tiny_experiment(
+        train_steps=-1, recovery_max_trials=1, checkpoint_interval=10, optimizer_config=SGD
+    )
     run_experiment(None, Ends(config.task), "train", config, str(tmp_path))
     assert max(complete_checkpoints(str(tmp_path))) == 28
 
 
-def test_the_batch_that_poisons_is_found_and_left_out(recovered: tuple[Path, Any, Any, str]) -> None:
+def test_the_batch_that_poisons_is_found_and_left_out(
+    recovered: tuple[Path, Any, Any, str],
+) -> None:
     folder, _, logs, told = recovered
     assert "the run returns to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
     assert "batch 12, of step 13, is left out" in told
     assert np.isfinite(logs["validation_loss"]) and _finite(folder)
     history = active_history(folder / "metrics.jsonl")
-    assert [record["step"] for record in history if record["kind"] == "train"] == [5, 10, 15, 20, 25, 30]
-    assert all(np.isfinite(record["metrics"]["training_loss"]) for record in history if record["kind"] == "train")
+    assert [record["step"] for record in history if record["kind"] == "train"] == [
+        5,
+        10,
+        15,
+        20,
+        25,
+        30,
+    ]
+    assert all(
+        np.isfinite(record["metrics"]["training_loss"])
+        for record in history
+        if record["kind"] == "train"
+    )
 
 
-def test_skipping_a_batch_equals_data_without_that_batch(recovered: tuple[Path, Any, Any, str], tmp_path: Path) -> None:
+def test_skipping_a_batch_equals_data_without_that_batch(
+    recovered: tuple[Path, Any, Any, str], tmp_path: Path
+) -> None:
     class Without(LinearTask):
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
             source = super().build_inputs(params, input_context)
@@ -260,7 +305,9 @@ def test_skipping_a_batch_equals_data_without_that_batch(recovered: tuple[Path, 
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
-def test_a_fault_that_does_not_come_again_leaves_nothing_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_that_does_not_come_again_leaves_nothing_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Once(_NanGradient):
         def due(self) -> tf.Tensor:
             return tf.ensure_shape(tf.numpy_function(self.only_once, [self.step], tf.bool), [])
@@ -272,7 +319,9 @@ def test_a_fault_that_does_not_come_again_leaves_nothing_out(tmp_path: Path, cap
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Once, recovery_max_trials=1)
-    assert "the divergence did not happen again step by step, so no batch is left out" in caplog.text
+    assert (
+        "the divergence did not happen again step by step, so no batch is left out" in caplog.text
+    )
     assert _finite(tmp_path)
 
 
@@ -317,7 +366,9 @@ class _OnePoisoned(LinearTask):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_example_that_is_not_finite_is_named_and_not_the_rate(count: int, tmp_path: Path) -> None:
+def test_an_example_that_is_not_finite_is_named_and_not_the_rate(
+    count: int, tmp_path: Path
+) -> None:
     strategy = replicas(count)
     config = tiny_experiment(optimizer_config=SGD, recovery_max_trials=1, recovery_policy="retry")
     with strategy.scope():
@@ -328,13 +379,17 @@ def test_an_example_that_is_not_finite_is_named_and_not_the_rate(count: int, tmp
     points = np.concatenate([batch[0] for batch in task.build_inputs(train_data).at(0).take(8)])
     place = int(np.argwhere(np.isnan(points))[0, 0])
     size = train_data.global_batch_size
-    advice = f"values of example {place % size} in batch {place // size} are not finite: repair the data"
+    advice = (
+        f"values of example {place % size} in batch {place // size} are not finite: repair the data"
+    )
     assert advice in str(error.value) and "learning rate" not in str(error.value)
     (report,) = (tmp_path / "diverged").glob("step-*.json")
     assert read_json(report)["examples_not_finite"] == [place % size]
 
 
-def test_a_checkpoint_of_bad_weights_is_moved_aside(hidden: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_of_bad_weights_is_moved_aside(
+    hidden: tuple[Path, Any], tmp_path: Path
+) -> None:
     assert not np.all(np.isfinite(hidden[1].weights[1].numpy()))
     run = Path(shutil.copytree(hidden[0], tmp_path / "run"))
     _run(run, TinyTask, "train_and_eval", checkpoint_interval=5)
@@ -343,6 +398,10 @@ def test_a_checkpoint_of_bad_weights_is_moved_aside(hidden: tuple[Path, Any], tm
 
 
 def test_when_no_checkpoint_is_sound_the_run_ends(hidden: tuple[Path, Any], tmp_path: Path) -> None:
-    run = Path(shutil.copytree(hidden[0], tmp_path / "run", ignore=shutil.ignore_patterns("ckpt-10.*")))
-    with pytest.raises(DivergedError, match=r"every checkpoint in .* holds weights that are not finite"):
+    run = Path(
+        shutil.copytree(hidden[0], tmp_path / "run", ignore=shutil.ignore_patterns("ckpt-10.*"))
+    )
+    with pytest.raises(
+        DivergedError, match=r"every checkpoint in .* holds weights that are not finite"
+    ):
         _run(run, TinyTask, checkpoint_interval=5)

@@ -55,7 +55,10 @@ def test_the_rates_are_those_of_reduce_lr_on_plateau(options: dict[str, Any]) ->
         again.restore(callback.state())
         callback = again
     names = {"min_value": "min_lr", "metric_comp": "mode"}
-    of_keras = {names.get(name, name): {"higher": "max"}.get(value, value) for name, value in options.items()}
+    of_keras = {
+        names.get(name, name): {"higher": "max"}.get(value, value)
+        for name, value in options.items()
+    }
     assert rates == _rates_of_keras(**of_keras)
     assert len(set(rates)) > 2
 
@@ -63,16 +66,26 @@ def test_the_rates_are_those_of_reduce_lr_on_plateau(options: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("mode", "args", "message"),
     [
-        ("train_and_eval", {"metric": "acuracy", **HIGHER}, r"reports no metric 'acuracy'; did you mean accuracy"),
+        (
+            "train_and_eval",
+            {"metric": "acuracy", **HIGHER},
+            r"reports no metric 'acuracy'; did you mean accuracy",
+        ),
         ("train", {"metric": "accuracy", **HIGHER}, r"the mode does not evaluate during training"),
         ("train", {"metric": "accuracy", **HIGHER, "factor": 2.0}, "factor is 2.0"),
         ("train", {"metric": "accuracy", **HIGHER, "patience": 1.5}, "patience is 1.5"),
         ("train", {"metric": "accuracy", **HIGHER, "min_delta": "a"}, "min_delta is 'a'"),
         ("train", {"metric": "accuracy"}, "metric_comp"),
-        ("train", {"metric": "accuracy", "metric_comp": "max"}, "metric_comp is 'max'; use lower or higher"),
+        (
+            "train",
+            {"metric": "accuracy", "metric_comp": "max"},
+            "metric_comp is 'max'; use lower or higher",
+        ),
     ],
 )
-def test_a_mistake_is_reported_before_training(tmp_path: Path, mode: str, args: Any, message: str) -> None:
+def test_a_mistake_is_reported_before_training(
+    tmp_path: Path, mode: str, args: Any, message: str
+) -> None:
     config = tiny_experiment(callbacks=[{"name": "reduce_on_plateau", "args": args}])
     with pytest.raises(UsageError, match=message):
         launch(config, mode, str(tmp_path))

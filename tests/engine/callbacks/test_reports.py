@@ -37,8 +37,17 @@ def _report(run: Run, batch_size: int = 0, best: Any = None) -> Report:
 
 def test_rates_are_of_the_steps_and_of_the_examples_in_them() -> None:
     report = _report(_run(), 32)
-    assert (report.kind, report.step, report.total_steps, report.metrics) == ("train", 50, 100, {"loss": 0.5})
-    assert (report.steps_per_second, report.examples_per_second, report.seconds) == (5.0, 160.0, 2.0)
+    assert (report.kind, report.step, report.total_steps, report.metrics) == (
+        "train",
+        50,
+        100,
+        {"loss": 0.5},
+    )
+    assert (report.steps_per_second, report.examples_per_second, report.seconds) == (
+        5.0,
+        160.0,
+        2.0,
+    )
 
 
 def test_a_loop_too_short_to_time_has_no_rate() -> None:
@@ -80,14 +89,21 @@ def test_only_numbers_can_be_reported(value: Any) -> None:
 def test_evaluations_of_one_step_are_one_report() -> None:
     kept, run = _Kept(), _run()
     reports = Reports(kept)
-    for name, logs in (("often", {"often": {"a": 1}}), ("rare", {"often": {"a": 1}, "rare": {"a": 2}})):
+    for name, logs in (
+        ("often", {"often": {"a": 1}}),
+        ("rare", {"often": {"a": 1}, "rare": {"a": 2}}),
+    ):
         run.evaluation = Evaluation(50, (name,), 1.0, {name: 1.0})
         reports.evaluation_end(run, logs)
     reports.boundary_end(run)
     reports.boundary_end(run)
     (report,) = kept.reports
     assert report.metrics == {"often": {"a": 1}, "rare": {"a": 2}}
-    assert (report.kind, report.seconds, report.seconds_of_sets) == ("validation", 2.0, {"often": 1.0, "rare": 1.0})
+    assert (report.kind, report.seconds, report.seconds_of_sets) == (
+        "validation",
+        2.0,
+        {"often": 1.0, "rare": 1.0},
+    )
     assert report.steps_per_second is None
 
 

@@ -63,7 +63,10 @@ def test_evaluated_weights_draw_from_the_same_latents_each_time(tmp_path: Path) 
     SamplePictures(count=5, seed=1).evaluation_end(run, {})
     assert not np.array_equal(first, trainer.task.drawn[-1])
     np.testing.assert_allclose(first, 2 * tf.random.stateless_normal([5, 3], [0, 0]).numpy())
-    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["step-00000007.png", "step-00000009.png"]
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
+        "step-00000007.png",
+        "step-00000009.png",
+    ]
     picture = tf.io.decode_png((tmp_path / "samples" / "step-00000009.png").read_bytes())
     assert picture.shape == (4, 5, 3) and int(picture[0, 0, 0]) == 200
 
@@ -83,7 +86,9 @@ def test_an_evaluation_of_an_earlier_start_is_not_drawn_again(tmp_path: Path) ->
 )
 def test_what_is_no_picture_is_refused_before_the_first_step(picture: Any, tmp_path: Path) -> None:
     trainer: Any = _Trainer()
-    trainer.task = SimpleNamespace(inference_step=trainer.task.inference_step, picture=lambda samples: picture)
+    trainer.task = SimpleNamespace(
+        inference_step=trainer.task.inference_step, picture=lambda samples: picture
+    )
     if isinstance(picture, str):  # the examples are no images
         del trainer.task.picture
     with pytest.raises(UsageError):

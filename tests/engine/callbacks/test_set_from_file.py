@@ -39,7 +39,9 @@ def ready() -> ReadyTrainer:
     return ReadyTrainer(linear_experiment(), LinearTask)
 
 
-def _run(folder: Path, ready: ReadyTrainer, *hand: Any, train_steps: int = 20) -> list[tuple[int, dict[str, float]]]:
+def _run(
+    folder: Path, ready: ReadyTrainer, *hand: Any, train_steps: int = 20
+) -> list[tuple[int, dict[str, float]]]:
     config, callbacks = linear_experiment(train_steps=train_steps), [Hand(*hand), SetFromFile()]
     launch(config, "train", str(folder), callbacks=callbacks, trainer=ready.again())
     lines = [line for line in active_history(folder / "metrics.jsonl") if line["kind"] == "change"]
@@ -51,7 +53,10 @@ def test_an_edit_counts_from_the_next_loop_on(ready: ReadyTrainer, tmp_path: Pat
     changes = _run(tmp_path, ready, {5: first, 15: second})
     assert changes == [(5, {"learning_rate": 0.001}), (15, {"learning_rate_factor": 0.5})]
     rates = curve(tmp_path / "metrics.jsonl", "learning_rate", "train")
-    assert rates == [(step, pytest.approx(rate)) for step, rate in [(5, 0.01), (10, 0.001), (15, 0.001), (20, 0.0005)]]
+    assert rates == [
+        (step, pytest.approx(rate))
+        for step, rate in [(5, 0.01), (10, 0.001), (15, 0.001), (20, 0.0005)]
+    ]
 
 
 def test_a_file_that_cannot_be_used_changes_nothing(
@@ -66,11 +71,17 @@ def test_a_file_that_cannot_be_used_changes_nothing(
     }
     texts = dict(zip(range(5, 30, 5), told, strict=True))
     assert _run(tmp_path, ready, texts, train_steps=30) == []
-    warnings = [record.getMessage() for record in caplog.records if "changes nothing" in record.getMessage()]
-    assert [message in warning for message, warning in zip(told.values(), warnings, strict=True)] == [True] * len(told)
+    warnings = [
+        record.getMessage() for record in caplog.records if "changes nothing" in record.getMessage()
+    ]
+    assert [
+        message in warning for message, warning in zip(told.values(), warnings, strict=True)
+    ] == [True] * len(told)
 
 
-def test_steps_that_are_repeated_write_each_change_once(ready: ReadyTrainer, tmp_path: Path) -> None:
+def test_steps_that_are_repeated_write_each_change_once(
+    ready: ReadyTrainer, tmp_path: Path
+) -> None:
     hand = Hand({15: "learning_rate_factor: 0.5"}, (15, 10))
     callbacks = [hand, SetAtSteps("learning_rate", [[10, 1e-3]]), SetFromFile()]
     launch(linear_experiment(), "train", str(tmp_path), callbacks=callbacks, trainer=ready.again())
@@ -82,6 +93,11 @@ def test_steps_that_are_repeated_write_each_change_once(ready: ReadyTrainer, tmp
 
 
 def test_after_a_rewind_the_file_is_read_at_once(ready: ReadyTrainer, tmp_path: Path) -> None:
-    assert _run(tmp_path, ready, {15: "learning_rate: 0.5"}, (20, 10)) == [(10, {"learning_rate": 0.5})]
-    records = [(record["step"], record["lineage"]) for record in read_lines(tmp_path / "hyper_parameters.jsonl")]
+    assert _run(tmp_path, ready, {15: "learning_rate: 0.5"}, (20, 10)) == [
+        (10, {"learning_rate": 0.5})
+    ]
+    records = [
+        (record["step"], record["lineage"])
+        for record in read_lines(tmp_path / "hyper_parameters.jsonl")
+    ]
     assert records == [(15, 0), (10, 1)]

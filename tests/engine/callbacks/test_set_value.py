@@ -25,7 +25,9 @@ def halved(step: int) -> float:
     return float(0.5 ** (1 + step // 4))
 
 
-def _weights(folder: Path, rate: Any, *callbacks: Any, count: int = 1, **trainer: Any) -> list[np.ndarray]:
+def _weights(
+    folder: Path, rate: Any, *callbacks: Any, count: int = 1, **trainer: Any
+) -> list[np.ndarray]:
     seed_everything(1)
     strategy = replicas(count)
     sgd = {"optimizer": {"type": "sgd"}, "learning_rate": rate}
@@ -47,7 +49,10 @@ def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, given: An
     factors = SetAtSteps("learning_rate_factor", [[0, 0.5], [1, 1.0], [7, 0.5]])
     changed = _weights(tmp_path / "list", CONSTANT, rates, factors, **given)
     boundaries = [0, 6]  # which are included
-    ladder = {"type": "stepwise", "stepwise": {"boundaries": boundaries, "values": [0.25, 0.5, 0.125]}}
+    ladder = {
+        "type": "stepwise",
+        "stepwise": {"boundaries": boundaries, "values": [0.25, 0.5, 0.125]},
+    }
     expected = _weights(tmp_path / "schedule", ladder, **given)
     assert all(np.array_equal(one, other) for one, other in zip(changed, expected, strict=True))
     assert _changes(tmp_path / "list") == [
@@ -61,14 +66,20 @@ def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, given: An
 def test_functions_count_steps_and_lists_may_count_epochs(tmp_path: Path) -> None:
     function = SetByFunction("learning_rate", f"{__name__}:halved", every=4)
     _weights(
-        tmp_path, CONSTANT, function, SetAtSteps("learning_rate_factor", [["1.5 epochs", 0.25]]), steps_per_epoch=4
+        tmp_path,
+        CONSTANT,
+        function,
+        SetAtSteps("learning_rate_factor", [["1.5 epochs", 0.25]]),
+        steps_per_epoch=4,
     )
     changes = _changes(tmp_path)
     rates = [(step, {"learning_rate": halved(step)}) for step in (4, 8, 12)]  # 0.5 is set already
     assert [rates[0], (6, {"learning_rate_factor": 0.25}), *rates[1:]] == changes
 
 
-@pytest.mark.parametrize("steps", [[[0, 0.1], [5]], [["3 min", 0.1]], [[5, "low"]], [[5, 0.1], [5, 0.2]], 0.1], ids=str)
+@pytest.mark.parametrize(
+    "steps", [[[0, 0.1], [5]], [["3 min", 0.1]], [[5, "low"]], [[5, 0.1], [5, 0.2]], 0.1], ids=str
+)
 def test_a_list_that_is_none_is_refused(steps: Any) -> None:
     with pytest.raises(UsageError):
         SetAtSteps("learning_rate", steps)
@@ -77,7 +88,11 @@ def test_a_list_that_is_none_is_refused(steps: Any) -> None:
 @pytest.mark.parametrize(
     ("function", "every", "message"),
     [
-        ("no_such_module:rate", 1, r"there is no module 'no_such_module'.*write function as module:name"),
+        (
+            "no_such_module:rate",
+            1,
+            r"there is no module 'no_such_module'.*write function as module:name",
+        ),
         (f"{__name__}:halve", 1, r"has no function called 'halve'; did you mean halved"),
         (":sqrt", 1, "write it as module:name"),
         (0.5, 1, "0.5 is not a function"),
@@ -101,7 +116,9 @@ def test_a_callback_can_set_only_finite_numbers(value: Any) -> None:
     [([[4, 0.0], [8, -0.25]], {}), ([[4, 0.5], ["1 epochs", 0.25]], {"steps_per_epoch": 4})],
     ids=["a negative rate", "two values at one step"],
 )
-def test_a_list_that_cannot_be_is_refused_before_training(tmp_path: Path, steps: Any, trainer: dict[str, int]) -> None:
+def test_a_list_that_cannot_be_is_refused_before_training(
+    tmp_path: Path, steps: Any, trainer: dict[str, int]
+) -> None:
     with pytest.raises(UsageError):
         _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", steps), **trainer)
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -49,7 +49,13 @@ def ready() -> ReadyTrainer:
 def test_a_run_is_told_once_when_its_record_is_written(ready: ReadyTrainer, tmp_path: Path) -> None:
     first, again = _Told(), _Told()
     for webhook in (first, again):
-        launch(linear_experiment(), "train_and_eval", str(tmp_path), callbacks=[webhook], trainer=ready.again())
+        launch(
+            linear_experiment(),
+            "train_and_eval",
+            str(tmp_path),
+            callbacks=[webhook],
+            trainer=ready.again(),
+        )
     assert first.told == [("finished", read_json(tmp_path / "final.json"))]
     assert again.told == []  # there was nothing to do
 
@@ -57,10 +63,17 @@ def test_a_run_is_told_once_when_its_record_is_written(ready: ReadyTrainer, tmp_
 def test_an_error_is_told_and_a_preemption_is_not(ready: ReadyTrainer, tmp_path: Path) -> None:
     webhook = _Told()
     with pytest.raises(PreemptedError):
-        launch(linear_experiment(), "train", str(tmp_path / "preempted"), callbacks=[webhook, _Ends(fails=False)])
+        launch(
+            linear_experiment(),
+            "train",
+            str(tmp_path / "preempted"),
+            callbacks=[webhook, _Ends(fails=False)],
+        )
     assert webhook.told == []
     config, callbacks = linear_experiment(), [webhook, _Ends(fails=True)]
     with pytest.raises(RuntimeError):
-        launch(config, "train", str(tmp_path / "failed"), callbacks=callbacks, trainer=ready.again())
+        launch(
+            config, "train", str(tmp_path / "failed"), callbacks=callbacks, trainer=ready.again()
+        )
     ((status, record),) = webhook.told
     assert (status, record["error"], record["exit_code"]) == ("failed", "RuntimeError: a bug", 1)

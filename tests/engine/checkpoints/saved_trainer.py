@@ -25,7 +25,9 @@ class SavedTrainer:
     trains = True
     state: Any = SimpleNamespace(loose=(), is_sound=lambda: True)
 
-    def __init__(self, checkpoint: tf.train.Checkpoint, global_step: tf.Variable, **attributes: Any) -> None:
+    def __init__(
+        self, checkpoint: tf.train.Checkpoint, global_step: tf.Variable, **attributes: Any
+    ) -> None:
         self.checkpoint = checkpoint
         self.global_step = global_step
         self.strategy = tf.distribute.get_strategy()

@@ -36,11 +36,17 @@ class SmallRun:
         self._data = iter(tf.data.Dataset.range(10**6).shuffle(50, seed=1).with_options(options))
         checkpoint = training_checkpoint(global_step=self.step, model=self.model)
         trains = arguments.pop("trains", True)
-        self.trainer = SavedTrainer(checkpoint, self.step, trains=trains, before_save=self._save_data)
+        self.trainer = SavedTrainer(
+            checkpoint, self.step, trains=trains, before_save=self._save_data
+        )
         self.manager = manager_of(self.trainer, folder, **arguments)
         self.manager.restore_or_initialize()
         self.start = int(self.step)
-        assert float(tf.reduce_min(self.model.weight)) == float(tf.reduce_max(self.model.weight)) == self.start
+        assert (
+            float(tf.reduce_min(self.model.weight))
+            == float(tf.reduce_max(self.model.weight))
+            == self.start
+        )
 
     def train_to(self, *steps: int, sync: bool = True, again: bool = False) -> None:
         """Saves a checkpoint of each of `steps`, saved ones too if `again`; waits for them if `sync`."""
@@ -70,7 +76,13 @@ def names(folder: Path) -> list[str]:
 
 def parts(step: int) -> list[str]:
     """The names of the files of a small run's checkpoint, sorted."""
-    ends = ("commit.json", "data-00000-of-00001", "index", "iterator.data-00000-of-00001", "iterator.index")
+    ends = (
+        "commit.json",
+        "data-00000-of-00001",
+        "index",
+        "iterator.data-00000-of-00001",
+        "iterator.index",
+    )
     return [f"ckpt-{step}.{end}" for end in ends]
 
 

@@ -29,7 +29,9 @@ def prefix(tmp_path: Path) -> str:
 def test_the_record_holds_sizes_checksums_and_further_entries(prefix: str) -> None:
     folder = Path(prefix).parent
     files = {name: (folder / name).read_bytes() for name in PARTS}
-    expected = {name: {"bytes": len(data), "crc32": zlib.crc32(data)} for name, data in files.items()}
+    expected = {
+        name: {"bytes": len(data), "crc32": zlib.crc32(data)} for name, data in files.items()
+    }
     record = read_record(prefix) or {}
     assert record["files"] == expected
     assert record["time"] == pytest.approx((folder / INDEX).stat().st_mtime, abs=60)
@@ -56,7 +58,9 @@ def _longer(path: Path) -> None:
         (Path.unlink, "{} is missing"),
     ],
 )
-def test_damage_of_any_file_is_told_by_name(prefix: str, name: str, damage: Callable[[Path], None], told: str) -> None:
+def test_damage_of_any_file_is_told_by_name(
+    prefix: str, name: str, damage: Callable[[Path], None], told: str
+) -> None:
     path = Path(prefix).with_name(name)
     size = path.stat().st_size
     damage(path)
@@ -64,7 +68,17 @@ def test_damage_of_any_file_is_told_by_name(prefix: str, name: str, damage: Call
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"files": []}', '{"files": {}}', '{"files": {"ckpt-1.index": 7}}', "\udcff"]
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"files": []}',
+        '{"files": {}}',
+        '{"files": {"ckpt-1.index": 7}}',
+        "\udcff",
+    ],
 )
 def test_a_record_that_is_damaged_itself_condemns_nothing(prefix: str, text: str) -> None:
     Path(f"{prefix}.commit.json").write_bytes(text.encode(errors="surrogateescape"))
@@ -89,11 +103,17 @@ def test_files_of_several_shards_and_of_others_are_told_apart(tmp_path: Path) ->
         (tmp_path / name).write_text(name)
     commit(str(tmp_path / "ckpt-2"))
     record = json.loads((tmp_path / "ckpt-2.commit.json").read_text())
-    assert list(record["files"]) == ["ckpt-2.data-00000-of-00002", "ckpt-2.data-00001-of-00002", "ckpt-2.index"]
+    assert list(record["files"]) == [
+        "ckpt-2.data-00000-of-00002",
+        "ckpt-2.data-00001-of-00002",
+        "ckpt-2.index",
+    ]
     (tmp_path / "ckpt-2.data-00001-of-00002").unlink()
     assert problem(str(tmp_path / "ckpt-2")) == "ckpt-2.data-00001-of-00002 is missing"
 
 
 def test_a_plain_tensorflow_checkpoint_is_trusted_after_a_read(tmp_path: Path) -> None:
-    path = tf.train.Checkpoint(text=tf.Variable("a"), number=tf.Variable([1.0])).write(str(tmp_path / "ckpt-4"))
+    path = tf.train.Checkpoint(text=tf.Variable("a"), number=tf.Variable([1.0])).write(
+        str(tmp_path / "ckpt-4")
+    )
     assert problem(path) == ""

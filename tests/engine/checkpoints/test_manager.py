@@ -21,14 +21,23 @@ from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
 
 
 class _Run:
-    def __init__(self, folder: Path, init_fn: Callable[[], None] = lambda: None, **arguments: Any) -> None:
+    def __init__(
+        self, folder: Path, init_fn: Callable[[], None] = lambda: None, **arguments: Any
+    ) -> None:
         self.model = keras.Sequential(
-            [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(3),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(2),
+            ]
         )
         self.optimizer = keras.optimizers.Adam()
         self.optimizer.build(self.model.trainable_variables)
         self.step = tf.Variable(0, dtype=tf.int64)
-        checkpoint = training_checkpoint(global_step=self.step, model=self.model, optimizer=self.optimizer)
+        checkpoint = training_checkpoint(
+            global_step=self.step, model=self.model, optimizer=self.optimizer
+        )
         trainer = SavedTrainer(checkpoint, self.step, initialize=init_fn)
         self.manager = manager_of(trainer, folder, max_to_keep=2, **arguments)
 
@@ -36,7 +45,11 @@ class _Run:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(self.model(tf.ones((2, 4)), training=True) ** 2)
         self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, self.model.trainable_variables), self.model.trainable_variables, strict=True)
+            zip(
+                tape.gradient(loss, self.model.trainable_variables),
+                self.model.trainable_variables,
+                strict=True,
+            )
         )
         self.step.assign_add(1)
 
@@ -45,7 +58,9 @@ class _Run:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_restored_run_has_the_same_bits_with_dropout_and_slots(tmp_path: Path, asynchronous: bool) -> None:
+def test_a_restored_run_has_the_same_bits_with_dropout_and_slots(
+    tmp_path: Path, asynchronous: bool
+) -> None:
     run = _Run(tmp_path, asynchronous=asynchronous)
     for _ in range(4):
         run.train()
@@ -61,7 +76,9 @@ def test_a_restored_run_has_the_same_bits_with_dropout_and_slots(tmp_path: Path,
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_reports_are_settled_before_a_checkpoint_is_in_place(tmp_path: Path, asynchronous: bool) -> None:
+def test_reports_are_settled_before_a_checkpoint_is_in_place(
+    tmp_path: Path, asynchronous: bool
+) -> None:
     found: list[list[str]] = []
 
     class Reports:
@@ -146,7 +163,11 @@ def test_our_manager_overrides_all_of_tensorflows_manager(tmp_path: Path) -> Non
     public = {name for name in vars(theirs) if not name.startswith("_")}
     assert public <= set(vars(CheckpointManager))
     plain = theirs(tf.train.Checkpoint(), str(tmp_path / "plain"), max_to_keep=1)
-    hidden = {name for name in (*vars(theirs), *vars(plain)) if name.startswith("_") and not name.endswith("__")}
+    hidden = {
+        name
+        for name in (*vars(theirs), *vars(plain))
+        if name.startswith("_") and not name.endswith("__")
+    }
     manager = _Run(tmp_path / "run").manager
     assert hidden & {*vars(CheckpointManager), *vars(manager)} == set()
 
@@ -164,7 +185,10 @@ def test_orbits_own_controller_saves_and_restores_with_it(tmp_path: Path) -> Non
     for begun, end in ((0, 2), (2, 4)):
         run = _Run(tmp_path)
         controller = orbit.Controller(
-            trainer=_Steps(run), global_step=run.step, steps_per_loop=1, checkpoint_manager=run.manager
+            trainer=_Steps(run),
+            global_step=run.step,
+            steps_per_loop=1,
+            checkpoint_manager=run.manager,
         )
         assert int(run.step.numpy()) == begun  # it restores when it is made
         controller.train(end)
@@ -182,7 +206,10 @@ def test_tensorflows_manager_can_continue_and_rotate_our_saves(tmp_path: Path) -
     run.manager.sync()
     saved = [str(tmp_path / f"ckpt-{step}") for step in (2, 3)]
     state = tf.train.get_checkpoint_state(str(tmp_path))
-    assert (state.model_checkpoint_path, list(state.all_model_checkpoint_paths)) == (saved[-1], saved)
+    assert (state.model_checkpoint_path, list(state.all_model_checkpoint_paths)) == (
+        saved[-1],
+        saved,
+    )
     theirs = tf.train.CheckpointManager(run.manager.checkpoint, str(tmp_path), max_to_keep=2)
     assert (theirs.latest_checkpoint, theirs.checkpoints) == (saved[-1], saved)
     theirs.save(4)

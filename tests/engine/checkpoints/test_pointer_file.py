@@ -19,19 +19,28 @@ def saved(tmp_path: Path) -> list[str]:
     return prefixes
 
 
-def test_tensorflow_reads_the_listed_checkpoints_and_the_newest(tmp_path: Path, saved: list[str]) -> None:
+def test_tensorflow_reads_the_listed_checkpoints_and_the_newest(
+    tmp_path: Path, saved: list[str]
+) -> None:
     write_pointer(str(tmp_path), saved)
     state = tf.train.get_checkpoint_state(str(tmp_path))
     assert state.model_checkpoint_path == saved[-1]
     assert list(state.all_model_checkpoint_paths) == saved
     assert listed_names(str(tmp_path)) == ["ckpt-10", "ckpt-1", "ckpt-2", "ckpt-10"]
-    assert str(tmp_path) not in (tmp_path / "checkpoint").read_text()  # a folder that is moved stays readable
+    assert (
+        str(tmp_path) not in (tmp_path / "checkpoint").read_text()
+    )  # a folder that is moved stays readable
 
 
-def test_times_are_those_that_tensorflow_would_have_written(tmp_path: Path, saved: list[str]) -> None:
+def test_times_are_those_that_tensorflow_would_have_written(
+    tmp_path: Path, saved: list[str]
+) -> None:
     write_pointer(str(tmp_path), saved)
     state = tf.train.get_checkpoint_state(str(tmp_path))
-    assert all(0 < time - state.last_preserved_timestamp < 60 for time in state.all_model_checkpoint_timestamps)
+    assert all(
+        0 < time - state.last_preserved_timestamp < 60
+        for time in state.all_model_checkpoint_timestamps
+    )
 
 
 def test_a_pointer_file_is_written_only_if_it_changes(tmp_path: Path, saved: list[str]) -> None:

@@ -39,14 +39,23 @@ def _copy(other: Path, folder: Path, step: int, *left_out: str) -> list[str]:
 def test_each_record_holds_the_identity_of_the_run(tmp_path: Path) -> None:
     _run(tmp_path).train_to(1)
     SmallRun(tmp_path).train_to(2)
-    assert [(read_record(f"{tmp_path}/ckpt-{step}") or {}).get("run_id") for step in (1, 2)] == ["ours", None]
+    assert [(read_record(f"{tmp_path}/ckpt-{step}") or {}).get("run_id") for step in (1, 2)] == [
+        "ours",
+        None,
+    ]
     assert [is_own(f"{tmp_path}/ckpt-{step}", "ours") for step in (1, 2, 3)] == [True, True, False]
-    assert [is_foreign(f"{tmp_path}/ckpt-{step}", "theirs") for step in (1, 2, 3)] == [True, False, False]
+    assert [is_foreign(f"{tmp_path}/ckpt-{step}", "theirs") for step in (1, 2, 3)] == [
+        True,
+        False,
+        False,
+    ]
     assert is_own(f"{tmp_path}/ckpt-1", "") and not is_foreign(f"{tmp_path}/ckpt-1", "")
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_rotation_neither_counts_nor_removes_foreign_checkpoints(other: Path, tmp_path: Path, recorded: bool) -> None:
+def test_rotation_neither_counts_nor_removes_foreign_checkpoints(
+    other: Path, tmp_path: Path, recorded: bool
+) -> None:
     _run(tmp_path, max_to_keep=2).train_to(2, 3)
     foreign = _copy(other, tmp_path, 1, *([] if recorded else parts(1)[:1]))
     _run(tmp_path, max_to_keep=2).train_to(4, 5)
@@ -62,7 +71,9 @@ def test_a_run_with_a_newer_foreign_checkpoint_does_not_start(other: Path, tmp_p
             for path in (tmp_path / "own").glob("ckpt-*"):
                 shutil.move(path, tmp_path / path.name)
         before = set(names(tmp_path))
-        with pytest.raises(StorageError, match=r"another run saved .*ckpt-7: .* copy it to a folder of its own"):
+        with pytest.raises(
+            StorageError, match=r"another run saved .*ckpt-7: .* copy it to a folder of its own"
+        ):
             _run(tmp_path)
         assert set(names(tmp_path)) == before
     with pytest.raises(UsageError, match=r"--from_step: another run saved .*ckpt-7"):
@@ -96,7 +107,9 @@ def test_who_only_reads_passes_over_checkpoints_of_another_run(
 ) -> None:
     _run(tmp_path).train_to(1, 3)
     _copy(other, tmp_path, 7)
-    assert newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-7"  # a folder without a manifest is of any run
+    assert (
+        newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-7"
+    )  # a folder without a manifest is of any run
     (tmp_path / "manifest.json").write_text('{"run_id": "ours"}')
     assert newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-3"
     for newest_only, steps in ((False, [1, 3]), (True, [3])):

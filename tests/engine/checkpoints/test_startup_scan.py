@@ -14,7 +14,13 @@ import tensorflow as tf
 from tests.engine.checkpoints.small_run import RUN_ID, SmallRun, flip_bit, names, parts
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import finish_interrupted, not_written, problem, read_record, remove_checkpoint
+from trainer_kit.checkpoints.commit import (
+    finish_interrupted,
+    not_written,
+    problem,
+    read_record,
+    remove_checkpoint,
+)
 from trainer_kit.checkpoints.retention import remove_old_checkpoints
 from trainer_kit.checkpoints.startup_scan import (
     DAMAGED,
@@ -27,7 +33,15 @@ from trainer_kit.checkpoints.startup_scan import (
 from trainer_kit.errors import ExitCode, StorageError
 
 RECORD, DATA, INDEX, ITERATOR, ITERATOR_INDEX = parts(3)[0], *parts(3)[1:3], *parts(3)[3:]
-FOREIGN = ("ckpt-final.txt", "ckpt-2.notes", "my-ckpt-3.index", "notes.md", ".ckpt-3.swp", "checkpoint.bak", "x_temp")
+FOREIGN = (
+    "ckpt-final.txt",
+    "ckpt-2.notes",
+    "my-ckpt-3.index",
+    "notes.md",
+    ".ckpt-3.swp",
+    "checkpoint.bak",
+    "x_temp",
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +77,11 @@ def _empty(path: Path) -> None:
 @pytest.mark.parametrize("damage", [_cut, Path.unlink, flip_bit, _empty])
 @pytest.mark.parametrize("recorded", [True, False], ids=["with record", "without"])
 def test_a_damaged_newest_checkpoint_gives_way_to_the_previous(
-    folder: Path, name: str, damage: Callable[[Path], None], recorded: bool, caplog: pytest.LogCaptureFixture
+    folder: Path,
+    name: str,
+    damage: Callable[[Path], None],
+    recorded: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     damage(folder / name)
     if not recorded:
@@ -72,7 +90,11 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_previous(
     run = SmallRun(folder, asynchronous=False)
     assert run.start == 2
     told = _warnings(caplog)
-    assert len(told) == 1 and f"{folder}/ckpt-3 is damaged: " in told[0] and f"{folder}/ckpt-2 is used" in told[0]
+    assert (
+        len(told) == 1
+        and f"{folder}/ckpt-3 is damaged: " in told[0]
+        and f"{folder}/ckpt-2 is used" in told[0]
+    )
     assert names(folder) == sorted(["checkpoint", "damaged", *parts(1), *parts(2)])
     assert names(folder / DAMAGED) == left
     assert tf.train.latest_checkpoint(str(folder)) == f"{folder}/ckpt-2"
@@ -95,7 +117,9 @@ def test_the_pointer_file_is_made_again_and_nothing_is_lost(
     assert list(state.all_model_checkpoint_paths) == [f"{folder}/ckpt-{step}" for step in (1, 2, 3)]
 
 
-def test_a_repaired_pointer_in_a_relative_folder_points_into_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repaired_pointer_in_a_relative_folder_points_into_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder.parent)
     (folder / "checkpoint").unlink()
     assert newest_whole("run") == "run/ckpt-3" == tf.train.latest_checkpoint("run")
@@ -110,13 +134,19 @@ def test_a_whole_checkpoint_without_a_good_record_is_used(
 ) -> None:
     damage(folder / RECORD)
     run = SmallRun(folder)
-    if damage is flip_bit and run.start == 2:  # a record with another name or checksum cannot be told from damage
-        assert any(text in caplog.text for text in ("wrong checksum", "bytes instead of", "is missing"))
+    if (
+        damage is flip_bit and run.start == 2
+    ):  # a record with another name or checksum cannot be told from damage
+        assert any(
+            text in caplog.text for text in ("wrong checksum", "bytes instead of", "is missing")
+        )
         return
     assert run.start == 3
     assert _warnings(caplog) == []
     there = read_record(str(folder / "ckpt-3"))
-    assert (there is None) == (damage is Path.unlink)  # it may be of another program, and is no checkpoint of ours then
+    assert (there is None) == (
+        damage is Path.unlink
+    )  # it may be of another program, and is no checkpoint of ours then
     if there is not None:
         assert there["files"].keys() == {*parts(3)[1:]} and problem(str(folder / "ckpt-3")) == ""
 
@@ -144,7 +174,9 @@ def test_evaluation_with_a_torn_pointer_file_moves_nothing(folder: Path) -> None
 
 @pytest.mark.parametrize("pointer", ["as it was", "", None])
 @pytest.mark.parametrize("kind", [1, 2, 3, 4], ids=["data", "index", "iterator", "iterator index"])
-def test_with_only_damaged_checkpoints_the_run_does_not_start(folder: Path, pointer: str | None, kind: int) -> None:
+def test_with_only_damaged_checkpoints_the_run_does_not_start(
+    folder: Path, pointer: str | None, kind: int
+) -> None:
     for step in (1, 2, 3):
         flip_bit(folder / parts(step)[kind])
     if pointer is None:
@@ -172,17 +204,23 @@ def test_one_file_of_a_checkpoint_prevents_a_start_from_step_0(folder: Path, kep
     assert names(folder) == [kept]
 
 
-def test_an_unfinished_rewind_is_known_until_it_is_done(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unfinished_rewind_is_known_until_it_is_done(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert going_back(str(folder)) is None
     archive_later(str(folder), 1)
-    assert f"later ones were moved: {folder}/archived/ckpt-2, {folder}/archived/ckpt-3" in caplog.text
+    assert (
+        f"later ones were moved: {folder}/archived/ckpt-2, {folder}/archived/ckpt-3" in caplog.text
+    )
     assert names(folder) == sorted(["archived", "checkpoint", *parts(1)])
     assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (1, 1)
     done_going_back(str(folder))
     assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (None, None)
     done_going_back(str(folder))
     (folder / "archived" / "going_back.json").write_text("{")
-    with pytest.raises(StorageError, match=r"going_back\.json cannot be read.*start again with --from_step=N"):
+    with pytest.raises(
+        StorageError, match=r"going_back\.json cannot be read.*start again with --from_step=N"
+    ):
         going_back(str(folder))
 
 
@@ -196,12 +234,16 @@ def test_only_a_lost_checkpoint_is_missed_not_a_moved_one(folder: Path) -> None:
     run.train_to(2)
     for path in folder.glob("ckpt-*"):
         path.unlink()
-    with pytest.raises(StorageError, match=r"no checkpoint in .* is whole"):  # though those moved away are namesakes
+    with pytest.raises(
+        StorageError, match=r"no checkpoint in .* is whole"
+    ):  # though those moved away are namesakes
         newest_whole(str(folder))
 
 
 @pytest.mark.parametrize("moved", range(len(parts(3)) + 1))
-def test_a_move_that_was_cut_off_is_no_trap(folder: Path, moved: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_move_that_was_cut_off_is_no_trap(
+    folder: Path, moved: int, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / DAMAGED).mkdir()
     for name in parts(3)[:moved]:  # in the order of set_aside
         os.replace(folder / name, folder / DAMAGED / name)
@@ -238,7 +280,11 @@ def _iterator_half_written(folder: Path) -> None:
 
 
 def _half_texts(folder: Path) -> None:
-    for name in (f".ckpt-3.commit.json.{os.getpid()}.tmp", ".final.json.99999999.tmp", "checkpoint.tmp" + 32 * "a"):
+    for name in (
+        f".ckpt-3.commit.json.{os.getpid()}.tmp",
+        ".final.json.99999999.tmp",
+        "checkpoint.tmp" + 32 * "a",
+    ):
         (folder / name).write_text("{")
 
 
@@ -293,7 +339,9 @@ def test_what_a_dead_process_left_is_removed_without_a_word(
 
 
 @pytest.mark.parametrize("kind", ["index half written", "iterator half written"])
-def test_after_an_interrupted_first_save_the_run_starts_from_0(saved: Path, tmp_path: Path, kind: str) -> None:
+def test_after_an_interrupted_first_save_the_run_starts_from_0(
+    saved: Path, tmp_path: Path, kind: str
+) -> None:
     for name in (DATA, INDEX, ITERATOR, ITERATOR_INDEX):
         shutil.copy(saved / name, tmp_path / name)
     LEFT[kind](tmp_path)
@@ -331,7 +379,9 @@ def test_setting_aside_a_step_twice_keeps_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [2]), (1, [2, 3]), (3, [1, 2, 3])])
-def test_removing_old_ones_keeps_newest_pinned_and_foreign_ones(folder: Path, keep: int, left: list[int]) -> None:
+def test_removing_old_ones_keeps_newest_pinned_and_foreign_ones(
+    folder: Path, keep: int, left: list[int]
+) -> None:
     for name in (*FOREIGN, "ckpt-2.pin"):
         (folder / name).touch()
     remove_old_checkpoints(str(folder), keep, run_id="")
@@ -341,17 +391,25 @@ def test_removing_old_ones_keeps_newest_pinned_and_foreign_ones(folder: Path, ke
     assert newest_whole(str(folder)) == f"{folder}/ckpt-{left[-1]}"
 
 
-def test_the_record_of_a_checkpoint_is_removed_before_its_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_a_checkpoint_is_removed_before_its_data(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     removed: list[str] = []
-    monkeypatch.setattr(files, "on_write_point", lambda point, path: removed.append(os.path.basename(path)))
+    monkeypatch.setattr(
+        files, "on_write_point", lambda point, path: removed.append(os.path.basename(path))
+    )
     remove_checkpoint(str(folder / "ckpt-1"))
     of_checkpoint = [name for name in removed if name.startswith("ckpt-1.")]
     assert of_checkpoint[0] == "ckpt-1.commit.json"
-    assert [".data-" in name for name in of_checkpoint[1:]] == sorted(".data-" in name for name in of_checkpoint[1:])
+    assert [".data-" in name for name in of_checkpoint[1:]] == sorted(
+        ".data-" in name for name in of_checkpoint[1:]
+    )
 
 
 def test_only_a_full_disk_asks_for_space(tmp_path: Path) -> None:
-    denied = tf.errors.PermissionDeniedError(None, None, f"{tmp_path}/ckpt-1.index; Permission denied")
+    denied = tf.errors.PermissionDeniedError(
+        None, None, f"{tmp_path}/ckpt-1.index; Permission denied"
+    )
     assert str(not_written("ckpt-1 was not written", str(tmp_path), denied)) == (
         f"ckpt-1 was not written: {tmp_path}/ckpt-1.index; Permission denied; give a writable folder"
     )

@@ -81,7 +81,9 @@ def test_a_write_that_is_killed_leaves_whole_weights(
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 30 and _value(tmp_path) == 30.0
 
 
-def test_a_full_disk_is_a_storage_error_and_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_storage_error_and_leaves_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _write(tmp_path, 10, 10)
 
     def reached(name: str, path: str) -> None:
@@ -97,4 +99,6 @@ def test_a_full_disk_is_a_storage_error_and_leaves_no_half(tmp_path: Path, monke
 def test_a_worker_that_is_not_the_chief_leaves_no_files(tmp_path: Path) -> None:
     saved: list[str] = []
     WeightsFolder(str(tmp_path / "ema"), writes=False).write(10, saved.append, [10])
-    assert len(saved) == 1 and not (tmp_path / "ema").exists() and not Path(saved[0]).parent.exists()
+    assert (
+        len(saved) == 1 and not (tmp_path / "ema").exists() and not Path(saved[0]).parent.exists()
+    )

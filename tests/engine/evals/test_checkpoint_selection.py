@@ -38,7 +38,9 @@ def test_checkpoints_with_other_names_are_found_by_the_pointer(tmp_path: Path) -
     assert newest_checkpoint(str(tmp_path)) is None
 
 
-def test_a_damaged_newest_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_newest_is_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = _folder(tmp_path, 100, 20)
     (tmp_path / "ckpt-100.index").write_bytes(b"broken")
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -49,7 +51,9 @@ def test_a_damaged_newest_is_skipped_with_a_warning(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize("pointer", ["", 'model_checkpoint_path: "ckpt-100"\n'])
-def test_with_only_damaged_checkpoints_latest_is_a_storage_error(tmp_path: Path, pointer: str) -> None:
+def test_with_only_damaged_checkpoints_latest_is_a_storage_error(
+    tmp_path: Path, pointer: str
+) -> None:
     folder = _folder(tmp_path, 100, 20)
     (tmp_path / "checkpoint").write_text(pointer)
     for step in (20, 100):

@@ -29,7 +29,9 @@ from trainer_kit.run.launcher import launch
 _CONFIG = linear_experiment(train_steps=40, best_checkpoint_eval_metric="accuracy")
 
 
-def _run(folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any) -> Any:
+def _run(
+    folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any
+) -> Any:
     return launch(config or linear_experiment(), mode, str(folder), **arguments)
 
 
@@ -48,7 +50,9 @@ def run(once_trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def once_evaluated(once_trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def once_evaluated(
+    once_trained: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
     """A copy that a sidecar has evaluated all of, and the logs that the sidecar has returned."""
     folder = Path(shutil.copytree(once_trained, tmp_path_factory.mktemp("evaluated") / "run"))
     return folder, _run(folder, "continuous_eval", _CONFIG)[1]
@@ -84,7 +88,9 @@ def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> Non
             _run(run, config=_CONFIG.replace(trainer={"train_steps": 60, "max_to_keep": 1}))
 
     (run / "final.json").unlink()
-    (run / "params.yaml").write_text((run / "params.yaml").read_text().replace("train_steps: 40", "train_steps: 60"))
+    (run / "params.yaml").write_text(
+        (run / "params.yaml").read_text().replace("train_steps: 40", "train_steps: 60")
+    )
     _run(run, "continuous_eval", _CONFIG, eval_actions=[train_on])
     assert list(complete_checkpoints(str(run))) == [10, 20, 30, 40, 50, 60]
     assert _ledger(run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40, 50, 60)]
@@ -92,7 +98,9 @@ def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> Non
 
 def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
     config = linear_experiment(continuous_eval_timeout=0.2)
-    with pytest.raises(NothingToWaitForError, match=r"no new checkpoint .*/empty: the folder is empty; no run"):
+    with pytest.raises(
+        NothingToWaitForError, match=r"no new checkpoint .*/empty: the folder is empty; no run"
+    ):
         _run(tmp_path / "empty", "continuous_eval", config)
 
 
@@ -102,7 +110,9 @@ def test_a_sidecar_that_is_started_again_evaluates_nothing_twice(
     info = (evaluated / "evals/continuous_eval/best_ckpt/info.json").read_text()
     _, again = _run(evaluated, "continuous_eval", _CONFIG)
     assert _ledger(evaluated) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40)]
-    assert again == pytest.approx({name: value for name, value in once_evaluated[1].items() if name in again})
+    assert again == pytest.approx(
+        {name: value for name, value in once_evaluated[1].items() if name in again}
+    )
     assert (evaluated / "evals/continuous_eval/best_ckpt/info.json").read_text() == info
     curves = read_curves(evaluated / "evals/continuous_eval")
     assert [step for step, _ in curves["."]["accuracy"]] == [10, 20, 30, 40]
@@ -113,9 +123,15 @@ def test_a_sidecar_with_other_data_evaluates_all_again(evaluated: Path) -> None:
     assert [step for step, _ in _ledger(evaluated)] == [10, 20, 30, 40] * 2
 
 
-def test_the_newest_only_is_evaluated_when_the_config_says_so(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_newest_only_is_evaluated_when_the_config_says_so(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
-        _run(run, "continuous_eval", _CONFIG.replace(trainer={"continuous_eval": {"policy": "latest"}}))
+        _run(
+            run,
+            "continuous_eval",
+            _CONFIG.replace(trainer={"continuous_eval": {"policy": "latest"}}),
+        )
     assert _ledger(run) == [(40, "ckpt-40")]
     assert "skipped: ckpt-10, ckpt-20, ckpt-30" in caplog.text
 
@@ -132,7 +148,9 @@ def test_a_rewound_run_is_followed_and_evaluated_again(evaluated: Path) -> None:
     ]
     assert lines[-1]["metrics"]["validation_loss"] != lines[2]["metrics"]["validation_loss"]
     assert logs["validation_loss"] == pytest.approx(lines[-1]["metrics"]["validation_loss"])
-    active = [line for line in lines if "metrics" in line and (line["lineage"] or line["step"] == 10)]
+    active = [
+        line for line in lines if "metrics" in line and (line["lineage"] or line["step"] == 10)
+    ]
     best = max(active, key=lambda line: float(line["metrics"]["accuracy"]))
     assert logs["best_accuracy"] == pytest.approx(best["metrics"]["accuracy"])
     curves = read_curves(evaluated / "evals/continuous_eval")
@@ -142,11 +160,17 @@ def test_a_rewound_run_is_followed_and_evaluated_again(evaluated: Path) -> None:
 def test_one_that_cannot_begin_leaves_the_folder_as_it_was(run: Path) -> None:
     before = sorted(os.listdir(run))
     with pytest.raises(UsageError, match="not a validation metric"):
-        _run(run, "continuous_eval", _CONFIG.replace(trainer={"best_checkpoint_eval_metric": "acuracy"}))
+        _run(
+            run,
+            "continuous_eval",
+            _CONFIG.replace(trainer={"best_checkpoint_eval_metric": "acuracy"}),
+        )
     assert sorted(os.listdir(run)) == before
 
 
-def _sidecar(folder: Path, train_steps: int = 20, best: BestCheckpoint | None = None, step: int = 0) -> Sidecar:
+def _sidecar(
+    folder: Path, train_steps: int = 20, best: BestCheckpoint | None = None, step: int = 0
+) -> Sidecar:
     directory = RunDirectory(str(folder), TrainerConfig(), "side")
     ledger = Ledger(directory.ledger, dataset="eval", config_hash="a")
     lease = Lease(directory.evals, "side", lambda: ("wait", 0))
@@ -183,7 +207,9 @@ def test_a_trainer_is_alive_while_its_heart_beats(tmp_path: Path) -> None:
     assert not sidecar.alive() and "no run has begun there" in sidecar.trainer()
     with RunLock(tmp_path, lambda: ("evaluate", 40)):
         assert sidecar.alive()
-        assert sidecar.trainer().endswith(f"pid {os.getpid()}) is alive; its last heartbeat was at step 40 (evaluate)")
+        assert sidecar.trainer().endswith(
+            f"pid {os.getpid()}) is alive; its last heartbeat was at step 40 (evaluate)"
+        )
     assert not sidecar.alive() and sidecar.trainer().endswith(" ended at step 40: done")
 
 
@@ -196,7 +222,11 @@ def test_a_silent_heartbeat_on_another_host_means_a_dead_trainer(
         assert sidecar.alive()
     (tmp_path / "heartbeat.json").write_text(text)
     monkeypatch.setattr("trainer_kit.evals.continuous_eval._SILENT_SECONDS", 0.0)
-    assert not sidecar.alive() and "elsewhere" in sidecar.trainer() and "is gone; its last" in sidecar.trainer()
+    assert (
+        not sidecar.alive()
+        and "elsewhere" in sidecar.trainer()
+        and "is gone; its last" in sidecar.trainer()
+    )
 
 
 def test_a_run_is_not_finished_while_its_trainer_is_alive(tmp_path: Path) -> None:

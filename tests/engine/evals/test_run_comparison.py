@@ -20,7 +20,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that keeps its best."""
     folder = tmp_path_factory.mktemp("compared") / "run"
     two = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
-    config = linear_experiment(best_checkpoint_eval_metric="accuracy", best_checkpoints={"two": two})
+    config = linear_experiment(
+        best_checkpoint_eval_metric="accuracy", best_checkpoints={"two": two}
+    )
     launch(config, "train_and_eval", str(folder), save_summary=False)
     return folder
 
@@ -40,7 +42,10 @@ def change_a_weight(folder: Path, prefix: str, by: float = 1e-7) -> None:
     values[kernel].flat[0] += by
     strings = [tf.constant(values[name]) for name in names]
     tf.raw_ops.SaveV2(
-        prefix=str(folder / prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=strings
+        prefix=str(folder / prefix),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=strings,
     )
 
 
@@ -56,7 +61,9 @@ def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
 def test_a_run_equals_its_copy_and_itself_except_clock_times(finished: Path, other: Path) -> None:
     edit(other / "metrics.jsonl", lambda record: record.update(seconds=9e9))
     edit(other / "evals/validation.jsonl", lambda record: record.update(seconds=9e9))
-    edit(other / "evals/validation.jsonl", lambda record: record.update(lineage=2))  # of one more recovery
+    edit(
+        other / "evals/validation.jsonl", lambda record: record.update(lineage=2)
+    )  # of one more recovery
     edit(other / "final.json", lambda record: record.update(time={"seconds": 9e9}))
     assert compare_runs(finished, other) == compare_runs(finished, finished) == []
 
@@ -97,7 +104,9 @@ def test_all_weights_that_are_kept_under_a_name_are_compared(finished: Path, oth
         ("best_ckpt/info.json", "best info: "),
     ],
 )
-def test_a_changed_number_in_a_record_is_told(finished: Path, other: Path, path: str, told: str) -> None:
+def test_a_changed_number_in_a_record_is_told(
+    finished: Path, other: Path, path: str, told: str
+) -> None:
     edit(other / path, lambda record: record.update(metrics={"accuracy": 0.123}))
     difference, *more = compare_runs(finished, other)
     assert not more
@@ -110,7 +119,10 @@ def test_what_is_missing_is_told(finished: Path, other: Path) -> None:
     lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
     (other / "metrics.jsonl").write_text("".join(lines[:-1]))
     told = " ".join(compare_runs(finished, other))
-    assert all(part in told for part in ("final.json: ", "best info: ", f"metrics.jsonl: {len(lines)} lines"))
+    assert all(
+        part in told
+        for part in ("final.json: ", "best info: ", f"metrics.jsonl: {len(lines)} lines")
+    )
 
 
 def test_another_step_and_a_damaged_checkpoint_are_reported(finished: Path, other: Path) -> None:
@@ -126,4 +138,7 @@ def test_another_step_and_a_damaged_checkpoint_are_reported(finished: Path, othe
 def test_what_dead_processes_left_is_told(finished: Path, other: Path) -> None:
     (other / "ckpt-30_temp").mkdir()
     (other / "best_ckpt" / ".info.json.12.tmp").touch()
-    assert compare_runs(finished, other) == ["left over: best_ckpt/.info.json.12.tmp", "left over: ckpt-30_temp"]
+    assert compare_runs(finished, other) == [
+        "left over: best_ckpt/.info.json.12.tmp",
+        "left over: ckpt-30_temp",
+    ]

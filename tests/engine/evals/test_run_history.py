@@ -56,7 +56,11 @@ class _Told:
         for step, accuracy in accuracies:
             self.best.maybe_export_checkpoint(self._checkpoint, {"accuracy": accuracy}, step)
             self.ledger.append(step, {"accuracy": accuracy}, 0.1)
-            self.history.write(Report(kind="validation", step=step, total_steps=None, metrics={"accuracy": accuracy}))
+            self.history.write(
+                Report(
+                    kind="validation", step=step, total_steps=None, metrics={"accuracy": accuracy}
+                )
+            )
 
 
 EVALUATIONS = ((10, 0.5), (20, 0.9), (30, 0.7))
@@ -89,8 +93,13 @@ def test_a_start_at_0_is_refused_if_the_ledger_has_a_checkpoint(told: _Told) -> 
     told.run_history.begin(0, is_new=True)  # none of these were saved
     told.ledger.append(40, {"accuracy": 0.1}, 0.1, "ckpt-40")
     told.run_history.begin(40, is_new=False)
-    told.run_history.begin(0, is_new=False)  # a run that was about to go back to its initial weights
-    with pytest.raises(StorageError, match=r"names the checkpoint ckpt-40, but the folder holds none.*--from_step=0"):
+    told.run_history.begin(
+        0, is_new=False
+    )  # a run that was about to go back to its initial weights
+    with pytest.raises(
+        StorageError,
+        match=r"names the checkpoint ckpt-40, but the folder holds none.*--from_step=0",
+    ):
         told.run_history.begin(0, is_new=True)
     told.run_history.rewind(0)
     told.run_history.begin(0, is_new=True)
@@ -144,7 +153,9 @@ def test_a_restarted_run_informs_a_sidecar_that_is_evaluating(tmp_path: Path) ->
 def test_losses_of_history_and_ledger_are_reported(
     told: _Told, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files.write_json(str(tmp_path / "ckpt-30") + RECORD, {"files": {}, "recorded": told.run_history.extent(30)})
+    files.write_json(
+        str(tmp_path / "ckpt-30") + RECORD, {"files": {}, "recorded": told.run_history.extent(30)}
+    )
     told.history.close()
     for name in ("metrics.jsonl", "evals.jsonl"):
         path = tmp_path / name
@@ -154,12 +165,23 @@ def test_losses_of_history_and_ledger_are_reported(
     if left == 3:
         assert warned == []
         return
-    ends = ("nothing is left", "none is left") if left == 0 else ("ends at step 10", "1 are left, up to step 10")
-    assert len(warned) == 2 and all(text.endswith(end) for text, end in zip(warned, ends, strict=True))
-    assert "up to step 30 when ckpt-30 was saved" in warned[0] and "2 before step 30, up to step 20" in warned[1]
+    ends = (
+        ("nothing is left", "none is left")
+        if left == 0
+        else ("ends at step 10", "1 are left, up to step 10")
+    )
+    assert len(warned) == 2 and all(
+        text.endswith(end) for text, end in zip(warned, ends, strict=True)
+    )
+    assert (
+        "up to step 30 when ckpt-30 was saved" in warned[0]
+        and "2 before step 30, up to step 20" in warned[1]
+    )
 
 
-@pytest.mark.parametrize("recorded", [None, {}, {"history": None, "evaluations": ["2", 20]}, {"history": 7}, []])
+@pytest.mark.parametrize(
+    "recorded", [None, {}, {"history": None, "evaluations": ["2", 20]}, {"history": 7}, []]
+)
 def test_a_checkpoint_that_records_nothing_gives_no_alarm(
     told: _Told, tmp_path: Path, recorded: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

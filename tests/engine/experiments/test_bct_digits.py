@@ -40,7 +40,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, weight in {"old": None, "new": 1.0, "alone": 0.0}.items():
         config = trainer_kit.get_experiment("bct_digits").replace(trainer=SHORT)
         if weight is not None:
-            config = config.replace(task={**NEW, "old_model": {"run": str(base / "old"), "influence_weight": weight}})
+            config = config.replace(
+                task={**NEW, "old_model": {"run": str(base / "old"), "influence_weight": weight}}
+            )
         found[name] = launch(config, "train_and_eval", str(base / name))
     return {"folder": base, **found}
 
@@ -58,4 +60,6 @@ def test_the_old_model_keeps_its_weights(runs: dict[str, Any]) -> None:
     for name in ("encoder", "classifier"):
         kept, given = new.get_layer(f"old_{name}"), old.get_layer(name)
         assert not kept.trainable_variables
-        assert [one.tobytes() for one in kept.get_weights()] == [one.tobytes() for one in given.get_weights()]
+        assert [one.tobytes() for one in kept.get_weights()] == [
+            one.tobytes() for one in given.get_weights()
+        ]

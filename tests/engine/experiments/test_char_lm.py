@@ -27,7 +27,13 @@ def _library(folder: Path, files: int = 60) -> Path:
     """Makes a small library whose files differ, with what has to be left out beside it."""
     for i in range(files):
         (folder / f"module_{i}.py").write_text(f"value_{i} = {i}\n" * 20)
-    for left_out in ("test/test_a.py", "site-packages/b.py", "encodings/cp1.py", "_sysconfigdata_linux.py", "c.txt"):
+    for left_out in (
+        "test/test_a.py",
+        "site-packages/b.py",
+        "encodings/cp1.py",
+        "_sysconfigdata_linux.py",
+        "c.txt",
+    ):
         (folder / left_out).parent.mkdir(exist_ok=True)
         (folder / left_out).write_text("left out")
     return folder
@@ -51,13 +57,17 @@ def test_no_held_out_file_is_in_the_training_text(tmp_path: Path) -> None:
         held_out = is_held_out(f"module_{i}.py")
         assert text in sides[held_out]
         assert f"\nvalue_{i} = " not in sides[not held_out]
-    assert len(sides[True]) + len(sides[False]) == sum(len(path.read_text()) for path in folder.glob("module_*.py"))
+    assert len(sides[True]) + len(sides[False]) == sum(
+        len(path.read_text()) for path in folder.glob("module_*.py")
+    )
 
 
 def test_texts_and_models_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=str(tmp_path)):  # no source file
         read_text(tmp_path, held_out=False)
-    (tmp_path / next(f"m{i}.py" for i in range(100) if not is_held_out(f"m{i}.py"))).write_text("a = 1\n")
+    (tmp_path / next(f"m{i}.py" for i in range(100) if not is_held_out(f"m{i}.py"))).write_text(
+        "a = 1\n"
+    )
     with pytest.raises(DataError):  # nothing to evaluate
         read_text(tmp_path, held_out=True)
     with pytest.raises(DataError):
@@ -85,7 +95,9 @@ def test_a_changed_character_changes_no_earlier_logits() -> None:
         changed[:, position] = (changed[:, position] + 1) % VOCABULARY
         difference = np.abs(before - model(changed)).max(axis=(0, 2))
         assert (difference[:position] == 0).all()
-        assert (difference[position:] > 0).all()  # and every later one: the attention reaches to the start
+        assert (
+            difference[position:] > 0
+        ).all()  # and every later one: the attention reaches to the start
 
 
 def test_the_model_has_the_parameters_of_its_layers() -> None:
@@ -109,8 +121,15 @@ def test_a_few_steps_already_learn(tmp_path: Path) -> None:
         "model": {"context": 16, "width": 32, "layers": 1},
         "validation_data": {"global_batch_size": 3},
     }
-    steps = {"train_steps": 60, "steps_per_loop": 20, "summary_interval": 20, "validation_interval": 20}
+    steps = {
+        "train_steps": 60,
+        "steps_per_loop": 20,
+        "summary_interval": 20,
+        "validation_interval": 20,
+    }
     config = trainer_kit.get_experiment("char_lm").replace(task=task, trainer=steps)
     _, logs = launch(config, "train_and_eval", str(tmp_path / "run"))
     assert logs["bits_per_character"] < 3  # by chance: 7
-    assert logs["bits_per_character"] == pytest.approx(logs["validation_loss"] / math.log(2), rel=1e-4)
+    assert logs["bits_per_character"] == pytest.approx(
+        logs["validation_loss"] / math.log(2), rel=1e-4
+    )

@@ -19,14 +19,29 @@ from trainer_kit.run.launcher import launch
 
 
 @pytest.mark.parametrize(
-    ("module", "shape"), [(digits_task, (8, 8, 1)), (digits_mlp_task, (64,))], ids=["digits", "digits_mlp"]
+    ("module", "shape"),
+    [(digits_task, (8, 8, 1)), (digits_mlp_task, (64,))],
+    ids=["digits", "digits_mlp"],
 )
 def test_the_parts_have_every_image_in_one_of_them(module: Any, shape: tuple[int, ...]) -> None:
     (images, labels), (held_out, held_out_labels) = module.split_digits()
     assert (images.shape, held_out.shape) == ((1437, *shape), (360, *shape))
-    assert labels[:10].tolist() == [3, 9, 1, 3, 1, 9, 4, 4, 2, 8]  # the split is always the same one
+    assert labels[:10].tolist() == [
+        3,
+        9,
+        1,
+        3,
+        1,
+        9,
+        4,
+        4,
+        2,
+        8,
+    ]  # the split is always the same one
     data = load_digits()
-    expected = sorted((*row.tolist(), label) for row, label in zip(data.data / 16, data.target, strict=True))
+    expected = sorted(
+        (*row.tolist(), label) for row, label in zip(data.data / 16, data.target, strict=True)
+    )
     both = zip([*images, *held_out], [*labels, *held_out_labels], strict=True)
     assert sorted((*image.ravel().tolist(), label) for image, label in both) == expected
 
@@ -34,7 +49,9 @@ def test_the_parts_have_every_image_in_one_of_them(module: Any, shape: tuple[int
 def test_the_net_of_digits_is_as_its_config_says() -> None:
     assert task_class(DigitsConfig()) is digits_task.DigitsTask
     model = digits_task.DigitsTask(digits(width=4, dropout=0.2).task).build_model()
-    assert model.count_params() == (9 * 4 + 4) + (9 * 4 * 8 + 8) + (9 * 8 * 8 + 8) + (4 * 4 * 8 * 10 + 10)
+    assert model.count_params() == (9 * 4 + 4) + (9 * 4 * 8 + 8) + (9 * 8 * 8 + 8) + (
+        4 * 4 * 8 * 10 + 10
+    )
     assert [layer.rate for layer in model.layers if "dropout" in layer.name] == [0.2]
     assert model.output_shape == (None, 10)
 
@@ -49,21 +66,36 @@ def test_the_net_of_digits_mlp_is_as_its_config_says() -> None:
 def test_a_longer_run_of_digits_gets_a_longer_schedule() -> None:
     config = digits(train_steps=300, learning_rate=0.01).trainer
     cosine = config.optimizer_config.learning_rate.get()
-    assert (config.train_steps, cosine.decay_steps, cosine.initial_learning_rate) == (300, 300, 0.01)
+    assert (config.train_steps, cosine.decay_steps, cosine.initial_learning_rate) == (
+        300,
+        300,
+        0.01,
+    )
     assert cosine.alpha > 0  # a run that is made longer by train_steps alone still learns
 
 
 @pytest.mark.parametrize(
     ("name", "steps", "accuracy", "loss"), [("digits", 40, 0.5, 1.5), ("digits_mlp", 100, 0.6, 1.8)]
 )
-def test_a_few_steps_already_learn(name: str, steps: int, accuracy: float, loss: float, tmp_path: Path) -> None:
-    short = {"train_steps": steps, "steps_per_loop": 20, "summary_interval": 20, "validation_interval": steps}
-    _, logs = launch(trainer_kit.get_experiment(name).replace(trainer=short), "train_and_eval", str(tmp_path))
+def test_a_few_steps_already_learn(
+    name: str, steps: int, accuracy: float, loss: float, tmp_path: Path
+) -> None:
+    short = {
+        "train_steps": steps,
+        "steps_per_loop": 20,
+        "summary_interval": 20,
+        "validation_interval": steps,
+    }
+    _, logs = launch(
+        trainer_kit.get_experiment(name).replace(trainer=short), "train_and_eval", str(tmp_path)
+    )
     assert logs["accuracy"] > accuracy and logs["validation_loss"] < loss  # by chance: 0.1 and 2.3
 
 
 def test_a_short_run_of_digits_tasks_learns_both_tasks(tmp_path: Path) -> None:
     short = {"train_steps": 100, "steps_per_loop": 100, "summary_interval": 100}
     _, logs = launch(digits_tasks().replace(trainer=short), "train_and_eval", str(tmp_path))
-    assert logs["digit"]["accuracy"] > 0.7 and logs["parity"]["accuracy"] > 0.7  # by chance: 0.1 and 0.5
+    assert (
+        logs["digit"]["accuracy"] > 0.7 and logs["parity"]["accuracy"] > 0.7
+    )  # by chance: 0.1 and 0.5
     assert (tmp_path / "best_checkpoints" / "parity" / "info.json").is_file()

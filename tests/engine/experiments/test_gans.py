@@ -17,7 +17,9 @@ CENTERS = np.array([[2, 0], [0, 2], [-2, 0], [0, -2]], np.float32)
 
 
 def test_a_center_counts_from_one_percent_of_the_points_near_it() -> None:
-    points = np.concatenate([np.repeat(CENTERS[:1], 97, 0), CENTERS[1:2], CENTERS[2:3] + 0.29, CENTERS[3:] + 0.31])
+    points = np.concatenate(
+        [np.repeat(CENTERS[:1], 97, 0), CENTERS[1:2], CENTERS[2:3] + 0.29, CENTERS[3:] + 0.31]
+    )
     modes, near = CoveredCenters(CENTERS, 0.14), NearShare(CENTERS, 0.14)
     for metric in (modes, near):
         metric.update_state(points, points[:60])
@@ -49,7 +51,10 @@ def test_a_short_run_reports_draws_and_keeps_its_best(name: str, tmp_path: Path)
     short = {"train_steps": 8, "steps_per_loop": 4, "summary_interval": 4, "validation_interval": 4}
     config = trainer_kit.get_experiment(name).replace(trainer=short)
     gan, logs = launch(config, "train_and_eval", str(tmp_path))
-    wanted = {"gan_rings": {"modes", "near", "distance"}, "gan_digits": {"fidelity_distance", "coverage_distance"}}
+    wanted = {
+        "gan_rings": {"modes", "near", "distance"},
+        "gan_digits": {"fidelity_distance", "coverage_distance"},
+    }
     assert {"discriminator_loss", "generator_loss", *wanted[name]} <= {*logs}
     assert (tmp_path / "best_ckpt" / "info.json").is_file()
     pictures = sorted(path.name for path in (tmp_path / "samples").iterdir())

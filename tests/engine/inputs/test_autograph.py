@@ -132,14 +132,23 @@ def _compiled(task: Any) -> Any:
 
 
 def _run(
-    task_type: type[LinearTask], model: Any, devices: int = 1, *, xla: bool = False, trainer_type: Any = Trainer
+    task_type: type[LinearTask],
+    model: Any,
+    devices: int = 1,
+    *,
+    xla: bool = False,
+    trainer_type: Any = Trainer,
 ) -> set[str]:
     """Returns where branches were traced in training a model that `model` builds, and in an evaluation."""
     _BRANCHED.clear()
-    config = dataclasses.replace(linear_experiment(eval_tf_while_loop=True), runtime=RuntimeConfig(enable_xla=xla))
+    config = dataclasses.replace(
+        linear_experiment(eval_tf_while_loop=True), runtime=RuntimeConfig(enable_xla=xla)
+    )
     with replicas(devices).scope():
         task = type("_TaskOfModel", (task_type,), {"build_model": model})(config.task)
-        trainer = trainer_type(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+        trainer = trainer_type(
+            config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config)
+        )
         trainer.train(tf.constant(2))
         trainer.evaluate(tf.constant(2))
     return set(_BRANCHED)

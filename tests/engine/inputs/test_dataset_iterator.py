@@ -143,7 +143,9 @@ def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
 
 
 def _distributed(examples: int) -> Any:
-    return replicas(2).distribute_datasets_from_function(lambda context: tf.data.Dataset.range(examples))
+    return replicas(2).distribute_datasets_from_function(
+        lambda context: tf.data.Dataset.range(examples)
+    )
 
 
 @pytest.mark.parametrize("make", [lambda: tf.data.Dataset.range(0), lambda: _distributed(0)])
@@ -157,7 +159,9 @@ def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(make: Callable[[], 
     [
         lambda: tf.data.Dataset.range(1),
         lambda: tf.data.Dataset.range(1).repeat(),
-        lambda: tf.data.Dataset.range(1).filter(lambda value: value > 5),  # only reading it would tell
+        lambda: tf.data.Dataset.range(1).filter(
+            lambda value: value > 5
+        ),  # only reading it would tell
         list,  # not a tf.data.Dataset: it cannot be asked
         lambda: _distributed(1),
     ],
@@ -177,7 +181,12 @@ def test_what_is_not_known_to_be_empty_passes(make: Callable[[], Any]) -> None:
         (lambda all, some: some.take(3).batch(2), False),
         (lambda all, some: some.take_while(lambda value: value < 2), False),
         (lambda all, some: some.window(2).flat_map(lambda values: values.take(1)), False),
-        (lambda all, some: tf.data.Dataset.sample_from_datasets([some, some], stop_on_empty_dataset=True), False),
+        (
+            lambda all, some: tf.data.Dataset.sample_from_datasets(
+                [some, some], stop_on_empty_dataset=True
+            ),
+            False,
+        ),
         (lambda all, some: some.apply(tf.data.experimental.assert_cardinality(5)), False),
         (lambda all, some: tf.data.Dataset.range(3).filter(lambda value: value > 0), False),
     ],
@@ -194,7 +203,9 @@ def test_a_pattern_without_a_file_is_a_data_error() -> None:
     told = r"^task\.train_data cannot be opened: No files matched pattern: /no/\*\.records\n  "
     with pytest.raises(DataError, match=told + r".*test_dataset_iterator.py:\d+, in "):
         _ = feed.dataset
-    wrong = _data("train_data", lambda: tf.data.Dataset.range(3, name=str(tf.reshape(tf.zeros([3]), [2]))))
+    wrong = _data(
+        "train_data", lambda: tf.data.Dataset.range(3, name=str(tf.reshape(tf.zeros([3]), [2])))
+    )
     with pytest.raises(tf.errors.InvalidArgumentError):
         _ = wrong.dataset
 

@@ -1,6 +1,7 @@
 """How plain datasets resume: each kind of pipeline is saved, restored and skipped, and read on.
 
-Every entry of the tables is a claim about TensorFlow: a pipeline that is said to resume in some way does so bit by bit.
+Every entry of the tables is a claim about TensorFlow: a pipeline that is said to resume in some way
+does so bit by bit.
 """
 
 from __future__ import annotations
@@ -67,7 +68,11 @@ def _table() -> tf.data.Dataset:
 def _variable(change: bool) -> tf.data.Dataset:
     variable = tf.Variable(3, dtype=tf.int64)
     KEPT.append(variable)
-    return D.range(9).map(lambda value: variable.assign_add(value) if change else variable * value).repeat(2)
+    return (
+        D.range(9)
+        .map(lambda value: variable.assign_add(value) if change else variable * value)
+        .repeat(2)
+    )
 
 
 def _lengths(value: tf.Tensor) -> tf.Tensor:
@@ -76,35 +81,74 @@ def _lengths(value: tf.Tensor) -> tf.Tensor:
 
 Make = Callable[[list[str]], tf.data.Dataset]
 CHAINS: dict[str, Make] = {
-    "shuffle, repeat, batch, prefetch": lambda _: D.range(7).shuffle(5, seed=1).repeat(3).batch(2).prefetch(2),
-    "repeat, shuffle without a seed": lambda _: D.range(7).repeat(3).shuffle(5).batch(2, num_parallel_calls=2),
+    "shuffle, repeat, batch, prefetch": lambda _: (
+        D.range(7).shuffle(5, seed=1).repeat(3).batch(2).prefetch(2)
+    ),
+    "repeat, shuffle without a seed": lambda _: (
+        D.range(7).repeat(3).shuffle(5).batch(2, num_parallel_calls=2)
+    ),
     "batch, shuffle, repeat": lambda _: D.range(7).batch(2).shuffle(3, seed=1).repeat(4),
     "one order for all passes": (
         lambda _: D.range(7).shuffle(7, seed=1, reshuffle_each_iteration=False).batch(2).repeat(3)
     ),
-    "shuffle, map, repeat": lambda _: D.range(7).shuffle(9, seed=1).map(_stateless).repeat(2).repeat(2),
-    "parallel map": lambda _: D.range(7).shuffle(7, seed=1).repeat(3).map(_stateless, num_parallel_calls=2).batch(2),
-    "options and cardinality": lambda _: (
-        D.range(7).shuffle(7, seed=1).with_options(tf.data.Options())
-        .apply(tf.data.experimental.assert_cardinality(7)).repeat(3)
+    "shuffle, map, repeat": lambda _: (
+        D.range(7).shuffle(9, seed=1).map(_stateless).repeat(2).repeat(2)
     ),
-    "take, skip, shard": lambda _: D.range(30).skip(2).take(21).shard(2, 1).shuffle(4, seed=1).repeat(2),
-    "skip and take of a repeat": lambda _: D.range(7).shuffle(7, seed=1).repeat().skip(3).take(17).batch(2),
-    "filter": lambda _: D.range(9).filter(lambda value: value % 3 != 0).shuffle(5, seed=1).repeat(3).batch(2),
-    "filter of a repeat": lambda _: D.range(9).shuffle(5, seed=1).repeat(2).filter(lambda value: value % 3 != 0),
-    "padded batches": lambda _: D.range(7).map(_lengths).shuffle(5, seed=1).repeat(3).padded_batch(2),
-    "unbatch": lambda _: D.range(8).batch(3).unbatch().shuffle(5, seed=1).repeat(2).batch(3).unbatch(),
+    "parallel map": lambda _: (
+        D.range(7).shuffle(7, seed=1).repeat(3).map(_stateless, num_parallel_calls=2).batch(2)
+    ),
+    "options and cardinality": lambda _: (
+        D.range(7)
+        .shuffle(7, seed=1)
+        .with_options(tf.data.Options())
+        .apply(tf.data.experimental.assert_cardinality(7))
+        .repeat(3)
+    ),
+    "take, skip, shard": lambda _: (
+        D.range(30).skip(2).take(21).shard(2, 1).shuffle(4, seed=1).repeat(2)
+    ),
+    "skip and take of a repeat": lambda _: (
+        D.range(7).shuffle(7, seed=1).repeat().skip(3).take(17).batch(2)
+    ),
+    "filter": lambda _: (
+        D.range(9).filter(lambda value: value % 3 != 0).shuffle(5, seed=1).repeat(3).batch(2)
+    ),
+    "filter of a repeat": lambda _: (
+        D.range(9).shuffle(5, seed=1).repeat(2).filter(lambda value: value % 3 != 0)
+    ),
+    "padded batches": lambda _: (
+        D.range(7).map(_lengths).shuffle(5, seed=1).repeat(3).padded_batch(2)
+    ),
+    "unbatch": lambda _: (
+        D.range(8).batch(3).unbatch().shuffle(5, seed=1).repeat(2).batch(3).unbatch()
+    ),
     "arrays and one tensor": lambda _: (
-        D.from_tensors(tf.range(3, dtype=tf.int64)).repeat(2).flat_map(D.from_tensor_slices).shuffle(3, seed=1)
+        D.from_tensors(tf.range(3, dtype=tf.int64))
+        .repeat(2)
+        .flat_map(D.from_tensor_slices)
+        .shuffle(3, seed=1)
     ),
     "records": lambda files: (
-        D.from_tensor_slices(files).shuffle(3, seed=2).repeat(2).interleave(tf.data.TFRecordDataset, cycle_length=2)
-        .map(_number).shuffle(4, seed=1).batch(2)
+        D.from_tensor_slices(files)
+        .shuffle(3, seed=2)
+        .repeat(2)
+        .interleave(tf.data.TFRecordDataset, cycle_length=2)
+        .map(_number)
+        .shuffle(4, seed=1)
+        .batch(2)
     ),
     "parallel records": lambda files: (
-        D.from_tensor_slices(files).shuffle(3, seed=2).repeat(2)
-        .interleave(lambda file: tf.data.TFRecordDataset(file).map(_number), cycle_length=2, num_parallel_calls=2)
-        .shuffle(4, seed=1).batch(2).prefetch(2)
+        D.from_tensor_slices(files)
+        .shuffle(3, seed=2)
+        .repeat(2)
+        .interleave(
+            lambda file: tf.data.TFRecordDataset(file).map(_number),
+            cycle_length=2,
+            num_parallel_calls=2,
+        )
+        .shuffle(4, seed=1)
+        .batch(2)
+        .prefetch(2)
     ),
     "records by num_parallel_reads": lambda files: (
         tf.data.TFRecordDataset(files, num_parallel_reads=2).map(_number).repeat(2).batch(2)
@@ -113,31 +157,51 @@ CHAINS: dict[str, Make] = {
         D.list_files([*files], seed=1).repeat(2).flat_map(tf.data.TFRecordDataset).map(_number)
     ),
     "lines": lambda files: (
-        tf.data.TextLineDataset([f"{file}.txt" for file in files]).map(_number).shuffle(5, seed=1).repeat(2)
+        tf.data.TextLineDataset([f"{file}.txt" for file in files])
+        .map(_number)
+        .shuffle(5, seed=1)
+        .repeat(2)
     ),
-    "numpy_function without state": lambda _: D.range(7).repeat(2).shuffle(9).map(
-        lambda value: tf.numpy_function(lambda number: number * 2, [value], tf.int64, stateful=False)
+    "numpy_function without state": lambda _: (
+        D.range(7)
+        .repeat(2)
+        .shuffle(9)
+        .map(
+            lambda value: tf.numpy_function(
+                lambda number: number * 2, [value], tf.int64, stateful=False
+            )
+        )
     ),
     "a table": lambda _: _table(),
-    "an assertion": lambda _: D.range(7).shuffle(9, seed=1).repeat(2).map(
-        lambda value: (tf.debugging.assert_less(value, tf.constant(50, tf.int64)), value)[1]
+    "an assertion": lambda _: (
+        D.range(7)
+        .shuffle(9, seed=1)
+        .repeat(2)
+        .map(lambda value: (tf.debugging.assert_less(value, tf.constant(50, tf.int64)), value)[1])
     ),
-}  # fmt: skip
+}
 # With what the reason has to name.
 SKIPPED: dict[str, tuple[Make, str]] = {
-    "cache": (lambda _: D.range(7).map(_stateless).cache().shuffle(5, seed=1).repeat(3).batch(2), r"cache\(\)"),
+    "cache": (
+        lambda _: D.range(7).map(_stateless).cache().shuffle(5, seed=1).repeat(3).batch(2),
+        r"cache\(\)",
+    ),
     "a batch between shuffle and repeat": (
         lambda _: D.range(7).shuffle(7, seed=1).batch(2).repeat(4),
         r"shuffle\(\) below batch\(\) and repeat\(\)",
     ),
     "an interleave between shuffle and repeat": (
-        lambda files: D.list_files(files).interleave(tf.data.TFRecordDataset).map(_number).repeat(2),
+        lambda files: (
+            D.list_files(files).interleave(tf.data.TFRecordDataset).map(_number).repeat(2)
+        ),
         r"shuffle\(\) below interleave\(\) and repeat\(\)",
     ),
     "zip": (lambda _: D.zip(D.range(7).shuffle(7, seed=1).repeat(3), D.range(30)), r"zip\(\)"),
     "enumerate": (lambda _: D.range(7).shuffle(7, seed=1).repeat(3).enumerate(), r"zip\(\)"),
     "sample_from_datasets": (
-        lambda _: D.sample_from_datasets([D.range(9).repeat(), D.range(99).repeat()], [0.5, 0.5], seed=1).take(30),
+        lambda _: D.sample_from_datasets(
+            [D.range(9).repeat(), D.range(99).repeat()], [0.5, 0.5], seed=1
+        ).take(30),
         r"directed_interleave\(\)",
     ),
     "concatenate": (
@@ -145,7 +209,9 @@ SKIPPED: dict[str, tuple[Make, str]] = {
         r"concatenate\(\)",
     ),
     "shuffle inside interleave": (
-        lambda _: D.range(3).interleave(lambda _: D.range(5).shuffle(5, seed=3), cycle_length=2).repeat(2),
+        lambda _: (
+            D.range(3).interleave(lambda _: D.range(5).shuffle(5, seed=3), cycle_length=2).repeat(2)
+        ),
         r"interleave\(\): shuffle\(\)",
     ),
     "a variable that stays": (lambda _: _variable(change=False), r"map\(\): ReadVariableOp"),
@@ -153,7 +219,7 @@ SKIPPED: dict[str, tuple[Make, str]] = {
         lambda _: D.range(9).window(4).flat_map(lambda window: window.batch(4)).repeat(2),
         r"window\(\)",
     ),
-}  # fmt: skip
+}
 
 
 def _counting() -> Callable[..., Any]:
@@ -172,13 +238,22 @@ INEXACT: dict[str, tuple[Make, str]] = {
         lambda _: D.range(5).interleave(lambda _: D.range(9).map(_random)),
         r"interleave\(\): RandomUniformInt",
     ),
-    "random_shuffle": (lambda _: D.range(50).batch(5).map(tf.random.shuffle), r"map\(\): RandomShuffle"),
+    "random_shuffle": (
+        lambda _: D.range(50).batch(5).map(tf.random.shuffle),
+        r"map\(\): RandomShuffle",
+    ),
     "rejection_resample": (
-        lambda _: D.range(50).map(lambda value: tf.cast(value % 2, tf.int32))
-        .rejection_resample(lambda value: value, [0.2, 0.8], seed=1),
+        lambda _: (
+            D.range(50)
+            .map(lambda value: tf.cast(value % 2, tf.int32))
+            .rejection_resample(lambda value: value, [0.2, 0.8], seed=1)
+        ),
         "RandomUniform",
     ),
-    "random numbers behind a cache": (lambda _: D.range(50).map(_random).cache(), r"map\(\): RandomUniformInt"),
+    "random numbers behind a cache": (
+        lambda _: D.range(50).map(_random).cache(),
+        r"map\(\): RandomUniformInt",
+    ),
     "a generator of random numbers": (
         lambda _: _generator(),
         r"map\(\): RngReadAndSkip",
@@ -192,7 +267,9 @@ INEXACT: dict[str, tuple[Make, str]] = {
         r"map\(\): PyFunc",
     ),
     "from_generator": (
-        lambda _: D.from_generator(lambda: iter([1, 2]), output_signature=tf.TensorSpec([], tf.int64)),
+        lambda _: D.from_generator(
+            lambda: iter([1, 2]), output_signature=tf.TensorSpec([], tf.int64)
+        ),
         r"flat_map\(\): PyFunc",
     ),
     "a variable that changes": (lambda _: _variable(change=True), r"map\(\): AssignAddVariableOp"),
@@ -200,7 +277,7 @@ INEXACT: dict[str, tuple[Make, str]] = {
         lambda _: D.range(50).map(_stateless, num_parallel_calls=2, deterministic=False),
         r"map\(\): deterministic=False",
     ),
-}  # fmt: skip
+}
 
 
 def _generator() -> tf.data.Dataset:
@@ -214,14 +291,20 @@ def _read(iterator: Any, count: int | None = None) -> list[Any]:
     elements = []
     while count is None or len(elements) < count:
         try:
-            elements.append(tf.nest.map_structure(lambda value: value.numpy().tolist(), next(iterator)))
+            elements.append(
+                tf.nest.map_structure(lambda value: value.numpy().tolist(), next(iterator))
+            )
         except StopIteration:
             break
     return elements
 
 
-def _method(dataset: tf.data.Dataset, saved: bool = True, deterministic: bool = False) -> tuple[str, str]:
-    found = resume_method(examine(dataset), no_iterator="" if saved else SEVERAL, deterministic_ops=deterministic)
+def _method(
+    dataset: tf.data.Dataset, saved: bool = True, deterministic: bool = False
+) -> tuple[str, str]:
+    found = resume_method(
+        examine(dataset), no_iterator="" if saved else SEVERAL, deterministic_ops=deterministic
+    )
     return found.method, "\n".join(found.reasons)
 
 
@@ -232,7 +315,9 @@ def _make(make: Make, files: list[str]) -> tf.data.Dataset:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_saved_iterator_continues_exactly_at_every_position(name: str, files: list[str], tmp_path: Path) -> None:
+def test_a_saved_iterator_continues_exactly_at_every_position(
+    name: str, files: list[str], tmp_path: Path
+) -> None:
     dataset = _make(CHAINS[name], files)
     assert _method(dataset) == ("iterator", "")
     iterator = iter(dataset)
@@ -249,7 +334,9 @@ def test_a_saved_iterator_continues_exactly_at_every_position(name: str, files: 
 
 
 def test_every_safe_transformation_is_in_a_chain(files: list[str]) -> None:
-    kinds = {kind_of(part) for make in CHAINS.values() for part in transformations(_make(make, files))}
+    kinds = {
+        kind_of(part) for make in CHAINS.values() for part in transformations(_make(make, files))
+    }
     assert kinds >= dataset_resume._SAFE
 
 
@@ -270,7 +357,9 @@ def test_reported_datasets_change_their_order_when_read_again(name: str, files: 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_new_orders_are_known_for_shuffles_of_large_arrays(again: bool) -> None:
-    dataset = D.from_tensor_slices(np.zeros([2, 2**24], np.int8)).shuffle(2, seed=1, reshuffle_each_iteration=again)
+    dataset = D.from_tensor_slices(np.zeros([2, 2**24], np.int8)).shuffle(
+        2, seed=1, reshuffle_each_iteration=again
+    )
     assert examine(dataset).new_orders == (("shuffle()",) if again else ())
 
 
@@ -300,7 +389,9 @@ def inexact(files: list[str]) -> Callable[[str], tf.data.Dataset]:
 
 
 @pytest.mark.parametrize("name", INEXACT)
-def test_what_cannot_be_resumed_exactly_is_named(name: str, inexact: Callable[[str], tf.data.Dataset]) -> None:
+def test_what_cannot_be_resumed_exactly_is_named(
+    name: str, inexact: Callable[[str], tf.data.Dataset]
+) -> None:
     named = INEXACT[name][1]
     method, reasons = _method(inexact(name))
     assert method == "inexact"
@@ -323,21 +414,38 @@ def test_a_small_last_batch_makes_a_saved_iterator_inexact(tmp_path: Path) -> No
     assert _read(resumed, 10) != _read(first, 10)
 
 
-def test_op_determinism_makes_all_but_python_skippable(inexact: Callable[[str], tf.data.Dataset]) -> None:
-    for name in ("map with random numbers", "rejection_resample", "random numbers behind a cache", "random_shuffle",
-                 "a map in any order"):  # fmt: skip
+def test_op_determinism_makes_all_but_python_skippable(
+    inexact: Callable[[str], tf.data.Dataset],
+) -> None:
+    for name in (
+        "map with random numbers",
+        "rejection_resample",
+        "random numbers behind a cache",
+        "random_shuffle",
+        "a map in any order",
+    ):
         method, _ = _method(inexact(name), deterministic=True)
         assert (name, method) in ((name, "skip"), (name, "iterator"))
         assert (method == "iterator") == name.endswith("any order")
-    for name in ("py_function", "from_generator", "a variable that changes", "a generator of random numbers"):
+    for name in (
+        "py_function",
+        "from_generator",
+        "a variable that changes",
+        "a generator of random numbers",
+    ):
         assert _method(inexact(name), deterministic=True)[0] == "inexact"
 
 
 def test_any_order_options_and_unseeded_data_are_named() -> None:
     options = tf.data.Options()
     options.deterministic = False
-    assert _method(D.range(9).with_options(options).batch(2)) == ("iterator", "")  # nothing in it is parallel
-    method, reasons = _method(D.range(9).with_options(options).map(_stateless, num_parallel_calls=2))
+    assert _method(D.range(9).with_options(options).batch(2)) == (
+        "iterator",
+        "",
+    )  # nothing in it is parallel
+    method, reasons = _method(
+        D.range(9).with_options(options).map(_stateless, num_parallel_calls=2)
+    )
     assert method == "inexact" and "map(): deterministic=False" in reasons
     tf.random.set_seed(None)
     for dataset, named in ((D.range(9).shuffle(9), "shuffle()"), (D.random(), "random()")):

@@ -22,24 +22,34 @@ def test_a_source_counts_examples_and_a_dataset_batches() -> None:
     dataset = tf.data.Dataset.range(103).batch(10)
     assert epoch_length(dataset, 10) == 11
     two = input_context(2)
-    assert epoch_length(dataset, 10, two) == Fraction(11, 2)  # each element is the batch of one replica
+    assert epoch_length(dataset, 10, two) == Fraction(
+        11, 2
+    )  # each element is the batch of one replica
 
 
 def test_a_dataset_of_unknown_length_is_counted_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="trainer_kit")
     odd = tf.data.Dataset.range(20).filter(lambda number: number % 2 == 1).batch(3)
     assert epoch_length(odd, 3) == 4
-    assert "read once to count the batches of an epoch: 4; set trainer.steps_per_epoch" in caplog.text
+    assert (
+        "read once to count the batches of an epoch: 4; set trainer.steps_per_epoch" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda: tf.data.Dataset.range(3).repeat(), "task.train_data has no end"),
-        (lambda: tf.data.Dataset.range(3).repeat().filter(lambda number: number > 0), "task.train_data has no end"),
+        (
+            lambda: tf.data.Dataset.range(3).repeat().filter(lambda number: number > 0),
+            "task.train_data has no end",
+        ),
         (lambda: tf.data.Dataset.range(0), "task.train_data has no batch"),
         (lambda: None, "the config has no task.train_data"),
-        (type("Endless", (), {"at": lambda self, position, input_context=None: None}), "Endless does not tell it"),
+        (
+            type("Endless", (), {"at": lambda self, position, input_context=None: None}),
+            "Endless does not tell it",
+        ),
     ],
 )
 def test_data_that_does_not_tell_needs_the_setting(make: Any, reason: str) -> None:

@@ -12,16 +12,23 @@ import tensorflow as tf
 from trainer_kit.inputs.failed_read import holds_failed_read
 
 D = tf.data.Dataset
-READ_AHEAD: dict[str, tuple[int, Callable[[tf.data.Dataset], tf.data.Dataset]]] = {  # the last batch that can be read
+READ_AHEAD: dict[
+    str, tuple[int, Callable[[tf.data.Dataset], tf.data.Dataset]]
+] = {  # the last batch that can be read
     "prefetch": (4, lambda data: data.prefetch(8)),
     "batch": (2, lambda data: data.batch(2, num_parallel_calls=4)),
     "batch, prefetch": (1, lambda data: data.batch(4).prefetch(2)),
     "shuffle, prefetch": (1, lambda data: data.prefetch(8).shuffle(4, seed=1).prefetch(4)),
     "inside a zip": (4, lambda data: D.zip(D.range(40), data.prefetch(8))),
-    "flat_map, prefetch": (2, lambda data: data.batch(3).flat_map(D.from_tensor_slices).batch(2).prefetch(8)),
+    "flat_map, prefetch": (
+        2,
+        lambda data: data.batch(3).flat_map(D.from_tensor_slices).batch(2).prefetch(8),
+    ),
     "interleave": (
         4,
-        lambda data: D.range(2).interleave(lambda _: data, cycle_length=2, block_length=4, num_parallel_calls=2),
+        lambda data: D.range(2).interleave(
+            lambda _: data, cycle_length=2, block_length=4, num_parallel_calls=2
+        ),
     ),
 }
 
@@ -31,7 +38,9 @@ def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
     missing, prefix = tmp_path / "missing", str(tmp_path / "state")
 
     def read(number: tf.Tensor) -> tf.Tensor:
-        content = tf.cond(number == 8, lambda: tf.io.read_file(str(missing)), lambda: tf.constant(""))
+        content = tf.cond(
+            number == 8, lambda: tf.io.read_file(str(missing)), lambda: tf.constant("")
+        )
         return number + tf.cast(tf.strings.length(content), tf.int64)
 
     last, make = READ_AHEAD[name]
@@ -39,7 +48,10 @@ def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
     iterator, until = iter(dataset), time.monotonic() + 30
     for _ in range(last):
         next(iterator)
-    while not holds_failed_read(tf.train.Checkpoint(iterator=iterator).write(prefix)) and time.monotonic() < until:
+    while (
+        not holds_failed_read(tf.train.Checkpoint(iterator=iterator).write(prefix))
+        and time.monotonic() < until
+    ):
         time.sleep(0.01)
     missing.write_text("")
     restored = iter(dataset)
@@ -51,8 +63,12 @@ def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
 
 
 def test_a_state_without_one_or_a_damaged_file_holds_none(tmp_path: Path) -> None:
-    iterator = iter(D.range(40).map(lambda number: number + 1, num_parallel_calls=4).batch(2).prefetch(4))
+    iterator = iter(
+        D.range(40).map(lambda number: number + 1, num_parallel_calls=4).batch(2).prefetch(4)
+    )
     next(iterator)
-    assert not holds_failed_read(tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "state")))
+    assert not holds_failed_read(
+        tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "state"))
+    )
     (tmp_path / "empty.data-00000-of-00001").touch()
     assert not holds_failed_read(str(tmp_path / "empty"))

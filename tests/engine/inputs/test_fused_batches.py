@@ -27,7 +27,10 @@ def _unstacked(dataset: tf.data.Dataset, stacks: int) -> list[Any]:
     """The batches of the first `stacks` elements, without what they are filled up with."""
     batches = []
     for count, stack in dataset.take(stacks):
-        batches += [tf.nest.map_structure(lambda part, n=n: part[n].numpy().tolist(), stack) for n in range(int(count))]
+        batches += [
+            tf.nest.map_structure(lambda part, n=n: part[n].numpy().tolist(), stack)
+            for n in range(int(count))
+        ]
     return batches
 
 
@@ -38,7 +41,9 @@ def test_full_stacks_and_a_last_one_that_is_filled_up() -> None:
     assert _unstacked(dataset, 2) == [[2 * n, 2 * n + 1] for n in range(7)]
 
 
-@pytest.mark.parametrize("structure", [lambda x: {"x": x}, lambda x: (x,), lambda x: _Pair(x, (x, x)), lambda x: x])
+@pytest.mark.parametrize(
+    "structure", [lambda x: {"x": x}, lambda x: (x,), lambda x: _Pair(x, (x, x)), lambda x: x]
+)
 def test_elements_keep_their_structure(structure: Any) -> None:
     dataset = tf.data.Dataset.range(8).map(structure).batch(2, drop_remainder=True)
     _, spec = stacked(dataset, 2).element_spec
@@ -52,19 +57,26 @@ def test_batches_of_other_sizes_begin_a_stack_of_their_own() -> None:
     assert [int(count) for count, _ in stacks] == [2, 1, 1, 1, 1]
     plain = [tf.nest.map_structure(lambda part: part.numpy().tolist(), batch) for batch in dataset]
     assert _unstacked(stacks, 5) == plain
-    assert {len(stack["x"]) for _, stack in stacks} == {4}  # filled up, so that few programs are compiled
+    assert {len(stack["x"]) for _, stack in stacks} == {
+        4
+    }  # filled up, so that few programs are compiled
 
 
 @pytest.mark.parametrize("position", [Position(5, (1,)), Position(2, (3, 11))])
 def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> None:
     source = ArraySource((np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS)
-    transformed = ArraySource((np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda pair: pair)
+    transformed = ArraySource(
+        (np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda pair: pair
+    )
     at_once, one_by_one = stacked_at(source, position, 3), stacked_at(transformed, position, 3)
     assert at_once.element_spec == one_by_one.element_spec
     count = 12
     assert _unstacked(at_once, 4) == _unstacked(one_by_one, 4)
     if not [out for out in position.left_out if out >= position.batch]:
-        plain = [[x.numpy().tolist(), y.numpy().tolist()] for x, y in source.at(position.batch).take(count)]
+        plain = [
+            [x.numpy().tolist(), y.numpy().tolist()]
+            for x, y in source.at(position.batch).take(count)
+        ]
         assert [list(batch) for batch in _unstacked(at_once, 4)] == plain
 
 

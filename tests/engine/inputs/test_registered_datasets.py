@@ -41,7 +41,11 @@ def registered() -> Iterator[None]:
 
     @tk.register_dataset("piped")
     def piped(config: Any, params: Any, input_context: Any = None) -> Any:
-        size = input_context.get_per_replica_batch_size(params.global_batch_size) if input_context else 8
+        size = (
+            input_context.get_per_replica_batch_size(params.global_batch_size)
+            if input_context
+            else 8
+        )
         return tf.data.Dataset.from_tensor_slices(tiny_arrays(False)).batch(size)
 
     yield

@@ -16,7 +16,9 @@ def _sampler(weights: tuple[float, ...], seed: int = 1, **config: Any) -> TaskSa
 
 
 def _drawn(sampler: TaskSampler, count: int, position: int = 0) -> Any:
-    return next(sampler.tasks(position).batch(count).as_numpy_iterator())  # in one element: each costs 0.1 ms
+    return next(
+        sampler.tasks(position).batch(count).as_numpy_iterator()
+    )  # in one element: each costs 0.1 ms
 
 
 @pytest.mark.parametrize(
@@ -49,4 +51,6 @@ def test_any_position_continues_the_same_draws(position: int) -> None:
 
 
 def test_another_seed_draws_other_tasks() -> None:
-    assert (_drawn(_sampler((1.0, 1.0), seed=1), 100) != _drawn(_sampler((1.0, 1.0), seed=2), 100)).any()
+    assert (
+        _drawn(_sampler((1.0, 1.0), seed=1), 100) != _drawn(_sampler((1.0, 1.0), seed=2), 100)
+    ).any()

@@ -32,12 +32,20 @@ class _Run:
     """A run that counts its steps and notes what it is fed: by `build`, or by a ready-made dataset."""
 
     def __init__(
-        self, build: Any, step: int = 0, given: Any = None, *, batch_size: int = 0, require_exact: bool = False
+        self,
+        build: Any,
+        step: int = 0,
+        given: Any = None,
+        *,
+        batch_size: int = 0,
+        require_exact: bool = False,
     ) -> None:
         self._step = tf.Variable(step, dtype=tf.int64)
         section = section_of(build, PARAMS)
         policy = ResumePolicy(one_iterator=True, require_exact=require_exact)
-        self.data = TrainData(OneReplica(), section, policy, self._step, given, batch_size=batch_size)
+        self.data = TrainData(
+            OneReplica(), section, policy, self._step, given, batch_size=batch_size
+        )
 
     @property
     def step(self) -> int:
@@ -77,7 +85,12 @@ def _random(params: DataConfig) -> tf.data.Dataset:
 
 
 def _python(params: DataConfig) -> tf.data.Dataset:
-    return tf.data.Dataset.range(10).repeat().map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)).batch(4)
+    return (
+        tf.data.Dataset.range(10)
+        .repeat()
+        .map(lambda x: tf.py_function(lambda y: y, [x], tf.int64))
+        .batch(4)
+    )
 
 
 @functools.cache
@@ -118,9 +131,12 @@ def _distributed() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("build", "how"), [(_source, "built"), *itertools.product([_shuffled, _cached], ["built", "given", "set"])]
+    ("build", "how"),
+    [(_source, "built"), *itertools.product([_shuffled, _cached], ["built", "given", "set"])],
 )
-def test_a_restored_run_is_fed_what_it_would_have_been(build: Any, how: str, tmp_path: Path) -> None:
+def test_a_restored_run_is_fed_what_it_would_have_been(
+    build: Any, how: str, tmp_path: Path
+) -> None:
     whole = _whole(build)
     first = _made(build, how)
     assert first.take(5) == whole[:5]
@@ -153,7 +169,9 @@ def test_a_second_dataset_begins_at_its_start_and_resumes() -> None:
     assert second.take(4) == whole[5:9]
 
 
-def test_a_rollback_to_before_a_dataset_was_set_restarts_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rollback_to_before_a_dataset_was_set_restarts_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     run, strict = _Run(_source), _Run(_source, require_exact=True)
     for one in (run, strict):
         one.take(3)
@@ -162,9 +180,14 @@ def test_a_rollback_to_before_a_dataset_was_set_restarts_it(caplog: pytest.LogCa
         one.step = 1
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run.data.put_state({"batch": 1, "left_out": []})
-    assert "resume is not exact: the run goes back to step 1, and its dataset was set at step 3" in caplog.text
+    assert (
+        "resume is not exact: the run goes back to step 1, and its dataset was set at step 3"
+        in caplog.text
+    )
     assert run.take(4) == _whole(_in_order)[:4]
-    with pytest.raises(UsageError, match=r"trainer\.require_exact_resume:\n .* its dataset was set at step 3"):
+    with pytest.raises(
+        UsageError, match=r"trainer\.require_exact_resume:\n .* its dataset was set at step 3"
+    ):
         strict.data.put_state({"batch": 1, "left_out": []})
 
 
@@ -178,10 +201,15 @@ def test_build_inputs_after_a_ready_made_dataset_starts_over() -> None:
     assert run.take(2) == _whole(_source)[:2]
 
 
-def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     whole, prefix = _whole(_shuffled), str(tmp_path / "ckpt-5.iterator")
     kept = _shuffled(PARAMS)
-    for run in (_made(_shuffled, "given", require_exact=True), _Run(lambda params: kept, require_exact=True)):
+    for run in (
+        _made(_shuffled, "given", require_exact=True),
+        _Run(lambda params: kept, require_exact=True),
+    ):
         run.take(5)
         checkpoint = run.data.state()
         run.data.save_iterator(prefix)
@@ -191,7 +219,9 @@ def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(tmp_path: Path, ca
         run.data.put_state(checkpoint)
         assert run.take(4) == whole[5:9]
         run.data.put_state(checkpoint)
-        with pytest.raises(UsageError, match=r"dataset is read a second time, and shuffle\(\) then draws another"):
+        with pytest.raises(
+            UsageError, match=r"dataset is read a second time, and shuffle\(\) then draws another"
+        ):
             run.take(1)
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run = _made(_shuffled, "given")
@@ -200,7 +230,10 @@ def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(tmp_path: Path, ca
         assert caplog.text == ""
         run.data.put_state(None)
         assert run.take(2) != whole[2:4]
-    assert "resume is not exact: the same dataset is read a second time, and shuffle() then draws" in caplog.text
+    assert (
+        "resume is not exact: the same dataset is read a second time, and shuffle() then draws"
+        in caplog.text
+    )
 
 
 def test_a_dataset_in_one_order_can_be_begun_again() -> None:
@@ -231,7 +264,9 @@ def test_a_distributed_dataset_warns_once_and_always_restarts(
         "task.train_data: resume is not exact: a ready-made DistributedDataset has no position, so each start and each "
         "rollback reads it from its beginning; return the data from build_inputs instead"
     ]
-    assert [part.numpy().tolist() for part in first.values] == [part.numpy().tolist() for part in again.values]
+    assert [part.numpy().tolist() for part in first.values] == [
+        part.numpy().tolist() for part in again.values
+    ]
 
 
 def _slow(params: Any) -> tf.data.Dataset:
@@ -242,7 +277,9 @@ def _slow(params: Any) -> tf.data.Dataset:
     return tf.data.Dataset.range(50).map(busy).batch(1).prefetch(20)
 
 
-def test_a_stop_does_not_wait_long_for_batches_in_the_making(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stop_does_not_wait_long_for_batches_in_the_making(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = _Run(_slow)
     run.take(1)
     begin = time.monotonic()
@@ -277,7 +314,9 @@ def test_the_state_of_another_datas_iterator_is_a_storage_error(tmp_path: Path) 
     other = _Run(lambda params: tf.data.Dataset.range(5).batch(1).prefetch(1), step=2)
     other.data.restored(str(tmp_path / "ckpt-2.iterator"))
     other.data.put_state(first.data.state())
-    with pytest.raises(StorageError, match=r"ckpt-2\.iterator does not hold the state of this data's iterator"):
+    with pytest.raises(
+        StorageError, match=r"ckpt-2\.iterator does not hold the state of this data's iterator"
+    ):
         other.take(1)
 
 
@@ -347,13 +386,19 @@ def test_slow_and_inexact_resumes_are_logged_once_with_the_op(
         run.data.put_state(run.data.state())
         run.take(1)
     lines = [record.getMessage() for record in caplog.records]
-    assert level in {record.levelname for record in caplog.records if re.search(named, record.getMessage())}
+    assert level in {
+        record.levelname for record in caplog.records if re.search(named, record.getMessage())
+    }
     assert len(lines) == len(set(lines))
 
 
 @pytest.mark.parametrize("how", ["built", "given"])
-@pytest.mark.parametrize(("build", "exact"), [(_shuffled, True), (_cached, True), (_random, False), (_python, False)])
-def test_where_exactness_is_required_only_exact_data_is_read(build: Any, exact: bool, how: str) -> None:
+@pytest.mark.parametrize(
+    ("build", "exact"), [(_shuffled, True), (_cached, True), (_random, False), (_python, False)]
+)
+def test_where_exactness_is_required_only_exact_data_is_read(
+    build: Any, exact: bool, how: str
+) -> None:
     run = _made(build, how, require_exact=True)
     with contextlib.nullcontext() if exact else pytest.raises(UsageError):
         run.take(1)

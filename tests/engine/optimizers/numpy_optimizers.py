@@ -10,12 +10,16 @@ from collections.abc import Sequence
 import numpy as np
 
 Array = np.ndarray
-Result = tuple[Array, list[Array]]  # the weights, and the slots in the order in which the optimizer has them
+Result = tuple[
+    Array, list[Array]
+]  # the weights, and the slots in the order in which the optimizer has them
 
 RATE = 0.1
 
 
-def adafactor(w: Array, gradients: Sequence[Array], decay_rate: float = 0.8, clipping_threshold: float = 1.0) -> Result:
+def adafactor(
+    w: Array, gradients: Sequence[Array], decay_rate: float = 0.8, clipping_threshold: float = 1.0
+) -> Result:
     rows, columns = np.zeros(w.shape[0]), np.zeros(w.shape[1])
     for t, g in enumerate(gradients, start=1):
         keep = 1 - t**-decay_rate

@@ -19,8 +19,12 @@ from trainer_kit.optimizers.gradients import apply_gradients
 # The share and the gradient of three micro-batches, whose weighted sum is [2, 3].
 PARTS = [(0.5, [4.0, 0.0]), (0.25, [0.0, 8.0]), (0.25, [0.0, 4.0])]
 WAYS: dict[str, Callable[[Any, Any, Any], None]] = {
-    "trainer_kit": lambda optimizer, gradient, weights: apply_gradients(optimizer, [(gradient, weights)]),
-    "apply_gradients": lambda optimizer, gradient, weights: optimizer.apply_gradients([(gradient, weights)]),
+    "trainer_kit": lambda optimizer, gradient, weights: apply_gradients(
+        optimizer, [(gradient, weights)]
+    ),
+    "apply_gradients": lambda optimizer, gradient, weights: optimizer.apply_gradients(
+        [(gradient, weights)]
+    ),
     "apply": lambda optimizer, gradient, weights: optimizer.apply([gradient], [weights]),
     "apply to what was built": lambda optimizer, gradient, weights: optimizer.apply([gradient]),
 }
@@ -30,7 +34,9 @@ def _variable(values: Any = (1.0, 1.0), dtype: str = "float32") -> keras.Variabl
     return keras.Variable(np.array(values), dtype=dtype)
 
 
-def _accumulate(optimizer: Any, weights: Any, parts: Sequence[tuple[float, Any]], way: str = "trainer_kit") -> Any:
+def _accumulate(
+    optimizer: Any, weights: Any, parts: Sequence[tuple[float, Any]], way: str = "trainer_kit"
+) -> Any:
     """Gives a stand-in for the optimizer the gradient of each part, and updates; returns the sums."""
     sums = GradientSums()
     for number, (share, gradient) in enumerate(parts):
@@ -61,7 +67,9 @@ def test_sums_of_the_batch_before_are_replaced() -> None:
 
 def test_the_sum_is_clipped_and_not_its_parts() -> None:
     weights = _variable()
-    _accumulate(create_optimizer(optimization("sgd", learning_rate=1.0, clipvalue=2.5)), weights, PARTS)
+    _accumulate(
+        create_optimizer(optimization("sgd", learning_rate=1.0, clipvalue=2.5)), weights, PARTS
+    )
     np.testing.assert_allclose(weights.numpy(), [-1.0, -1.5])
 
 
@@ -74,7 +82,9 @@ def test_rows_of_an_embedding_are_added_up() -> None:
 
 def test_half_precision_gradients_are_added_in_float32() -> None:
     weights = _variable([0.0], "float16")
-    parts = [(0.25, tf.constant([value], tf.float16)) for value in (8192.0, 2.0, 2.0, 2.0)]  # 2048 + 0.5 is 2048 there
+    parts = [
+        (0.25, tf.constant([value], tf.float16)) for value in (8192.0, 2.0, 2.0, 2.0)
+    ]  # 2048 + 0.5 is 2048 there
     (total,) = _accumulate(keras.optimizers.SGD(1.0), weights, parts).variables.values()
     assert total.dtype == tf.float32 and float(total[0]) == 2049.5
     assert weights.numpy().dtype == np.float16
@@ -96,7 +106,9 @@ def test_a_step_reads_the_state_of_the_optimizer() -> None:
 
 
 def test_other_attributes_of_an_optimizer_are_refused() -> None:
-    part = GradientAccumulator(GradientSums(), keras.optimizers.Adam(), tf.constant(1.0), tf.constant(True))
+    part = GradientAccumulator(
+        GradientSums(), keras.optimizers.Adam(), tf.constant(1.0), tf.constant(True)
+    )
     assert not hasattr(part, "beta_1")
     with pytest.raises(UsageError):
         part.minimize(None, None)
@@ -131,7 +143,9 @@ def test_a_function_inside_the_step_may_be_traced_twice() -> None:
     @tf.function(autograph=False)
     def inner(gradient: tf.Tensor) -> None:
         if not made:
-            made.append(tf.Variable(0.0))  # TensorFlow traces a function again that has made a variable
+            made.append(
+                tf.Variable(0.0)
+            )  # TensorFlow traces a function again that has made a variable
         apply_gradients(part, [(gradient, weights)])
 
     inner(tf.constant([1.0, 2.0]))

@@ -23,7 +23,9 @@ from trainer_kit.optimizers.gradients import Clipping, apply_gradients
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 
 START = np.array([[1.0, -2.0, 0.5], [0.25, 3.0, -1.5]])
-GRADIENTS = np.random.default_rng(7).normal(0.0, 0.3, (10, 2, 3)).astype(np.float32).astype(np.float64)
+GRADIENTS = (
+    np.random.default_rng(7).normal(0.0, 0.3, (10, 2, 3)).astype(np.float32).astype(np.float64)
+)
 
 # The first word is the type.
 OF_KERAS: dict[str, dict[str, Any]] = {
@@ -49,7 +51,11 @@ OF_KERAS: dict[str, dict[str, Any]] = {
     "Adadelta": {},
     "Adadelta other values": {"rho": 0.8, "epsilon": 1e-3, "weight_decay": 0.05},
     "Ftrl": {},
-    "Ftrl penalties": {"l1_regularization_strength": 0.5, "l2_regularization_strength": 0.1, "beta": 0.2},
+    "Ftrl penalties": {
+        "l1_regularization_strength": 0.5,
+        "l2_regularization_strength": 0.1,
+        "beta": 0.2,
+    },
     "Ftrl other values": {
         "learning_rate_power": -0.7,
         "initial_accumulator_value": 0.3,
@@ -59,14 +65,25 @@ OF_KERAS: dict[str, dict[str, Any]] = {
     "Lion": {},
     "Lion other values": {"beta_1": 0.7, "beta_2": 0.8, "weight_decay": 0.05},
     "Muon": {},
-    "Muon other values": {"momentum": 0.8, "nesterov": False, "ns_steps": 3, "rms_rate": None, "weight_decay": 0.05},
+    "Muon other values": {
+        "momentum": 0.8,
+        "nesterov": False,
+        "ns_steps": 3,
+        "rms_rate": None,
+        "weight_decay": 0.05,
+    },
     "Muon by adam": {"exclude_layers": ("^weights",), "adam_weight_decay": 0.05},
 }
 BY_FORMULA: dict[str, dict[str, Any]] = {
     "adafactor": {},
     "adafactor other values": {"decay_rate": 0.5, "clipping_threshold": 0.4},
     "schedule_free_adamw": {},
-    "schedule_free_adamw other values": {"beta_1": 0.8, "beta_2": 0.95, "warmup_steps": 4, "weight_decay": 0.05},
+    "schedule_free_adamw other values": {
+        "beta_1": 0.8,
+        "beta_2": 0.95,
+        "warmup_steps": 4,
+        "weight_decay": 0.05,
+    },
 }
 
 
@@ -76,7 +93,11 @@ def test_ten_steps_are_those_of_the_class_of_keras(case: str) -> None:
     config = optimization(name.lower(), numpy_optimizers.RATE, **OF_KERAS[case])
     section = config.optimizer.get()
     kind = getattr(keras.optimizers, name)
-    arguments = {each: getattr(section, each) for each in inspect.signature(kind).parameters if hasattr(section, each)}
+    arguments = {
+        each: getattr(section, each)
+        for each in inspect.signature(kind).parameters
+        if hasattr(section, each)
+    }
     if hasattr(section, "weight_decay_rate"):
         arguments["weight_decay"] = section.weight_decay_rate
     if getattr(section, "gradient_clip_norm", 0.0):
@@ -118,7 +139,11 @@ def test_every_type_of_the_config_has_a_case() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_keras_can_save_and_load_an_optimizer_with_its_fields(kind: str, dtype: str) -> None:
     fields = OptimizerConfig(type=kind).get()  # type: ignore[arg-type]
-    rule = {"exclude_from_weight_decay": ("bias",)} if hasattr(fields, "exclude_from_weight_decay") else {}
+    rule = (
+        {"exclude_from_weight_decay": ("bias",)}
+        if hasattr(fields, "exclude_from_weight_decay")
+        else {}
+    )
     optimizer = create_optimizer(optimization(kind, **rule), mixed_precision_dtype=dtype)
     loaded: Any = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert type(loaded) is type(optimizer) and loaded.get_config() == optimizer.get_config()
@@ -126,7 +151,11 @@ def test_keras_can_save_and_load_an_optimizer_with_its_fields(kind: str, dtype: 
 
 def test_keras_own_clipping_is_left_out() -> None:
     optimizer = create_optimizer(optimization("adam", global_clipnorm=0.5))
-    assert (optimizer.global_clipnorm, optimizer.clipnorm, optimizer.clipvalue) == (None, None, None)
+    assert (optimizer.global_clipnorm, optimizer.clipnorm, optimizer.clipvalue) == (
+        None,
+        None,
+        None,
+    )
     assert optimizer.clipping == Clipping(global_clipnorm=0.5)
 
 
@@ -160,7 +189,10 @@ def test_other_precisions_ignore_a_loss_scale_with_a_warning(
     dtype: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="trainer_kit.optimizers.factory"):
-        assert type(create_optimizer(optimization("sgd"), mixed_precision_dtype=dtype)) is keras.optimizers.SGD
+        assert (
+            type(create_optimizer(optimization("sgd"), mixed_precision_dtype=dtype))
+            is keras.optimizers.SGD
+        )
         assert not caplog.records
         create_optimizer(optimization("sgd"), mixed_precision_dtype=dtype, loss_scale="dynamic")
     assert "loss_scale=dynamic is not used" in caplog.text
@@ -217,6 +249,9 @@ def test_a_registered_builder_has_to_return_an_optimizer(scaled: str) -> None:
 
 def test_optimizers_get_their_slots_before_the_first_step() -> None:
     variable = keras.Variable([1.0, 2.0])
-    optimizers = {"a": create_optimizer(optimization("adam")), "b": create_optimizer(optimization("adam"))}
+    optimizers = {
+        "a": create_optimizer(optimization("adam")),
+        "b": create_optimizer(optimization("adam")),
+    }
     build_optimizers(optimizers, [variable])
     assert all(optimizer.built for optimizer in optimizers.values())

@@ -21,19 +21,35 @@ Values = dict[str, np.ndarray]
 
 
 def _processed(
-    *sections: dict[str, Any], updates: int = 0, sparse: bool = False, seed: int = 0, in_xla: bool | None = False
+    *sections: dict[str, Any],
+    updates: int = 0,
+    sparse: bool = False,
+    seed: int = 0,
+    in_xla: bool | None = False,
 ) -> Values:
     """Returns the processed gradients of a kernel and a bias, from processors with these sections.
 
     `in_xla` is None: eagerly, which takes less time than a trace.
     """
-    processing = GradientProcessing([GradientProcessorConfig(**section) for section in sections], seed)
+    processing = GradientProcessing(
+        [GradientProcessorConfig(**section) for section in sections], seed
+    )
     variables = [tf.Variable(KERNEL, name="kernel"), tf.Variable(BIAS, name="bias")]
-    kernel = tf.IndexedSlices(KERNEL[::-1], tf.constant([2, 1, 0]), tf.constant([3, 2])) if sparse else KERNEL
+    kernel = (
+        tf.IndexedSlices(KERNEL[::-1], tf.constant([2, 1, 0]), tf.constant([3, 2]))
+        if sparse
+        else KERNEL
+    )
     given = [kernel if sparse else tf.constant(KERNEL), tf.constant(BIAS)]
-    run = processing if in_xla is None else tf.function(processing, autograph=False, jit_compile=in_xla)
+    run = (
+        processing
+        if in_xla is None
+        else tf.function(processing, autograph=False, jit_compile=in_xla)
+    )
     results = run(given, variables, tf.constant(updates, tf.int64))
-    return dict(zip(("kernel", "bias"), (tf.convert_to_tensor(one).numpy() for one in results), strict=True))
+    return dict(
+        zip(("kernel", "bias"), (tf.convert_to_tensor(one).numpy() for one in results), strict=True)
+    )
 
 
 def _norm(*arrays: np.ndarray) -> float:
@@ -43,8 +59,14 @@ def _norm(*arrays: np.ndarray) -> float:
 SCALE = {"type": "scale", "scale": {"factor": -2.0}}
 CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
     "scale": (SCALE, lambda g: -2 * g),
-    "clip_value": ({"type": "clip_value", "clip_value": {"bound": 3.5}}, lambda g: np.clip(g, -3.5, 3.5)),
-    "clip_norm": ({"type": "clip_norm", "clip_norm": {"bound": 6.0}}, lambda g: g * min(1, 6 / _norm(g))),
+    "clip_value": (
+        {"type": "clip_value", "clip_value": {"bound": 3.5}},
+        lambda g: np.clip(g, -3.5, 3.5),
+    ),
+    "clip_norm": (
+        {"type": "clip_norm", "clip_norm": {"bound": 6.0}},
+        lambda g: g * min(1, 6 / _norm(g)),
+    ),
     "clip_global_norm": (
         {"type": "clip_global_norm", "clip_global_norm": {"bound": 6.0}},
         lambda g: g * 6 / _norm(KERNEL, BIAS),
@@ -59,7 +81,9 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
 def test_it_does_what_it_says(case: str, sparse: bool) -> None:
     section, expected = CASES[case]
     for name, given in _processed(section, sparse=sparse).items():
-        np.testing.assert_allclose(given, expected({"kernel": KERNEL, "bias": BIAS}[name]), rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            given, expected({"kernel": KERNEL, "bias": BIAS}[name]), rtol=1e-6, err_msg=name
+        )
 
 
 def test_processors_run_in_the_order_of_the_config() -> None:
@@ -70,7 +94,11 @@ def test_processors_run_in_the_order_of_the_config() -> None:
 
 def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
     """A norm over all gradients is that of the chosen ones."""
-    clip = {"type": "clip_global_norm", "clip_global_norm": {"bound": 1.0}, "variables": ("bi.s", "kernal")}
+    clip = {
+        "type": "clip_global_norm",
+        "clip_global_norm": {"bound": 1.0},
+        "variables": ("bi.s", "kernal"),
+    }
     found = _processed(clip)
     np.testing.assert_array_equal(found["kernel"], KERNEL)
     np.testing.assert_allclose(found["bias"], BIAS / 5, rtol=1e-6)
@@ -131,15 +159,25 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], 
 
 
 def test_a_registered_function_gets_one_gradient(register: Callable[[Any], None]) -> None:
-    register(lambda config: lambda gradient: gradient**config.power if tf.rank(gradient) > 1 else gradient)
+    register(
+        lambda config: (
+            lambda gradient: gradient**config.power if tf.rank(gradient) > 1 else gradient
+        )
+    )
     found = _processed({"type": "power", "power": {"power": 3}}, sparse=True)
     np.testing.assert_allclose(found["kernel"], KERNEL**3)
     np.testing.assert_array_equal(found["bias"], BIAS)
 
 
-def test_a_registered_function_gets_all_and_their_variables(register: Callable[[Any], None]) -> None:
-    def build(config: PowerConfig) -> Callable[[Sequence[tf.Tensor], Sequence[Any]], list[tf.Tensor]]:
-        return lambda gradients, variables: [g * v for g, v in zip(gradients, variables, strict=True)]
+def test_a_registered_function_gets_all_and_their_variables(
+    register: Callable[[Any], None],
+) -> None:
+    def build(
+        config: PowerConfig,
+    ) -> Callable[[Sequence[tf.Tensor], Sequence[Any]], list[tf.Tensor]]:
+        return lambda gradients, variables: [
+            g * v for g, v in zip(gradients, variables, strict=True)
+        ]
 
     register(build)
     np.testing.assert_allclose(_processed({"type": "power"})["bias"], BIAS**2)

@@ -36,13 +36,19 @@ GRADIENTS = [np.array([3.0, 4.0], np.float32), np.array([[12.0]], np.float32)]
 def test_bounds_hold(bounds: dict[str, float], expected: list[np.ndarray]) -> None:
     clipping = Clipping(**bounds)
     assert clipping.active == bool(bounds)
-    for given, wanted in zip(clip([tf.constant(g) for g in GRADIENTS], clipping), expected, strict=True):
+    for given, wanted in zip(
+        clip([tf.constant(g) for g in GRADIENTS], clipping), expected, strict=True
+    ):
         np.testing.assert_allclose(given, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("bounds", [{"global_clipnorm": 1.0}, {"clipnorm": 1.0}, {"clipvalue": 1.0}])
+@pytest.mark.parametrize(
+    "bounds", [{"global_clipnorm": 1.0}, {"clipnorm": 1.0}, {"clipvalue": 1.0}]
+)
 def test_sparse_gradients_are_clipped_like_dense_ones(bounds: dict[str, float]) -> None:
-    sparse = tf.IndexedSlices(tf.constant([[3.0, 0.0], [0.0, 4.0]]), tf.constant([5, 1]), tf.constant([6, 2]))
+    sparse = tf.IndexedSlices(
+        tf.constant([[3.0, 0.0], [0.0, 4.0]]), tf.constant([5, 1]), tf.constant([6, 2])
+    )
     (clipped,) = clip([sparse], Clipping(**bounds))
     (dense,) = clip([tf.convert_to_tensor(sparse)], Clipping(**bounds))
     assert isinstance(clipped, tf.IndexedSlices)
@@ -60,7 +66,9 @@ def test_clipping_comes_from_the_config() -> None:
     assert Clipping.from_config(optimization("sgd", clipvalue=2.0)) == Clipping(clipvalue=2.0)
     assert Clipping.from_config(optimization("adamw")) == Clipping(global_clipnorm=1.0)
     assert Clipping.from_config(optimization("adamw", gradient_clip_norm=0.0)) == Clipping()
-    assert Clipping.from_config(optimization("adamw", global_clipnorm=0.5)) == Clipping(global_clipnorm=0.5)
+    assert Clipping.from_config(optimization("adamw", global_clipnorm=0.5)) == Clipping(
+        global_clipnorm=0.5
+    )
     both = Clipping.from_config(optimization("adamw", clipnorm=0.5, gradient_clip_norm=2.0))
     assert both == Clipping(clipnorm=0.5, global_clipnorm=2.0)
 
@@ -91,10 +99,15 @@ def train(strategy: Any, make_optimizer: Callable[[], Any], steps: int = 3) -> l
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(tokens)[:, 0] - targets) ** 2) / count
             loss = scale_loss(optimizer, loss)
-        apply_gradients(optimizer, list(zip(tape.gradient(loss, values), model.trainable_variables, strict=True)))
+        apply_gradients(
+            optimizer,
+            list(zip(tape.gradient(loss, values), model.trainable_variables, strict=True)),
+        )
 
     def step() -> None:
-        strategy.run(lambda: replica_step(tf.distribute.get_replica_context().replica_id_in_sync_group))
+        strategy.run(
+            lambda: replica_step(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        )
 
     run = step if count == 1 else tf.function(step)  # a few steps take less time than a trace
     for _ in range(steps):
@@ -103,18 +116,27 @@ def train(strategy: Any, make_optimizer: Callable[[], Any], steps: int = 3) -> l
 
 
 DECAY = {"weight_decay": 0.1, "exclude_from_weight_decay": ("bias",)}
-# One of each kind of clipping, of decay, and of an update that is not Keras' own or not element by element.
+# One of each kind of clipping, of decay, and of an update that is not Keras' own or not element by
+# element.
 TRAINING: dict[str, dict[str, Any]] = {
     "sgd": {"type": "sgd", "momentum": 0.9, "clipnorm": 0.5},
     "adamw": {
-        "type": "adamw", "epsilon": 1e-3, "weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",),
+        "type": "adamw",
+        "epsilon": 1e-3,
+        "weight_decay_rate": 0.1,
+        "exclude_from_weight_decay": ("bias",),
         "global_clipnorm": 0.3,
     },
-    "lars": {"type": "lars", "eeta": 0.1, "weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",)},
+    "lars": {
+        "type": "lars",
+        "eeta": 0.1,
+        "weight_decay_rate": 0.1,
+        "exclude_from_weight_decay": ("bias",),
+    },
     "adadelta": {"type": "adadelta", "epsilon": 1e-3, "clipvalue": 0.2, **DECAY},
     "muon": {"type": "muon", "exclude_embeddings": False, "epsilon": 1e-3, **DECAY},
     "schedule_free_adamw": {"type": "schedule_free_adamw", "epsilon": 1e-3, **DECAY},
-}  # fmt: skip
+}
 
 ON_FOUR = ("adamw",)  # how gradients are summed, clipped and decayed is that of every optimizer
 
@@ -139,10 +161,20 @@ def test_keras_clip_arguments_bound_the_sum_over_replicas() -> None:
 @pytest.mark.parametrize(
     ("kind", "compiled"),
     [
-        # Keras' sgd and adam stand for those that are Keras' alone: the rows are summed before any of them.
+        # Keras' sgd and adam stand for those that are Keras' alone: the rows are summed before any
+        # of them.
         *(
             (kind, False)
-            for kind in ("sgd", "adam", "adamw", "lamb", "adafactor", "lars", "muon", "schedule_free_adamw")
+            for kind in (
+                "sgd",
+                "adam",
+                "adamw",
+                "lamb",
+                "adafactor",
+                "lars",
+                "muon",
+                "schedule_free_adamw",
+            )
         ),
         *(
             (kind, True) for kind in ("sgd", "lars", "adadelta")
@@ -150,7 +182,9 @@ def test_keras_clip_arguments_bound_the_sum_over_replicas() -> None:
     ],
 )
 def test_repeated_rows_of_a_sparse_gradient_count_as_their_sum(kind: str, compiled: bool) -> None:
-    sparse = tf.IndexedSlices(tf.constant([[1.0, 2], [3, 4], [1, 1]]), tf.constant([1, 1, 2]), tf.constant([4, 2]))
+    sparse = tf.IndexedSlices(
+        tf.constant([[1.0, 2], [3, 4], [1, 1]]), tf.constant([1, 1, 2]), tf.constant([4, 2])
+    )
     updates, results = [], []
     for gradient in (sparse, tf.convert_to_tensor(sparse)):
         weights = keras.Variable(np.ones((4, 2)), dtype="float32")
@@ -229,7 +263,9 @@ def test_a_variable_without_a_gradient_is_named_once_and_kept() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         step(), step()
-    assert [str(w.message) for w in caught] == ["these variables have no gradient and are not trained: unused"]
+    assert [str(w.message) for w in caught] == [
+        "these variables have no gradient and are not trained: unused"
+    ]
     assert (used.numpy(), unused.numpy()) == (pytest.approx(0.71), 1.0)
     apply_gradients(optimizer, [(tf.ones(1), used), (tf.ones(1), unused)])
     assert unused.numpy() == pytest.approx(0.9)
@@ -238,11 +274,16 @@ def test_a_variable_without_a_gradient_is_named_once_and_kept() -> None:
 @pytest.mark.parametrize("count", [0, 2])
 def test_no_gradient_at_all_is_an_error(count: int) -> None:
     with pytest.raises(UsageError):
-        apply_gradients(create_optimizer(optimization("sgd")), [(None, keras.Variable(1.0))] * count)
+        apply_gradients(
+            create_optimizer(optimization("sgd")), [(None, keras.Variable(1.0))] * count
+        )
 
 
 def test_an_unbuilt_optimizer_is_built_inside_a_graph_loop() -> None:
-    weights, optimizer = keras.Variable([4.0]), create_optimizer(optimization("sgd", 1.0, momentum=0.5))
+    weights, optimizer = (
+        keras.Variable([4.0]),
+        create_optimizer(optimization("sgd", 1.0, momentum=0.5)),
+    )
 
     @tf.function
     def loop() -> None:
@@ -266,7 +307,9 @@ def test_no_operation_joins_the_gradients_of_one_replica() -> None:
 
     @tf.function
     def step(values: list[tf.Tensor]) -> None:
-        apply_gradients(optimizer, list(zip([2.0 * value for value in values], variables, strict=True)))
+        apply_gradients(
+            optimizer, list(zip([2.0 * value for value in values], variables, strict=True))
+        )
 
     graph = step.get_concrete_function([tf.constant([1.0]), tf.constant([3.0])]).graph
     assert "IdentityN" not in {operation.type for operation in graph.get_operations()}

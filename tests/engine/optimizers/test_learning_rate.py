@@ -22,7 +22,10 @@ from trainer_kit.optimizers.learning_rate import (
 
 COSINE = {
     "optimizer": {"type": "sgd"},
-    "learning_rate": {"type": "cosine", "cosine": {"initial_learning_rate": 0.4, "decay_steps": 100}},
+    "learning_rate": {
+        "type": "cosine",
+        "cosine": {"initial_learning_rate": 0.4, "decay_steps": 100},
+    },
 }
 
 
@@ -50,10 +53,15 @@ def test_an_optimizer_that_consists_of_several_has_their_rates() -> None:
     class Composite:
         optimizers = (keras.optimizers.SGD(0.5), keras.optimizers.Adam(0.25))
 
-    assert {name: float(rate) for name, rate in current_learning_rate(Composite()).items()} == {"0": 0.5, "1": 0.25}
+    assert {name: float(rate) for name, rate in current_learning_rate(Composite()).items()} == {
+        "0": 0.5,
+        "1": 0.25,
+    }
 
 
-@pytest.mark.parametrize("rate", [0.5, keras.optimizers.schedules.CosineDecay(0.5, 10)], ids=["constant", "schedule"])
+@pytest.mark.parametrize(
+    "rate", [0.5, keras.optimizers.schedules.CosineDecay(0.5, 10)], ids=["constant", "schedule"]
+)
 def test_factors_multiply_the_rate_of_a_traced_function(rate: Any) -> None:
     optimizer, variable = keras.optimizers.SGD(rate), keras.Variable(1.0)
     optimizer.build([variable])
@@ -72,7 +80,9 @@ def test_factors_multiply_the_rate_of_a_traced_function(rate: Any) -> None:
 
 
 def test_what_has_no_learning_rate_of_keras_3_has_no_factor() -> None:
-    with pytest.raises(UsageError, match="object has no learning rate that a factor could multiply"):
+    with pytest.raises(
+        UsageError, match="object has no learning rate that a factor could multiply"
+    ):
         add_learning_rate_factor(object(), "one")
 
 
@@ -106,7 +116,12 @@ def test_a_changed_rate_in_the_config_wins(kind: str) -> None:
 
 def test_schedules_and_what_has_no_rate_are_left_alone() -> None:
     schedule = tf_keras.optimizers.schedules.CosineDecay(0.5, 10)
-    for optimizer in (tf_keras.optimizers.Adam(schedule), tf_keras.optimizers.legacy.Adam(schedule), None, object()):
+    for optimizer in (
+        tf_keras.optimizers.Adam(schedule),
+        tf_keras.optimizers.legacy.Adam(schedule),
+        None,
+        object(),
+    ):
         rates = ConfiguredRates(optimizer)
         assert rates.state() == {}
         rates.restore({"": 0.5})

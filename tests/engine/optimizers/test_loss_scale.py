@@ -33,7 +33,9 @@ class Trial:
             gradient = tf.gather(gradients, index)
             with tf.GradientTape() as tape:
                 loss = scale_loss(self.optimizer, tf.reduce_sum(self.weights.value * gradient))
-            apply_gradients(self.optimizer, [(tape.gradient(loss, self.weights.value), self.weights)])
+            apply_gradients(
+                self.optimizer, [(tape.gradient(loss, self.weights.value), self.weights)]
+            )
 
         self.strategy.run(replica_step)
 
@@ -52,7 +54,9 @@ def test_a_finite_step_is_that_of_the_optimizer_alone() -> None:
     count = 2
     config = optimization("adam", global_clipnorm=0.5, epsilon=0.1)
     plain = Trial(replicas(count), lambda: create_optimizer(config))
-    scaled = Trial(replicas(count), lambda: create_optimizer(config, mixed_precision_dtype="float16"))
+    scaled = Trial(
+        replicas(count), lambda: create_optimizer(config, mixed_precision_dtype="float16")
+    )
     for row in ([3.0, 4.0], [-1.0, 0.25], [0.0, 0.1]):
         plain.step(repeated(row, count))
         scaled.step(repeated(row, count))
@@ -65,7 +69,9 @@ def test_a_finite_step_is_that_of_the_optimizer_alone() -> None:
 @pytest.mark.parametrize(("count", "bad"), [(1, np.inf), (1, -np.inf), (2, np.nan)])
 def test_an_infinite_gradient_skips_the_step_on_all_replicas(count: int, bad: float) -> None:
     config = optimization("sgd", momentum=0.9, clipvalue=1.0)
-    trial = Trial(replicas(count), lambda: create_optimizer(config, mixed_precision_dtype="float16"))
+    trial = Trial(
+        replicas(count), lambda: create_optimizer(config, mixed_precision_dtype="float16")
+    )
     trial.step(repeated([0.5, 0.5], count))
     slots = [variable.numpy() for variable in trial.optimizer.inner_optimizer.variables]
     before = on_each_replica(trial.strategy, trial.weights)
@@ -84,7 +90,10 @@ def test_an_infinite_gradient_skips_the_step_on_all_replicas(count: int, bad: fl
 
 def test_a_fixed_scale_stays_and_still_skips() -> None:
     config = optimization("sgd")
-    trial = Trial(replicas(1), lambda: create_optimizer(config, mixed_precision_dtype="float16", loss_scale=64.0))
+    trial = Trial(
+        replicas(1),
+        lambda: create_optimizer(config, mixed_precision_dtype="float16", loss_scale=64.0),
+    )
     for row in ([1.0, 1.0], [np.inf, 1.0]):
         trial.step(repeated(row, 1))
     assert trial.scale == 64.0
@@ -133,7 +142,11 @@ def test_keras_fit_trains_with_it() -> None:
 
 
 def test_variables_have_paths_of_their_own() -> None:
-    trial = Trial(replicas(1), lambda: create_optimizer(optimization("adam"), mixed_precision_dtype="float16"))
+    trial = Trial(
+        replicas(1), lambda: create_optimizer(optimization("adam"), mixed_precision_dtype="float16")
+    )
     paths = [variable.path for variable in trial.optimizer.variables]
     assert len(paths) == len(set(paths))
-    assert {"LossScale/dynamic_scale", "LossScale/step_counter", "Adam/weights_momentum"} <= set(paths)
+    assert {"LossScale/dynamic_scale", "LossScale/step_counter", "Adam/weights_momentum"} <= set(
+        paths
+    )

@@ -33,7 +33,10 @@ def expected(values: list[float], config: EMAConfig) -> list[float]:
 def test_averages_follow_the_closed_form(start: int, dynamic: bool) -> None:
     decays = {"average": 0.6, "fast": 0.1, "slow": 0.95}
     config = EMAConfig(
-        average_decay=0.6, start_step=start, dynamic_decay=dynamic, more_decays={"fast": 0.1, "slow": 0.95}
+        average_decay=0.6,
+        start_step=start,
+        dynamic_decay=dynamic,
+        more_decays={"fast": 0.1, "slow": 0.95},
     )
     weights = keras.Variable(1.0, name="w")
     average = MovingAverage([weights], config)
@@ -53,7 +56,9 @@ def test_averages_follow_the_closed_form(start: int, dynamic: bool) -> None:
 
 def keras_model(library: Any = keras) -> Any:
     """A model with batch statistics."""
-    model = library.Sequential([library.layers.Dense(3), library.layers.BatchNormalization(), library.layers.Dense(1)])
+    model = library.Sequential(
+        [library.layers.Dense(3), library.layers.BatchNormalization(), library.layers.Dense(1)]
+    )
     model.build((None, 2))
     return model
 
@@ -73,7 +78,10 @@ def test_the_config_chooses_trainable_or_all_floating_variables() -> None:
     trainable = averaged_variables(model, EMAConfig())
     everything = averaged_variables(model, EMAConfig(trainable_weights_only=False))
     assert (len(trainable), len(everything)) == (6, 8)
-    assert {v.name for v in everything} - {v.name for v in trainable} == {"moving_mean", "moving_variance"}
+    assert {v.name for v in everything} - {v.name for v in trainable} == {
+        "moving_mean",
+        "moving_variance",
+    }
     assert len(averaged_variables(Module(), EMAConfig(trainable_weights_only=False))) == 2
 
 
@@ -107,13 +115,17 @@ def test_swapping_twice_restores_the_bits_on_every_replica(library: Any) -> None
     shadows_before = [on_each_replica(strategy, shadow) for shadow in shadows]
     average.swap()
     assert average.swapped
-    for variable, shadow, weight, mean in zip(variables, shadows, weights_before, shadows_before, strict=True):
+    for variable, shadow, weight, mean in zip(
+        variables, shadows, weights_before, shadows_before, strict=True
+    ):
         np.testing.assert_array_equal(on_each_replica(strategy, variable), mean)
         np.testing.assert_array_equal(on_each_replica(strategy, shadow), weight)
         assert not np.array_equal(weight, mean)
     average.swap()
     assert not average.swapped
-    for variable, shadow, weight, mean in zip(variables, shadows, weights_before, shadows_before, strict=True):
+    for variable, shadow, weight, mean in zip(
+        variables, shadows, weights_before, shadows_before, strict=True
+    ):
         np.testing.assert_array_equal(on_each_replica(strategy, variable), weight)
         np.testing.assert_array_equal(on_each_replica(strategy, shadow), mean)
 
@@ -137,7 +149,9 @@ def test_replicas_average_alike_wherever_update_is_called(inside: bool) -> None:
     for count in (1, 2):
         step(tf.constant(count))
     np.testing.assert_array_equal(on_each_replica(strategy, average.variables["w"]), [[3.5], [3.5]])
-    np.testing.assert_array_equal(on_each_replica(strategy, average.more_variables["fast"]["w"]), [[3.875], [3.875]])
+    np.testing.assert_array_equal(
+        on_each_replica(strategy, average.more_variables["fast"]["w"]), [[3.875], [3.875]]
+    )
 
 
 def test_statistics_of_several_replicas_are_averaged() -> None:
@@ -152,7 +166,9 @@ def test_statistics_of_several_replicas_are_averaged() -> None:
         )
         average = MovingAverage([statistic], EMAConfig(average_decay=0.5, dynamic_decay=False))
     strategy.run(
-        lambda: statistic.assign(tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32))
+        lambda: statistic.assign(
+            tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+        )
     )
     average.update(1)
     assert on_each_replica(strategy, average.variables["statistic"]) == [0.25, 0.25]
@@ -167,7 +183,10 @@ def test_one_of_several_averages_is_reset_or_swapped_alone() -> None:
     average = MovingAverage([weights], EMAConfig(more_decays={"fast": 0.5}))
     weights.assign([5.0])
     average.reset(["fast"])
-    assert (average.variables["w"].numpy(), average.more_variables["fast"]["w"].numpy()) == (1.0, 5.0)
+    assert (average.variables["w"].numpy(), average.more_variables["fast"]["w"].numpy()) == (
+        1.0,
+        5.0,
+    )
     weights.assign([7.0])
     average.swap("fast")
     assert (average.swapped, weights.numpy()) == ("fast", 5.0)
@@ -187,7 +206,10 @@ def test_a_new_run_averages_from_the_loaded_weights() -> None:
 def test_variables_are_exchanged_one_by_one_on_every_replica() -> None:
     strategy = replicas(4)
     with strategy.scope():
-        ones, others = ([tf.Variable(tf.fill([2], number * sign)) for number in (1e-30, 3.0)] for sign in (1.0, -7.0))
+        ones, others = (
+            [tf.Variable(tf.fill([2], number * sign)) for number in (1e-30, 3.0)]
+            for sign in (1.0, -7.0)
+        )
     before = [[one.numpy() for one in values] for values in (ones, others)]
     tf.function(lambda: exchange(strategy, ones, others))()
     for values, expected in zip((others, ones), before, strict=True):

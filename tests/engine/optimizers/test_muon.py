@@ -12,7 +12,12 @@ from trainer_kit.checkpoints.state.variable_names import optimizer_variables
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 
-STARTS = {"kernel": np.arange(6.0).reshape(3, 2), "embedding": np.ones((2, 3)), "bias": np.ones(3), "head": np.eye(2)}
+STARTS = {
+    "kernel": np.arange(6.0).reshape(3, 2),
+    "embedding": np.ones((2, 3)),
+    "bias": np.ones(3),
+    "head": np.eye(2),
+}
 
 
 def _variables() -> list[keras.Variable]:
@@ -22,7 +27,12 @@ def _variables() -> list[keras.Variable]:
 def test_only_matrices_that_are_not_excluded_are_for_muon() -> None:
     optimizer = create_optimizer(optimization("muon", exclude_layers=("^head",)))
     optimizer.build(_variables())
-    assert [velocity is None for velocity in optimizer.adam_velocities] == [True, False, False, False]
+    assert [velocity is None for velocity in optimizer.adam_velocities] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_embeddings_are_for_muon_if_they_are_asked_for() -> None:
@@ -47,13 +57,20 @@ def test_slots_have_the_names_and_shapes_of_old_checkpoints() -> None:
 
 def test_a_variable_of_another_library_is_refused() -> None:
     optimizer = create_optimizer(optimization("muon"))
-    with pytest.raises(UsageError, match=r"is for models of Keras 3, and net/kernel is a tf\.Variable; choose another"):
+    with pytest.raises(
+        UsageError,
+        match=r"is for models of Keras 3, and net/kernel is a tf\.Variable; choose another",
+    ):
         optimizer.build([tf.Variable(np.eye(2), name="net/kernel")])
 
 
 @pytest.mark.parametrize("muon", [None, keras.optimizers.SGD], ids=["none", "another form"])
-def test_a_keras_without_it_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch, muon: object) -> None:
+def test_a_keras_without_it_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, muon: object
+) -> None:
     config = optimization("muon")
     monkeypatch.setattr(keras.optimizers, "Muon", muon)
-    with pytest.raises(UsageError, match=r"^optimizer\.type=muon needs Keras 3\.13 or newer, and Keras"):
+    with pytest.raises(
+        UsageError, match=r"^optimizer\.type=muon needs Keras 3\.13 or newer, and Keras"
+    ):
         create_optimizer(config)

@@ -23,7 +23,13 @@ from trainer_kit.optimizers.rate_groups import RateGroups
 
 START = np.array([[1.0, -2.0, 0.5], [0.25, 3.0, -1.5]], np.float32)
 GRADIENTS = np.random.default_rng(3).normal(0.0, 0.3, (5, 2, 3)).astype(np.float32)
-PATHS = ("net/embedding/table", "net/block_1/kernel", "net/block_2/kernel", "net/block_2/bias", "net/head/kernel")
+PATHS = (
+    "net/embedding/table",
+    "net/block_1/kernel",
+    "net/block_2/kernel",
+    "net/block_2/bias",
+    "net/head/kernel",
+)
 
 
 def multiplied(config: OptimizationConfig, **factors: float) -> OptimizationConfig:
@@ -33,14 +39,20 @@ def multiplied(config: OptimizationConfig, **factors: float) -> OptimizationConf
 
 
 def moved(
-    config: OptimizationConfig, *names: str, dtype: str | None = None, steps: int = 5, compiled: bool | None = False
+    config: OptimizationConfig,
+    *names: str,
+    dtype: str | None = None,
+    steps: int = 5,
+    compiled: bool | None = False,
 ) -> list[np.ndarray]:
     """Variables of the given names, with equal values and gradients, after some steps in a function.
 
     `compiled` is None: without a function, which takes less time than a trace.
     """
     variables = [keras.Variable(START, name=name) for name in names]
-    optimizer = create_optimizer(config, mixed_precision_dtype=dtype, loss_scale=1.0 if dtype else None)
+    optimizer = create_optimizer(
+        config, mixed_precision_dtype=dtype, loss_scale=1.0 if dtype else None
+    )
     optimizer.build(variables)
 
     def step(gradient: tf.Tensor) -> None:
@@ -62,7 +74,13 @@ def test_the_first_multiplier_and_the_first_layer_count() -> None:
         ],  # type: ignore[arg-type]
         layer_decay={"decay": 0.5, "layers": ["embedding", "block_1", "block_2"]},  # type: ignore[arg-type]
     )
-    assert [RateGroups.from_config(config).factor(path) for path in PATHS] == [0.25, 0.5, 5.0, 2.0, 1.0]
+    assert [RateGroups.from_config(config).factor(path) for path in PATHS] == [
+        0.25,
+        0.5,
+        5.0,
+        2.0,
+        1.0,
+    ]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
@@ -83,7 +101,8 @@ DECAY: dict[str, dict[str, Any]] = {
     "muon": {"weight_decay": 0.2},
 }
 
-# One loss scale is in front of each optimizer: these differ in how they decay weights, and in what a rate multiplies.
+# One loss scale is in front of each optimizer: these differ in how they decay weights, and in what
+# a rate multiplies.
 SCALED = ("sgd", "adamw", "lars", "muon", "schedule_free_adamw")
 
 
@@ -95,7 +114,9 @@ def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str) -> None:
     half, full = (moved(make(rate), "encoder", compiled=None) for rate in (0.05, 0.1))
     expected = [*half, START, *full]
     for dtype in (None, "float16") if kind in SCALED else (None,):
-        grouped = moved(groups, "encoder", "frozen", "head", dtype=dtype, compiled=dtype is not None)
+        grouped = moved(
+            groups, "encoder", "frozen", "head", dtype=dtype, compiled=dtype is not None
+        )
         for given, wanted in zip(grouped, expected, strict=True):
             np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
         assert not np.allclose(grouped[0], grouped[2], rtol=1e-3)

@@ -21,8 +21,17 @@ from trainer_kit.optimizers.rate_schedules import StepCosineDecay
 
 STEPS = (0, 1, 4, 5, 6, 19, 20, 21, 49, 50, 51, 99, 100, 101, 1000)
 COSINE = {"initial_learning_rate": 0.4, "decay_steps": 100, "alpha": 0.1}
-POLYNOMIAL = {"initial_learning_rate": 0.4, "decay_steps": 50, "end_learning_rate": 0.01, "power": 2.0}
-POWER_LINEAR = {"initial_learning_rate": 0.4, "total_decay_steps": 100, "linear_decay_fraction": 0.5}
+POLYNOMIAL = {
+    "initial_learning_rate": 0.4,
+    "decay_steps": 50,
+    "end_learning_rate": 0.01,
+    "power": 2.0,
+}
+POWER_LINEAR = {
+    "initial_learning_rate": 0.4,
+    "total_decay_steps": 100,
+    "linear_decay_fraction": 0.5,
+}
 STEP_COSINE = {"boundaries": [0, 50, 2000], "values": [0.4, 0.1, 0.0]}
 
 # The first word is the type.
@@ -30,8 +39,18 @@ OF_MODEL_GARDEN: dict[str, dict[str, Any]] = {
     "stepwise": {"boundaries": [5, 20, 50], "values": [0.4, 0.3, 0.2, 0.1]},
     "stepwise offset": {"boundaries": [5, 20, 50], "values": [0.4, 0.3, 0.2, 0.1], "offset": 5},
     "exponential": {"initial_learning_rate": 0.4, "decay_steps": 20, "decay_rate": 0.9},
-    "exponential offset": {"initial_learning_rate": 0.4, "decay_steps": 20, "decay_rate": 0.9, "offset": 5},
-    "exponential staircase": {"initial_learning_rate": 0.4, "decay_steps": 20, "decay_rate": 0.9, "staircase": True},
+    "exponential offset": {
+        "initial_learning_rate": 0.4,
+        "decay_steps": 20,
+        "decay_rate": 0.9,
+        "offset": 5,
+    },
+    "exponential staircase": {
+        "initial_learning_rate": 0.4,
+        "decay_steps": 20,
+        "decay_rate": 0.9,
+        "staircase": True,
+    },
     "polynomial": POLYNOMIAL,
     "polynomial offset": {**POLYNOMIAL, "offset": 5},
     "polynomial cycle": {**POLYNOMIAL, "cycle": True},
@@ -41,14 +60,28 @@ OF_MODEL_GARDEN: dict[str, dict[str, Any]] = {
     "power_linear": POWER_LINEAR,
     "power_linear offset": {**POWER_LINEAR, "offset": 5},
     "power_linear without a line": {**POWER_LINEAR, "linear_decay_fraction": 0.0},
-    "power_with_offset": {"initial_learning_rate": 0.4, "offset": 20, "pre_offset_learning_rate": 0.3},
-    "power_with_offset capped": {"initial_learning_rate": 9.0, "offset": 2, "pre_offset_learning_rate": 0.2},
+    "power_with_offset": {
+        "initial_learning_rate": 0.4,
+        "offset": 20,
+        "pre_offset_learning_rate": 0.3,
+    },
+    "power_with_offset capped": {
+        "initial_learning_rate": 9.0,
+        "offset": 2,
+        "pre_offset_learning_rate": 0.2,
+    },
     "step_cosine_with_offset": STEP_COSINE,
     "step_cosine_with_offset offset": {**STEP_COSINE, "offset": 5},
 }
 OF_KERAS: dict[str, tuple[dict[str, Any], Any]] = {
     "cosine_restarts": (
-        {"initial_learning_rate": 0.4, "first_decay_steps": 20, "t_mul": 1.5, "m_mul": 0.8, "alpha": 0.1},
+        {
+            "initial_learning_rate": 0.4,
+            "first_decay_steps": 20,
+            "t_mul": 1.5,
+            "m_mul": 0.8,
+            "alpha": 0.1,
+        },
         keras.optimizers.schedules.CosineDecayRestarts(0.4, 20, 1.5, 0.8, 0.1),
     ),
     "inverse_time": (
@@ -62,9 +95,24 @@ OF_KERAS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 CYCLES = {
     "one_cycle": {"pct_start": 0.3, "rise": "cosine", "div_factor": 25.0, "final_div_factor": 1e4},
-    "one_cycle linear": {"pct_start": 0.25, "rise": "linear", "div_factor": 10.0, "final_div_factor": 2.0},
-    "one_cycle without a rise": {"pct_start": 0.0, "rise": "linear", "div_factor": 10.0, "final_div_factor": 2.0},
-    "one_cycle without a fall": {"pct_start": 1.0, "rise": "cosine", "div_factor": 10.0, "final_div_factor": 2.0},
+    "one_cycle linear": {
+        "pct_start": 0.25,
+        "rise": "linear",
+        "div_factor": 10.0,
+        "final_div_factor": 2.0,
+    },
+    "one_cycle without a rise": {
+        "pct_start": 0.0,
+        "rise": "linear",
+        "div_factor": 10.0,
+        "final_div_factor": 2.0,
+    },
+    "one_cycle without a fall": {
+        "pct_start": 1.0,
+        "rise": "cosine",
+        "div_factor": 10.0,
+        "final_div_factor": 2.0,
+    },
 }
 WARMUPS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -75,11 +123,17 @@ WARMUPS: dict[str, dict[str, Any]] = {
 SECTIONS = {
     **OF_MODEL_GARDEN,
     **{case: fields for case, (fields, _) in OF_KERAS.items()},
-    **{case: {"max_learning_rate": 0.3, "total_steps": 100, **fields} for case, fields in CYCLES.items()},
+    **{
+        case: {"max_learning_rate": 0.3, "total_steps": 100, **fields}
+        for case, fields in CYCLES.items()
+    },
     "one_cycle offset": {"max_learning_rate": 0.3, "total_steps": 100, "offset": 40},
     "constant": {"learning_rate": 0.25},
 }
-WARMED_UP = [*((case, "none") for case in SECTIONS if case != "constant"), *(("cosine", warmup) for warmup in WARMUPS)]
+WARMED_UP = [
+    *((case, "none") for case in SECTIONS if case != "constant"),
+    *(("cosine", warmup) for warmup in WARMUPS),
+]
 
 
 def schedule_config(case: str, warmup: str = "none", **fields: Any) -> OptimizationConfig:
@@ -100,12 +154,17 @@ def test_rates_equal_those_of_model_garden(case: str, warmup: str) -> None:
     sections = {"optimizer": {"type": "sgd"}, "warmup": WARMUPS[warmup]}
     kind = case.split()[0]
     sections["learning_rate"] = {"type": kind, kind: SECTIONS[case]}
-    ours, theirs = create_learning_rate(config), OptimizerFactory(GardenConfig(sections)).build_learning_rate()
+    ours, theirs = (
+        create_learning_rate(config),
+        OptimizerFactory(GardenConfig(sections)).build_learning_rate(),
+    )
     if (case, warmup) == ("constant", "none"):
         assert isinstance(ours, float) and ours == 0.25
         return
 
-    rates, expected = ([float(rate(tf.constant(step, tf.int64))) for step in STEPS] for rate in (ours, theirs))
+    rates, expected = (
+        [float(rate(tf.constant(step, tf.int64))) for step in STEPS] for rate in (ours, theirs)
+    )
     np.testing.assert_allclose(rates, expected, rtol=5e-6, atol=1e-8)
 
 
@@ -114,15 +173,21 @@ def test_rates_equal_those_of_model_garden(case: str, warmup: str) -> None:
 def test_schedules_that_model_garden_lacks_equal_those_of_keras(case: str, offset: int) -> None:
     ours: Any = create_learning_rate(schedule_config(case, offset=offset))
     expected = [float(OF_KERAS[case][1](max(step - offset, 0))) for step in STEPS]
-    np.testing.assert_allclose([float(ours(tf.constant(step, tf.int64))) for step in STEPS], expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        [float(ours(tf.constant(step, tf.int64))) for step in STEPS], expected, rtol=1e-6
+    )
 
 
-def one_cycle(step: float, pct_start: float, rise: str, div_factor: float, final_div_factor: float) -> float:
+def one_cycle(
+    step: float, pct_start: float, rise: str, div_factor: float, final_div_factor: float
+) -> float:
     """Returns the rate of the 1cycle policy with 0.3 as the highest rate, over 100 steps."""
     step, peak, first = min(max(step, 0), 100), 100 * pct_start, 0.3 / div_factor
     if step <= peak:
         part = step / peak if peak else 1.0
-        return float(first + (0.3 - first) * (part if rise == "linear" else (1 - np.cos(np.pi * part)) / 2))
+        return float(
+            first + (0.3 - first) * (part if rise == "linear" else (1 - np.cos(np.pi * part)) / 2)
+        )
     last = first / final_div_factor
     return float(last + (0.3 - last) * (1 + np.cos(np.pi * (step - peak) / (100 - peak))) / 2)
 
@@ -133,14 +198,18 @@ def test_one_cycle_follows_its_formula(case: str, offset: int) -> None:
     schedule: Any = create_learning_rate(schedule_config(case, offset=offset))
     steps = (-5, 0, 1, 10, 25, 29, 30, 31, 50, 75, 99, 100, 101, 10**6)
     expected = [one_cycle(step, **CYCLES[case]) for step in steps]  # type: ignore[arg-type]
-    np.testing.assert_allclose([float(schedule(step + offset)) for step in steps], expected, rtol=1e-5, atol=3e-7)
+    np.testing.assert_allclose(
+        [float(schedule(step + offset)) for step in steps], expected, rtol=1e-5, atol=3e-7
+    )
 
 
 @pytest.mark.parametrize(("case", "warmup"), WARMED_UP)
 def test_graph_and_xla_give_the_eager_rate_in_float32(case: str, warmup: str) -> None:
     schedule: Any = create_learning_rate(schedule_config(case, warmup))
     in_graph = tf.function(schedule, input_signature=[tf.TensorSpec((), tf.int64)])
-    compiled = tf.function(schedule, input_signature=[tf.TensorSpec((), tf.int64)], jit_compile=True)
+    compiled = tf.function(
+        schedule, input_signature=[tf.TensorSpec((), tf.int64)], jit_compile=True
+    )
     for step in (0, 5, 50, 95):
         step = tf.constant(step, tf.int64)
         assert in_graph(step).dtype == tf.float32
@@ -151,7 +220,9 @@ def test_graph_and_xla_give_the_eager_rate_in_float32(case: str, warmup: str) ->
 @pytest.mark.parametrize(("case", "warmup"), [*WARMED_UP, ("constant", "linear")])
 def test_keras_can_save_and_load_a_schedule(case: str, warmup: str) -> None:
     schedule: Any = create_learning_rate(schedule_config(case, warmup))
-    loaded: Any = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
+    loaded: Any = keras.optimizers.schedules.deserialize(
+        keras.optimizers.schedules.serialize(schedule)
+    )
     assert type(loaded) is type(schedule)
     assert [float(loaded(step)) for step in STEPS] == [float(schedule(step)) for step in STEPS]
 
@@ -159,7 +230,11 @@ def test_keras_can_save_and_load_a_schedule(case: str, warmup: str) -> None:
 @pytest.mark.parametrize(
     ("boundaries", "values", "rates"),
     [
-        ([0, 50], [0.4, 0.1], {49: 0.1003, 50: 0.1, 51: 0.1, 10**6: 0.1}),  # where Model Garden's is NaN
+        (
+            [0, 50],
+            [0.4, 0.1],
+            {49: 0.1003, 50: 0.1, 51: 0.1, 10**6: 0.1},
+        ),  # where Model Garden's is NaN
         ([100, 200], [0.4, 0.0], {0: 0.4, 50: 0.4, 100: 0.4, 150: 0.2, 200: 0.0}),
         ([0], [0.25], {0: 0.25, 1: 0.25, 1000: 0.25}),
     ],
@@ -169,11 +244,15 @@ def test_step_cosine_keeps_its_first_and_last_value(
     boundaries: list[int], values: list[float], rates: dict[int, float]
 ) -> None:
     schedule = StepCosineDecay(boundaries, values)
-    np.testing.assert_allclose([float(schedule(step)) for step in rates], [*rates.values()], rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(
+        [float(schedule(step)) for step in rates], [*rates.values()], rtol=1e-3, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize(("boundaries", "values"), [([], []), ([0, 5], [0.1]), ([0], [0.1, 0.2])])
-def test_step_cosine_refuses_an_unequal_number_of_boundaries(boundaries: list[int], values: list[float]) -> None:
+def test_step_cosine_refuses_an_unequal_number_of_boundaries(
+    boundaries: list[int], values: list[float]
+) -> None:
     with pytest.raises(UsageError):
         StepCosineDecay(boundaries, values)
 
@@ -194,7 +273,10 @@ def unregister() -> Any:
 @pytest.mark.usefixtures("unregister")
 @pytest.mark.parametrize(
     "built",
-    [lambda step: 0.1 * tf.cast(step, tf.float64), keras.optimizers.schedules.PolynomialDecay(0.0, 10, 1.0)],
+    [
+        lambda step: 0.1 * tf.cast(step, tf.float64),
+        keras.optimizers.schedules.PolynomialDecay(0.0, 10, 1.0),
+    ],
     ids=["a function of the step", "a Keras schedule"],
 )
 def test_a_registered_schedule_gives_rates_and_takes_a_warmup(built: Any) -> None:

@@ -22,17 +22,23 @@ class _Run:
     """A small model and its optimizer, and what a checkpoint of them holds."""
 
     def __init__(self, config: OptimizationConfig) -> None:
-        self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+        self.model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)]
+        )
         self.optimizer = create_optimizer(config)
         self.optimizer.build(self.model.trainable_variables)
-        weights = {f"w{i}": variable.value for i, variable in enumerate(self.model.trainable_variables)}
+        weights = {
+            f"w{i}": variable.value for i, variable in enumerate(self.model.trainable_variables)
+        }
         slots: Any = optimizer_variables(self.optimizer, self.model)
         self.saved = {**weights, **slots}
 
     def train(self, steps: int) -> None:
         variables = self.model.trainable_variables
         for step in range(steps):
-            apply_gradients(self.optimizer, [(tf.fill(v.shape, 0.1 * (step + 1)), v) for v in variables])
+            apply_gradients(
+                self.optimizer, [(tf.fill(v.shape, 0.1 * (step + 1)), v) for v in variables]
+            )
 
     def values(self) -> dict[str, np.ndarray]:
         return {name: variable.numpy() for name, variable in self.saved.items()}

@@ -32,7 +32,9 @@ def decayed(optimizer: Any, model: Any) -> set[str]:
     """Names of the variables, all ones, that a step with zero gradients changes."""
     variables = model.trainable_variables
     apply_gradients(optimizer, [(tf.zeros_like(tf.convert_to_tensor(v)), v) for v in variables])
-    changed = {variable_path(v).removeprefix("net/") for v in variables if not np.all(np.asarray(v) == 1.0)}
+    changed = {
+        variable_path(v).removeprefix("net/") for v in variables if not np.all(np.asarray(v) == 1.0)
+    }
     for variable in variables:
         variable.assign(np.ones(variable.shape))
     return changed
@@ -51,10 +53,19 @@ DECAYING: dict[str, dict[str, Any]] = {
 }
 RULES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "all": ({}, {"dense/kernel", "dense/bias", "layer_norm/gamma", "layer_norm/beta"}),
-    "by layer and by name": ({"exclude_from_weight_decay": ("layer_norm", "bias")}, {"dense/kernel"}),
-    "anchored": ({"exclude_from_weight_decay": ("kernel$",)}, {"dense/bias", "layer_norm/gamma", "layer_norm/beta"}),
+    "by layer and by name": (
+        {"exclude_from_weight_decay": ("layer_norm", "bias")},
+        {"dense/kernel"},
+    ),
+    "anchored": (
+        {"exclude_from_weight_decay": ("kernel$",)},
+        {"dense/bias", "layer_norm/gamma", "layer_norm/beta"},
+    ),
     "include wins": (
-        {"exclude_from_weight_decay": ("layer_norm", "bias"), "include_in_weight_decay": ("norm/g",)},
+        {
+            "exclude_from_weight_decay": ("layer_norm", "bias"),
+            "include_in_weight_decay": ("norm/g",),
+        },
         {"dense/kernel", "layer_norm/gamma"},
     ),
 }
@@ -66,7 +77,9 @@ def test_each_optimizer_leaves_excluded_variables_alone(kind: str, library: Any)
     if (kind, library) == ("muon", tf_keras):
         pytest.skip("muon is for models of Keras 3")
     fields = {**DECAYING[kind], "exclude_from_weight_decay": ("layer_norm/", "bias")}
-    assert decayed(create_optimizer(optimization(kind, **fields)), layers(library)) == {"dense/kernel"}
+    assert decayed(create_optimizer(optimization(kind, **fields)), layers(library)) == {
+        "dense/kernel"
+    }
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
@@ -82,8 +95,13 @@ def test_adamw_decays_what_the_patterns_say(rule: str, dtype: str, library: Any)
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_adafactor_decays_only_what_is_included(library: Any) -> None:
     fields = {"weight_decay": 0.5, "include_in_weight_decay": "kernel"}
-    assert decayed(create_optimizer(optimization("adafactor", **fields)), layers(library)) == {"dense/kernel"}
-    assert len(decayed(create_optimizer(optimization("adafactor", weight_decay=0.5)), layers(library))) == 4
+    assert decayed(create_optimizer(optimization("adafactor", **fields)), layers(library)) == {
+        "dense/kernel"
+    }
+    assert (
+        len(decayed(create_optimizer(optimization("adafactor", weight_decay=0.5)), layers(library)))
+        == 4
+    )
 
 
 @pytest.mark.parametrize("kind", [*DECAYING, "adafactor"])
@@ -94,11 +112,17 @@ def test_without_weight_decay_zero_gradients_change_nothing(kind: str) -> None:
 
 def test_muon_decays_what_adam_updates_by_a_rate_of_its_own() -> None:
     optimizer = create_optimizer(optimization("muon", weight_decay=0.0, adam_weight_decay=0.5))
-    assert decayed(optimizer, layers(keras)) == {"dense/bias", "layer_norm/gamma", "layer_norm/beta"}
+    assert decayed(optimizer, layers(keras)) == {
+        "dense/bias",
+        "layer_norm/gamma",
+        "layer_norm/beta",
+    }
 
 
 def test_a_pattern_that_finds_nothing_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    config = optimization("adamw", weight_decay_rate=0.5, exclude_from_weight_decay=("LayerNorm", "bias"))
+    config = optimization(
+        "adamw", weight_decay_rate=0.5, exclude_from_weight_decay=("LayerNorm", "bias")
+    )
     with caplog.at_level(logging.WARNING, logger="trainer_kit.optimizers.weight_decay"):
         create_optimizer(config).build(layers(keras).trainable_variables)
     assert [record.getMessage() for record in caplog.records] == [

@@ -25,7 +25,9 @@ def _raised(points: np.ndarray | None = None) -> Exception:
     return caught.value
 
 
-def test_the_deepest_line_of_the_user_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_deepest_line_of_the_user_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert print_error(_raised(), model_dir=str(tmp_path)) == 1
     first, code, why, where, *_ = capsys.readouterr().err.splitlines()
     assert first.startswith(f"error: {__file__}:") and first.endswith(", in _failing")
@@ -33,7 +35,9 @@ def test_the_deepest_line_of_the_user_comes_first(tmp_path: Path, capsys: pytest
     assert where == "  where points is float32 [2, 3]"
 
 
-def test_the_traceback_goes_to_the_folder_of_a_recorded_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_traceback_goes_to_the_folder_of_a_recorded_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "params.yaml").write_text("")
     print_error(_raised(), model_dir=str(tmp_path))
     [file] = (tmp_path / "errors").iterdir()
@@ -41,14 +45,18 @@ def test_the_traceback_goes_to_the_folder_of_a_recorded_run(tmp_path: Path, caps
     assert "Traceback (most recent call last)" in file.read_text()
 
 
-def test_without_a_record_the_model_dir_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_record_the_model_dir_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_error(_raised(), model_dir=str(tmp_path / "run"))
     file = Path(capsys.readouterr().err.splitlines()[-1].split(": ")[1])
     assert file.is_file() and not (tmp_path / "run").exists()
     file.unlink()
 
 
-def test_debug_prints_the_traceback_and_writes_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_prints_the_traceback_and_writes_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "params.yaml").write_text("")
     print_error(_raised(), debug=True, model_dir=str(tmp_path))
     text = capsys.readouterr().err
@@ -61,7 +69,9 @@ def test_an_explained_error_is_its_message_and_its_code(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "error: no batch\n"
 
 
-def test_an_error_without_a_user_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_without_a_user_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(TypeError) as caught:
         int("1", bases=3)  # type: ignore[call-overload]
     error = caught.value
@@ -71,7 +81,9 @@ def test_an_error_without_a_user_says_so(tmp_path: Path, capsys: pytest.CaptureF
     assert "no line of your code is in this traceback" in capsys.readouterr().err
 
 
-def test_a_variable_made_from_a_steps_values_gets_advice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variable_made_from_a_steps_values_gets_advice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     made: list[tf.Variable] = []
 
     @tf.function(autograph=False)  # type: ignore[misc]
@@ -82,7 +94,10 @@ def test_a_variable_made_from_a_steps_values_gets_advice(capsys: pytest.CaptureF
         step.get_concrete_function(tf.TensorSpec([2]))
     print_error(caught.value, debug=True)
     report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
-    assert "create variables in build_model, and those of an optimizer with optimizer.build(variables)\n" in report
+    assert (
+        "create variables in build_model, and those of an optimizer with optimizer.build(variables)\n"
+        in report
+    )
 
 
 def _leaving(value: tf.Tensor) -> tf.Tensor:
@@ -95,10 +110,14 @@ def test_an_exit_is_reported_with_its_line_or_function(translated: bool) -> None
         tf.function(_leaving, autograph=translated)(tf.zeros([3]))
     line = _leaving.__code__.co_firstlineno + 1
     place = "your code, in _leaving," if translated else f"{__file__}:{line}: this line"
-    assert str(exit_error(caught.value)).startswith(f"{place} ends the program (SystemExit(3)); raise an error")
+    assert str(exit_error(caught.value)).startswith(
+        f"{place} ends the program (SystemExit(3)); raise an error"
+    )
 
 
-def test_a_report_has_few_lines_however_much_there_is_to_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_has_few_lines_however_much_there_is_to_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     error = _raised()
     add_note(error, "\n".join(map(str, range(100))))
     print_error(error, debug=True)
@@ -110,7 +129,10 @@ def test_a_report_has_few_lines_however_much_there_is_to_say(capsys: pytest.Capt
     ("text", "line"),
     [
         ("{{function_node __wrapped__Sub}} sizes differ [Op:Sub] name: ", "sizes differ"),
-        ("in user code:\n\n    File \"a.py\", line 3, in f  *\n        x = y\n\n    ValueError: no fit\n", "no fit"),
+        (
+            'in user code:\n\n    File "a.py", line 3, in f  *\n        x = y\n\n    ValueError: no fit\n',
+            "no fit",
+        ),
         (
             "Graph execution error:\n\nDetected at node A defined at (most recent call last):\n"
             '  File "a.py", line 3, in f\n\nlabel 7\n\t [[{{node A}}]] [Op:__inference_1]',
@@ -122,7 +144,7 @@ def test_a_report_has_few_lines_however_much_there_is_to_say(capsys: pytest.Capt
             "cannot add for the operation Sub with input shapes: [2], [3].",
         ),
     ],
-)  # fmt: skip
+)
 def test_the_reason_is_without_stacks_and_names_of_nodes(text: str, line: str) -> None:
     assert reason(ValueError(text)) == [f"ValueError: {line}"]
 

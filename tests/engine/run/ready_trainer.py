@@ -14,8 +14,8 @@ from trainer_kit.training.trainer_creation import create_exporter, create_traine
 class ReadyTrainer:
     """Hands out one trainer to a run after the other, each time as a new one would be.
 
-    For runs whose trainers would be alike: their configs may differ in what the controller and the callbacks read.
-    A run that is asked to stop needs a trainer of its own.
+    For runs whose trainers would be alike: their configs may differ in what the controller and the
+    callbacks read. A run that is asked to stop needs a trainer of its own.
 
     Args:
       config: An experiment that the runs have in common.
@@ -26,7 +26,11 @@ class ReadyTrainer:
         prepare(config)
         self._config = config
         self._trainer = create_trainer(config, task_type(config.task))
-        variables = [*self._trainer.model.variables, *self._trainer.optimizer.variables, self._trainer.global_step]
+        variables = [
+            *self._trainer.model.variables,
+            *self._trainer.optimizer.variables,
+            self._trainer.global_step,
+        ]
         self._begun = [(variable, variable.numpy()) for variable in variables]
         self._state_parts = dict(self._trainer.state.python_state._parts)
 
@@ -34,7 +38,8 @@ class ReadyTrainer:
         """Returns the trainer with its first weights, and without what the callbacks of earlier runs have added.
 
         Args:
-          keeps_best_in: The folder of a run whose evaluations keep the best checkpoints of the config; None: none do.
+          keeps_best_in: The folder of a run whose evaluations keep the best checkpoints of the
+            config; None: none do.
         """
         for variable, value in self._begun:
             variable.assign(value)

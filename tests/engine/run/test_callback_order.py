@@ -46,12 +46,22 @@ class _Made:
         self.trainer = create_trainer(self.config, TinyTask(self.config.task), True, True, None)
         self.directory = RunDirectory(str(folder), self.config.trainer, "side")
         self.manager = CheckpointManager(self.trainer, self.directory, self.config.trainer)
-        self.history = RunHistory(Ledger(self.directory.ledger, dataset="d", config_hash="a"), None, (), None)
+        self.history = RunHistory(
+            Ledger(self.directory.ledger, dataset="d", config_hash="a"), None, (), None
+        )
 
         self.writer = _Kept()
 
     def callbacks(self, trainer: Any = None, **more: Any) -> list[Callback]:
-        known = (self.config, trainer or self.trainer, self.manager, self.history, self.writer, [_Mine()], Actions())
+        known = (
+            self.config,
+            trainer or self.trainer,
+            self.manager,
+            self.history,
+            self.writer,
+            [_Mine()],
+            Actions(),
+        )
         return callbacks_of_run(*known, **more)
 
     def names(self, trainer: Any = None, **more: Any) -> list[str]:
@@ -66,7 +76,12 @@ class _Made:
         ({}, {"trains": False}, ["report"]),
         ({}, {"trainer": object()}, ["report"]),
     ],
-    ids=["a run that trains", "switched off", "a run that does not train", "a trainer of another kind"],
+    ids=[
+        "a run that trains",
+        "switched off",
+        "a run that does not train",
+        "a trainer of another kind",
+    ],
 )
 def test_a_record_comes_first_and_the_divergence_checks_last(
     tmp_path: Path, options: dict[str, Any], more: dict[str, Any], last: list[str]
@@ -77,13 +92,17 @@ def test_a_record_comes_first_and_the_divergence_checks_last(
 def test_a_sidecar_records_last_and_checks_no_divergence(tmp_path: Path) -> None:
     made = _Made(tmp_path)
     lease = Lease(made.directory.evals, "side", lambda: ("wait", 0))
-    sidecar = Sidecar(made.directory, made.history.ledger, None, None, lease, 20, made.trainer.global_step)
+    sidecar = Sidecar(
+        made.directory, made.history.ledger, None, None, lease, 20, made.trainer.global_step
+    )
     assert made.names(sidecar=sidecar, trains=False) == ["_Mine", "actions", "report", "ledger"]
 
 
 def test_reports_follow_all_that_may_report(tmp_path: Path) -> None:
     made = _Made(tmp_path)
-    early = EarlyStopping(EarlyStoppingConfig(metric="accuracy", patience=3), made.history.ledger, "")
+    early = EarlyStopping(
+        EarlyStoppingConfig(metric="accuracy", patience=3), made.history.ledger, ""
+    )
     names = made.names(early=early, profile=Profile("1:2", str(tmp_path), 100))
     assert names[1:6] == ["trace", "_Mine", "actions", early.name, "report"]
 

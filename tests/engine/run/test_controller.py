@@ -75,16 +75,22 @@ def _controller(
 ) -> tuple[Controller, _Kept]:
     kept = _Kept()
     times = arguments.pop("times", None)
-    trainer = SavedTrainer(tf.train.Checkpoint(global_step=counter.global_step), counter.global_step)
+    trainer = SavedTrainer(
+        tf.train.Checkpoint(global_step=counter.global_step), counter.global_step
+    )
     manager = manager_of(trainer, folder, max_to_keep=99, interval=interval, asynchronous=False)
     shown = [Actions(train_actions, eval_actions), Reports(kept, batch_size)]
     members = [one for one in callbacks if not isinstance(one, FiniteCheck)]
     members += [*shown, *(one for one in callbacks if isinstance(one, FiniteCheck))]
     controller = Controller(
         callbacks=CallbackList(Run(counter, str(folder)), members, times),
-        trainer=counter, evaluator=counter, global_step=counter.global_step, steps_per_loop=4,
-        checkpoint_manager=manager, **arguments,
-    )  # fmt: skip
+        trainer=counter,
+        evaluator=counter,
+        global_step=counter.global_step,
+        steps_per_loop=4,
+        checkpoint_manager=manager,
+        **arguments,
+    )
     controller.restore_checkpoint()
     return controller, kept
 
@@ -150,7 +156,9 @@ def test_a_trainer_that_takes_extra_steps_is_still_evaluated(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 6.0])
 def test_a_diverged_loss_ends_the_run_without_a_save(tmp_path: Path, loss: float) -> None:
-    controller, kept = _controller(tmp_path, _Counter(losses={12: loss}), callbacks=[FiniteCheck(5.0)])
+    controller, kept = _controller(
+        tmp_path, _Counter(losses={12: loss}), callbacks=[FiniteCheck(5.0)]
+    )
     with pytest.raises(DivergedError, match=r"at step 12 .*loss_upper_bound is 5\)"):
         controller.train(20)
     assert _steps(kept) == [4, 8, 12]  # the last one is reported too
@@ -158,7 +166,9 @@ def test_a_diverged_loss_ends_the_run_without_a_save(tmp_path: Path, loss: float
 
 
 def test_a_high_loss_counts_from_the_first_step_of_its_bound(tmp_path: Path) -> None:
-    controller, _ = _controller(tmp_path, _Counter(losses={4: 6.0, 12: 6.0}), callbacks=[FiniteCheck(5.0, 8)])
+    controller, _ = _controller(
+        tmp_path, _Counter(losses={4: 6.0, 12: 6.0}), callbacks=[FiniteCheck(5.0, 8)]
+    )
     with pytest.raises(DivergedError, match="at step 12"):
         controller.train(20)
     free, kept = _controller(tmp_path, _Counter(losses={4: float("nan")}))
@@ -172,7 +182,10 @@ def _raise_stop(logs: Any) -> None:
 
 def test_an_action_that_stops_gets_a_save_and_an_evaluation(tmp_path: Path) -> None:
     counter, seen = _Counter(), []
-    actions = [lambda logs: _raise_stop(logs) if int(counter.global_step) == 8 else None, seen.append]
+    actions = [
+        lambda logs: _raise_stop(logs) if int(counter.global_step) == 8 else None,
+        seen.append,
+    ]
     controller, kept = _controller(tmp_path, counter, train_actions=actions)
     assert controller.train_and_evaluate(train_steps=40, eval_interval=20) == {"accuracy": 0.5}
     assert (controller.run.stop_reason, len(seen), counter.evaluated) == ("enough", 2, [8])
@@ -181,7 +194,9 @@ def test_an_action_that_stops_gets_a_save_and_an_evaluation(tmp_path: Path) -> N
 
 def test_a_diverged_loop_is_not_saved_when_an_action_stops(tmp_path: Path) -> None:
     counter = _Counter(losses={8: float("nan")})
-    controller, _ = _controller(tmp_path, counter, callbacks=[FiniteCheck(5.0)], train_actions=[_raise_stop])
+    controller, _ = _controller(
+        tmp_path, counter, callbacks=[FiniteCheck(5.0)], train_actions=[_raise_stop]
+    )
     counter.global_step.assign(4)
     with pytest.raises(DivergedError):
         controller.train(20)
@@ -220,7 +235,11 @@ def test_a_rewind_cancels_the_stop_of_an_action(tmp_path: Path) -> None:
         tmp_path, counter, interval=8, callbacks=[FiniteCheck(5.0), back], train_actions=[stop_once]
     )
     controller.train(20)
-    assert (int(counter.global_step), controller.run.stop_reason, back.rewound_to) == (20, "", [(8, 8)])
+    assert (int(counter.global_step), controller.run.stop_reason, back.rewound_to) == (
+        20,
+        "",
+        [(8, 8)],
+    )
 
 
 @pytest.mark.parametrize("event", ["loop_end", "evaluation_end"])
@@ -257,7 +276,9 @@ class _Sets(_Counter):
     def validation_intervals(self, default: int | None) -> dict[str, int | None]:
         return {"often": 4, "rare": 40}
 
-    def evaluate(self, num_steps: tf.Tensor, sets: Sequence[str] = ("often", "rare")) -> dict[str, Any]:
+    def evaluate(
+        self, num_steps: tf.Tensor, sets: Sequence[str] = ("often", "rare")
+    ) -> dict[str, Any]:
         self.taken.append((int(self.global_step), *sets))
         return {name: {"accuracy": tf.constant(0.5)} for name in sets}
 
@@ -266,7 +287,14 @@ def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
     counter = _Sets()
     controller, _ = _controller(tmp_path, counter, interval=4, callbacks=[_BackOnce(4, at=12)])
     assert set(controller.train_and_evaluate(train_steps=16)) == {"often", "rare"}
-    steps = [(4, "often"), (8, "often"), (4, "often"), (8, "often"), (12, "often"), (16, "often", "rare")]
+    steps = [
+        (4, "often"),
+        (8, "often"),
+        (4, "often"),
+        (8, "often"),
+        (12, "often"),
+        (16, "often", "rare"),
+    ]
     assert counter.taken == steps
 
 
@@ -287,7 +315,9 @@ class _AsksIn(Callback):
     def _ask(self, event: str, run: Run) -> None:
         if event == self._event and run.step == 8 and not self._asked:
             self._asked = True
-            {"save": run.save, "evaluate": run.evaluate, "stop": lambda: run.stop("enough")}[self._request]()
+            {"save": run.save, "evaluate": run.evaluate, "stop": lambda: run.stop("enough")}[
+                self._request
+            ]()
 
     def loop_end(self, run: Run, logs: Any) -> None:
         self._ask("loop_end", run)
@@ -310,14 +340,21 @@ ASKED = {
     ("checkpoint_begin", "save"): PLANNED,
     ("evaluation_end", "save"): PLANNED,
     ("boundary_end", "evaluate"): ["save 8", "evaluate 8", "evaluate 12", "save 16", "evaluate 16"],
-    **{(event, "stop"): PLANNED[:2] for event in ("loop_end", "checkpoint_begin", "evaluation_end", "boundary_end")},
+    **{
+        (event, "stop"): PLANNED[:2]
+        for event in ("loop_end", "checkpoint_begin", "evaluation_end", "boundary_end")
+    },
 }
 
 
 @pytest.mark.parametrize(("event", "request_"), ASKED)
-def test_a_request_is_carried_out_whenever_it_is_made(tmp_path: Path, event: str, request_: str) -> None:
+def test_a_request_is_carried_out_whenever_it_is_made(
+    tmp_path: Path, event: str, request_: str
+) -> None:
     order: list[str] = []
-    controller, kept = _controller(tmp_path, _Counter(), interval=8, callbacks=[_AsksIn(event, request_, order)])
+    controller, kept = _controller(
+        tmp_path, _Counter(), interval=8, callbacks=[_AsksIn(event, request_, order)]
+    )
     controller.train_and_evaluate(train_steps=16, eval_interval=8)
     assert order == ASKED[event, request_]
     evaluated = [int(one.split()[1]) for one in order if one.startswith("evaluate")]
@@ -360,7 +397,9 @@ def test_loops_are_cut_where_a_callback_wants_to_be_called(tmp_path: Path) -> No
 
 def test_a_rewind_to_a_step_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     controller, _ = _controller(tmp_path, _Counter(), callbacks=[_BackOnce(5, at=8)])
-    with pytest.raises(UsageError, match=r"go back to step 5 \(to try again\): .* holds no checkpoint"):
+    with pytest.raises(
+        UsageError, match=r"go back to step 5 \(to try again\): .* holds no checkpoint"
+    ):
         controller.train(20)
 
 

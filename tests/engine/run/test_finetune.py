@@ -34,7 +34,9 @@ MODE = "continuous_train_and_eval"
 FOREIGN = "finetune-20/ckpt-10.index"
 LATEST = {"policy": "latest"}
 _models: list[Any] = []
-_needed: list[set[int]] = []  # which checkpoints are kept at each evaluation of the fine-tunings in `finished`
+_needed: list[
+    set[int]
+] = []  # which checkpoints are kept at each evaluation of the fine-tunings in `finished`
 
 
 @configclass
@@ -49,14 +51,21 @@ class _NotedTask(LinearTask):
     """Notes its models, and which of those before are still there when the next one is built."""
 
     def build_model(self) -> Any:
-        _models.append(sum(model() is not None for model in _models if isinstance(model, weakref.ref)))
+        _models.append(
+            sum(model() is not None for model in _models if isinstance(model, weakref.ref))
+        )
         model = super().build_model()
         _models.append(weakref.ref(model))
         return model
 
 
 def _config(pretraining: Path, task: TinyConfig | None = None, **trainer: Any) -> ExperimentConfig:
-    steps = {"train_steps": 10, "checkpoint_interval": 5, "best_checkpoint_eval_metric": "accuracy", **trainer}
+    steps = {
+        "train_steps": 10,
+        "checkpoint_interval": 5,
+        "best_checkpoint_eval_metric": "accuracy",
+        **trainer,
+    }
     config = linear_experiment(**steps).replace(task=task or LinearConfig())
     return config.replace(task={"init_checkpoint": str(pretraining)})
 
@@ -106,25 +115,40 @@ def without_best(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
     records = [read_json(path) for path in folder.glob("metrics-*.json")]
-    return {record["step"]: record for record in sorted(records, key=lambda record: int(record["step"]))}
+    return {
+        record["step"]: record for record in sorted(records, key=lambda record: int(record["step"]))
+    }
 
 
-def test_the_metrics_of_each_checkpoint_differ_and_name_it(finished: Path, pretrained: Path) -> None:
+def test_the_metrics_of_each_checkpoint_differ_and_name_it(
+    finished: Path, pretrained: Path
+) -> None:
     found = _metrics(finished)
     assert list(found) == [10, 20, 30]
-    assert [record["checkpoint"] for record in found.values()] == [f"{pretrained}/ckpt-{step}" for step in found]
+    assert [record["checkpoint"] for record in found.values()] == [
+        f"{pretrained}/ckpt-{step}" for step in found
+    ]
     assert len({record["metrics"]["validation_loss"] for record in found.values()}) == 3
     for step, record in found.items():
         final = final_record(finished / f"finetune-{step}")
-        assert (record["metrics"], record["finetune_steps"], record["best"]) == (final["metrics"], 10, final["best"])
-        assert f"{pretrained}/ckpt-{step}" in (finished / f"finetune-{step}/params.yaml").read_text()
+        assert (record["metrics"], record["finetune_steps"], record["best"]) == (
+            final["metrics"],
+            10,
+            final["best"],
+        )
+        assert (
+            f"{pretrained}/ckpt-{step}" in (finished / f"finetune-{step}/params.yaml").read_text()
+        )
     last = final_record(finished)
     assert (last["step"], last["mode"], last["metrics"]) == (30, MODE, found[30]["metrics"])
 
 
 def test_the_curve_runs_over_the_steps_of_the_pretraining(finished: Path) -> None:
     accuracy = read_curves(finished / "validation")["."]["accuracy"]
-    expected = [(step, pytest.approx(record["metrics"]["accuracy"])) for step, record in _metrics(finished).items()]
+    expected = [
+        (step, pytest.approx(record["metrics"]["accuracy"]))
+        for step, record in _metrics(finished).items()
+    ]
     assert accuracy == expected
 
 
@@ -141,7 +165,9 @@ def test_a_model_is_freed_before_the_next_fine_tuning(finished: Path) -> None:
     assert [there for there in _models if isinstance(there, int)] == [0, 0, 0]
 
 
-def test_what_came_before_in_the_process_changes_no_bit(finished: Path, pretrained: Path, tmp_path: Path) -> None:
+def test_what_came_before_in_the_process_changes_no_bit(
+    finished: Path, pretrained: Path, tmp_path: Path
+) -> None:
     launch(_config(pretrained, _NotedConfig(), continuous_eval=LATEST), MODE, str(tmp_path))
     assert list(_metrics(tmp_path)) == [30]
     assert compare_runs(tmp_path / "finetune-30", finished / "finetune-30") == []
@@ -158,9 +184,17 @@ def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretraine
 def test_an_ended_one_is_trained_further_with_more_train_steps(
     without_best: Path, pretrained: Path, tmp_path: Path
 ) -> None:
-    run = Path(shutil.copytree(without_best, tmp_path / "run", ignore=shutil.ignore_patterns("*-20", "*-20.json")))
-    (run / "metrics-30.json").unlink()  # as if it had been killed before; its last checkpoint is still there
-    config = _config(pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST, train_steps=15)
+    run = Path(
+        shutil.copytree(
+            without_best, tmp_path / "run", ignore=shutil.ignore_patterns("*-20", "*-20.json")
+        )
+    )
+    (
+        run / "metrics-30.json"
+    ).unlink()  # as if it had been killed before; its last checkpoint is still there
+    config = _config(
+        pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST, train_steps=15
+    )
     launch(config, MODE, str(run))
     assert _metrics(run)[30]["finetune_steps"] == 15
 
@@ -169,32 +203,45 @@ def test_a_lease_keeps_the_checkpoint_that_is_read(finished: Path) -> None:
     assert _needed == [{10, 20, 30}, {20, 30}, {30}, set()]
 
 
-def test_without_a_best_checkpoint_the_last_one_stays(without_best: Path, pretrained: Path, tmp_path: Path) -> None:
+def test_without_a_best_checkpoint_the_last_one_stays(
+    without_best: Path, pretrained: Path, tmp_path: Path
+) -> None:
     run = Path(shutil.copytree(without_best, tmp_path / "run"))
     launch(_config(pretrained, continuous_eval=LATEST), MODE, str(run))
     assert list(complete_checkpoints(str(run / "finetune-30"))) == [10]
     assert (run / FOREIGN).read_text() == "{}"
 
 
-def test_what_never_comes_is_told_and_nothing_is_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_never_comes_is_told_and_nothing_is_left_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = _config(tmp_path / "nowhere", continuous_eval_timeout=0.3)
-    with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError, match="nowhere: the folder does not"):
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(NothingToWaitForError, match="nowhere: the folder does not"),
+    ):
         launch(config, MODE, str(tmp_path / "run"))
     assert f"waiting for {tmp_path}/nowhere/ckpt-*.index (the folder does not exist)" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_another_process_fine_tunes_in_is_refused(finished: Path, pretrained: Path) -> None:
+def test_a_folder_that_another_process_fine_tunes_in_is_refused(
+    finished: Path, pretrained: Path
+) -> None:
     with RunLock(finished), pytest.raises(ModelDirInUseError, match="is in use"):
         launch(_config(pretrained, _NotedConfig()), MODE, str(finished))
 
 
-def test_a_config_that_changes_the_fine_tunings_is_refused(finished: Path, pretrained: Path) -> None:
+def test_a_config_that_changes_the_fine_tunings_is_refused(
+    finished: Path, pretrained: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"task\.width: was 16 when this run began and is 5 now"):
         launch(_config(pretrained, _NotedConfig(width=5)), MODE, str(finished))
 
 
-def test_a_model_that_does_not_fit_is_refused_without_a_trace(pretrained: Path, tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_is_refused_without_a_trace(
+    pretrained: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="shape"):
         launch(_config(pretrained, TinyConfig(width=5)), MODE, str(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []

@@ -34,7 +34,9 @@ class _ToldConfig(LinearConfig):
 class _ToldTask(LinearTask):
     """Tells when it is made, and goes no further than that."""
 
-    def __init__(self, params: Any, logging_dir: str | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, params: Any, logging_dir: str | None = None, name: str | None = None
+    ) -> None:
         super().__init__(params, logging_dir, name)
         _story.append(("task", logging_dir, tf.distribute.get_strategy().num_replicas_in_sync))
 
@@ -69,7 +71,9 @@ class _WithoutTask(TaskConfig):
 
 def test_the_task_is_made_in_scope_after_before_task(tmp_path: Path) -> None:
     _story.clear()
-    config = linear_experiment(train_steps=5).replace(task=_ToldConfig(), runtime={"virtual_cpus": 2})
+    config = linear_experiment(train_steps=5).replace(
+        task=_ToldConfig(), runtime={"virtual_cpus": 2}
+    )
     with pytest.raises(InterruptedError):
         launch(config, "train", str(tmp_path / "run"), before_task=lambda: _story.append("before"))
     assert _story == ["before", ("task", str(tmp_path / "run"), 2)]
@@ -86,7 +90,9 @@ def test_an_error_in_before_task_comes_before_any_file(tmp_path: Path) -> None:
 
 def test_a_missing_optimizer_is_reported_with_its_other_needs(tmp_path: Path) -> None:
     nothing = {"optimizer_config": {"optimizer": {"type": None}, "learning_rate": {"type": None}}}
-    config = linear_experiment().replace(trainer=nothing, task={"validation_data": {"global_batch_size": 0}})
+    config = linear_experiment().replace(
+        trainer=nothing, task={"validation_data": {"global_batch_size": 0}}
+    )
     with pytest.raises(ConfigError) as refusal:
         launch(config, "train_and_eval", str(tmp_path / "run"))
     assert [mistake.path for mistake in refusal.value.mistakes] == [
@@ -131,7 +137,9 @@ def test_prepare_refuses_a_batch_that_the_replicas_cannot_share(section: str) ->
     config = _SilentConfig(task=TinyConfig()).replace(
         runtime={"virtual_cpus": 4}, task={section: {"global_batch_size": 10, "is_training": True}}
     )
-    with pytest.raises(ConfigError, match=rf"task\.{section}\.global_batch_size: batch 10 on 4 replicas.*8 or 12"):
+    with pytest.raises(
+        ConfigError, match=rf"task\.{section}\.global_batch_size: batch 10 on 4 replicas.*8 or 12"
+    ):
         prepare(config)
 
 
@@ -170,27 +178,43 @@ def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
                 thread.join()
 
     launch(config, "train", str(tmp_path / "run"), callbacks=[StartsOthers()])
-    assert [text.partition(";")[0] for text in refused] == ["another thread of this process runs an experiment"] * 2
+    assert [text.partition(";")[0] for text in refused] == [
+        "another thread of this process runs an experiment"
+    ] * 2
     assert (tmp_path / "run/final.json").exists() and not (tmp_path / "other").exists()
     launch(config, "train", other)  # afterwards there is nothing to wait for
 
 
 @pytest.mark.parametrize("task_type", ["evaluator", "ps"])
-@pytest.mark.parametrize(("mode", "strategy"), [("train_and_eval", "auto"), ("eval", "multi_worker_mirrored")])
+@pytest.mark.parametrize(
+    ("mode", "strategy"), [("train_and_eval", "auto"), ("eval", "multi_worker_mirrored")]
+)
 def test_only_chief_and_workers_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task_type: str, mode: str, strategy: str
 ) -> None:
-    cluster = {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": task_type, "index": 0}}
+    cluster = {
+        "cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]},
+        "task": {"type": task_type, "index": 0},
+    }
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     config = linear_experiment().replace(runtime={"distribution_strategy": strategy})
-    with pytest.raises(UsageError, match=f"TF_CONFIG calls this process {task_type}; start an evaluator with mode co"):
+    with pytest.raises(
+        UsageError,
+        match=f"TF_CONFIG calls this process {task_type}; start an evaluator with mode co",
+    ):
         launch(config, mode, str(tmp_path / "run"))
 
 
-def test_a_sidecar_with_the_config_of_a_worker_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sidecar_with_the_config_of_a_worker_works_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     config, folder = linear_experiment(train_steps=5), str(tmp_path)
     launch(config, "train", folder)
-    workers = {"distribution_strategy": "multi_worker_mirrored", "worker_hosts": "a:1,b:1", "task_index": 1}
+    workers = {
+        "distribution_strategy": "multi_worker_mirrored",
+        "worker_hosts": "a:1,b:1",
+        "task_index": 1,
+    }
     _, logs = launch(config.replace(runtime=workers), "continuous_eval", folder)
     assert logs["accuracy"] == launch(config, "eval", folder)[1]["accuracy"]

@@ -57,7 +57,9 @@ class Noted(Callback):
         self.events.append((run.epoch, run.step_in_epoch))
 
     def epoch_end(self, run: Any, epoch: int, logs: Any) -> None:
-        self.events.append(("end", epoch, run.step, sorted(logs), sorted(logs.get("validation", ()))))
+        self.events.append(
+            ("end", epoch, run.step, sorted(logs), sorted(logs.get("validation", ())))
+        )
 
 
 def _config(**trainer: Any) -> ExperimentConfig:
@@ -65,7 +67,11 @@ def _config(**trainer: Any) -> ExperimentConfig:
 
 
 def _steps(folder: Path, kind: str) -> list[int]:
-    return [line["step"] for line in active_history(str(folder / "metrics.jsonl")) if line["kind"] == kind]
+    return [
+        line["step"]
+        for line in active_history(str(folder / "metrics.jsonl"))
+        if line["kind"] == kind
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +79,21 @@ def ready() -> ReadyTrainer:
     return ReadyTrainer(_config(), LinearTask)
 
 
-def test_saves_and_evaluations_come_at_the_ends_of_epochs(ready: ReadyTrainer, tmp_path: Path) -> None:
+def test_saves_and_evaluations_come_at_the_ends_of_epochs(
+    ready: ReadyTrainer, tmp_path: Path
+) -> None:
     config = _config(
-        train_steps="3 epochs", checkpoint_interval="1 epoch", validation_interval="50 %", summary_interval="1 epoch"
+        train_steps="3 epochs",
+        checkpoint_interval="1 epoch",
+        validation_interval="50 %",
+        summary_interval="1 epoch",
     )
     launch(config, "train_and_eval", str(tmp_path), trainer=ready.again())
-    assert list(complete_checkpoints(str(tmp_path))) == [11, 21, 31]  # 103 examples in batches of 10
+    assert list(complete_checkpoints(str(tmp_path))) == [
+        11,
+        21,
+        31,
+    ]  # 103 examples in batches of 10
     assert _steps(tmp_path, "validation") == [16, 31]
     assert _steps(tmp_path, "train") == [5, 10, 11, 16, 21, 26, 31]
     assert "train_steps: 3 epochs" in (tmp_path / "params.yaml").read_text()
@@ -90,15 +105,21 @@ def test_saves_and_evaluations_come_at_the_ends_of_epochs(ready: ReadyTrainer, t
 
 
 def test_loops_end_where_summaries_are_due(ready: ReadyTrainer, tmp_path: Path) -> None:
-    config = _config(train_steps=25, steps_per_loop=100, checkpoint_interval="1 h", summary_interval="1 epoch")
+    config = _config(
+        train_steps=25, steps_per_loop=100, checkpoint_interval="1 h", summary_interval="1 epoch"
+    )
     launch(config, "train", str(tmp_path), trainer=ready.again())
     assert _steps(tmp_path, "train") == [11, 21, 25]
-    assert list(complete_checkpoints(str(tmp_path))) == [25]  # the end of the run comes long before the hour's
+    assert list(complete_checkpoints(str(tmp_path))) == [
+        25
+    ]  # the end of the run comes long before the hour's
 
 
 def _decayed(steps: int | str, decay: int | str) -> ExperimentConfig:
     rate = {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": decay}}
-    return _config(train_steps=steps, optimizer_config={"optimizer": {"type": "sgd"}, "learning_rate": rate})
+    return _config(
+        train_steps=steps, optimizer_config={"optimizer": {"type": "sgd"}, "learning_rate": rate}
+    )
 
 
 def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
@@ -111,13 +132,22 @@ def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
 
 def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None:
     noted, config = Noted(), _config(train_steps="2 epochs", steps_per_loop=8, summary_interval=8)
-    run_experiment(None, Dataset(config.task), "train_and_eval", config, str(tmp_path), callbacks=[noted])
+    run_experiment(
+        None, Dataset(config.task), "train_and_eval", config, str(tmp_path), callbacks=[noted]
+    )
     logs = ["accuracy", "learning_rate", "training_loss"]
     assert noted.events == [
-        ("begin", 1, 0, 1, 0), (1, 8), (1, 10), (1, 11), ("end", 1, 11, logs, []),
-        ("begin", 2, 11, 2, 0), (2, 8), (2, 9), (2, 11),
+        ("begin", 1, 0, 1, 0),
+        (1, 8),
+        (1, 10),
+        (1, 11),
+        ("end", 1, 11, logs, []),
+        ("begin", 2, 11, 2, 0),
+        (2, 8),
+        (2, 9),
+        (2, 11),
         ("end", 2, 22, [*logs, "validation"], ["accuracy", "validation_loss"]),
-    ]  # fmt: skip
+    ]
 
 
 def test_an_epoch_of_a_ready_made_trainer_is_that_of_its_dataset(tmp_path: Path) -> None:
@@ -127,13 +157,18 @@ def test_an_epoch_of_a_ready_made_trainer_is_that_of_its_dataset(tmp_path: Path)
     model = task.build_model()
     optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime)
     trainer = Trainer(config, task, model, optimizer, train_dataset=dataset)
-    run_experiment(None, task, "train", _config(train_steps="1 epochs"), str(tmp_path), trainer=trainer)
+    run_experiment(
+        None, task, "train", _config(train_steps="1 epochs"), str(tmp_path), trainer=trainer
+    )
     assert int(trainer.global_step.numpy()) == 6
 
 
 def test_replicas_end_their_epochs_when_their_batches_end(tmp_path: Path) -> None:
     strategy = replicas(2)
-    noted, config = Noted(), _config(train_steps="2 epochs", steps_per_loop=100, summary_interval=100)
+    noted, config = (
+        Noted(),
+        _config(train_steps="2 epochs", steps_per_loop=100, summary_interval=100),
+    )
     with strategy.scope():
         task = Dataset(config.task)
     run_experiment(strategy, task, "train", config, str(tmp_path), callbacks=[noted])
@@ -145,14 +180,18 @@ def test_the_dataset_of_a_ready_trainer_has_its_own_epochs(tmp_path: Path) -> No
     config = _config(train_steps="1 epoch")
     task = LinearTask(config.task)
     data = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).take(50).batch(10)
-    trainer = Trainer(_config(train_steps=5), task, task.build_model(), keras.optimizers.SGD(), train_dataset=data)
+    trainer = Trainer(
+        _config(train_steps=5), task, task.build_model(), keras.optimizers.SGD(), train_dataset=data
+    )
     launch(config, "train", str(tmp_path), trainer=trainer)
     assert list(complete_checkpoints(str(tmp_path))) == [5]
 
 
 def test_data_without_an_end_needs_steps_per_epoch(tmp_path: Path) -> None:
     config = _config(train_steps="2 epochs")
-    with pytest.raises(ConfigError, match=r"trainer.train_steps: needs the length of an epoch.*steps_per_epoch"):
+    with pytest.raises(
+        ConfigError, match=r"trainer.train_steps: needs the length of an epoch.*steps_per_epoch"
+    ):
         run_experiment(None, Endless(config.task), "train", config, str(tmp_path / "refused"))
     assert not (tmp_path / "refused" / "params.yaml").exists()
     config = config.replace(trainer={"steps_per_epoch": 4})
@@ -167,12 +206,16 @@ def test_batches_to_overfit_are_an_epoch(tmp_path: Path) -> None:
 
 
 def test_older_checkpoints_stay_at_their_interval(ready: ReadyTrainer, tmp_path: Path) -> None:
-    config = _config(train_steps="4 epochs", checkpoint_interval=5, max_to_keep=2, keep_interval="2 epochs")
+    config = _config(
+        train_steps="4 epochs", checkpoint_interval=5, max_to_keep=2, keep_interval="2 epochs"
+    )
     launch(config, "train", str(tmp_path), trainer=ready.again())
     assert list(complete_checkpoints(str(tmp_path))) == [25, 40, 42]
 
 
-def test_checkpoints_by_the_clock_come_at_the_ends_of_loops(ready: ReadyTrainer, tmp_path: Path) -> None:
+def test_checkpoints_by_the_clock_come_at_the_ends_of_loops(
+    ready: ReadyTrainer, tmp_path: Path
+) -> None:
     config = _config(checkpoint_interval="0.001 s", train_steps=15)
     launch(config, "train", str(tmp_path), trainer=ready.again())
     assert list(complete_checkpoints(str(tmp_path))) == [5, 10, 15]
@@ -185,5 +228,9 @@ def test_max_time_saves_and_ends_as_if_preempted(tmp_path: Path) -> None:
         launch(config, "train", str(tmp_path), train_actions=idle)
     reached = max(complete_checkpoints(str(tmp_path)))
     assert 0 < reached < 10**9
-    launch(config.replace(trainer={"train_steps": reached + 3, "max_time": "1 h"}), "train", str(tmp_path))
+    launch(
+        config.replace(trainer={"train_steps": reached + 3, "max_time": "1 h"}),
+        "train",
+        str(tmp_path),
+    )
     assert max(complete_checkpoints(str(tmp_path))) == reached + 3

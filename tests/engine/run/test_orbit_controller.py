@@ -47,7 +47,9 @@ def _controller(
     eval_actions: Sequence[Any] = (),
 ) -> OrbitController:
     counter = _Counter()
-    trainer = SavedTrainer(tf.train.Checkpoint(global_step=counter.global_step), counter.global_step)
+    trainer = SavedTrainer(
+        tf.train.Checkpoint(global_step=counter.global_step), counter.global_step
+    )
     manager = manager_of(trainer, folder, max_to_keep=99, interval=8, asynchronous=False)
     return OrbitController(
         orbit.Controller,
@@ -77,7 +79,9 @@ def test_actions_are_called_with_the_logs(tmp_path: Path) -> None:
 
 
 def test_a_stop_that_the_trainer_was_asked_for_ends_the_run(tmp_path: Path) -> None:
-    controller = _controller(tmp_path, train_actions=[lambda logs: controller.trainer.request_stop()])
+    controller = _controller(
+        tmp_path, train_actions=[lambda logs: controller.trainer.request_stop()]
+    )
     controller.train_and_evaluate(20, evaluates=False)
     assert controller.stopping and _saved(tmp_path)[-1] == 8  # one loop later
 
@@ -123,13 +127,17 @@ def test_any_iterable_of_actions_is_called_after_each_loop(tmp_path: Path) -> No
 def test_checkpoints_by_a_time_with_a_controller_of_orbit(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     config = linear_experiment(train_steps=20, checkpoint_interval="10 min")
-    run_experiment(None, LinearTask(config.task), "train", config, folder, controller_cls=orbit.Controller)
+    run_experiment(
+        None, LinearTask(config.task), "train", config, folder, controller_cls=orbit.Controller
+    )
     assert list(complete_checkpoints(folder)) == [5, 20]  # the first is due since there is none yet
 
 
 def test_callbacks_with_a_controller_of_orbits_are_refused(tmp_path: Path) -> None:
     config = linear_experiment()
-    with pytest.raises(UsageError, match=r"^Callback: Controller calls no callbacks of trainer_kit"):
+    with pytest.raises(
+        UsageError, match=r"^Callback: Controller calls no callbacks of trainer_kit"
+    ):
         run_experiment(
             None,
             LinearTask(config.task),

@@ -29,7 +29,9 @@ class _Given(Callback):
     """Of a caller."""
 
 
-def _plan(folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **options: Any) -> RunPlan:
+def _plan(
+    folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **options: Any
+) -> RunPlan:
     return plan_run(None, mode, config or tiny_experiment(), str(folder), RunOptions(**options))
 
 
@@ -44,8 +46,12 @@ def test_callbacks_of_the_config_come_before_those_given(tmp_path: Path) -> None
     assert [type(one) for one in plan.callbacks] == [_Registered, _Given]
 
 
-@pytest.mark.parametrize(("mode", "sets"), [("continuous_eval", ["test"]), ("train_and_eval", ["dev", "test"])])
-def test_only_a_sidecar_leaves_out_validation_sets(tmp_path: Path, mode: str, sets: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("mode", "sets"), [("continuous_eval", ["test"]), ("train_and_eval", ["dev", "test"])]
+)
+def test_only_a_sidecar_leaves_out_validation_sets(
+    tmp_path: Path, mode: str, sets: list[str]
+) -> None:
     config = tiny_experiment()
     data, chosen = config.task.validation_data, {"continuous_eval": {"validation_sets": ["test"]}}
     config = config.replace(task={"validation_data": {"dev": data, "test": data}}, trainer=chosen)

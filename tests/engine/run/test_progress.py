@@ -19,7 +19,11 @@ class _Trainer(BaseTrainer):
     own = OwnParts()
 
     def __init__(self, step: int, done: list[str]) -> None:
-        self.global_step, self.evaluated_batches, self._done = tf.Variable(step), tf.Variable(7), done
+        self.global_step, self.evaluated_batches, self._done = (
+            tf.Variable(step),
+            tf.Variable(7),
+            done,
+        )
 
     def train(self, num_steps: tf.Tensor) -> None:
         self.global_step.assign_add(int(num_steps))
@@ -71,7 +75,11 @@ def test_the_time_of_each_phase_is_counted() -> None:
     with phases.at_work(), phases.during("save"):
         pass
     account = phases.times.account()
-    assert (account.seconds["start"], account.seconds["report"], account.seconds["save"]) == (1, 2, 1)
+    assert (account.seconds["start"], account.seconds["report"], account.seconds["save"]) == (
+        1,
+        2,
+        1,
+    )
     assert (account.unaccounted, account.wall) == (2, 6)
 
 
@@ -85,11 +93,19 @@ def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
     assert _run("save", 5, 0)[0].find_total("saving") is None
     training, _ = _run("train", 5, 0)
     training.controller.run.total = 20
-    assert training.describe_activity() == ("compiling the training loop and running its first step", 5, 5, 7)
+    assert training.describe_activity() == (
+        "compiling the training loop and running its first step",
+        5,
+        5,
+        7,
+    )
     training.trainer.global_step.assign_add(1)
     assert training.describe_activity() == ("training", 5, 6, 7)
     training.controller.running = (6, 11)
-    assert training.describe_activity() == ("training", 6, 6, 7) and training.find_total("training") == 20
+    assert (
+        training.describe_activity() == ("training", 6, 6, 7)
+        and training.find_total("training") == 20
+    )
 
 
 def test_a_batch_of_an_evaluation_is_progress_and_so_is_waiting() -> None:
@@ -113,14 +129,18 @@ def test_a_batch_of_an_evaluation_is_progress_and_so_is_waiting() -> None:
         ("wait", 0, []),
     ],
 )
-def test_a_late_save_takes_place_between_loops_only(phase: str, saved: int, done: list[str]) -> None:
+def test_a_late_save_takes_place_between_loops_only(
+    phase: str, saved: int, done: list[str]
+) -> None:
     progress, did = _run(phase, 5, saved)
     assert progress.phase_and_step() == (phase, 5)
     assert progress.save_late() == bool(done)
     assert did == done
 
 
-def test_inside_a_step_nothing_is_saved_and_a_warning_comes(caplog: pytest.LogCaptureFixture) -> None:
+def test_inside_a_step_nothing_is_saved_and_a_warning_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     progress, done = _run("train", 5, 2)
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         assert not progress.save_late()

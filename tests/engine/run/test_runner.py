@@ -48,12 +48,18 @@ _TRAINED = linear_experiment(train_steps=17).replace(task={"dropout": 0.3})
 _EVALUATED = linear_experiment(train_steps=60, checkpoint_interval=20, **_BEST)
 
 
-def _run(folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any) -> Any:
+def _run(
+    folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any
+) -> Any:
     return launch(config or linear_experiment(), mode, str(folder), **arguments)
 
 
 def _steps(folder: Path, kind: str) -> list[int]:
-    return [record["step"] for record in active_history(str(folder / "metrics.jsonl")) if record["kind"] == kind]
+    return [
+        record["step"]
+        for record in active_history(str(folder / "metrics.jsonl"))
+        if record["kind"] == kind
+    ]
 
 
 def _weights(model: Any) -> list[np.ndarray]:
@@ -117,25 +123,39 @@ def _tags(folder: Path) -> dict[str, list[int]]:
     return tags
 
 
-def test_train_saves_records_and_reports_its_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_train_saves_records_and_reports_its_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", logger="trainer_kit")
     model, logs = _run(tmp_path, config=linear_experiment(train_steps=13))
     assert logs == {}
-    assert list(complete_checkpoints(str(tmp_path))) == [10, 13]  # at the interval, and at the end off the interval
+    assert list(complete_checkpoints(str(tmp_path))) == [
+        10,
+        13,
+    ]  # at the interval, and at the end off the interval
     assert _steps(tmp_path, "train") == [5, 10, 13]
     final = final_record(tmp_path)
     spent = final["time"]
     assert (final["step"], spent["steps"]) == (13, 13)
-    assert all(spent[name] > 0 for name in ("start", "step", "save")) and spent["input"] >= 0  # milliseconds
-    assert caplog.messages[-2].startswith("time of this process: ") and caplog.messages[-1] == spent["verdict"]
+    assert (
+        all(spent[name] > 0 for name in ("start", "step", "save")) and spent["input"] >= 0
+    )  # milliseconds
+    assert (
+        caplog.messages[-2].startswith("time of this process: ")
+        and caplog.messages[-1] == spent["verdict"]
+    )
     assert read_json(tmp_path / "manifest.json")["packages"]["tensorflow"] == tf.__version__
     assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()
-    assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _tags(tmp_path / "train").keys()
+    assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _tags(
+        tmp_path / "train"
+    ).keys()
     assert model.count_params() == 27
 
 
 def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) -> None:
-    config = linear_experiment(train_steps=10, validation_interval=4, steps_per_loop=4, summary_interval=4, **_BEST)
+    config = linear_experiment(
+        train_steps=10, validation_interval=4, steps_per_loop=4, summary_interval=4, **_BEST
+    )
     _, logs = _run(tmp_path, "train_and_eval", config)
     assert _steps(tmp_path, "validation") == [4, 8, 10]
     assert _tags(tmp_path / "validation")["accuracy"] == [4, 8, 10]
@@ -143,15 +163,21 @@ def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) ->
     assert [record["step"] for record in ledger] == [4, 8, 10]
     best = read_json(tmp_path / "best_ckpt" / "info.json")
     assert (
-        best["value"] == max(record["metrics"]["accuracy"] for record in ledger) == pytest.approx(logs["best_accuracy"])
+        best["value"]
+        == max(record["metrics"]["accuracy"] for record in ledger)
+        == pytest.approx(logs["best_accuracy"])
     )
 
 
-def test_a_resumed_run_has_the_bits_of_an_unbroken_one(of_trained: ReadyTrainer, trained: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
+    of_trained: ReadyTrainer, trained: Path, tmp_path: Path
+) -> None:
     config = _TRAINED.replace(trainer={"train_steps": 30})
     straight, _ = _run(tmp_path / "straight", config=config, trainer=of_trained.again())
     resumed, _ = _run(trained, config=config)
-    assert all(np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(resumed), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(resumed), strict=True)
+    )
     assert _steps(trained, "train")[-1] == 30
 
 
@@ -160,7 +186,9 @@ def test_profiled_steps_are_traced_and_add_two_reports(once_trained: Path, tmp_p
     assert times_traced(tmp_path / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
     assert _steps(tmp_path, "train") == sorted({*_steps(once_trained, "train"), 3, 11})
     differences = compare_runs(once_trained, tmp_path)
-    assert differences and all("metrics.jsonl" in line or "_OBJECT_GRAPH" in line for line in differences)
+    assert differences and all(
+        "metrics.jsonl" in line or "_OBJECT_GRAPH" in line for line in differences
+    )
     assert final_record(tmp_path)["time"]["trace"] > 0
 
 
@@ -170,10 +198,15 @@ def test_a_finished_run_returns_its_final_metrics_and_says_so(
     metrics = final_record(evaluated)["metrics"]
     before = (evaluated / "metrics.jsonl").read_text()
     with caplog.at_level("INFO", logger="trainer_kit"):
-        _, second = _run(evaluated, "train_and_eval", _EVALUATED, trainer=of_evaluated.again(evaluated))
+        _, second = _run(
+            evaluated, "train_and_eval", _EVALUATED, trainer=of_evaluated.again(evaluated)
+        )
     assert second == pytest.approx(metrics)
     assert "nothing to do" in caplog.text
-    assert active_history(str(evaluated / "metrics.jsonl")) and before in (evaluated / "metrics.jsonl").read_text()
+    assert (
+        active_history(str(evaluated / "metrics.jsonl"))
+        and before in (evaluated / "metrics.jsonl").read_text()
+    )
 
 
 class _LeavesTheFolder(Callback):
@@ -197,7 +230,10 @@ def test_a_run_stays_in_its_folder_after_os_chdir(
     assert final_record(tmp_path / "run")["step"] == linear_experiment().trainer.train_steps
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert _run(Path("~/run"), "train_and_eval", trainer=linear.again())[1].keys() == {"accuracy", "validation_loss"}
+    assert _run(Path("~/run"), "train_and_eval", trainer=linear.again())[1].keys() == {
+        "accuracy",
+        "validation_loss",
+    }
     assert not (tmp_path / "~").exists()
 
 
@@ -206,14 +242,21 @@ def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluato
     ledger = json_lines(evaluated / "evals" / "validation.jsonl")
     known = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
     best = read_json(evaluated / "best_ckpt" / "info.json")
-    for which, step in (("latest", 60), ("20", 20), (str(evaluated / "ckpt-40"), 40), ("best", best["step"])):
+    for which, step in (
+        ("latest", 60),
+        ("20", 20),
+        (str(evaluated / "ckpt-40"), 40),
+        ("best", best["step"]),
+    ):
         _, logs = _run(evaluated, "eval", _EVALUATED, checkpoint=which, trainer=evaluator)
         assert logs["validation_loss"] == pytest.approx(known[step], abs=1e-6)
     assert logs["accuracy"] == pytest.approx(best["value"], abs=1e-6)
     assert (evaluated / "params.yaml").stat().st_mtime_ns == params_time
 
 
-def test_post_evaluation_returns_metrics_and_writes_summaries(linear: ReadyTrainer, tmp_path: Path) -> None:
+def test_post_evaluation_returns_metrics_and_writes_summaries(
+    linear: ReadyTrainer, tmp_path: Path
+) -> None:
     _, logs = _run(tmp_path, "train_and_post_eval", trainer=linear.again())
     assert logs["validation_loss"] > 0
     assert _tags(tmp_path / "validation")["validation_loss"] == [20]
@@ -234,18 +277,28 @@ def test_a_resumed_run_uses_the_configs_new_learning_rate(trained: Path) -> None
     changed = _TRAINED.replace(trainer={"optimizer_config": {"learning_rate": rate}})
     ready = ReadyTrainer(changed, LinearTask)
     for steps in (27, 37):
-        config, act = changed.replace(trainer={"train_steps": steps}), lambda loop: logs.append(loop["learning_rate"])
+        config, act = (
+            changed.replace(trainer={"train_steps": steps}),
+            lambda loop: logs.append(loop["learning_rate"]),
+        )
         _run(trained, config=config, train_actions=[act], trainer=ready.again())
     assert logs == [0.25] * 4
 
 
-def test_a_learning_rate_set_in_a_ready_made_trainer_stays(linear: ReadyTrainer, tmp_path: Path) -> None:
+def test_a_learning_rate_set_in_a_ready_made_trainer_stays(
+    linear: ReadyTrainer, tmp_path: Path
+) -> None:
     config, trainer = linear_experiment(train_steps=10), linear.again()
     change = [lambda logs: trainer.optimizer.learning_rate.assign(0.125)]
-    model, _ = run_experiment(None, trainer.task, "train", config, str(tmp_path), trainer=trainer, train_actions=change)
+    model, _ = run_experiment(
+        None, trainer.task, "train", config, str(tmp_path), trainer=trainer, train_actions=change
+    )
     assert model is trainer.model and int(trainer.global_step) == 10
     logs: list[Any] = []
-    config, note = config.replace(trainer={"train_steps": 20}), [lambda loop: logs.append(loop["learning_rate"])]
+    config, note = (
+        config.replace(trainer={"train_steps": 20}),
+        [lambda loop: logs.append(loop["learning_rate"])],
+    )
     _run(tmp_path, config=config, train_actions=note, trainer=linear.again())
     assert logs == [0.125, 0.125]
 
@@ -272,14 +325,18 @@ def _change_labels(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
 
 
 @pytest.mark.parametrize("steps", [17, 25])  # a finished run, and one that goes on
-def test_other_training_data_is_refused(trained: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+def test_other_training_data_is_refused(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
     _change_labels(monkeypatch, training=True)
     advice = r"array 1 was int32 .*--allow_config_change=task\.train_data\.identity"
     with pytest.raises(UsageError, match=rf"^task\.train_data: the data has changed .*{advice}"):
         _run(trained, config=_TRAINED.replace(trainer={"train_steps": steps}))
 
 
-def test_other_training_data_is_the_runs_once_it_is_allowed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_training_data_is_the_runs_once_it_is_allowed(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _change_labels(monkeypatch, training=True)
     longer = _TRAINED.replace(trainer={"train_steps": 25})
     _run(trained, config=longer, allow_config_change=["task.train_data.identity"])
@@ -324,7 +381,9 @@ def test_a_run_never_saves_into_the_folder_of_another_run(tmp_path: Path) -> Non
 
 def test_other_validation_data_is_refused(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _change_labels(monkeypatch, training=False)
-    with pytest.raises(UsageError, match=r"^task\.validation_data: .*task\.validation_data\.identity"):
+    with pytest.raises(
+        UsageError, match=r"^task\.validation_data: .*task\.validation_data\.identity"
+    ):
         _run(evaluated, "train_and_eval", _EVALUATED)
 
 
@@ -348,9 +407,18 @@ def test_exactness_needs_the_versions_and_devices_of_before(trained: Path) -> No
     manifest["packages"]["keras"] = "1.0"
     (trained / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UsageError) as refused:
-        _run(trained, config=_TRAINED.replace(trainer={"require_exact_resume": True, "train_steps": 25}))
+        _run(
+            trained,
+            config=_TRAINED.replace(trainer={"require_exact_resume": True, "train_steps": 25}),
+        )
     lines = str(refused.value).split("\n")[1:]
-    assert [line.split(": ")[1] for line in lines] == ["python", "packages", "replicas", "workers", "device"]
+    assert [line.split(": ")[1] for line in lines] == [
+        "python",
+        "packages",
+        "replicas",
+        "workers",
+        "device",
+    ]
     assert "replicas: 2 when the run was started, 1 now; go back, or set it to false" in lines[2]
 
 
@@ -361,7 +429,9 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
 
 
 class _SummarisingTask(LinearTask):
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         logs = super().train_step(inputs, model, optimizer, metrics)
         tf.summary.scalar("mine", logs[self.loss])
         return logs
@@ -376,7 +446,10 @@ def test_the_tasks_summaries_keep_the_interval_of_the_config(
     tmp_path: Path,
 ) -> None:
     config = linear_experiment(summary_interval=10)
-    task, act = _SummarisingTask(config.task), lambda logs: tf.summary.scalar("of_an_action", logs["training_loss"])
+    task, act = (
+        _SummarisingTask(config.task),
+        lambda logs: tf.summary.scalar("of_an_action", logs["training_loss"]),
+    )
     run_experiment(None, task, "train_and_eval", config, str(tmp_path), train_actions=[act])
     train, validation = _tags(tmp_path / "train"), _tags(tmp_path / "validation")
     assert train["mine"] == [0, 10]  # the step before global_step moves on, as Orbit has it
@@ -400,7 +473,11 @@ class _OrbitsOwn(orbit.Controller):
 
 
 def test_any_orbit_controller_can_drive_the_trainer(linear: ReadyTrainer, tmp_path: Path) -> None:
-    intervals = {"validation_interval": 6, "checkpoint_interval": 6, "summary_interval": 1000}  # the default
+    intervals = {
+        "validation_interval": 6,
+        "checkpoint_interval": 6,
+        "summary_interval": 1000,
+    }  # the default
     config = linear_experiment(train_steps=12, steps_per_loop=3, **intervals)
     _run(tmp_path, "train_and_eval", config, controller_cls=_OrbitsOwn, trainer=linear.again())
     assert _OrbitsOwn.used == 2
@@ -426,13 +503,18 @@ def test_a_restart_returns_the_recorded_logs_of_its_last_step(
         trainer = of_evaluated.again(tmp_path)
         _run(tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, callbacks=[_FailsAtTheEnd()])
     trainer = of_evaluated.again(tmp_path)
-    _, logs = _run(tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, controller_cls=controller_class)
+    _, logs = _run(
+        tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, controller_cls=controller_class
+    )
     assert "best_accuracy" in logs
     assert logs == final_record(tmp_path)["metrics"] == final_record(once_evaluated)["metrics"]
 
 
 def test_a_rewind_by_an_action_keeps_the_bits_and_records(
-    once_evaluated: Path, of_evaluated: ReadyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    once_evaluated: Path,
+    of_evaluated: ReadyTrainer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     made: list[Controller] = []
 
@@ -445,18 +527,28 @@ def test_a_rewind_by_an_action_keeps_the_bits_and_records(
         manager = made[0].checkpoint_manager
         if int(made[0].global_step.numpy()) == 55 and "taken the run back" not in caplog.text:
             manager.sync()
-            tf.train.Checkpoint.read(manager.checkpoint, manager.newest())  # of which our engine knows nothing
+            tf.train.Checkpoint.read(
+                manager.checkpoint, manager.newest()
+            )  # of which our engine knows nothing
 
     own: dict[str, Any] = {"controller_cls": Found, "trainer": of_evaluated.again(tmp_path)}
     _run(tmp_path, "train_and_eval", _EVALUATED, train_actions=[go_back_once], **own)
     assert "an action has taken the run back from step 55 to step 40" in caplog.text
     found = compare_runs(str(once_evaluated), str(tmp_path))
-    assert [one for one in found if '"lineage": 1' not in one] == []  # the ledger alone tells that there was a return
+    assert [
+        one for one in found if '"lineage": 1' not in one
+    ] == []  # the ledger alone tells that there was a return
 
 
 def test_recovery_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"trainer\.recovery_max_trials: Controller cannot rewind the run"):
-        _run(tmp_path, config=linear_experiment(recovery_max_trials=1), controller_cls=orbit.Controller)
+    with pytest.raises(
+        UsageError, match=r"trainer\.recovery_max_trials: Controller cannot rewind the run"
+    ):
+        _run(
+            tmp_path,
+            config=linear_experiment(recovery_max_trials=1),
+            controller_cls=orbit.Controller,
+        )
 
 
 def test_a_profile_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
@@ -474,15 +566,20 @@ def finite() -> ReadyTrainer:
     return ReadyTrainer(linear_experiment(), _FiniteTask)
 
 
-def test_train_steps_minus_one_trains_until_the_data_ends(finite: ReadyTrainer, tmp_path: Path) -> None:
+def test_train_steps_minus_one_trains_until_the_data_ends(
+    finite: ReadyTrainer, tmp_path: Path
+) -> None:
     _run(tmp_path, "train_and_eval", linear_experiment(train_steps=-1), trainer=finite.again())
     assert final_record(tmp_path)["step"] == 13
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
 
 
-def test_data_that_ends_too_early_is_a_data_error_after_saving(finite: ReadyTrainer, tmp_path: Path) -> None:
+def test_data_that_ends_too_early_is_a_data_error_after_saving(
+    finite: ReadyTrainer, tmp_path: Path
+) -> None:
     with pytest.raises(
-        DataError, match=r"ended at step 13 of 20; repeat the data .*, or set trainer\.train_steps to -1"
+        DataError,
+        match=r"ended at step 13 of 20; repeat the data .*, or set trainer\.train_steps to -1",
     ):
         _run(tmp_path, trainer=finite.again())
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
@@ -499,7 +596,13 @@ def _stop(caplog: pytest.LogCaptureFixture) -> None:
 
 class _FilteredAwayTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
-        return super().build_inputs(params, input_context).at(0).take(9).filter(lambda points, labels: False)
+        return (
+            super()
+            .build_inputs(params, input_context)
+            .at(0)
+            .take(9)
+            .filter(lambda points, labels: False)
+        )
 
 
 def test_a_run_whose_data_turns_out_empty_leaves_no_record(tmp_path: Path) -> None:
@@ -510,7 +613,9 @@ def test_a_run_whose_data_turns_out_empty_leaves_no_record(tmp_path: Path) -> No
     assert not left & {"params.yaml", "manifest.json", "metrics.jsonl", "final.json", "checkpoint"}
 
 
-def test_a_stop_does_not_save_when_the_config_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stop_does_not_save_when_the_config_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = linear_experiment(preemption_on_demand_checkpoint=False)
     caplog.set_level("INFO", logger="trainer_kit")
     with pytest.raises(PreemptedError):
@@ -527,14 +632,18 @@ class _StoppedInEvaluation(LinearTask):
             stops.pop()()
         return True
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: Any = None
+    ) -> dict[str, Any]:
         return {"step": float(global_step)}
 
 
 stops: list[Callable[[], None]] = []
 
 
-def test_the_next_start_repeats_an_interrupted_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_next_start_repeats_an_interrupted_evaluation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = linear_experiment(train_steps=20, validation_interval=20, **_BEST)
     task = _StoppedInEvaluation(config.task)
     stops[:] = [lambda: _stop(caplog)]
@@ -600,27 +709,49 @@ def test_a_rewind_is_refused_by_a_mode_that_does_not_train(
     of_trained: ReadyTrainer, trained: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = _BackAfterEvaluation()
-    assert "accuracy" in _run(trained, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])[1]
-    assert callback.steps == [] and "asked to go back to step 10, in a mode that does not train" in caplog.text
+    assert (
+        "accuracy"
+        in _run(trained, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])[1]
+    )
+    assert (
+        callback.steps == []
+        and "asked to go back to step 10, in a mode that does not train" in caplog.text
+    )
 
 
-def test_train_and_eval_evaluates_a_run_that_only_trained(of_trained: ReadyTrainer, trained: Path) -> None:
+def test_train_and_eval_evaluates_a_run_that_only_trained(
+    of_trained: ReadyTrainer, trained: Path
+) -> None:
     assert "accuracy" in _run(trained, "train_and_eval", _TRAINED, trainer=of_trained.again())[1]
 
 
 def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Trainer) -> None:
-    ledger, events = evaluated / "evals/validation.jsonl", sorted((evaluated / "validation").iterdir())
+    ledger, events = (
+        evaluated / "evals/validation.jsonl",
+        sorted((evaluated / "validation").iterdir()),
+    )
     records = json_lines(ledger)
     assert [line["step"] for line in records] == [10, 20, 30, 40, 50, 60]
-    assert [line["checkpoint"] for line in records] == [None, "ckpt-20", None, "ckpt-40", None, "ckpt-60"]
+    assert [line["checkpoint"] for line in records] == [
+        None,
+        "ckpt-20",
+        None,
+        "ckpt-40",
+        None,
+        "ckpt-60",
+    ]
     _run(evaluated, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
     (record,) = json_lines(evaluated / "evals/eval.jsonl")
     assert (record["step"], record["checkpoint"]) == (20, "ckpt-20")
     assert json_lines(ledger) == records and sorted((evaluated / "validation").iterdir()) == events
 
 
-def test_one_replica_evaluates_a_checkpoint_of_several_equally(linear: ReadyTrainer, tmp_path: Path) -> None:
-    _, several = _run(tmp_path, "train_and_eval", linear_experiment().replace(runtime={"virtual_cpus": 2}))
+def test_one_replica_evaluates_a_checkpoint_of_several_equally(
+    linear: ReadyTrainer, tmp_path: Path
+) -> None:
+    _, several = _run(
+        tmp_path, "train_and_eval", linear_experiment().replace(runtime={"virtual_cpus": 2})
+    )
     _, one = _run(tmp_path, "eval", trainer=linear.again())
     assert one == pytest.approx(several, abs=1e-6)
 
@@ -640,23 +771,42 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
 
     keras.utils.clear_session()
     ready, straight = ReadyTrainer(config, LinearTask), tmp_path / "straight"
-    _, logs = _run(straight, "train_and_eval", config, console=Lines(io.StringIO()), trainer=ready.again(straight))
+    _, logs = _run(
+        straight,
+        "train_and_eval",
+        config,
+        console=Lines(io.StringIO()),
+        trainer=ready.again(straight),
+    )
     records = json_lines(straight / "evals/validation.jsonl")
-    steps = {name: [item["step"] for item in records if item["dataset"] == name] for name in ("dev", "rare")}
+    steps = {
+        name: [item["step"] for item in records if item["dataset"] == name]
+        for name in ("dev", "rare")
+    }
     assert steps == {"dev": [5, 10, 15, 20], "rare": [15, 20]}
     assert all(list(item["metrics"]) == [item["dataset"]] for item in records)
     assert {name: _tags(straight / "validation" / name)["accuracy"] for name in steps} == steps
     assert [line.split(" | ")[:2] for line in lines if line.startswith("validation")][-3:] == [
-        ["validation rare", "step 15/20"], ["validation dev", "step 20/20"], ["validation rare", "step 20/20"],
-    ]  # fmt: skip
-    best = max((item for item in records if item["dataset"] == "dev"), key=lambda it: it["metrics"]["dev"]["accuracy"])
+        ["validation rare", "step 15/20"],
+        ["validation dev", "step 20/20"],
+        ["validation rare", "step 20/20"],
+    ]
+    best = max(
+        (item for item in records if item["dataset"] == "dev"),
+        key=lambda it: it["metrics"]["dev"]["accuracy"],
+    )
     assert read_json(straight / "best_ckpt/info.json")["step"] == best["step"]
-    assert f"best accuracy {best['metrics']['dev']['accuracy']:.4g} at step {best['step']}" in lines[-2]
+    assert (
+        f"best accuracy {best['metrics']['dev']['accuracy']:.4g} at step {best['step']}"
+        in lines[-2]
+    )
 
     resumed, shorter = tmp_path / "resumed", config.replace(trainer={"train_steps": 15})
     _run(resumed, "train_and_eval", shorter, trainer=ready.again(resumed))
     keras.utils.clear_session()
-    _, again = _run(resumed, "train_and_eval", config)  # with a trainer of its own, as in a new process
+    _, again = _run(
+        resumed, "train_and_eval", config
+    )  # with a trainer of its own, as in a new process
     assert again == logs and compare_runs(straight, resumed) == []
     assert _run(resumed, "eval", config, trainer=ready.again())[1]["rare"] == logs["rare"]
 
@@ -664,10 +814,16 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
 def test_a_run_at_its_last_step_evaluates_new_sets_only(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=10)
     data, seen = config.task.validation_data, []
-    _, first = _run(tmp_path, "train_and_eval", config.replace(task={"validation_data": {"dev": data, "old": data}}))
+    _, first = _run(
+        tmp_path,
+        "train_and_eval",
+        config.replace(task={"validation_data": {"dev": data, "old": data}}),
+    )
     (tmp_path / "final.json").unlink()  # as if it had been killed before
     config = config.replace(task={"validation_data": {"dev": data, "new": data}})
-    _, logs = _run(tmp_path, "train_and_eval", config, eval_actions=[lambda logs: seen.append([*logs])])
+    _, logs = _run(
+        tmp_path, "train_and_eval", config, eval_actions=[lambda logs: seen.append([*logs])]
+    )
     assert logs == {"dev": first["dev"], "new": pytest.approx(first["old"])}
     assert seen == [["new"]]
 
@@ -696,11 +852,15 @@ class _WaitsForData(LinearTask):
 
 
 def test_a_run_that_waits_for_data_is_told_so(tmp_path: Path) -> None:
-    config = linear_experiment(train_steps=20).replace(task={"train_data": {"prefetch_buffer_size": 0}})
+    config = linear_experiment(train_steps=20).replace(
+        task={"train_data": {"prefetch_buffer_size": 0}}
+    )
     task, begun = _WaitsForData(config.task), time.monotonic()
 
     def begin_to_wait(logs: Any) -> None:
-        task.wait = task.wait or (time.monotonic() - begun) / 8  # fifteen batches take longer than the start did
+        task.wait = (
+            task.wait or (time.monotonic() - begun) / 8
+        )  # fifteen batches take longer than the start did
 
     run_experiment(None, task, "train", config, str(tmp_path), train_actions=[begin_to_wait])
     verdict = final_record(tmp_path)["time"]["verdict"]

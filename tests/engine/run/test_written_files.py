@@ -21,17 +21,35 @@ def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> 
     (tmp_path / "hyper_parameters.yaml").write_text("learning_rate: 0.02")
     config = linear_experiment(best_checkpoint_eval_metric="accuracy")
     config = config.replace(trainer={"best_checkpoints": bests, **averages})
-    launch(config, "train_and_eval", str(tmp_path), records=lambda: {"operative_config.train_and_eval.gin": ""})
+    launch(
+        config,
+        "train_and_eval",
+        str(tmp_path),
+        records=lambda: {"operative_config.train_and_eval.gin": ""},
+    )
     launch(config, "continuous_eval", str(tmp_path), eval_name="fast")
     launch(config, "eval", str(tmp_path))
     assert _unknown(tmp_path) == set()
-    written = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    written = [
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    ]
     missing = {row for row in PATHS if not any(matches(row, path) for path in written)}
     assert missing == {
-        "ckpt-<step>.pin", ".saving-ckpt-<step>/", "metrics.superseded.jsonl",
-        "errors/<time>-<pid>.txt", "stacks-<time>.txt", "diverged/", "damaged/", "archived/",
-        "attempts.jsonl", "workers/<n>/", "finetune-<step>/", "metrics-<step>.json", "samples/", "history.json",
-    }  # fmt: skip
+        "ckpt-<step>.pin",
+        ".saving-ckpt-<step>/",
+        "metrics.superseded.jsonl",
+        "errors/<time>-<pid>.txt",
+        "stacks-<time>.txt",
+        "diverged/",
+        "damaged/",
+        "archived/",
+        "attempts.jsonl",
+        "workers/<n>/",
+        "finetune-<step>/",
+        "metrics-<step>.json",
+        "samples/",
+        "history.json",
+    }
 
 
 def test_a_file_that_is_not_in_the_table_is_noticed(tmp_path: Path) -> None:

@@ -27,8 +27,14 @@ def alone() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    strategies = (tf.distribute.get_strategy(), mirrored, tf.distribute.MultiWorkerMirroredStrategy())
-    returned = {name: _returned(strategy, 0) for name, strategy in zip(ALONE, strategies, strict=True)}
+    strategies = (
+        tf.distribute.get_strategy(),
+        mirrored,
+        tf.distribute.MultiWorkerMirroredStrategy(),
+    )
+    returned = {
+        name: _returned(strategy, 0) for name, strategy in zip(ALONE, strategies, strict=True)
+    }
     tell({"warned": [_warns(strategy) for strategy in strategies], **returned})
 
 
@@ -40,14 +46,19 @@ def _warns(strategy: Any) -> bool:
     collectives._LOG.addHandler(logging.StreamHandler(stream))
     assert collectives.strategy_of_run(strategy) is strategy
     collectives._LOG.handlers.clear()
-    return "trains with one worker" in stream.getvalue() and "runtime.worker_hosts" in stream.getvalue()
+    return (
+        "trains with one worker" in stream.getvalue()
+        and "runtime.worker_hosts" in stream.getvalue()
+    )
 
 
 def together(cluster: dict[str, list[str]], index: int) -> None:
     """Tells of a strategy of two processes, as the only one of its job."""
     import tensorflow as tf
 
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": JOBS[index], "index": 0}})
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": cluster, "task": {"type": JOBS[index], "index": 0}}
+    )
     tell({JOBS[index]: _returned(tf.distribute.MultiWorkerMirroredStrategy(), index)})
 
 
@@ -56,7 +67,9 @@ def _returned(strategy: Any, index: int) -> dict[str, Any]:
 
     return {
         "place": [collectives.worker_count(strategy), collectives.worker_index(strategy)],
-        "numbers": [collectives.broadcast_from_chief(strategy, numbers[index]) for numbers in NUMBERS],
+        "numbers": [
+            collectives.broadcast_from_chief(strategy, numbers[index]) for numbers in NUMBERS
+        ],
         "texts": [collectives.all_gather(strategy, texts[index]) for texts in TEXTS],
     }
 
@@ -76,18 +89,24 @@ def found() -> dict[str, Any]:
         children = [server.start(together, cluster, index) for index in (0, 1)]
         for child in (server.start(alone), *children):
             wait_until(lambda child=child: "}}\n" in child.text or not child.alive, 60)
-            results |= json.loads(next(line for line in child.text.splitlines() if line.endswith("}}")))
+            results |= json.loads(
+                next(line for line in child.text.splitlines() if line.endswith("}}"))
+            )
     return results
 
 
 @pytest.mark.parametrize("strategy", ALONE)
-def test_one_process_is_the_only_worker_and_agrees_with_itself(found: dict[str, Any], strategy: str) -> None:
+def test_one_process_is_the_only_worker_and_agrees_with_itself(
+    found: dict[str, Any], strategy: str
+) -> None:
     numbers, texts = [own for own, _ in NUMBERS], [[own] for own, _ in TEXTS]
     assert found[strategy] == {"place": [1, 0], "numbers": numbers, "texts": texts}
     assert found["warned"] == [False, False, True]  # of one worker with a strategy for several
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_two_workers_have_the_chiefs_number_and_all_texts(found: dict[str, Any], index: int) -> None:
+def test_two_workers_have_the_chiefs_number_and_all_texts(
+    found: dict[str, Any], index: int
+) -> None:
     numbers, texts = [chiefs for chiefs, _ in NUMBERS], [list(texts) for texts in TEXTS]
     assert found[JOBS[index]] == {"place": [2, index], "numbers": numbers, "texts": texts}

@@ -23,10 +23,15 @@ def one_cpu() -> tf.distribute.Strategy:
 
 def shares(strategy: tf.distribute.Strategy, dataset: Any) -> list[list[list[int]]]:
     """The values of each replica, for each step."""
-    return [[share.numpy().tolist() for share in strategy.experimental_local_results(step)] for step in dataset]
+    return [
+        [share.numpy().tolist() for share in strategy.experimental_local_results(step)]
+        for step in dataset
+    ]
 
 
-def read(size: int, start: int = 0, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+def read(
+    size: int, start: int = 0, input_context: tf.distribute.InputContext | None = None
+) -> tf.data.Dataset:
     assert input_context is not None
     batch = input_context.get_per_replica_batch_size(size)
     return tf.data.Dataset.range(start, start + EXAMPLES).batch(batch)
@@ -34,7 +39,9 @@ def read(size: int, start: int = 0, input_context: tf.distribute.InputContext | 
 
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("made_by_a_function", [False, True])
-def test_global_batches_are_split_without_losing_examples(count: int, made_by_a_function: bool) -> None:
+def test_global_batches_are_split_without_losing_examples(
+    count: int, made_by_a_function: bool
+) -> None:
     strategy = replicas(count)
     dataset = tf.data.Dataset.range(EXAMPLES).batch(4)
     distributed = distribute_dataset(strategy, *((read, 4) if made_by_a_function else (dataset,)))
@@ -54,7 +61,10 @@ class Reader:
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
-        (lambda size, *, start: tf.data.Dataset.range(start, start + 4).batch(size), {"size": 2, "start": 0}),
+        (
+            lambda size, *, start: tf.data.Dataset.range(start, start + 4).batch(size),
+            {"size": 2, "start": 0},
+        ),
         (Reader().read, {}),
         (functools.partial(read, 4), {}),
     ],
@@ -64,11 +74,16 @@ def test_a_function_gets_its_arguments_and_a_context_it_takes(
     function: Callable[..., Any], arguments: dict[str, int]
 ) -> None:
     strategy = replicas(2)
-    assert shares(strategy, distribute_dataset(strategy, function, **arguments))[0] == [[0, 1], [2, 3]]
+    assert shares(strategy, distribute_dataset(strategy, function, **arguments))[0] == [
+        [0, 1],
+        [2, 3],
+    ]
 
 
 @pytest.mark.parametrize("make_strategy", [lambda: None, tf.distribute.get_strategy, one_cpu])
-def test_one_device_gets_the_plain_dataset(make_strategy: Callable[[], tf.distribute.Strategy | None]) -> None:
+def test_one_device_gets_the_plain_dataset(
+    make_strategy: Callable[[], tf.distribute.Strategy | None],
+) -> None:
     strategy = make_strategy()
     dataset = tf.data.Dataset.range(EXAMPLES).batch(4)
     assert distribute_dataset(strategy, dataset) is dataset
@@ -86,7 +101,11 @@ def test_input_options_reach_the_strategy_and_not_the_function() -> None:
     )
 
     def make(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return tf.data.Dataset.range(2).map(lambda value: value + 10 * input_context.input_pipeline_id).batch(1)
+        return (
+            tf.data.Dataset.range(2)
+            .map(lambda value: value + 10 * input_context.input_pipeline_id)
+            .batch(1)
+        )
 
     seen = shares(strategy, distribute_dataset(strategy, make, input_options=options))
     assert seen == [[[0], [10]], [[1], [11]]]  # a pipeline for each replica, as the options ask for
@@ -128,11 +147,16 @@ def test_full_batches_end_when_a_replica_would_get_none(form: str) -> None:
         return whole.map(lambda *parts: tf.nest.flatten(parts)[0])
 
     strategy = replicas(2)
-    assert shares(strategy, distribute_dataset(strategy, make)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert shares(strategy, distribute_dataset(strategy, make)) == [
+        [[0, 1], [2, 3]],
+        [[4, 5], [6, 7]],
+    ]
 
 
 def test_one_replica_or_ragged_batches_keep_every_batch() -> None:
-    full, ragged = (tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=drop) for drop in (True, False))
+    full, ragged = (
+        tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=drop) for drop in (True, False)
+    )
     several, one_each = input_context(4, 2), input_context(2, 2)
     assert whole_steps(full, None) is full
     assert whole_steps(full, one_each) is full

@@ -175,15 +175,26 @@ def test_deterministic_ops_refuse_random_numbers_without_a_seed(fresh: dict[str,
 
 def test_workers_after_tensorflow_was_used_are_refused(fresh: dict[str, Any]) -> None:
     told = fresh["workers_too_late"]
-    assert told.startswith("runtime.distribution_strategy: multi_worker_mirrored failed: Collective ops must be")
+    assert told.startswith(
+        "runtime.distribution_strategy: multi_worker_mirrored failed: Collective ops must be"
+    )
     assert "make variables and tensors in build_model" in told
 
 
 def test_a_tpu_that_does_not_answer_is_named_at_once(fresh: dict[str, Any]) -> None:
-    assert fresh["tpu_here"].startswith("runtime.distribution_strategy: tpu (a TPU of this machine) failed: TPUs not")
-    assert fresh["tpu_there"].startswith("runtime.distribution_strategy: tpu (runtime.tpu=grpc://127.0.0.1:")
-    assert "failed: [Errno 111] Connection refused; give the name or address of a TPU" in fresh["tpu_there"]
-    assert fresh["tpu_announced"].startswith("runtime.distribution_strategy: tpu (TPU_NAME) failed: ")
+    assert fresh["tpu_here"].startswith(
+        "runtime.distribution_strategy: tpu (a TPU of this machine) failed: TPUs not"
+    )
+    assert fresh["tpu_there"].startswith(
+        "runtime.distribution_strategy: tpu (runtime.tpu=grpc://127.0.0.1:"
+    )
+    assert (
+        "failed: [Errno 111] Connection refused; give the name or address of a TPU"
+        in fresh["tpu_there"]
+    )
+    assert fresh["tpu_announced"].startswith(
+        "runtime.distribution_strategy: tpu (TPU_NAME) failed: "
+    )
 
 
 def test_the_chief_of_parameter_servers_puts_variables_on_them(server: ForkServer) -> None:

@@ -34,7 +34,14 @@ def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
         model = _model()
         values = [variable.numpy().tolist() for variable in model.variables]
         output = model(np.ones((2, 4)), training=True).numpy().tolist()
-        seen.append(([variable.path for variable in model.variables], values, output, tf_keras.layers.Dense(1).name))
+        seen.append(
+            (
+                [variable.path for variable in model.variables],
+                values,
+                output,
+                tf_keras.layers.Dense(1).name,
+            )
+        )
     assert seen[0] == seen[1] == seen[2]
 
 

@@ -6,7 +6,8 @@ import tensorflow as tf
 from trainer_kit.errors import PreemptedError, StorageError
 from trainer_kit.runtime.lost_workers import lost_peer, peers_needed
 
-# What TensorFlow 2.20 says, shortened: a dead worker, a dead chief, one whose connection broke, one that is back.
+# What TensorFlow 2.20 says, shortened: a dead worker, a dead chief, one whose connection broke, one
+# that is back.
 UNHEALTHY = (
     "Graph execution error:\n\nDetected at node cond/CollectiveReduceV2\nCollective ops is aborted by: Error reported "
     "from /job:worker/task:1: The following tasks are unhealthy (stopped sending heartbeats):\n/job:worker/replica:0/"
@@ -49,7 +50,9 @@ def test_the_worker_that_is_gone_is_named(error: tf.errors.OpError, who: str) ->
     "error",
     [
         unavailable("the file system does not answer"),
-        tf.errors.InvalidArgumentError(None, None, "Collective ops is aborted by: assertion failed"),
+        tf.errors.InvalidArgumentError(
+            None, None, "Collective ops is aborted by: assertion failed"
+        ),
         ValueError("Collective ops is aborted by: Socket closed"),
     ],
 )
@@ -61,7 +64,12 @@ def test_other_errors_are_not_taken_for_a_lost_worker(error: Exception) -> None:
 
 
 def test_a_lost_worker_is_found_behind_the_errors_that_it_led_to() -> None:
-    with pytest.raises(PreemptedError, match=r"worker 1 is gone.*the same command resumes") as raised, peers_needed():
+    with (
+        pytest.raises(
+            PreemptedError, match=r"worker 1 is gone.*the same command resumes"
+        ) as raised,
+        peers_needed(),
+    ):
         try:
             raise unavailable(UNHEALTHY)
         except tf.errors.OpError as error:

@@ -22,7 +22,9 @@ def enable() -> None:
     tf.config.experimental.enable_op_determinism()
     assert is_op_determinism_enabled() and _in_graph()
     state = process_generators(5)["tensorflow"]
-    assert (state.numpy() == tf.random.Generator.from_seed(tf.compat.v1.get_seed(5)).state.numpy()).all()
+    assert (
+        state.numpy() == tf.random.Generator.from_seed(tf.compat.v1.get_seed(5)).state.numpy()
+    ).all()
     assert process_generators(6)["tensorflow"] is state
 
 

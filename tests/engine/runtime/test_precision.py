@@ -30,7 +30,9 @@ def policies_as_before() -> Iterator[None]:
         ("mixed_bfloat16", "mixed_bfloat16", tf.bfloat16),
     ],
 )
-def test_layers_compute_in_the_dtype_and_keep_float32_weights(dtype: str, policy: str, computed: tf.DType) -> None:
+def test_layers_compute_in_the_dtype_and_keep_float32_weights(
+    dtype: str, policy: str, computed: tf.DType
+) -> None:
     set_precision(RuntimeConfig(mixed_precision_dtype=dtype))
     assert keras.config.dtype_policy().name == policy
     assert tf_keras.mixed_precision.global_policy().name == policy

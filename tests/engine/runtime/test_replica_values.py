@@ -46,8 +46,12 @@ def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[An
     assert not are_alike(values)
     state = form(values)
     assert put_replica_values([second], strategy, state)
-    np.testing.assert_array_equal(on_each_replica(strategy, second), on_each_replica(strategy, first))
-    assert [float(values[0]) for values in on_each_replica(strategy, second)] == pytest.approx([0.1, 1.1])
+    np.testing.assert_array_equal(
+        on_each_replica(strategy, second), on_each_replica(strategy, first)
+    )
+    assert [float(values[0]) for values in on_each_replica(strategy, second)] == pytest.approx(
+        [0.1, 1.1]
+    )
 
 
 def test_replicas_with_the_same_values_are_alike() -> None:
@@ -95,7 +99,10 @@ def test_replicas_share_moving_averages_until_they_are_put_back() -> None:
     variables = [first_replicas, mean, metric, counter]
 
     def values() -> list[list[float]]:
-        return [[float(part) for part in strategy.experimental_local_results(variable)] for variable in variables]
+        return [
+            [float(part) for part in strategy.experimental_local_results(variable)]
+            for variable in variables
+        ]
 
     for variable in variables:
         for part, value in zip(strategy.experimental_local_results(variable), (1, 4), strict=True):
@@ -117,7 +124,10 @@ def test_one_replica_has_the_tensors_of_its_batch() -> None:
 def test_local_tensors_include_all_replicas_and_sparse_parts() -> None:
     strategy = replicas(2)
     batch = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(4))))
-    assert [tensor.numpy().tolist() for tensor in local_tensors(batch, strategy)] == [[0, 1], [2, 3]]
+    assert [tensor.numpy().tolist() for tensor in local_tensors(batch, strategy)] == [
+        [0, 1],
+        [2, 3],
+    ]
     assert len(local_tensors(tf.sparse.eye(2), replicas(1))) == 3
 
 

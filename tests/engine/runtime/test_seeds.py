@@ -20,7 +20,9 @@ def run(library: ModuleType, seed: int) -> str:
     """Trains a model with dropout on shuffled data for 10 steps; returns a checksum of its weights."""
     seed_everything(seed)
     layers = library.layers
-    model = library.Sequential([layers.Dense(8, activation="relu"), layers.Dropout(0.5), layers.Dense(1)])
+    model = library.Sequential(
+        [layers.Dense(8, activation="relu"), layers.Dropout(0.5), layers.Dense(1)]
+    )
     optimizer = library.optimizers.SGD(0.01)
     features = np.random.normal(size=[40, 4]).astype("float32")
     dataset = tf.data.Dataset.from_tensor_slices(features).shuffle(40).batch(4)
@@ -50,7 +52,12 @@ def test_python_numpy_and_tensorflow_are_seeded() -> None:
     def draw() -> tuple[float, float, float, float]:
         seed_everything(3)
         normal = keras.ops.convert_to_numpy(keras.random.normal([])).item()
-        return random.random(), float(np.random.rand()), float(tf.random.uniform([]).numpy()), normal
+        return (
+            random.random(),
+            float(np.random.rand()),
+            float(tf.random.uniform([]).numpy()),
+            normal,
+        )
 
     assert draw() == draw()
 

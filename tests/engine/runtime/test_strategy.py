@@ -37,10 +37,16 @@ def a_machine_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"distribution_strategy": "one_device"}, tf.distribute.OneDeviceStrategy, 1),
         ({"distribution_strategy": "mirrored"}, DEFAULT, 1),
         ({"distribution_strategy": "mirrored", "all_reduce_alg": "nccl"}, DEFAULT, 1),
-        ({"distribution_strategy": "mirrored", "virtual_cpus": 2}, tf.distribute.MirroredStrategy, 2),
+        (
+            {"distribution_strategy": "mirrored", "virtual_cpus": 2},
+            tf.distribute.MirroredStrategy,
+            2,
+        ),
     ],
 )
-def test_each_setting_gives_its_strategy(arguments: dict[str, Any], kind: type, replicas: int) -> None:
+def test_each_setting_gives_its_strategy(
+    arguments: dict[str, Any], kind: type, replicas: int
+) -> None:
     runtime = RuntimeConfig(**arguments)
     configure_devices(runtime)
     strategy = create_strategy(runtime)
@@ -70,7 +76,9 @@ def test_each_algorithm_sums_over_replicas(algorithm: str | None) -> None:
     assert len({copy.device for copy in copies}) == 4
 
 
-def test_a_single_device_is_not_mirrored_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_single_device_is_not_mirrored_and_the_log_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO, logger="trainer_kit"):
         create_strategy(RuntimeConfig(distribution_strategy="mirrored", virtual_cpus=1))
     assert "nothing is mirrored, because there is one device: CPU:0" in caplog.text
@@ -80,7 +88,10 @@ def test_a_single_device_is_not_mirrored_and_the_log_says_why(caplog: pytest.Log
 def test_a_cluster_that_is_not_used_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}')
+    monkeypatch.setenv(
+        "TF_CONFIG",
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}',
+    )
     assert create_strategy(RuntimeConfig(distribution_strategy="off")).num_replicas_in_sync == 1
     assert "TF_CONFIG is not used: off trains on this machine alone" in caplog.text
 

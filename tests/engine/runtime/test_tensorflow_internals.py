@@ -169,7 +169,9 @@ def test_a_dataset_without_the_names_is_an_error_with_advice() -> None:
         (lambda: D.range(9).map(lambda x: x, 2), "_deterministic", internals.is_nondeterministic),
     ],
 )
-def test_a_setting_that_is_gone_is_an_error_and_not_an_answer(make: Any, name: str, ask: Any) -> None:
+def test_a_setting_that_is_gone_is_an_error_and_not_an_answer(
+    make: Any, name: str, ask: Any
+) -> None:
     dataset = make()
     delattr(dataset, name)
     with pytest.raises(TrainerKitError, match="is made of"):
@@ -218,10 +220,15 @@ def test_a_random_operation_draws_from_the_generator(name: str) -> None:
     drawing, stateful = _drawing(draw, generator), tf.function(draw)
     first = drawing().numpy().astype(np.float64)
 
-    assert first.mean() == pytest.approx(mean, abs=0.03) and first.var() == pytest.approx(variance, rel=0.03)
+    assert first.mean() == pytest.approx(mean, abs=0.03) and first.var() == pytest.approx(
+        variance, rel=0.03
+    )
     assert not _hidden_states(drawing) and _hidden_states(stateful)
     concrete, expected = drawing.get_concrete_function(), stateful.get_concrete_function()
-    assert (concrete.output_shapes, concrete.output_dtypes) == (expected.output_shapes, expected.output_dtypes)
+    assert (concrete.output_shapes, concrete.output_dtypes) == (
+        expected.output_shapes,
+        expected.output_dtypes,
+    )
 
     second = drawing().numpy()
     generator.reset_from_seed(3)
@@ -233,7 +240,8 @@ def test_a_random_operation_draws_from_the_generator(name: str) -> None:
 def test_operations_with_the_same_seed_draw_the_same_numbers() -> None:
     numbers = tf.range(20)
     drawing = _drawing(
-        lambda: [tf.random.shuffle(numbers, seed) for seed in (5, 5, None, None)], tf.random.Generator.from_seed(3)
+        lambda: [tf.random.shuffle(numbers, seed) for seed in (5, 5, None, None)],
+        tf.random.Generator.from_seed(3),
     )
     for _ in range(2):
         first, again, other, another = (order.numpy().tolist() for order in drawing())
@@ -249,7 +257,9 @@ def test_operations_in_branches_and_loops_are_replaced() -> None:
     def draw() -> Any:
         x = tf.ones([3])
         branch = tf.cond(x[0] > 0, lambda: tf.random.normal([3]), lambda: tf.random.uniform([3]))
-        loop = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y + tf.random.normal([3])), (0, x))[1]
+        loop = tf.while_loop(
+            lambda i, _: i < 3, lambda i, y: (i + 1, y + tf.random.normal([3])), (0, x)
+        )[1]
         return tf.stack([branch, loop, dropout(x), before(x)])
 
     generator = tf.random.Generator.from_seed(3)
@@ -270,7 +280,9 @@ def test_gradients_flow_through_random_operations() -> None:
         return tape.gradient(mean, rate), tape.gradient(dropped, kept), dropped
 
     of_rate, of_kept, dropped = _drawing(gradients, tf.random.Generator.from_seed(3))()
-    np.testing.assert_allclose(of_rate, [1.0, 1.0], atol=0.02)  # the mean of a gamma distribution is its rate
+    np.testing.assert_allclose(
+        of_rate, [1.0, 1.0], atol=0.02
+    )  # the mean of a gamma distribution is its rate
     np.testing.assert_array_equal(of_kept, dropped)
 
 
@@ -281,7 +293,9 @@ def test_each_replica_draws_other_numbers() -> None:
 
     @tf.autograph.experimental.do_not_convert
     def draw() -> Any:
-        return strategy.run(lambda: tf.stack([tf.random.normal([2]), tf.random.normal([2], seed=1)]))
+        return strategy.run(
+            lambda: tf.stack([tf.random.normal([2]), tf.random.normal([2], seed=1)])
+        )
 
     first, second = strategy.experimental_local_results(_drawing(draw, generator)())
     assert not (first.numpy() == second.numpy()).any()
@@ -303,7 +317,9 @@ def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.Monkey
         assert _hidden_states(across_replicas) == {"RandomStandardNormal"}
 
     _without(monkeypatch, "tensorflow.python.ops.gen_random_ops", "random_shuffle")
-    assert _hidden_states(_drawing(lambda: tf.random.normal([2]), generator)) == {"RandomStandardNormal"}
+    assert _hidden_states(_drawing(lambda: tf.random.normal([2]), generator)) == {
+        "RandomStandardNormal"
+    }
 
 
 # ---- summaries
@@ -311,7 +327,9 @@ def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.Monkey
 
 def test_a_summary_context_may_end_after_one_of_the_engine(tmp_path: Path) -> None:
     state = internals.SummaryState()
-    own, engine = (tf.summary.create_file_writer(str(tmp_path / name)) for name in ("own", "engine"))
+    own, engine = (
+        tf.summary.create_file_writer(str(tmp_path / name)) for name in ("own", "engine")
+    )
     lasting = own.as_default(5)
     with state.in_use():
         lasting.__enter__()

@@ -18,7 +18,13 @@ import tf_keras
 
 import trainer_kit
 from tests.builders import json_lines, read_json
-from tests.engine.checkpoints.state.test_keras_structure import MODELS, POINTS, _functional, _scramble, _sequential
+from tests.engine.checkpoints.state.test_keras_structure import (
+    MODELS,
+    POINTS,
+    _functional,
+    _scramble,
+    _sequential,
+)
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import DataConfig
@@ -61,10 +67,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two replicas that evaluates averaged weights; a sidecar; a module with the experiment."""
     folder = tmp_path_factory.mktemp("served") / "run"
     (folder.parent / "served.py").write_text(_EXPERIMENT)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
+    )
     with strategy.scope():
         task = TinyTask(_config().task)
-    trainer_kit.run_experiment(strategy, task, "train_and_eval", _config(), str(folder), experiment=NAME)
+    trainer_kit.run_experiment(
+        strategy, task, "train_and_eval", _config(), str(folder), experiment=NAME
+    )
     launch(_config(), "continuous_eval", str(folder), eval_name="beside", experiment=NAME)
     return folder
 
@@ -74,10 +84,14 @@ def modules(run: Path) -> list[str]:
     return [str(run.parent / "served.py")]
 
 
-def test_a_run_that_an_earlier_release_began_with_auto_is_loaded(run: Path, modules: list[str], tmp_path: Path) -> None:
+def test_a_run_that_an_earlier_release_began_with_auto_is_loaded(
+    run: Path, modules: list[str], tmp_path: Path
+) -> None:
     text, manifest = (run / "params.yaml").read_text(), read_json(run / "manifest.json")
     assert "fuse_steps: 1\n" in text
-    text = text.replace("fuse_steps: 1\n", "fuse_steps: auto\n").replace("executor: default\n", "executor: auto\n")
+    text = text.replace("fuse_steps: 1\n", "fuse_steps: auto\n").replace(
+        "executor: default\n", "executor: auto\n"
+    )
     (tmp_path / "params.yaml").write_text(text)
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "fuse_steps": 5}))
     assert recorded_config(tmp_path, modules) == recorded_config(run, modules)
@@ -94,7 +108,11 @@ def _reported(run: Path) -> dict[int, float]:
 
 
 def _plain_model() -> Any:
-    layers = [keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(CLASSES)]
+    layers = [
+        keras.layers.Dense(16, "relu"),
+        keras.layers.Dropout(0.1),
+        keras.layers.Dense(CLASSES),
+    ]
     return keras.Sequential([keras.Input((FEATURES,)), *layers])
 
 
@@ -114,9 +132,15 @@ def test_plain_tensorflow_has_the_accuracy_that_was_reported(run: Path, place: s
 @pytest.mark.parametrize("which", ["best", "best:two", "latest", 50, "ckpt-60", "path"])
 def test_a_model_is_loaded_as_it_was_evaluated(run: Path, modules: list[str], which: Any) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    place = {"best": "best_ckpt", "best:two": "best_checkpoints/two", "path": "evals/beside/best_ckpt"}.get(which)
+    place = {
+        "best": "best_ckpt",
+        "best:two": "best_checkpoints/two",
+        "path": "evals/beside/best_ckpt",
+    }.get(which)
     step = read_json(run / place / "info.json")["step"] if place else 50 if which == 50 else 60
-    model = trainer_kit.load_model(run, str(run / str(place)) if which == "path" else which, modules)
+    model = trainer_kit.load_model(
+        run, str(run / str(place)) if which == "path" else which, modules
+    )
     assert _accuracy(model) == pytest.approx(_reported(run)[step])
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     modules.clear()  # it is registered now
@@ -142,12 +166,16 @@ class _UnbuiltTask(TinyTask):
         return Unbuilt()
 
 
-def test_a_train_only_run_of_an_unbuilt_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_train_only_run_of_an_unbuilt_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = dataclasses.replace(tiny_experiment(train_steps=5), task=_TrainOnlyConfig())
     name = "tests_train_only"
     trainer_kit.register_experiment(name)(lambda: config)
     task = _UnbuiltTask(config.task)
-    model, _ = trainer_kit.run_experiment(None, task, "train", config, str(tmp_path), experiment=name)
+    model, _ = trainer_kit.run_experiment(
+        None, task, "train", config, str(tmp_path), experiment=name
+    )
     points = tiny_arrays(False)[0]
     np.testing.assert_array_equal(trainer_kit.load_model(tmp_path, "latest")(points), model(points))
 
@@ -161,7 +189,9 @@ def test_a_train_only_run_of_an_unbuilt_model_is_loaded(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("which", [7, "newest", "bset", "best:tow", True])
-def test_an_unknown_checkpoint_is_refused_with_what_there_is(run: Path, modules: list[str], which: Any) -> None:
+def test_an_unknown_checkpoint_is_refused_with_what_there_is(
+    run: Path, modules: list[str], which: Any
+) -> None:
     with pytest.raises(UsageError, match=r"best.*(40, 50, 60|two)"):
         trainer_kit.load_model(run, which, modules)
 
@@ -177,9 +207,14 @@ def test_a_run_without_an_experiment_is_told_what_to_do(run: Path, tmp_path: Pat
         shutil.copy(run / name, tmp_path)
     manifest = read_json(tmp_path / "manifest.json")
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "experiment": ""}))
-    with pytest.raises(UsageError, match=r"no experiment.*trainer_kit\.load_weights\(.*compat\.keras\.load\(model, "):
+    with pytest.raises(
+        UsageError,
+        match=r"no experiment.*trainer_kit\.load_weights\(.*compat\.keras\.load\(model, ",
+    ):
         trainer_kit.load_model(tmp_path)
-    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "experiment": "not_registered", "command": []}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({**manifest, "experiment": "not_registered", "command": []})
+    )
     message = r"^no experiment is called 'not_registered'; .*; name the module that registers it with import_modules$"
     with pytest.raises(UsageError, match=message):
         trainer_kit.load_model(tmp_path)
@@ -220,11 +255,18 @@ def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) 
 
     old = _plain_model()
     _scramble(old)
-    path = training_checkpoint(global_step=tf.Variable(5, dtype=tf.int64), model=old).write(str(tmp_path / "ckpt-5"))
+    path = training_checkpoint(global_step=tf.Variable(5, dtype=tf.int64), model=old).write(
+        str(tmp_path / "ckpt-5")
+    )
     for place in (path, tmp_path):
         model = _plain_model()
-        assert trainer_kit.load_weights(model, place).variables == 5  # four and the state of a generator
-        assert all(np.array_equal(one, other) for one, other in zip(model.variables, old.variables, strict=True))
+        assert (
+            trainer_kit.load_weights(model, place).variables == 5
+        )  # four and the state of a generator
+        assert all(
+            np.array_equal(one, other)
+            for one, other in zip(model.variables, old.variables, strict=True)
+        )
 
 
 # ---- other programs
@@ -237,7 +279,9 @@ def _saved(kind: str) -> Callable[[Any, Path], str | Path]:
         return str(tf.train.Checkpoint(net=model, optimizer=optimizer).write(str(folder / "x")))
 
     def managed(model: Any, folder: Path) -> Path:
-        manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model, step=tf.Variable(1)), str(folder), 2)
+        manager = tf.train.CheckpointManager(
+            tf.train.Checkpoint(model=model, step=tf.Variable(1)), str(folder), 2
+        )
         manager.save()
         manager.save()
         return folder
@@ -247,7 +291,9 @@ def _saved(kind: str) -> Callable[[Any, Path], str | Path]:
         return folder / "x.weights.h5"
 
     return {
-        "model": lambda model, folder: str(tf.train.Checkpoint(model=model).write(str(folder / "x"))),
+        "model": lambda model, folder: str(
+            tf.train.Checkpoint(model=model).write(str(folder / "x"))
+        ),
         "root": lambda model, folder: str(tf.train.Checkpoint(model).write(str(folder / "x"))),
         "net and optimizer": with_optimizer,
         "manager": managed,
@@ -270,7 +316,9 @@ def test_weights_of_another_program_are_loaded(tmp_path: Path, kind: str, form: 
 
 def test_weights_of_keras_two_are_loaded_into_keras_three(tmp_path: Path) -> None:
     layers = tf_keras.layers
-    theirs = tf_keras.Sequential([layers.Dense(4, input_shape=(3,)), layers.BatchNormalization(), layers.Dropout(0.5)])
+    theirs = tf_keras.Sequential(
+        [layers.Dense(4, input_shape=(3,)), layers.BatchNormalization(), layers.Dropout(0.5)]
+    )
     _scramble(theirs)
     theirs.save_weights(str(tmp_path / "x"))  # in TensorFlow's format
     model = _sequential()
@@ -294,7 +342,9 @@ def test_layers_in_lists_are_loaded_from_our_files_only(tmp_path: Path) -> None:
 
 
 def _misfit(kind: str, folder: Path) -> tuple[Any, str | Path]:
-    wide = keras.Sequential([keras.Input((3,)), keras.layers.Dense(7), keras.layers.BatchNormalization()])
+    wide = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(7), keras.layers.BatchNormalization()]
+    )
     if kind == "h5":
         wide.save_weights(str(folder / "x.weights.h5"))
         return _functional(), folder / "x.weights.h5"
@@ -307,17 +357,24 @@ def _misfit(kind: str, folder: Path) -> tuple[Any, str | Path]:
     ("kind", "told"),
     [
         ("shape", r"kernel +another shape +\[3, 7\] saved, \[3, 4\] here"),
-        ("missing", r"fits best: 4 variables do not fit.*gamma +missing in the checkpoint +\[4\] here"),
+        (
+            "missing",
+            r"fits best: 4 variables do not fit.*gamma +missing in the checkpoint +\[4\] here",
+        ),
         ("nothing", r"nothing fits.*kernel +missing in the checkpoint"),
         ("h5", "no weight was changed.*dense"),
     ],
 )
-def test_a_misfit_is_an_error_with_a_table_and_changes_nothing(tmp_path: Path, kind: str, told: str) -> None:
+def test_a_misfit_is_an_error_with_a_table_and_changes_nothing(
+    tmp_path: Path, kind: str, told: str
+) -> None:
     model, path = _misfit(kind, tmp_path)
     before = [variable.numpy() for variable in model.variables]
     with pytest.raises(UsageError, match=f"(?s){told}"):
         trainer_kit.load_weights(model, path)
-    assert all(np.array_equal(old, variable) for old, variable in zip(before, model.variables, strict=True))
+    assert all(
+        np.array_equal(old, variable) for old, variable in zip(before, model.variables, strict=True)
+    )
 
 
 def test_ctrl_c_in_keras_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,14 +388,18 @@ def test_ctrl_c_in_keras_changes_no_weight(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(model, "load_weights", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trainer_kit.load_weights(model, tmp_path / "x.weights.h5")
-    assert all(np.array_equal(old, variable) for old, variable in zip(before, model.variables, strict=True))
+    assert all(
+        np.array_equal(old, variable) for old, variable in zip(before, model.variables, strict=True)
+    )
 
 
 def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
     one, two, model = _sequential(), _sequential(), _sequential()
     _scramble(two)
     path = tf.train.Checkpoint(one=one, two=two).write(str(tmp_path / "x"))
-    with pytest.raises(UsageError, match=r"several parts that fit: one, two; give one of them as part="):
+    with pytest.raises(
+        UsageError, match=r"several parts that fit: one, two; give one of them as part="
+    ):
         trainer_kit.load_weights(model, path)
     assert trainer_kit.load_weights(model, path, part="two").part == "two"
     np.testing.assert_array_equal(model(POINTS), two(POINTS))
@@ -348,7 +409,11 @@ def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
 
 def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     path = tf.train.Checkpoint(model=_sequential()).write(str(tmp_path / "x"))
-    for model, place in ((keras.Sequential([keras.layers.Dense(2)]), path), (_sequential(), tmp_path / "y"), (3, path)):
+    for model, place in (
+        (keras.Sequential([keras.layers.Dense(2)]), path),
+        (_sequential(), tmp_path / "y"),
+        (3, path),
+    ):
         with pytest.raises(UsageError):
             trainer_kit.load_weights(model, place)
     (tmp_path / "x.index").write_bytes(b"broken")

@@ -65,7 +65,9 @@ def test_outputs_are_exposed_tensors_and_layers_of_live_weights() -> None:
     np.testing.assert_array_equal(found["total"], [[4, 7]])
     np.testing.assert_array_equal(found["halved"], [[2, 3.5]])
     model.layers[-1].kernel.assign_add([[1.0], [0.0]])
-    np.testing.assert_allclose(predict(a=[[3.0, 5.0]], b=[[1.0, 2.0]])["out"], found["out"] + 4, rtol=1e-6)
+    np.testing.assert_allclose(
+        predict(a=[[3.0, 5.0]], b=[[1.0, 2.0]])["out"], found["out"] + 4, rtol=1e-6
+    )
 
 
 def test_a_tf_module_may_take_a_dict_and_return_one() -> None:
@@ -76,9 +78,14 @@ def test_a_tf_module_may_take_a_dict_and_return_one() -> None:
 
         def __call__(self, inputs: Any, training: bool = False) -> Any:
             assert not training
-            return {"scaled": self.weight * inputs["x"], "sum": tk.expose("inner", inputs["x"] + inputs["y"])}
+            return {
+                "scaled": self.weight * inputs["x"],
+                "sum": tk.expose("inner", inputs["x"] + inputs["y"]),
+            }
 
-    found = tk.get_predictor(Module(), ["x", "y"], ["scaled", "inner"])(tf.constant(3.0), tf.constant(4.0))
+    found = tk.get_predictor(Module(), ["x", "y"], ["scaled", "inner"])(
+        tf.constant(3.0), tf.constant(4.0)
+    )
     assert found == {"scaled": 6.0, "inner": 7.0}
 
 
@@ -92,7 +99,9 @@ def test_a_tf_keras_model_has_named_inputs_and_layers_too() -> None:
     a, b = tf_keras.Input((2,), name="a"), tf_keras.Input((2,), name="b")
     halves = Clipped(name="halves")(tf_keras.layers.Add(name="total")([a, b]))
     model = tf_keras.Model({"a": a, "b": b}, tf_keras.layers.Dense(1, name="out")(halves))
-    found = tk.get_predictor(model, ["b", "a"], ["total", "clipped", "halves"])([[1.0, 2.0]], [[2.0, 5.0]])
+    found = tk.get_predictor(model, ["b", "a"], ["total", "clipped", "halves"])(
+        [[1.0, 2.0]], [[2.0, 5.0]]
+    )
     np.testing.assert_array_equal(found["total"], [[3, 7]])
     np.testing.assert_array_equal(found["clipped"], [[3, 4]])
     np.testing.assert_array_equal(found["halves"], [[1.5, 2]])
@@ -112,8 +121,12 @@ def test_runs_and_their_checkpoints_predict_as_their_model(tmp_path: Path) -> No
     for place, which in ((folder / "ckpt-5", 5), (folder, 7)):
         with pytest.raises(UsageError):
             tk.get_predictor(place, ["points"], ["logits"], which)
-    with pytest.raises(UsageError, match=r"^import_modules: there is no file .*predict.py; did you mean .*ed.py"):
-        tk.get_predictor(folder, ["points"], ["logits"], import_modules=[str(tmp_path / "predict.py")])
+    with pytest.raises(
+        UsageError, match=r"^import_modules: there is no file .*predict.py; did you mean .*ed.py"
+    ):
+        tk.get_predictor(
+            folder, ["points"], ["logits"], import_modules=[str(tmp_path / "predict.py")]
+        )
 
 
 @pytest.mark.parametrize(
@@ -132,5 +145,7 @@ def test_unknown_names_are_errors_with_near_names(inputs: Any, outputs: Any, mes
 
 def test_a_call_with_other_inputs_is_an_error() -> None:
     predict = tk.get_predictor(_two_inputs(), ["a", "b"], ["out"])
-    with pytest.raises(UsageError, match=r"takes the inputs \(a, b\); it was called with \(\.\.\., c=\.\.\.\)"):
+    with pytest.raises(
+        UsageError, match=r"takes the inputs \(a, b\); it was called with \(\.\.\., c=\.\.\.\)"
+    ):
         predict([[1.0, 2.0]], c=3)

@@ -28,7 +28,9 @@ class Einsum(tf.Module):
 
 
 def convolution(api: Any) -> Any:
-    return api.Sequential([api.Input((10, 10, 3)), api.layers.Conv2D(8, 3, strides=2, padding="same")])
+    return api.Sequential(
+        [api.Input((10, 10, 3)), api.layers.Conv2D(8, 3, strides=2, padding="same")]
+    )
 
 
 def depthwise(api: Any) -> Any:
@@ -39,13 +41,19 @@ def depthwise(api: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "shape", "flops"),
     [
-        (mlp, (None, 64), (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10)),  # the profiler counts the bias and not ReLU
+        (
+            mlp,
+            (None, 64),
+            (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10),
+        ),  # the profiler counts the bias and not ReLU
         (mlp, (256, 64), (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10)),
         (convolution, (None, 10, 10, 3), 5 * 5 * 8 * (2 * 3 * 3 * 3 + 1)),
         (depthwise, (None, 8, 8, 3), 6 * 6 * 3 * 2 * 9),
     ],
 )
-def test_flops_of_layers_are_exact(make: Any, shape: tuple[int | None, ...], flops: int, api: Any) -> None:
+def test_flops_of_layers_are_exact(
+    make: Any, shape: tuple[int | None, ...], flops: int, api: Any
+) -> None:
     assert count_flops(make(api), tf.TensorSpec(shape)) == FlopsResult(flops)
 
 
@@ -58,7 +66,9 @@ def test_flops_of_layers_are_exact(make: Any, shape: tuple[int | None, ...], flo
         ("ij...,jk...->ik...", (1, 4, 3, 2), (4, 5, 2), 2 * 4 * 5 * 3 * 2),
     ],
 )
-def test_einsum_is_counted(equation: str, inputs: tuple[int, ...], kernel: tuple[int, ...], flops: int) -> None:
+def test_einsum_is_counted(
+    equation: str, inputs: tuple[int, ...], kernel: tuple[int, ...], flops: int
+) -> None:
     assert count_flops(Einsum(equation, kernel), tf.TensorSpec(inputs)) == FlopsResult(flops)
 
 
@@ -70,7 +80,9 @@ def test_einsum_is_counted_once_even_if_others_count_it() -> None:
     import official.core.train_utils  # noqa: F401 -- registers its own rule for Einsum
 
     assert count_flops(Einsum("ij,jk->ik", (4, 5)), tf.TensorSpec((1, 4))) == FlopsResult(40)
-    assert count_flops(Einsum("ij...,jk...->ik...", (4, 5, 2)), tf.TensorSpec((1, 4, 3, 2))) == FlopsResult(240)
+    assert count_flops(
+        Einsum("ij...,jk...->ik...", (4, 5, 2)), tf.TensorSpec((1, 4, 3, 2))
+    ) == FlopsResult(240)
 
 
 class _Nested(tf.Module):
@@ -95,7 +107,9 @@ class _Nested(tf.Module):
 def test_products_in_a_loaded_saved_model_are_told(tmp_path: Path) -> None:
     module = tf.Module()
     module.kernel = tf.Variable(tf.ones([3, 4]))
-    module.call = tf.function(lambda x: x @ module.kernel, input_signature=[tf.TensorSpec([None, 3])])
+    module.call = tf.function(
+        lambda x: x @ module.kernel, input_signature=[tf.TensorSpec([None, 3])]
+    )
     tf.saved_model.save(module, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
     result = count_flops(lambda x: loaded.call(x), tf.TensorSpec([None, 3]))
@@ -104,14 +118,22 @@ def test_products_in_a_loaded_saved_model_are_told(tmp_path: Path) -> None:
 
 def test_calls_of_functions_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_kit.telemetry.flops.functions_called", lambda _: {})
-    assert "1 StatefulPartitionedCall" in count_flops(_Nested(), {"x": tf.TensorSpec([None, 3])}).problem
+    assert (
+        "1 StatefulPartitionedCall"
+        in count_flops(_Nested(), {"x": tf.TensorSpec([None, 3])}).problem
+    )
 
 
 def test_the_model_is_called_for_inference_and_keeps_its_state() -> None:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    )
     before = [variable.numpy() for variable in model.variables]
     assert count_flops(model, tf.TensorSpec((None, 4))).problem == ""
-    assert all((variable.numpy() == value).all() for variable, value in zip(model.variables, before, strict=True))
+    assert all(
+        (variable.numpy() == value).all()
+        for variable, value in zip(model.variables, before, strict=True)
+    )
 
 
 def test_what_is_not_counted_is_told() -> None:

@@ -11,7 +11,11 @@ import orbit.utils
 import pytest
 import tensorflow as tf
 from tensorboard import context
-from tensorboard.backend.event_processing import data_provider, event_accumulator, plugin_event_multiplexer
+from tensorboard.backend.event_processing import (
+    data_provider,
+    event_accumulator,
+    plugin_event_multiplexer,
+)
 
 from tests.builders import report
 from trainer_kit.errors import StorageError, UsageError
@@ -24,7 +28,9 @@ def read_curves(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
     runs = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(folder))
     runs.Reload()
     provider = data_provider.MultiplexerDataProvider(runs, str(folder))
-    found = provider.read_scalars(context.RequestContext(), experiment_id="", plugin_name="scalars", downsample=10_000)
+    found = provider.read_scalars(
+        context.RequestContext(), experiment_id="", plugin_name="scalars", downsample=10_000
+    )
     return {
         run: {tag: [(point.step, point.value) for point in points] for tag, points in tags.items()}
         for run, tags in found.items()
@@ -59,7 +65,9 @@ def test_tensorboard_shows_what_was_written(tmp_path: Path) -> None:
 def test_the_curves_are_those_that_orbits_manager_writes(tmp_path: Path) -> None:
     values = {"loss": 0.5, "a": {"loss": 1.0, "deep": {"x": 2.0}}}
     step = tf.Variable(7, dtype=tf.int64)
-    theirs = orbit.utils.SummaryManager(str(tmp_path / "theirs"), tf.summary.scalar, global_step=step)
+    theirs = orbit.utils.SummaryManager(
+        str(tmp_path / "theirs"), tf.summary.scalar, global_step=step
+    )
     theirs.write_summaries(values)
     theirs.flush()
     ours = SummaryManager(str(tmp_path / "ours"))
@@ -77,13 +85,17 @@ def test_tf_summary_calls_of_the_user_share_the_one_file(tmp_path: Path) -> None
             tf.summary.text("note", "hello", step=step)
     manager.close()
     assert len(event_files(tmp_path)) == 1
-    assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 2.0)], "mine": [(1, 10.0), (2, 20.0)]}}
+    assert read_curves(tmp_path) == {
+        ".": {"loss": [(1, 1.0), (2, 2.0)], "mine": [(1, 10.0), (2, 20.0)]}
+    }
     reader = event_accumulator.EventAccumulator(str(tmp_path))
     reader.Reload()
     assert set(reader.Tags()["tensors"]) == {"loss", "mine", "note"}
 
 
-def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_directory_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     manager = SummaryManager(None)
     manager.write_summaries({"loss": 1.0, "a": {"b": 2.0}}, step=1)
@@ -99,7 +111,11 @@ def test_what_is_no_scalar_is_skipped_with_one_warning_per_name(
 ) -> None:
     manager = SummaryManager(str(tmp_path))
     for step in (1, 2, 3):
-        values = {"loss": 1.0, "image": np.zeros((4, 4)), "set": {"note": "text", "acc": tf.constant(0.5)}}
+        values = {
+            "loss": 1.0,
+            "image": np.zeros((4, 4)),
+            "set": {"note": "text", "acc": tf.constant(0.5)},
+        }
         manager.write_summaries(values, step=step)
     manager.close()
     assert [record.getMessage() for record in caplog.records] == [
@@ -122,7 +138,9 @@ def test_nan_and_infinity_are_written(tmp_path: Path) -> None:
 
 def test_the_step_may_be_tf_summarys_and_has_to_be_known(tmp_path: Path) -> None:
     manager = SummaryManager(str(tmp_path))
-    tf.summary.experimental.set_step(None)  # a Controller that ran before in this process has set it
+    tf.summary.experimental.set_step(
+        None
+    )  # a Controller that ran before in this process has set it
     with pytest.raises(UsageError, match="step"):
         manager.write_summaries({"loss": 1.0})
     tf.summary.experimental.set_step(5)
@@ -135,12 +153,18 @@ def test_the_step_may_be_tf_summarys_and_has_to_be_known(tmp_path: Path) -> None
 
 
 def test_reports_go_to_their_folder_with_their_rates(tmp_path: Path) -> None:
-    writer = TensorBoardWriter(SummaryManager(str(tmp_path / "train")), SummaryManager(str(tmp_path / "validation")))
+    writer = TensorBoardWriter(
+        SummaryManager(str(tmp_path / "train")), SummaryManager(str(tmp_path / "validation"))
+    )
     writer.write(report(10, loss=1.0, steps_per_second=5.0, examples_per_second=160.0))
     writer.write(report(10, "validation", acc=0.5, set={"acc": 0.25}))
     writer.close()
     assert read_curves(tmp_path) == {
-        "train": {"loss": [(10, 1.0)], "steps_per_second": [(10, 5.0)], "examples_per_second": [(10, 160.0)]},
+        "train": {
+            "loss": [(10, 1.0)],
+            "steps_per_second": [(10, 5.0)],
+            "examples_per_second": [(10, 160.0)],
+        },
         "validation": {"acc": [(10, 0.5)]},
         "validation/set": {"acc": [(10, 0.25)]},
     }
@@ -206,7 +230,10 @@ def session(
     The managers stay open, as those of a process that is killed.
     """
     date_back(folder)
-    train, validation = SummaryManager(str(folder / "train")), SummaryManager(str(folder / "validation"))
+    train, validation = (
+        SummaryManager(str(folder / "train")),
+        SummaryManager(str(folder / "validation")),
+    )
     train.resume(start)
     validation.resume(start - 1 if made_up else start)
     for step in range(start, end + 1):
@@ -218,7 +245,9 @@ def session(
 
 
 def test_a_run_that_was_resumed_again_and_again_is_one_curve(tmp_path: Path) -> None:
-    open_managers = [session(tmp_path, *arguments) for arguments in ((0, 7, 1.0), (4, 9, 2.0), (6, 8, 3.0))]
+    open_managers = [
+        session(tmp_path, *arguments) for arguments in ((0, 7, 1.0), (4, 9, 2.0), (6, 8, 3.0))
+    ]
     train = [*((step, 1.0) for step in range(1, 5)), (5, 2.0), (6, 2.0), (7, 3.0), (8, 3.0)]
     validation = [(2, 1.0), (4, 1.0), (6, 2.0), (8, 3.0)]
     assert read_curves(tmp_path) == {
@@ -232,7 +261,11 @@ def test_a_run_that_was_resumed_again_and_again_is_one_curve(tmp_path: Path) -> 
 def test_a_repeated_evaluation_replaces_the_earlier_one(tmp_path: Path) -> None:
     open_managers = [session(tmp_path, 0, 4, 1.0), session(tmp_path, 4, 6, 2.0, made_up=True)]
     curves = read_curves(tmp_path)
-    assert curves["validation"]["acc"] == curves["validation/set"]["acc"] == [(2, 1.0), (4, 2.0), (6, 2.0)]
+    assert (
+        curves["validation"]["acc"]
+        == curves["validation/set"]["acc"]
+        == [(2, 1.0), (4, 2.0), (6, 2.0)]
+    )
     assert [step for step, _ in curves["train"]["loss"]] == [1, 2, 3, 4, 5, 6]
     assert len(open_managers) == 2
 
@@ -296,14 +329,21 @@ def test_a_resume_makes_nothing_where_no_events_are(tmp_path: Path) -> None:
 
 def test_a_scalar_that_comes_twice_for_a_step_is_one_point(tmp_path: Path) -> None:
     manager = SummaryManager(str(tmp_path))
-    for values in ({"loss": 1.0}, {"loss": 2.0, "set": {"loss": 3.0}}, {"rate": 4.0, "set": {"loss": 5.0}}):
+    for values in (
+        {"loss": 1.0},
+        {"loss": 2.0, "set": {"loss": 3.0}},
+        {"rate": 4.0, "set": {"loss": 5.0}},
+    ):
         manager.write_summaries(values, step=1)
     manager.write_summaries({"loss": 6.0}, step=2)
     manager.close()
     date_back(tmp_path)
     manager.write_summaries({"loss": 7.0}, step=2)
     manager.close()
-    expected = {".": {"loss": [(1, 1.0), (2, 6.0)], "rate": [(1, 4.0)]}, "set": {"loss": [(1, 3.0)]}}
+    expected = {
+        ".": {"loss": [(1, 1.0), (2, 6.0)], "rate": [(1, 4.0)]},
+        "set": {"loss": [(1, 3.0)]},
+    }
     assert read_curves(tmp_path) == expected
 
 

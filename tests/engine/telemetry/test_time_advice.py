@@ -15,33 +15,64 @@ from trainer_kit.telemetry.time_ledger import TimeAccount
 _SETTINGS = RunSettings(steps_per_loop=100, can_fuse=True)
 
 
-def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.0, **seconds: float) -> TimeAccount:
+def _times(
+    steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.0, **seconds: float
+) -> TimeAccount:
     """Of a run of 100 s, the rest of which were steps."""
     known = {"start": 5.0, "input": 1.0, **seconds}
     known["step"] = seconds.get("step", 100.0 - sum(known.values()))
-    return TimeAccount(known, 100.0, steps, evaluations, first_evaluation or seconds.get("evaluation", 0.0) / 5)
+    return TimeAccount(
+        known, 100.0, steps, evaluations, first_evaluation or seconds.get("evaluation", 0.0) / 5
+    )
 
 
 @pytest.mark.parametrize(
     ("times", "told"),
     [
-        (_times(start=60), r"^start-up dominates: 60 % of 100\.0 s .*; for advice .* make a longer run$"),
-        (_times(input=62), r"^input: 62 % of the time was spent waiting for data; try larger batches, maps"),
-        (_times(input=62, steps=400_000), r"^input: 62 % .* steps are short: try trainer\.fuse_steps=20, which"),
+        (
+            _times(start=60),
+            r"^start-up dominates: 60 % of 100\.0 s .*; for advice .* make a longer run$",
+        ),
+        (
+            _times(input=62),
+            r"^input: 62 % of the time was spent waiting for data; try larger batches, maps",
+        ),
+        (
+            _times(input=62, steps=400_000),
+            r"^input: 62 % .* steps are short: try trainer\.fuse_steps=20, which",
+        ),
         (_times(input=25), r"^input: 25 % of the time was spent waiting"),
-        (_times(evaluation=40), r"^evaluation: 40 % .*raise trainer\.validation_interval, or .*continuous"),
+        (
+            _times(evaluation=40),
+            r"^evaluation: 40 % .*raise trainer\.validation_interval, or .*continuous",
+        ),
         (_times(save=30), r"^save: 30 % .*raise trainer\.checkpoint_interval$"),
         (_times(callbacks=12), r"^callbacks: 12 % .*raise trainer\.steps_per_loop"),
         (_times(report=12), r"^report: 12 % .*raise trainer\.steps_per_loop"),
-        (_times(steps=2 * 10**6), r"^short loops: 94 % .* of 0\.047 ms; raise trainer\.steps_per_loop$"),
-        (_times(steps=400_000), r"^short steps: 94 % .* of 0\.23 ms; try trainer\.fuse_steps=20, in a new"),
-        (_times(steps=1000), r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype="),
+        (
+            _times(steps=2 * 10**6),
+            r"^short loops: 94 % .* of 0\.047 ms; raise trainer\.steps_per_loop$",
+        ),
+        (
+            _times(steps=400_000),
+            r"^short steps: 94 % .* of 0\.23 ms; try trainer\.fuse_steps=20, in a new",
+        ),
+        (
+            _times(steps=1000),
+            r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype=",
+        ),
         (_times(steps=10), r"in steps of 9400 ms; "),
-        (_times(start=40, input=19, step=20), r"^start-up took the most, 40 % of the time, and 20 % .* a longer run$"),
+        (
+            _times(start=40, input=19, step=20),
+            r"^start-up took the most, 40 % of the time, and 20 % .* a longer run$",
+        ),
         (_times(steps=0), r"^$"),
-        (_times(report=9, input=19, step=8), r"^nothing stands out: 8 % of the time was spent in steps of 8 ms$"),
+        (
+            _times(report=9, input=19, step=8),
+            r"^nothing stands out: 8 % of the time was spent in steps of 8 ms$",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_verdict_names_the_cause_and_the_setting_to_try(times: TimeAccount, told: str) -> None:
     assert re.search(told, verdict(times, _SETTINGS)), verdict(times, _SETTINGS)
 
@@ -58,13 +89,21 @@ def test_fused_steps_on_a_cpu_may_be_slow_convolutions() -> None:
 
 def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
     told = verdict(_times(), replace(_SETTINGS, on_cpu=True))
-    assert told.startswith("compute-bound: 94 %") and "a faster device" in told and "bfloat16" not in told
+    assert (
+        told.startswith("compute-bound: 94 %")
+        and "a faster device" in told
+        and "bfloat16" not in told
+    )
 
 
 def test_a_final_evaluation_and_tracing_cannot_be_saved() -> None:
     assert not verdict(_times(evaluation=40, evaluations=1), _SETTINGS).startswith("evaluation")
-    assert not verdict(_times(evaluation=40, first_evaluation=36), _SETTINGS).startswith("evaluation")
-    assert verdict(_times(evaluation=40, first_evaluation=16), _SETTINGS).startswith("evaluation: 40 %")
+    assert not verdict(_times(evaluation=40, first_evaluation=36), _SETTINGS).startswith(
+        "evaluation"
+    )
+    assert verdict(_times(evaluation=40, first_evaluation=16), _SETTINGS).startswith(
+        "evaluation: 40 %"
+    )
 
 
 def test_what_the_run_has_already_is_not_advised() -> None:
@@ -78,7 +117,9 @@ def test_what_the_run_has_already_is_not_advised() -> None:
         assert verdict(_times(steps=10**6), replace(tiny, **done)).startswith("compute-bound")
     assert verdict(short, replace(_SETTINGS, steps_per_loop=1)).startswith("short loops: 94 %")
     eager = replace(_SETTINGS, to_compile=("runtime.run_eagerly=false",))
-    assert re.search(r"^eager steps: 94 % .*; try runtime\.run_eagerly=false$", verdict(short, eager))
+    assert re.search(
+        r"^eager steps: 94 % .*; try runtime\.run_eagerly=false$", verdict(short, eager)
+    )
 
 
 def test_where_the_wait_for_data_is_not_known_the_steps_say_so() -> None:
@@ -90,13 +131,25 @@ def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
     runs = [_times(**{name: 50}) for name in ("input", "evaluation", "save", "callbacks", "report")]
     lines = [verdict(times, _SETTINGS) for times in (*runs, _times(), _times(steps=400_000))]
     lines += [verdict(_times(), replace(_SETTINGS, on_cpu=True, fused=True))]
-    eager = ("trainer.train_tf_function=true", "trainer.train_tf_while_loop=true", "runtime.run_eagerly=false")
+    eager = (
+        "trainer.train_tf_function=true",
+        "trainer.train_tf_while_loop=true",
+        "runtime.run_eagerly=false",
+    )
     lines += [verdict(_times(), replace(_SETTINGS, to_compile=eager))]
-    lines += [verdict(_times(steps=600_000), replace(_SETTINGS, can_fuse=False, can_use_one_thread=True))]
-    named = {name for line in lines for name in re.findall(r"\b(?:task|trainer|runtime)\.[a-z_.]*[a-z_]", line)}
+    lines += [
+        verdict(_times(steps=600_000), replace(_SETTINGS, can_fuse=False, can_use_one_thread=True))
+    ]
+    named = {
+        name
+        for line in lines
+        for name in re.findall(r"\b(?:task|trainer|runtime)\.[a-z_.]*[a-z_]", line)
+    }
     config = ExperimentConfig()
     known = {
-        f"{part}.{name}" for part in ("task", "trainer", "runtime") for name in fields_of(type(getattr(config, part)))
+        f"{part}.{name}"
+        for part in ("task", "trainer", "runtime")
+        for name in fields_of(type(getattr(config, part)))
     }
     known |= {f"task.train_data.{name}" for name in fields_of(type(config.task.train_data))}
     assert named <= known

@@ -28,7 +28,10 @@ STEPS = 4
 # What an optimizer does once for an update, and not for a gradient.
 OPTIMIZATION: dict[str, Any] = {
     "optimizer": {"type": "adamw", "adamw": {"weight_decay_rate": 0.1, "gradient_clip_norm": 0.3}},
-    "learning_rate": {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": 20}},
+    "learning_rate": {
+        "type": "cosine",
+        "cosine": {"initial_learning_rate": 0.01, "decay_steps": 20},
+    },
     "ema": {"average_decay": 0.9},
 }
 # Plain sums of gradients, in which no factor is hidden; a step takes half the time to trace.
@@ -48,7 +51,9 @@ def _trainer(
 ) -> Trainer:
     data = task or {"train_data": {"global_batch_size": 32}}
     config = linear_experiment(optimizer_config=MOMENTUM).replace(task=data, runtime=runtime or {})
-    return seeded_trainer(config.replace(trainer=trainer), task_type, count, evaluate=False, cls=cls)
+    return seeded_trainer(
+        config.replace(trainer=trainer), task_type, count, evaluate=False, cls=cls
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,9 @@ def _assert_equal(trainer: Trainer, whole: _Trained) -> None:
 
 def _state(trainer: Trainer) -> list[np.ndarray]:
     average = trainer._average.variables.values() if trainer._average else []
-    optimizers = trainer.optimizer if isinstance(trainer.optimizer, dict) else {"": trainer.optimizer}
+    optimizers = (
+        trainer.optimizer if isinstance(trainer.optimizer, dict) else {"": trainer.optimizer}
+    )
     slots = [variable for one in optimizers.values() for variable in one.variables]
     return [variable.numpy() for variable in (*trainer.model.trainable_variables, *average, *slots)]
 
@@ -92,12 +99,22 @@ def two_layers() -> _Trained:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_4_times_8_examples_train_as_32_do(count: int, two_layers: _Trained, caplog: pytest.LogCaptureFixture) -> None:
-    options = {"accumulate_steps": 4, "require_exact_resume": True, "optimizer_config": OPTIMIZATION}
+def test_4_times_8_examples_train_as_32_do(
+    count: int, two_layers: _Trained, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {
+        "accumulate_steps": 4,
+        "require_exact_resume": True,
+        "optimizer_config": OPTIMIZATION,
+    }
     split = _trainer(TinyTask, count, **options)
     _assert_equal(split, two_layers)
-    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert not warnings  # such as of state that no checkpoint holds, or of batch normalization, which there is not
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
+    assert (
+        not warnings
+    )  # such as of state that no checkpoint holds, or of batch normalization, which there is not
     assert len(split.accumulation.variables) == 4
 
 
@@ -125,15 +142,21 @@ RAGGED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("options", [{"count": 2}, {"fuse_steps": 5}], ids=["two replicas", "fused steps"])
+@pytest.mark.parametrize(
+    "options", [{"count": 2}, {"fuse_steps": 5}], ids=["two replicas", "fused steps"]
+)
 def test_a_ragged_last_batch_counts_each_example_once(options: dict[str, Any]) -> None:
-    _assert_equal(_trainer(task=RAGGED, accumulate_steps=8, **options), _trained(_trainer(task=RAGGED)))
+    _assert_equal(
+        _trainer(task=RAGGED, accumulate_steps=8, **options), _trained(_trainer(task=RAGGED))
+    )
 
 
 class _Keras(LinearTask):
     """Applies gradients by the methods of Keras' optimizers, and returns its own kind of loss and logs."""
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         features, labels = split_batch(inputs)
         with tf.GradientTape() as tape:
             outputs = model(features, training=True)
@@ -154,7 +177,9 @@ class _Apply(_Keras):
 
 
 @pytest.mark.parametrize(("count", "task_type"), [(1, _Keras), (2, _Apply)])
-def test_own_train_steps_may_call_the_optimizer(task_type: type[TinyTask], count: int, whole: _Trained) -> None:
+def test_own_train_steps_may_call_the_optimizer(
+    task_type: type[TinyTask], count: int, whole: _Trained
+) -> None:
     _assert_equal(_trainer(task_type, count, accumulate_steps=2), whole)
 
 
@@ -166,7 +191,9 @@ class _TwoOptimizers(LinearTask):
         first = keras.optimizers.SGD(0.05, momentum=0.9)
         return {"first": first, "last": keras.optimizers.SGD(0.1), "idle": keras.optimizers.SGD()}
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         features, labels = split_batch(inputs)
         with tf.GradientTape() as tape:
             loss = self.build_losses(labels, model(features, training=True))
@@ -181,7 +208,9 @@ class _Regularized(LinearTask):
     """Adds the loss of a layer."""
 
     def build_model(self) -> Any:
-        return keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(CLASSES, kernel_regularizer="l2")])
+        return keras.Sequential(
+            [keras.Input((FEATURES,)), keras.layers.Dense(CLASSES, kernel_regularizer="l2")]
+        )
 
 
 class _Compiled(LinearTask):
@@ -210,8 +239,13 @@ def test_float16_scales_and_skips_whole_batches() -> None:
     for one in (split, whole):
         one.train(tf.constant(3))
         assert float(one.optimizer.dynamic_scale.numpy()) == 2.0**14  # halved once
-        assert int(one.optimizer.inner_optimizer.iterations.numpy()) == 2 and one.global_step.numpy() == 3
-    assert_all_close(trained_weights(split), trained_weights(whole), atol=5e-3)  # activations are float16
+        assert (
+            int(one.optimizer.inner_optimizer.iterations.numpy()) == 2
+            and one.global_step.numpy() == 3
+        )
+    assert_all_close(
+        trained_weights(split), trained_weights(whole), atol=5e-3
+    )  # activations are float16
 
 
 class _Overflowing(LinearTask):
@@ -222,14 +256,18 @@ class _Overflowing(LinearTask):
         points = points.copy()
         points[40] = 1e5
         size = input_context.get_per_replica_batch_size(32) if input_context else 32
-        return tf.data.Dataset.from_tensor_slices((points[:96], labels[:96])).batch(size, drop_remainder=True)
+        return tf.data.Dataset.from_tensor_slices((points[:96], labels[:96])).batch(
+            size, drop_remainder=True
+        )
 
 
 class _Normalized(LinearTask):
     """Has batch normalization inside a layer of its own."""
 
     def build_model(self) -> Any:
-        block = keras.Sequential([keras.layers.Dense(CLASSES), keras.layers.BatchNormalization(name="norm")])
+        block = keras.Sequential(
+            [keras.layers.Dense(CLASSES), keras.layers.BatchNormalization(name="norm")]
+        )
         return keras.Sequential([keras.Input((FEATURES,)), block])
 
 
@@ -238,7 +276,9 @@ def test_batch_normalization_gets_one_warning(caplog: pytest.LogCaptureFixture) 
     logs = [trainer.train(tf.constant(2)), trainer.train(tf.constant(2))]
     assert all(np.isfinite(one["training_loss"]) for one in logs)
     (told,) = [text for text in caplog.messages if "batch normalization" in text]
-    assert told.startswith("trainer.accumulate_steps=2: batch normalization (norm) takes mean and variance of micro")
+    assert told.startswith(
+        "trainer.accumulate_steps=2: batch normalization (norm) takes mean and variance of micro"
+    )
 
 
 class _Alive(LinearTask):
@@ -255,7 +295,9 @@ class _Alive(LinearTask):
                 return given
 
             # Stateful operations would keep their order anyway.
-            return tf.ensure_shape(tf.numpy_function(note, [value], value.dtype, stateful=False), value.shape)
+            return tf.ensure_shape(
+                tf.numpy_function(note, [value], value.dtype, stateful=False), value.shape
+            )
 
         @tf.custom_gradient
         def counted(outputs: tf.Tensor) -> Any:
@@ -264,7 +306,9 @@ class _Alive(LinearTask):
         return super().build_losses(labels, counted(model_outputs), aux_losses)
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate_steps": 16}, {"task": {"train_data": RAGGED["train_data"]}}])
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate_steps": 16}, {"task": {"train_data": RAGGED["train_data"]}}]
+)
 def test_activations_of_one_micro_batch_are_in_memory(options: dict[str, Any]) -> None:
     trainer = _trainer(_Alive, **{"accumulate_steps": 8, **options})
     trainer.train(tf.constant(3))
@@ -283,7 +327,8 @@ def test_sums_of_an_interrupted_step_do_not_count(whole: _Trained) -> None:
 
 def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
     split, whole = (
-        gradient_norms(trainer, trainer.next_batch()) for trainer in (_trainer(accumulate_steps=2), _trainer())
+        gradient_norms(trainer, trainer.next_batch())
+        for trainer in (_trainer(accumulate_steps=2), _trainer())
     )
     assert split == pytest.approx(whole, abs=1e-6) and len(split) == 2
 
@@ -291,9 +336,16 @@ def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     """So many parts are in a loop, whose sums are variables."""
     task = {"dropout": 0.2, "train_data": {"global_batch_size": 20}}
-    config = linear_experiment(optimizer_config=MOMENTUM, checkpoint_interval=4, train_steps=8).replace(
+    config = linear_experiment(
+        optimizer_config=MOMENTUM, checkpoint_interval=4, train_steps=8
+    ).replace(
         task=task,
-        trainer={"accumulate_steps": 9, "steps_per_loop": 2, "summary_interval": 2, "require_exact_resume": True},
+        trainer={
+            "accumulate_steps": 9,
+            "steps_per_loop": 2,
+            "summary_interval": 2,
+            "require_exact_resume": True,
+        },
     )
     results = []
     for from_step in (None, 4):
@@ -317,14 +369,18 @@ class _WrappedStep(Trainer):
 
 def test_a_trainers_own_step_has_to_call_ours() -> None:
     _trainer(cls=_WrappedStep, accumulate_steps=2).train(tf.constant(1))
-    with pytest.raises(UsageError, match=r"_OwnStep\.train_step does not call super\(\)\.train_step"):
+    with pytest.raises(
+        UsageError, match=r"_OwnStep\.train_step does not call super\(\)\.train_step"
+    ):
         _trainer(cls=_OwnStep, accumulate_steps=2).train(tf.constant(1))
 
 
 class _OwnOptimizer(LinearTask):
     """Updates the weights by an optimizer that it was not called with."""
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         if not hasattr(self, "own"):
             with tf.init_scope():
                 self.own = keras.optimizers.SGD(0.1)
@@ -333,7 +389,9 @@ class _OwnOptimizer(LinearTask):
 
 
 def test_a_step_that_applies_no_gradients_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"_OwnOptimizer\.train_step applied no gradients through the optimizer"):
+    with pytest.raises(
+        UsageError, match=r"_OwnOptimizer\.train_step applied no gradients through the optimizer"
+    ):
         _trainer(_OwnOptimizer, accumulate_steps=2).train(tf.constant(1))
 
 
@@ -361,4 +419,6 @@ class _OutOfMemory(LinearTask):
 def test_a_step_without_memory_names_the_number_to_try_next() -> None:
     with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
         _trainer(_OutOfMemory, accumulate_steps=4).train(tf.constant(1))
-    assert raised.value.__notes__[0].startswith("try trainer.accumulate_steps=8, which trains on a batch in so many")
+    assert raised.value.__notes__[0].startswith(
+        "try trainer.accumulate_steps=8, which trains on a batch in so many"
+    )

@@ -24,7 +24,11 @@ from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 
 NAME = "tests_averages"
-EMA: dict[str, Any] = {"average_decay": 0.95, "more_decays": {"fast": 0.5}, "evaluate": ("average", "weights", "fast")}
+EMA: dict[str, Any] = {
+    "average_decay": 0.95,
+    "more_decays": {"fast": 0.5},
+    "evaluate": ("average", "weights", "fast"),
+}
 MOMENTUM = {
     "optimizer": {"type": "sgd", "sgd": {"momentum": 0.9}},
     "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.05}},
@@ -32,7 +36,9 @@ MOMENTUM = {
 
 
 def _config(ema: dict[str, Any] | None, **trainer: Any) -> Any:
-    return linear_experiment(optimizer_config={**MOMENTUM, "ema": ema}, **trainer).replace(task={"dropout": 0.1})
+    return linear_experiment(optimizer_config={**MOMENTUM, "ema": ema}, **trainer).replace(
+        task={"dropout": 0.1}
+    )
 
 
 class _Counting(LinearTask):
@@ -45,12 +51,17 @@ class _Counting(LinearTask):
 
     def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> Any:
         self.batches.assign_add(1)
-        return {**super().validation_step(inputs, model, metrics), "drawn": self.generator.normal([])}
+        return {
+            **super().validation_step(inputs, model, metrics),
+            "drawn": self.generator.normal([]),
+        }
 
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
         return step_logs["drawn"][0] + (0.0 if state is None else state)
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: Any = None
+    ) -> dict[str, Any]:
         self.evaluations += 1
         return {"drawn": float(aggregated_logs), "evaluations": self.evaluations}
 
@@ -65,7 +76,9 @@ def _trained(ema: dict[str, Any], task_type: type[LinearTask] = LinearTask, step
     config = _config(ema)
     keras.utils.set_random_seed(3)
     task = task_type(config.task)
-    trainer = Trainer(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+    trainer = Trainer(
+        config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config)
+    )
     trainer.initialize()
     if steps:
         trainer.train(tf.constant(steps))
@@ -81,17 +94,32 @@ def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
         trainer, plain = _trained(EMA), _trained({**EMA, "evaluate": ("weights",)}, steps=0)
         before, logs = _held(trainer), trainer.evaluate(tf.constant(-1))
         assert _held(trainer) == before
-        for name, found in (("average", logs), ("weights", logs["weights"]), ("fast", logs["fast"])):
+        for name, found in (
+            ("average", logs),
+            ("weights", logs["weights"]),
+            ("fast", logs["fast"]),
+        ):
             with trainer.averaged_weights(name):
                 values = trainer.model.get_weights()
             plain.model.set_weights(values)
             expected = plain.evaluate(tf.constant(-1))
             assert {metric: found[metric] for metric in expected} == expected
-    assert len({logs["validation_loss"], logs["weights"]["validation_loss"], logs["fast"]["validation_loss"]}) == 3
+    assert (
+        len(
+            {
+                logs["validation_loss"],
+                logs["weights"]["validation_loss"],
+                logs["fast"]["validation_loss"],
+            }
+        )
+        == 3
+    )
 
 
 def test_further_evaluations_leave_task_and_randomness_alone() -> None:
-    one, several = (_trained({**EMA, "evaluate": names}, _Counting) for names in (("average",), EMA["evaluate"]))
+    one, several = (
+        _trained({**EMA, "evaluate": names}, _Counting) for names in (("average",), EMA["evaluate"])
+    )
     for _ in range(2):
         expected, logs = (trainer.evaluate(tf.constant(-1)) for trainer in (one, several))
         assert {name: logs[name] for name in expected} == expected
@@ -122,7 +150,9 @@ def _run_config(steps: int = 40) -> Any:
         ),
     )
     data = config.task.validation_data
-    return config.replace(task={"validation_data": {"dev": data, "rare": data.replace(global_batch_size=7)}})
+    return config.replace(
+        task={"validation_data": {"dev": data, "rare": data.replace(global_batch_size=7)}}
+    )
 
 
 def _launch(config: Any, folder: Path, mode: str = "train_and_eval", **arguments: Any) -> Any:
@@ -148,7 +178,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, ready: ReadyTrainer) -> Path:
 
 def _loaded(path: str) -> Any:
     """A model of plain Keras with the weights of a checkpoint, read by plain TensorFlow."""
-    model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dropout(0.1), keras.layers.Dense(CLASSES)])
+    model = keras.Sequential(
+        [keras.Input((FEATURES,)), keras.layers.Dropout(0.1), keras.layers.Dense(CLASSES)]
+    )
     tf.train.Checkpoint(model=model).read(path).assert_existing_objects_matched().expect_partial()
     return model
 
@@ -161,11 +193,15 @@ def _value(model: Any, metric: str) -> float:
     return float(keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, outputs))
 
 
-@pytest.mark.parametrize("place", ["best_ckpt", "best_checkpoints/average", "best_checkpoints/fast"])
+@pytest.mark.parametrize(
+    "place", ["best_ckpt", "best_checkpoints/average", "best_checkpoints/fast"]
+)
 def test_best_checkpoints_hold_the_weights_of_their_metric(run: Path, place: str) -> None:
     info = read_json(run / place / "info.json")
     model = _loaded(str(run / place / info["checkpoint"]))
-    assert _value(model, info["metric"].rpartition("|")[2]) == pytest.approx(info["value"], rel=1e-5)
+    assert _value(model, info["metric"].rpartition("|")[2]) == pytest.approx(
+        info["value"], rel=1e-5
+    )
     values = {info["metrics"][f"dev|{name}validation_loss"] for name in ("", "weights|", "fast|")}
     assert len(values) == 3
 
@@ -186,10 +222,16 @@ def test_reports_say_which_weights_a_metric_is_of(run: Path) -> None:
 def _variables(prefix: Path) -> dict[str, bytes]:
     reader = tf.train.load_checkpoint(str(prefix))
     names = [name for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name]
-    return {name: np.asarray(reader.get_tensor(name)).tobytes() for name in names if "save_counter" not in name}
+    return {
+        name: np.asarray(reader.get_tensor(name)).tobytes()
+        for name in names
+        if "save_counter" not in name
+    }
 
 
-def test_a_resumed_run_has_the_bits_of_one_never_stopped(run: Path, ready: ReadyTrainer, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_bits_of_one_never_stopped(
+    run: Path, ready: ReadyTrainer, tmp_path: Path
+) -> None:
     _launch(_run_config(20), tmp_path, trainer=ready.again(tmp_path))
     _launch(_run_config(40), tmp_path)  # with a trainer of its own, as in a new process
     assert compare_runs(run, tmp_path) == []
@@ -197,41 +239,65 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(run: Path, ready: Ready
     assert any(name.startswith("more_averages/fast/") for name in whole)
     assert whole == _variables(tmp_path / "ckpt-40")
     for name in ("ckpt-40", "fast/ckpt-30", "fast/ckpt-40"):
-        assert _variables(run / "ema_checkpoints" / name) == _variables(tmp_path / "ema_checkpoints" / name)
+        assert _variables(run / "ema_checkpoints" / name) == _variables(
+            tmp_path / "ema_checkpoints" / name
+        )
 
 
-@pytest.mark.parametrize(("folder", "average", "steps"), [("", "average", {40}), ("fast", "fast", {30, 40})])
-def test_ema_checkpoints_hold_the_averages(run: Path, folder: str, average: str, steps: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("folder", "average", "steps"), [("", "average", {40}), ("fast", "fast", {30, 40})]
+)
+def test_ema_checkpoints_hold_the_averages(
+    run: Path, folder: str, average: str, steps: set[int]
+) -> None:
     place = run / "ema_checkpoints" / folder
     assert complete_checkpoints(str(place)).keys() == steps
-    model, other = _loaded(tf.train.latest_checkpoint(str(place))), _loaded(str(run / "best_ckpt/ckpt-40"))
+    model, other = (
+        _loaded(tf.train.latest_checkpoint(str(place))),
+        _loaded(str(run / "best_ckpt/ckpt-40")),
+    )
     trainer_kit.load_weights(other, run / "ckpt-40", averaged=average)
     assert_all_close(model.get_weights(), other.get_weights())
 
 
 def test_a_model_is_loaded_with_the_weights_asked_for(run: Path) -> None:
     records = json_lines(run / "evals/validation.jsonl")
-    (logs,) = (one["metrics"]["dev"] for one in records if (one["step"], one["dataset"]) == (40, "dev"))
-    for weights, loss in (("", logs), ("average", logs), ("weights", logs["weights"]), ("fast", logs["fast"])):
+    (logs,) = (
+        one["metrics"]["dev"] for one in records if (one["step"], one["dataset"]) == (40, "dev")
+    )
+    for weights, loss in (
+        ("", logs),
+        ("average", logs),
+        ("weights", logs["weights"]),
+        ("fast", logs["fast"]),
+    ):
         model = trainer_kit.load_model(run, "latest", weights=weights)
         assert _value(model, "validation_loss") == pytest.approx(loss["validation_loss"], rel=1e-5)
-    with pytest.raises(UsageError, match="keeps no average 'fats' of the weights; did you mean fast"):
+    with pytest.raises(
+        UsageError, match="keeps no average 'fats' of the weights; did you mean fast"
+    ):
         trainer_kit.load_model(run, "latest", weights="fats")
     with pytest.raises(UsageError, match="holds one kind of weights, those that were evaluated"):
         trainer_kit.load_model(run, "best", weights="fast")
 
 
-def test_averages_that_are_lost_or_a_kill_prevented_are_written(run: Path, ready: ReadyTrainer, tmp_path: Path) -> None:
+def test_averages_that_are_lost_or_a_kill_prevented_are_written(
+    run: Path, ready: ReadyTrainer, tmp_path: Path
+) -> None:
     again = Path(shutil.copytree(run, tmp_path / "run"))
     shutil.rmtree(again / "ema_checkpoints")
     (again / "final.json").unlink()
     _launch(_run_config(), again, trainer=ready.again(again))
     for name in ("ckpt-40", "fast/ckpt-40"):
-        assert _variables(run / "ema_checkpoints" / name) == _variables(again / "ema_checkpoints" / name)
+        assert _variables(run / "ema_checkpoints" / name) == _variables(
+            again / "ema_checkpoints" / name
+        )
 
 
 def test_a_metric_of_weights_that_are_not_evaluated_is_refused(tmp_path: Path) -> None:
-    config = _config({**EMA, "evaluate": ("average",)}, best_checkpoint_eval_metric="weights|accuracy")
+    config = _config(
+        {**EMA, "evaluate": ("average",)}, best_checkpoint_eval_metric="weights|accuracy"
+    )
     with pytest.raises(UsageError, match=r"'weights\|accuracy' is not a validation metric"):
         _launch(config, tmp_path)
 
@@ -243,7 +309,9 @@ def test_a_metric_of_weights_that_are_not_evaluated_is_refused(tmp_path: Path) -
         (EMA, "fats", "the run keeps no average 'fats'; did you mean fast"),
     ],
 )
-def test_checkpoints_of_an_unknown_average_are_refused(ema: Any, average: str, message: str, tmp_path: Path) -> None:
+def test_checkpoints_of_an_unknown_average_are_refused(
+    ema: Any, average: str, message: str, tmp_path: Path
+) -> None:
     config = _config(ema, callbacks=({"name": "ema_checkpoints", "args": {"average": average}},))
     with pytest.raises(UsageError, match=message):
         _launch(config, tmp_path)
@@ -264,7 +332,13 @@ def test_an_average_that_is_added_begins_at_the_weights(tmp_path: Path) -> None:
     launch(config, "train", str(tmp_path), allow_config_change=[path])
     saved = {step: _variables(tmp_path / f"ckpt-{step}") for step in (10, 20)}
     section = "more_averages/fast/"
-    begun = {name.replace(section, "model/"): value for name, value in saved[20].items() if name.startswith(section)}
+    begun = {
+        name.replace(section, "model/"): value
+        for name, value in saved[20].items()
+        if name.startswith(section)
+    }
     assert begun
     for name, value in begun.items():
-        np.testing.assert_allclose(*(np.frombuffer(one, np.float32) for one in (value, saved[10][name])), atol=1e-6)
+        np.testing.assert_allclose(
+            *(np.frombuffer(one, np.float32) for one in (value, saved[10][name])), atol=1e-6
+        )

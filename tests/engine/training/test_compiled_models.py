@@ -30,8 +30,12 @@ class CompiledTask(tk.Task):
     """Binary labels, in four batches."""
 
     def build_model(self) -> Any:
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")])
-        model.compile(loss="binary_crossentropy", metrics=[keras.metrics.TruePositives(name="hits")])
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")]
+        )
+        model.compile(
+            loss="binary_crossentropy", metrics=[keras.metrics.TruePositives(name="hits")]
+        )
         return model
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
@@ -51,10 +55,13 @@ def reports(folder: Path, *, weights: bool = False, **options: Any) -> list[dict
             validation_data=tk.DataConfig(is_training=False, **data),
         ),
         trainer=tk.TrainerConfig(
-            train_steps=8, steps_per_loop=4, validation_interval=4,
-            optimizer_config={"optimizer": {"type": "sgd"}, "learning_rate": constant}, **options,
+            train_steps=8,
+            steps_per_loop=4,
+            validation_interval=4,
+            optimizer_config={"optimizer": {"type": "sgd"}, "learning_rate": constant},
+            **options,
         ),
-    )  # fmt: skip
+    )
     tk.launch(config, "train_and_eval", str(folder))
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [line["metrics"] for line in lines if line["kind"] in ("train", "validation")]
@@ -62,15 +69,21 @@ def reports(folder: Path, *, weights: bool = False, **options: Any) -> list[dict
 
 def keras_numbers(**weights: Any) -> tuple[float, float]:
     """Returns the loss and the true positives of `Model.evaluate`."""
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")])
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")]
+    )
     model.compile(loss="binary_crossentropy", metrics=[keras.metrics.TruePositives(name="hits")])
     loss, hits = model.evaluate(X, Y, batch_size=10, verbose=0, **weights)
     return loss, hits
 
 
-@pytest.mark.parametrize(("fuse_steps", "weights"), [(1, None), (2, WEIGHTS)], ids=["", "fused, with weights"])
+@pytest.mark.parametrize(
+    ("fuse_steps", "weights"), [(1, None), (2, WEIGHTS)], ids=["", "fused, with weights"]
+)
 def test_each_loop_has_the_numbers_of_keras(fuse_steps: int, weights: Any, tmp_path: Path) -> None:
     loss, hits = keras_numbers(sample_weight=weights)
     found = reports(tmp_path, weights=weights is not None, fuse_steps=fuse_steps)
     assert [one["hits"] for one in found] == [hits] * 4
-    assert [one.get("training_loss", one.get("validation_loss")) for one in found] == pytest.approx([loss] * 4)
+    assert [one.get("training_loss", one.get("validation_loss")) for one in found] == pytest.approx(
+        [loss] * 4
+    )

@@ -41,7 +41,10 @@ _TOP: dict[int, Any] = {
     3: lambda: keras.metrics.SparseTopKCategoricalAccuracy(k=3, name="top_3"),
     4: lambda: "four",
 }
-_KERAS = {"type": "keras", "keras": {"metric": "SparseTopKCategoricalAccuracy", "args": {"k": 2, "name": "top_2"}}}
+_KERAS = {
+    "type": "keras",
+    "keras": {"metric": "SparseTopKCategoricalAccuracy", "args": {"k": 2, "name": "top_2"}},
+}
 
 
 def _trainer(*metrics: Any) -> Trainer:
@@ -59,9 +62,18 @@ def test_training_and_evaluation_report_them() -> None:
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        ({"type": "top", "top": {"k": 4}}, r"trainer\.metrics\[0\]: top built 'four', which is not a metric"),
-        ({"type": "keras", "keras": {"metric": "Acuracy"}}, r"keras\.metrics has no 'Acuracy'; did you mean Accuracy"),
-        ({"type": "keras", "keras": {"metric": "Mean", "args": {"k": 1}}}, r"keras\.metrics\.Mean refuses its args"),
+        (
+            {"type": "top", "top": {"k": 4}},
+            r"trainer\.metrics\[0\]: top built 'four', which is not a metric",
+        ),
+        (
+            {"type": "keras", "keras": {"metric": "Acuracy"}},
+            r"keras\.metrics has no 'Acuracy'; did you mean Accuracy",
+        ),
+        (
+            {"type": "keras", "keras": {"metric": "Mean", "args": {"k": 1}}},
+            r"keras\.metrics\.Mean refuses its args",
+        ),
     ],
 )
 def test_a_metric_that_cannot_be_made_is_an_error(metric: dict[str, Any], message: str) -> None:

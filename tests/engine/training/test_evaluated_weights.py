@@ -21,7 +21,9 @@ class _Model(tf.Module):
         self.weight, self.generator = tf.Variable(1.0), tf.random.Generator.from_seed(3)
         self._average = MovingAverage([self.weight], EMAConfig()) if averaged else None
         self.weight.assign(2.0)
-        self.state = TrainState(tf.Variable(0, dtype=tf.int64), self, None, self._average, None, seed=0)
+        self.state = TrainState(
+            tf.Variable(0, dtype=tf.int64), self, None, self._average, None, seed=0
+        )
         self.evaluated = EvaluatedWeights(self.state, self._average)
 
     def draw(self) -> float:

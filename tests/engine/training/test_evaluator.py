@@ -25,7 +25,11 @@ from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
 from trainer_kit.training.task_inputs import ValidationSets
 from trainer_kit.training.trainer import Trainer
 
-AVERAGED = {"optimizer": {"type": "adam"}, "learning_rate": {"type": "constant"}, "ema": {"average_decay": 0.9}}
+AVERAGED = {
+    "optimizer": {"type": "adam"},
+    "learning_rate": {"type": "constant"},
+    "ema": {"average_decay": 0.9},
+}
 
 
 def _held(trainer: Any) -> list[bytes]:
@@ -58,7 +62,9 @@ class _Watched(Trainer):
 
 
 def _trainer(
-    cls: type[Trainer] = Trainer, task_type: type[LinearTask] = LinearTask, exporter: BestCheckpoint | None = None
+    cls: type[Trainer] = Trainer,
+    task_type: type[LinearTask] = LinearTask,
+    exporter: BestCheckpoint | None = None,
 ) -> Any:
     """Returns a trainer whose weights are not their moving average, but worse."""
     config = linear_experiment(optimizer_config=AVERAGED, eval_tf_while_loop=False)
@@ -74,7 +80,13 @@ def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
     weights = _held(trainer)
     trainer.evaluate(2)
     average = trainer.notes[1][1]
-    later = [("begun", average), ("step", average), ("step", average), ("end", average), ("ended", weights)]
+    later = [
+        ("begun", average),
+        ("step", average),
+        ("step", average),
+        ("end", average),
+        ("ended", weights),
+    ]
     assert average != weights
     assert trainer.notes == [("begin", weights), *later]
     trainer.eval_begin()
@@ -94,7 +106,9 @@ def test_failed_evaluation_restores_the_weights() -> None:
     assert trainer.evaluate(-1) == logs
 
 
-def test_concurrent_end_averaging_restores_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_end_averaging_restores_the_weights_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trainer, swap = _trainer(), MovingAverage.swap
     weights, swaps = _held(trainer), []
 
@@ -136,13 +150,18 @@ def test_nothing_is_exported_as_best_once_a_stop_was_asked_for(tmp_path: Path) -
     trainer.global_step.assign(5)
     trainer.then = {"end": trainer.request_stop}
     logs = trainer.evaluate(-1)
-    assert logs["validation_loss"] > first == pytest.approx(logs["best_validation_loss"])  # the higher, the better
+    assert (
+        logs["validation_loss"] > first == pytest.approx(logs["best_validation_loss"])
+    )  # the higher, the better
     assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-0.index"]
 
 
 class _Parts(keras.metrics.SparseCategoricalAccuracy):
     def result(self) -> Any:
-        return {"recall": {"low": super().result(), "high": super().result()}, "each": tf.constant([1.0, 2.0])}
+        return {
+            "recall": {"low": super().result(), "high": super().result()},
+            "each": tf.constant([1.0, 2.0]),
+        }
 
 
 class _PartsTask(LinearTask):
@@ -171,12 +190,16 @@ class _CountedByName(_ByName):
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
         return (state or 0) + 1
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: Any = None
+    ) -> dict[str, Any]:
         return {"batches": aggregated_logs, "set": {"name_length": len(self.validation_set)}}
 
 
 def _of_sets(task_type: type[LinearTask], *names: str, count: int = 1, **trainer: Any) -> Any:
-    config = linear_experiment(best_checkpoint_eval_metric="dev|validation_loss", best_checkpoint_metric_comp="lower")
+    config = linear_experiment(
+        best_checkpoint_eval_metric="dev|validation_loss", best_checkpoint_metric_comp="lower"
+    )
     data = config.task.validation_data
     sets = {name: data.replace(global_batch_size=8 + index) for index, name in enumerate(names)}
     config = config.replace(task={"validation_data": sets}, trainer=trainer)
@@ -190,7 +213,9 @@ def loss_alone() -> Any:
 
 
 @pytest.mark.parametrize("task_type", [_ByName, _CountedByName])
-def test_each_validation_set_has_its_loss_steps_and_logs(task_type: type[LinearTask], loss_alone: Any) -> None:
+def test_each_validation_set_has_its_loss_steps_and_logs(
+    task_type: type[LinearTask], loss_alone: Any
+) -> None:
     trainer = _of_sets(task_type, "dev", "zero", "part", validation_sets={"part": {"steps": 2}})
     logs = trainer.evaluate(tf.constant(-1))
     assert list(logs) == ["dev", "zero", "part"]
@@ -198,7 +223,11 @@ def test_each_validation_set_has_its_loss_steps_and_logs(task_type: type[LinearT
     assert logs["zero"]["validation_loss"] == 0.0 < logs["dev"]["validation_loss"]
     assert logs["zero"]["accuracy"] == pytest.approx(logs["dev"]["accuracy"])
     if task_type is _CountedByName:
-        assert {name: one["batches"] for name, one in logs.items()} == {"dev": 13, "zero": 12, "part": 2}
+        assert {name: one["batches"] for name, one in logs.items()} == {
+            "dev": 13,
+            "zero": 12,
+            "part": 2,
+        }
         assert logs["part"]["set"]["name_length"] == 4
     some = trainer.evaluate(tf.constant(-1), sets=["zero"])
     assert some == {"zero": logs["zero"]} and list(trainer.eval_seconds) == ["zero"]
@@ -208,7 +237,10 @@ def test_each_validation_set_has_its_loss_steps_and_logs(task_type: type[LinearT
 def test_best_of_a_set_is_kept_only_when_it_is_evaluated(tmp_path: Path) -> None:
     trainer = _of_sets(LinearTask, "dev", "test")
     trainer._checkpoint_exporter = BestCheckpoint(str(tmp_path), "dev|validation_loss", "lower")
-    assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == ["accuracy", "validation_loss"]
+    assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == [
+        "accuracy",
+        "validation_loss",
+    ]
     assert not (tmp_path / "info.json").exists()
     logs = trainer.evaluate(tf.constant(-1))
     assert logs["dev"]["best_validation_loss"] == pytest.approx(logs["dev"]["validation_loss"])
@@ -224,15 +256,26 @@ class _Repeated(LinearTask):
         if params.is_training or params.global_batch_size == 8:
             return source
         repeated = source.at(0, input_context).repeat()
-        return repeated.filter(lambda points, labels: True) if params.global_batch_size == 10 else repeated
+        return (
+            repeated.filter(lambda points, labels: True)
+            if params.global_batch_size == 10
+            else repeated
+        )
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_evaluating_all_of_an_endless_set_is_refused(count: int) -> None:
     names = ("short", "long", "unknown")
     trainer = _of_sets(_Repeated, *names, count=count)
-    several = _of_sets(_Repeated, *names, count=count, validation_sets={"long": {"steps": 2}, "unknown": {"steps": 1}})
-    own = _of_sets(_Repeated, *names, count=count, validation_steps=2, validation_sets={"long": {"steps": -1}})
+    several = _of_sets(
+        _Repeated,
+        *names,
+        count=count,
+        validation_sets={"long": {"steps": 2}, "unknown": {"steps": 1}},
+    )
+    own = _of_sets(
+        _Repeated, *names, count=count, validation_steps=2, validation_sets={"long": {"steps": -1}}
+    )
     some = _of_sets(_Repeated, *names, count=count, validation_steps=2)
     message = "validation_data.long never ends, but trainer.{}=-1 evaluates all"
     with pytest.raises(DataError, match=message.format("validation_steps")):
@@ -252,7 +295,9 @@ def test_evaluating_all_of_an_endless_set_is_refused(count: int) -> None:
 @pytest.mark.parametrize("mode", ["train_and_eval", "train_and_post_eval"])
 def test_no_mode_begins_with_validation_data_that_never_ends(mode: str, tmp_path: Path) -> None:
     endless = linear_experiment().replace(task={"validation_data": {"is_training": True}})
-    with pytest.raises(DataError, match=r"task.validation_data never ends.*is_training=false for a Source"):
+    with pytest.raises(
+        DataError, match=r"task.validation_data never ends.*is_training=false for a Source"
+    ):
         launch(endless, mode, str(tmp_path))
     assert not list(tmp_path.glob("ckpt-*")) and not list(tmp_path.glob("evals/*.jsonl"))
 
@@ -328,7 +373,9 @@ class _AsksForMore(Trainer):
 
 def test_error_of_a_greedy_subclass_loop_names_the_setting() -> None:
     trainer = seeded_trainer(linear_experiment(), LinearTask, train=False, cls=_AsksForMore)
-    with pytest.raises(DataError, match=r"task\.validation_data has no more batches.*validation_steps"):
+    with pytest.raises(
+        DataError, match=r"task\.validation_data has no more batches.*validation_steps"
+    ):
         trainer.evaluate(tf.constant(-1))
 
 
@@ -337,7 +384,9 @@ class _NormalizedTask(LinearTask):
 
     def build_model(self) -> Any:
         normalization = keras.layers.BatchNormalization(momentum=0.1)
-        return keras.Sequential([keras.Input((FEATURES,)), normalization, keras.layers.Dense(CLASSES)])
+        return keras.Sequential(
+            [keras.Input((FEATURES,)), normalization, keras.layers.Dense(CLASSES)]
+        )
 
 
 class _NormalizedTaskOfKeras2(LinearTask):
@@ -349,7 +398,11 @@ class _NormalizedTaskOfKeras2(LinearTask):
 
 def _on_all_replicas(trainer: Any) -> list[bytes]:
     variables = trainer.model.variables
-    return [value.tobytes() for variable in variables for value in on_each_replica(trainer.strategy, variable)]
+    return [
+        value.tobytes()
+        for variable in variables
+        for value in on_each_replica(trainer.strategy, variable)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -375,7 +428,9 @@ def test_replicas_evaluate_what_the_checkpoint_holds(
     plain_model = task_type(LinearConfig()).build_model()
     tf.train.Checkpoint(model=plain_model).read(str(tmp_path / "weights")).expect_partial()
     points, labels = tiny_arrays(False)
-    losses = keras.losses.sparse_categorical_crossentropy(labels, plain_model(points), from_logits=True)
+    losses = keras.losses.sparse_categorical_crossentropy(
+        labels, plain_model(points), from_logits=True
+    )
     assert logs["validation_loss"] == pytest.approx(float(tf.reduce_mean(losses)), rel=1e-5)
 
 
@@ -385,7 +440,9 @@ class _TableTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         size = input_context.get_per_replica_batch_size(4) if input_context else 4
         table = tf.zeros([10, 2])
-        dataset = tf.data.Dataset.from_tensor_slices((tf.zeros([11, FEATURES]), tf.range(11))).batch(size)
+        dataset = tf.data.Dataset.from_tensor_slices(
+            (tf.zeros([11, FEATURES]), tf.range(11))
+        ).batch(size)
         return dataset.map(lambda points, labels: ({"a_table": table, "points": points}, labels))
 
     def build_metrics(self, training: bool = True) -> list[Any]:
@@ -404,7 +461,9 @@ class _ScalarTask(_TableTask):
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         dataset = super().build_inputs(params, input_context)
-        return dataset.map(lambda features, labels: ({"a_scalar": 1.0, "points": features["points"]}, labels))
+        return dataset.map(
+            lambda features, labels: ({"a_scalar": 1.0, "points": features["points"]}, labels)
+        )
 
 
 class _UnlabelledTask(_TableTask):
@@ -419,7 +478,8 @@ class _UnlabelledTask(_TableTask):
 
 
 @pytest.mark.parametrize(
-    ("task_type", "count"), [(_TableTask, 1), (_TableTask, 2), (_ScalarTask, 2), (_UnlabelledTask, 1)]
+    ("task_type", "count"),
+    [(_TableTask, 1), (_TableTask, 2), (_ScalarTask, 2), (_UnlabelledTask, 1)],
 )
 def test_batches_count_by_their_labels(task_type: type[LinearTask], count: int) -> None:
     logs = seeded_trainer(linear_experiment(), task_type, count).evaluate(-1)
@@ -441,7 +501,9 @@ class _Lazy(keras.metrics.Metric):
 
     def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> None:
         if self.sums is None:
-            self.sums = self.add_weight(shape=(outputs.shape[-1],), initializer="zeros", name="sums")
+            self.sums = self.add_weight(
+                shape=(outputs.shape[-1],), initializer="zeros", name="sums"
+            )
         self.sums.assign_add(tf.reduce_sum(outputs, 0))
 
     def result(self) -> Any:
@@ -453,7 +515,12 @@ class _LazyTask(LinearTask):
 
     def build_metrics(self, training: bool = True) -> list[Any]:
         metrics = keras.metrics
-        return [metrics.F1Score("macro"), metrics.R2Score(), metrics.AUC(multi_label=True, name="auc"), _Lazy()]
+        return [
+            metrics.F1Score("macro"),
+            metrics.R2Score(),
+            metrics.AUC(multi_label=True, name="auc"),
+            _Lazy(),
+        ]
 
     def process_metrics(self, metrics: Any, labels: Any, model_outputs: Any, **kwargs: Any) -> None:
         for metric in metrics:
@@ -462,8 +529,16 @@ class _LazyTask(LinearTask):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_metrics_that_make_variables_late_have_keras_values(count: int) -> None:
-    trainer = seeded_trainer(linear_experiment(best_checkpoint_eval_metric="lazy"), _LazyTask, count)
-    assert trainer.validation_metric_names() == ["f1_score", "r2_score", "auc", "lazy", "validation_loss"]
+    trainer = seeded_trainer(
+        linear_experiment(best_checkpoint_eval_metric="lazy"), _LazyTask, count
+    )
+    assert trainer.validation_metric_names() == [
+        "f1_score",
+        "r2_score",
+        "auc",
+        "lazy",
+        "validation_loss",
+    ]
     assert {"f1_score", "r2_score", "auc", "lazy"} < trainer.train(tf.constant(2)).keys()
 
     trainer.evaluate(-1)

@@ -28,7 +28,11 @@ FROZEN, TRAINED = slice(0, 6), slice(6, None)  # of the weights
 
 class Normalized(TinyTask):
     def build_model(self) -> keras.Model:
-        layers = [keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+        layers = [
+            keras.layers.Dense(16, "relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(3),
+        ]
         return keras.Sequential([keras.Input((8,)), *layers])
 
 
@@ -62,7 +66,9 @@ def test_frozen_weights_keep_their_bits_and_have_no_slots() -> None:
 
 
 def test_without_freeze_the_names_of_slots_are_the_same() -> None:
-    some, all_of_them = (_trainer(freeze=freeze).state.checkpoint.optimizer for freeze in (BODY, ()))
+    some, all_of_them = (
+        _trainer(freeze=freeze).state.checkpoint.optimizer for freeze in (BODY, ())
+    )
     assert set(some) < set(all_of_them)
 
 
@@ -77,26 +83,41 @@ def test_a_part_of_a_layer_is_frozen_alone() -> None:
 
 def test_named_optimizers_share_what_is_left() -> None:
     sgd = {"optimizer": {"type": "sgd", "sgd": {"momentum": 0.9}}, "learning_rate": RATE}
-    several = {"head": {**ADAMW, "variables": ("/dense_1/kernel",)}, "rest": {**sgd, "variables": (".",), "ema": {}}}
+    several = {
+        "head": {**ADAMW, "variables": ("/dense_1/kernel",)},
+        "rest": {**sgd, "variables": (".",), "ema": {}},
+    }
     trainer = _trainer(optimizer_config={}, optimizers=several)
     before = trainer.model.get_weights()
     trainer.train(tf.constant(5))
     after = trainer.model.get_weights()
     assert all(_equal(before, after, FROZEN)) and not any(_equal(before, after, TRAINED))
     assert sorted(trainer.state.checkpoint.average) == ["sequential/dense_1/bias"]
-    with pytest.raises(UsageError, match=r"no variable matches /dense/.*not trainable: see trainer.freeze"):
-        _trainer(optimizer_config={}, optimizers={**several, "none": {**sgd, "variables": ("/dense/",)}})
+    with pytest.raises(
+        UsageError, match=r"no variable matches /dense/.*not trainable: see trainer.freeze"
+    ):
+        _trainer(
+            optimizer_config={}, optimizers={**several, "none": {**sgd, "variables": ("/dense/",)}}
+        )
 
 
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        (("dnese",), "no variable of the model matches 'dnese'; similar ones are: sequential/dense/"),
+        (
+            ("dnese",),
+            "no variable of the model matches 'dnese'; similar ones are: sequential/dense/",
+        ),
         ((".",), "all trainable variables"),
-        (("moving_mean",), "the statistics sequential/batch_normalization/moving_mean could change"),
+        (
+            ("moving_mean",),
+            "the statistics sequential/batch_normalization/moving_mean could change",
+        ),
     ],
 )
-def test_patterns_that_match_nothing_or_all_are_errors(patterns: tuple[str, ...], message: str) -> None:
+def test_patterns_that_match_nothing_or_all_are_errors(
+    patterns: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         _trainer(freeze=patterns)
 
@@ -106,12 +127,16 @@ def test_of_keras_two_whole_layers_are_frozen() -> None:
     model = tf_keras.Sequential([tf_keras.Input((2,)), *layers])
     assert len(freeze(model, ("^one/",))) == 4
     assert [one.name for one in model.trainable_variables] == ["two/kernel:0", "two/bias:0"]
-    with pytest.raises(UsageError, match="two/bias of a Sequential cannot be frozen by itself; only whole layers"):
+    with pytest.raises(
+        UsageError, match="two/bias of a Sequential cannot be frozen by itself; only whole layers"
+    ):
         freeze(model, ("two/bias",))
 
 
 def test_numbers_in_the_names_of_layers_are_those_given() -> None:
-    layers = [keras.layers.Dense(2, name=name) for name in ("encoder", "stage_1", "stage_2", "stage_3")]
+    layers = [
+        keras.layers.Dense(2, name=name) for name in ("encoder", "stage_1", "stage_2", "stage_3")
+    ]
     freeze(keras.Sequential([keras.Input((2,)), *layers]), ["stage_1"])
     assert [layer.name for layer in layers if not layer.trainable] == ["stage_1"]
 
@@ -122,7 +147,9 @@ def test_a_resume_with_another_freeze_says_what_it_means(tmp_path: Path) -> None
     other = config.replace(trainer={"train_steps": 20, "freeze": ("/dense_1/kernel",)})
     with pytest.raises(ConfigError, match=r"trainer.freeze: was \['/dense/'\] when this run began"):
         launch(other, "train", folder)
-    launch(other, "train", folder, allow_config_change=["trainer.freeze"], allow_partial_restore=True)
+    launch(
+        other, "train", folder, allow_config_change=["trainer.freeze"], allow_partial_restore=True
+    )
     before, after = (TensorFlowFile(f"{folder}/ckpt-{step}") for step in (10, 20))
     names = ("model/sequential/dense/kernel", "model/sequential/dense_1/kernel")
     assert [np.array_equal(before.read(name), after.read(name)) for name in names] == [False, True]
@@ -131,9 +158,14 @@ def test_a_resume_with_another_freeze_says_what_it_means(tmp_path: Path) -> None
 def test_averages_of_variables_trained_again_begin_at_them(tmp_path: Path) -> None:
     averaged = {**ADAMW, "ema": {"more_decays": {"fast": 0.5}}}
     old = _trainer(optimizer_config=averaged)
-    old.model.set_weights([value + 1 for value in old.model.get_weights()])  # not those that the next one begins with
+    old.model.set_weights(
+        [value + 1 for value in old.model.get_weights()]
+    )  # not those that the next one begins with
     old.train(tf.constant(5))
-    path, new = old.checkpoint.write(str(tmp_path / "ckpt-5")), _trainer(optimizer_config=averaged, freeze=())
+    path, new = (
+        old.checkpoint.write(str(tmp_path / "ckpt-5")),
+        _trainer(optimizer_config=averaged, freeze=()),
+    )
     restore(new.checkpoint, path, whole=True, partial=True)
     new.after_restore(path)
     state, kernel = new.state.checkpoint, old.model.get_weights()[0]

@@ -18,7 +18,10 @@ from trainer_kit.runtime.precision import precision
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.trainer import Trainer
 
-SGD = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}}}
+SGD = {
+    "optimizer": {"type": "sgd"},
+    "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}},
+}
 
 
 class Points(tk.GanTask):
@@ -49,12 +52,17 @@ def _trainer(
     **trainer: Any,
 ) -> Trainer:
     data = tk.DataConfig(global_batch_size=16, is_training=True, seed=1)
-    section = tk.GanConfig(latent_size=4, train_data=data, validation_data=data.replace(is_training=False))
-    optimizers = {"generator": {**SGD, **(generator or {})}, "discriminator": {**SGD, **(discriminator or {})}}
-    base = tiny_experiment(**{"optimizer_config": {}, "optimizers": optimizers, **trainer})
-    config = tk.ExperimentConfig(task=section.replace(**(task or {})), trainer=base.trainer).replace(
-        runtime=dict(runtime or {})
+    section = tk.GanConfig(
+        latent_size=4, train_data=data, validation_data=data.replace(is_training=False)
     )
+    optimizers = {
+        "generator": {**SGD, **(generator or {})},
+        "discriminator": {**SGD, **(discriminator or {})},
+    }
+    base = tiny_experiment(**{"optimizer_config": {}, "optimizers": optimizers, **trainer})
+    config = tk.ExperimentConfig(
+        task=section.replace(**(task or {})), trainer=base.trainer
+    ).replace(runtime=dict(runtime or {}))
     return seeded_trainer(config, task_type, count)
 
 
@@ -77,14 +85,22 @@ def test_each_net_is_updated_in_its_own_period(updates: str, waiting: str, count
     weights = [one.numpy() for one in nets[waiting].trainable_variables]
     trainer.train(tf.constant(4))
     if updates == "in_turns":  # together, both nets see the batches, which their averages count
-        assert {name for name, net in nets.items() if _changed(before[name], _values(net))} == {*nets} - {waiting}
+        assert {name for name, net in nets.items() if _changed(before[name], _values(net))} == {
+            *nets
+        } - {waiting}
     assert not _changed(weights, [one.numpy() for one in nets[waiting].trainable_variables])
     logs = trainer.train(tf.constant(6))
     assert trainer.global_step.numpy() == 10
     counts = {name: int(one.iterations.numpy()) for name, one in trainer.optimizer.items()}
     assert counts == {name: 2 if name == waiting else 10 for name in nets}
-    losses = [float(logs[name]) for name in ("discriminator_loss", "generator_loss", "training_loss")]
-    assert losses[0] > 0 and losses[1] > 0 and losses[2] == pytest.approx(losses[0] + losses[1], rel=1e-5)
+    losses = [
+        float(logs[name]) for name in ("discriminator_loss", "generator_loss", "training_loss")
+    ]
+    assert (
+        losses[0] > 0
+        and losses[1] > 0
+        and losses[2] == pytest.approx(losses[0] + losses[1], rel=1e-5)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +122,9 @@ def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
     model.generator.layers[0].moving_variance.assign(tf.ones_like(averages))
     with tf.GradientTape() as tape:
         scores = model.discriminator(real, training=True), model.discriminator(fake, training=True)
-        loss = tf.reduce_mean(tf.nn.softplus(-scores[0])) + tf.reduce_mean(tf.nn.softplus(scores[1]))
+        loss = tf.reduce_mean(tf.nn.softplus(-scores[0])) + tf.reduce_mean(
+            tf.nn.softplus(scores[1])
+        )
     weights = model.discriminator.trainable_variables
     optimizers["discriminator"].apply(tape.gradient(loss, weights), weights)
     kept = [variable.numpy() for variable in model.discriminator.non_trainable_variables]
@@ -118,7 +136,9 @@ def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
     for variable, value in zip(model.discriminator.non_trainable_variables, kept, strict=True):
         variable.assign(value)
     for net in ("generator", "discriminator"):
-        assert_all_close(_values(getattr(one_step.model, net)), _values(getattr(model, net)), atol=1e-6)
+        assert_all_close(
+            _values(getattr(one_step.model, net)), _values(getattr(model, net)), atol=1e-6
+        )
 
 
 def test_replicas_generate_from_different_latents() -> None:
@@ -144,7 +164,10 @@ def test_both_nets_train_in_float16_and_compiled_by_xla(runtime: dict[str, Any])
     ("options", "message"),
     [
         ({"optimizers": {}, "optimizer_config": SGD}, "configure each of them in trainer"),
-        ({"optimizers": {"generator": SGD}}, r"names discriminator, which trainer\.optimizers lacks"),
+        (
+            {"optimizers": {"generator": SGD}},
+            r"names discriminator, which trainer\.optimizers lacks",
+        ),
         ({"optimizers": {"generater": SGD, "discriminator": SGD}}, "rename generater to generator"),
     ],
 )
@@ -162,8 +185,14 @@ def test_both_optimizers_are_needed_by_name(options: dict[str, Any], message: st
         ("wasserstein", -1.75, 1.25),
     ],
 )
-def test_losses_are_those_of_the_papers(loss: str, of_discriminator: float, of_generator: float) -> None:
-    task, real, fake = Points(tk.GanConfig(loss=loss)), tf.constant([2.0, -1.0]), tf.constant([0.5, -3.0])
+def test_losses_are_those_of_the_papers(
+    loss: str, of_discriminator: float, of_generator: float
+) -> None:
+    task, real, fake = (
+        Points(tk.GanConfig(loss=loss)),
+        tf.constant([2.0, -1.0]),
+        tf.constant([0.5, -3.0]),
+    )
     assert float(task.discriminator_loss(real, fake)) == pytest.approx(of_discriminator, abs=1e-5)
     assert float(task.generator_loss(fake)) == pytest.approx(of_generator, abs=1e-5)
 
@@ -176,7 +205,9 @@ def test_the_penalty_is_half_its_weight_times_the_square() -> None:
     trainer = _trainer({"r1_penalty": 4.0}, task_type=Linear)
     kernel = trainer.model.discriminator.layers[0].kernel
     kernel.assign([[3.0], [4.0]])
-    penalty = trainer.task.discriminator_penalty(trainer.model.discriminator, tf.ones([5, 2]), tf.ones([5, 2]))
+    penalty = trainer.task.discriminator_penalty(
+        trainer.model.discriminator, tf.ones([5, 2]), tf.ones([5, 2])
+    )
     assert float(penalty) == pytest.approx(0.5 * 4.0 * 25.0)
 
 
@@ -188,7 +219,9 @@ def test_evaluations_report_losses_and_metrics_of_samples() -> None:
     trainer = _trainer(task_type=Measured)
     logs = trainer.evaluate(tf.constant(-1))
     assert {"validation_loss", "discriminator_loss", "generator_loss", "apart"} <= {*logs}
-    assert 2 < float(logs["apart"]) < 4  # the real points are around 3, those of a new generator around 0
+    assert (
+        2 < float(logs["apart"]) < 4
+    )  # the real points are around 3, those of a new generator around 0
 
 
 def test_micro_batches_need_joint_updates() -> None:
@@ -202,5 +235,8 @@ def test_micro_batches_need_joint_updates() -> None:
 def test_a_penalty_leaves_the_averages_as_they_are(one_step: Trainer) -> None:
     penalised = _trainer({"r1_penalty": 1e-9})
     penalised.train(tf.constant(1))
-    means = [trainer.model.discriminator.layers[0].moving_mean.numpy() for trainer in (one_step, penalised)]
+    means = [
+        trainer.model.discriminator.layers[0].moving_mean.numpy()
+        for trainer in (one_step, penalised)
+    ]
     np.testing.assert_allclose(*means, rtol=1e-5)

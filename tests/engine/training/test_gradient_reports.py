@@ -40,7 +40,9 @@ PROCESSORS = (
 class SpikingTask(LinearTask):
     """The batch of step 6 is not finite."""
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         features, labels = inputs
         spikes = tf.equal(tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64), 5)
         features = tf.cast(features, tf.float32) * tf.where(spikes, float("inf"), 1.0)
@@ -49,7 +51,9 @@ class SpikingTask(LinearTask):
 
 def _config(processors: Any = (), fields: Mapping[str, Any] | None = None, **trainer: Any) -> Any:
     sgd = {"optimizer": {"type": "sgd", "sgd": dict(fields or {})}, "learning_rate": RATE}
-    config = linear_experiment(optimizer_config={**sgd, "gradient_processors": processors}, **trainer)
+    config = linear_experiment(
+        optimizer_config={**sgd, "gradient_processors": processors}, **trainer
+    )
     return config.replace(task={"train_data": {"global_batch_size": 16}})
 
 
@@ -61,8 +65,12 @@ def test_processors_train_alike_on_replicas_and_micro_batches() -> None:
     one = _trainer(_config(PROCESSORS))
     logs = one.train(tf.constant(6))
     for count, parts in ((2, 1), (1, 2)):
-        other = _trainer(_config(PROCESSORS, accumulate_steps=parts, report_gradient_norm=True), count=count)
-        assert other.train(tf.constant(6))["training_loss"] == pytest.approx(logs["training_loss"], rel=1e-5)
+        other = _trainer(
+            _config(PROCESSORS, accumulate_steps=parts, report_gradient_norm=True), count=count
+        )
+        assert other.train(tf.constant(6))["training_loss"] == pytest.approx(
+            logs["training_loss"], rel=1e-5
+        )
         assert_all_close(trained_weights(other), trained_weights(one), atol=2e-6)
     plain = _trainer(_config())
     plain.train(tf.constant(6))
@@ -72,7 +80,10 @@ def test_processors_train_alike_on_replicas_and_micro_batches() -> None:
 def test_processors_come_before_the_bounds_of_the_optimizer() -> None:
     """A factor of 1000 cancels out in a gradient that is clipped to a norm afterwards."""
     scale = {"type": "scale", "scale": {"factor": 1000.0}}
-    scaled, plain = _trainer(_config([scale], {"clipnorm": 1e-3})), _trainer(_config([], {"clipnorm": 1e-3}))
+    scaled, plain = (
+        _trainer(_config([scale], {"clipnorm": 1e-3})),
+        _trainer(_config([], {"clipnorm": 1e-3})),
+    )
     for trainer in (scaled, plain):
         trainer.train(tf.constant(3))
     assert_all_close(trained_weights(scaled), trained_weights(plain), atol=2e-6)
@@ -98,7 +109,9 @@ def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
     for _ in range(4):
         before = trained_weights(trainer)
         logs = trainer.train(tf.constant(1))
-        moved = np.concatenate([(a - b).ravel() for a, b in zip(before, trained_weights(trainer), strict=True)])
+        moved = np.concatenate(
+            [(a - b).ravel() for a, b in zip(before, trained_weights(trainer), strict=True)]
+        )
         norms.append(np.linalg.norm(moved) / 0.05)
         assert logs["gradient_norm"] == pytest.approx(norms[-1], rel=1e-4)
     again = _trainer(_config(report_gradient_norm=True))
@@ -125,9 +138,16 @@ def test_each_of_several_optimizers_has_a_norm_of_its_own() -> None:
     sections = {"noisy": noisy, "rest": {**sgd, "variables": (".",)}}
     config = linear_experiment(optimizer_config={}, optimizers=sections, report_gradient_norm=True)
     logs = _trainer(config).train(tf.constant(4))
-    whole = _trainer(linear_experiment(optimizer_config=sgd, report_gradient_norm=True)).train(tf.constant(4))
+    whole = _trainer(linear_experiment(optimizer_config=sgd, report_gradient_norm=True)).train(
+        tf.constant(4)
+    )
     assert set(logs["gradient_norm"]) == {"noisy", "rest"}
-    assert 0 < logs["gradient_norm"]["noisy"] < logs["gradient_norm"]["rest"] < 2 * whole["gradient_norm"]
+    assert (
+        0
+        < logs["gradient_norm"]["noisy"]
+        < logs["gradient_norm"]["rest"]
+        < 2 * whole["gradient_norm"]
+    )
 
 
 def test_several_optimizers_draw_different_noise() -> None:
@@ -139,7 +159,9 @@ def test_several_optimizers_draw_different_noise() -> None:
     )
     trainer = _trainer(config, OwnVariables)
     trainer.train(tf.constant(1))
-    first, last = (one.numpy() for one in trainer.model.trainable_variables if one.path.endswith("bias"))
+    first, last = (
+        one.numpy() for one in trainer.model.trainable_variables if one.path.endswith("bias")
+    )
     assert np.abs(first - last).max() > 1.0
 
 
@@ -154,7 +176,9 @@ class OwnVariables(TinyTask):
 class OwnUpdate(LinearTask):
     """Applies gradients without trainer_kit."""
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         with tf.GradientTape() as tape:
             loss = self.build_losses(inputs[1], model(inputs[0]))
         gradients = tape.gradient(loss, model.trainable_variables)
@@ -165,13 +189,19 @@ class OwnUpdate(LinearTask):
 class OneOwnUpdate(LinearTask):
     """Applies the gradients of one of two optimizers without trainer_kit."""
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         with tf.GradientTape() as tape:
             loss = self.build_losses(inputs[1], model(inputs[0]))
         variables = model.trainable_variables
         pairs = list(zip(tape.gradient(loss, variables), variables, strict=True))
-        apply_gradients(optimizer["noisy"], [pair for pair in pairs if pair[1].path.endswith("bias")])
-        optimizer["ignoring"].apply_gradients([pair for pair in pairs if not pair[1].path.endswith("bias")])
+        apply_gradients(
+            optimizer["noisy"], [pair for pair in pairs if pair[1].path.endswith("bias")]
+        )
+        optimizer["ignoring"].apply_gradients(
+            [pair for pair in pairs if not pair[1].path.endswith("bias")]
+        )
         return {self.loss: loss}
 
 
@@ -182,8 +212,13 @@ class OwnOptimizer(LinearTask):
 
 
 class OwnNorm(LinearTask):
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
-        return {**super().train_step(inputs, model, optimizer, metrics), "gradient_norm": tf.constant(7.0)}
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
+        return {
+            **super().train_step(inputs, model, optimizer, metrics),
+            "gradient_norm": tf.constant(7.0),
+        }
 
 
 SGD = {"optimizer": {"type": "sgd"}, "learning_rate": RATE}
@@ -196,10 +231,26 @@ ONE_IGNORED = {
 @pytest.mark.parametrize(
     ("task_type", "config", "message"),
     [
-        (OwnUpdate, _config(report_gradient_norm=True), r"trainer\.report_gradient_norm: the training step applies"),
-        (OwnUpdate, _config([NOISE]), r"trainer\.optimizer_config\.gradient_processors: the training step applies"),
-        (OwnOptimizer, _config([NOISE]), r"create_optimizer of OwnOptimizer .* call super\(\)\.create_optimizer"),
-        (OwnNorm, _config(report_gradient_norm=True), r"'gradient_norm', and trainer\.report_gradient_norm reports"),
+        (
+            OwnUpdate,
+            _config(report_gradient_norm=True),
+            r"trainer\.report_gradient_norm: the training step applies",
+        ),
+        (
+            OwnUpdate,
+            _config([NOISE]),
+            r"trainer\.optimizer_config\.gradient_processors: the training step applies",
+        ),
+        (
+            OwnOptimizer,
+            _config([NOISE]),
+            r"create_optimizer of OwnOptimizer .* call super\(\)\.create_optimizer",
+        ),
+        (
+            OwnNorm,
+            _config(report_gradient_norm=True),
+            r"'gradient_norm', and trainer\.report_gradient_norm reports",
+        ),
         (
             OneOwnUpdate,
             linear_experiment(optimizer_config={}, optimizers=ONE_IGNORED),
@@ -220,19 +271,30 @@ def test_a_scalar_may_have_the_name_of_a_report_that_is_off() -> None:
 
 def test_a_check_names_variable_and_step_before_the_update() -> None:
     trainer = _trainer(_config([{"type": "check"}]), SpikingTask, 2)
-    with pytest.raises(DivergedError, match=r"the gradient of \S*dense\S*/kernel is not finite at step 6"):
+    with pytest.raises(
+        DivergedError, match=r"the gradient of \S*dense\S*/kernel is not finite at step 6"
+    ):
         trainer.train(tf.constant(8))
     assert all(np.isfinite(weight).all() for weight in trained_weights(trainer))
 
 
-def _run(folder: Path, task_type: type[TinyTask], config: Any, steps: int, from_step: int | None = None) -> None:
+def _run(
+    folder: Path, task_type: type[TinyTask], config: Any, steps: int, from_step: int | None = None
+) -> None:
     config, strategy = config.replace(trainer={"train_steps": steps}), tf.distribute.get_strategy()
     seed_everything(config.runtime.random_seed)
-    run_experiment(strategy, task_type(config.task), "train", config, str(folder), from_step=from_step)
+    run_experiment(
+        strategy, task_type(config.task), "train", config, str(folder), from_step=from_step
+    )
 
 
 def test_a_resumed_run_has_the_same_noise_and_norms(tmp_path: Path) -> None:
-    options = {"steps_per_loop": 4, "summary_interval": 4, "checkpoint_interval": 4, "report_gradient_norm": True}
+    options = {
+        "steps_per_loop": 4,
+        "summary_interval": 4,
+        "checkpoint_interval": 4,
+        "report_gradient_norm": True,
+    }
     config = _config([NOISE], **options)
     _run(tmp_path, LinearTask, config, 12)
     history = str(tmp_path / "metrics.jsonl")
@@ -245,18 +307,26 @@ def test_a_resumed_run_has_the_same_noise_and_norms(tmp_path: Path) -> None:
 class OneInfiniteExample(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         points, labels = tiny_arrays(True, 192)
-        return ArraySource((np.where(np.arange(192)[:, None] == 100, np.float32(np.inf), points), labels), params)
+        return ArraySource(
+            (np.where(np.arange(192)[:, None] == 100, np.float32(np.inf), points), labels), params
+        )
 
 
-def test_a_checked_divergence_leaves_out_its_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = _config([{"type": "check"}], steps_per_loop=4, summary_interval=4, recovery_max_trials=1)
+def test_a_checked_divergence_leaves_out_its_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = _config(
+        [{"type": "check"}], steps_per_loop=4, summary_interval=4, recovery_max_trials=1
+    )
     _run(tmp_path, OneInfiniteExample, config, 11)  # the other 11 of the 12 batches of an epoch
     assert "batch 7, of step 8, is left out" in caplog.text
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 11
 
 
 def test_norms_of_gradients_are_summarized_at_their_interval(tmp_path: Path) -> None:
-    config = _config([{"type": "summarize", "variables": ("kernel",)}], steps_per_loop=4, summary_interval=4)
+    config = _config(
+        [{"type": "summarize", "variables": ("kernel",)}], steps_per_loop=4, summary_interval=4
+    )
     _run(tmp_path, LinearTask, config, 8)
     found: dict[str, list[int]] = {}
     for path in glob.glob(str(tmp_path / "train" / "*events*")):

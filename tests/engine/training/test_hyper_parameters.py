@@ -51,7 +51,10 @@ def _trainer(task: type[LinearTask] = LinearTask, **trainer: Any) -> Trainer:
 
 SEVERAL: dict[str, Any] = {
     "optimizer_config": {},
-    "optimizers": {"head": {"variables": ("kernel",), **ADAM}, "rest": {"variables": (".",), **ADAM}},
+    "optimizers": {
+        "head": {"variables": ("kernel",), **ADAM},
+        "rest": {"variables": (".",), **ADAM},
+    },
 }
 
 
@@ -62,10 +65,15 @@ SEVERAL: dict[str, Any] = {
         ({"task": Weighted}, ["loss_weight", "learning_rate", "learning_rate_factor"]),
         ({"optimizer_config": {**ADAM, "learning_rate": COSINE}}, ["learning_rate_factor"]),
         ({"task": OwnOptimizer}, ["learning_rate", "learning_rate_factor", "optimizer.decay"]),
-        (SEVERAL, [f"{one}.learning_rate{end}" for one in ("head", "rest") for end in ("", "_factor")]),
+        (
+            SEVERAL,
+            [f"{one}.learning_rate{end}" for one in ("head", "rest") for end in ("", "_factor")],
+        ),
     ],
 )
-def test_names_are_of_the_optimizers_and_the_task(given: Mapping[str, Any], names: list[str]) -> None:
+def test_names_are_of_the_optimizers_and_the_task(
+    given: Mapping[str, Any], names: list[str]
+) -> None:
     trainer = _trainer(**given)
     assert trainer.hyper_parameters.names == names
     assert trainer.hyper_parameters.factors == []  # what no run uses is not in its training step
@@ -77,7 +85,11 @@ def test_names_are_of_the_optimizers_and_the_task(given: Mapping[str, Any], name
 @pytest.mark.parametrize(
     ("rate", "name", "message"),
     [
-        (CONSTANT, "learnin_rate", r"no hyper-parameter 'learnin_rate'; did you mean learning_rate"),
+        (
+            CONSTANT,
+            "learnin_rate",
+            r"no hyper-parameter 'learnin_rate'; did you mean learning_rate",
+        ),
         (CONSTANT, "head.learning_rate", r"no hyper-parameter 'head.learning_rate'"),
         (
             CONSTANT,
@@ -85,10 +97,16 @@ def test_names_are_of_the_optimizers_and_the_task(given: Mapping[str, Any], name
             r"optimizer.beta_1 is the Python number 0.9 in Adam, a constant of the training",
         ),
         (CONSTANT, "optimizer.iterations", r"no hyper-parameter 'optimizer.iterations'"),
-        (COSINE, "learning_rate", r"learning_rate is a schedule, .*; change learning_rate_factor, which multiplies it"),
+        (
+            COSINE,
+            "learning_rate",
+            r"learning_rate is a schedule, .*; change learning_rate_factor, which multiplies it",
+        ),
     ],
 )
-def test_what_cannot_be_changed_is_refused(rate: Mapping[str, Any], name: str, message: str) -> None:
+def test_what_cannot_be_changed_is_refused(
+    rate: Mapping[str, Any], name: str, message: str
+) -> None:
     trainer = _trainer(optimizer_config={**ADAM, "learning_rate": rate})
     with pytest.raises(UsageError, match=message):
         trainer.hyper_parameters.change(name, 0.1, 0, "a test")
@@ -99,5 +117,7 @@ def test_a_task_has_to_offer_variables() -> None:
         def hyper_parameters(self) -> Any:
             return {"loss_weight": 0.5}
 
-    with pytest.raises(UsageError, match=r"Plain\.hyper_parameters: loss_weight is 0\.5; return scalar variables"):
+    with pytest.raises(
+        UsageError, match=r"Plain\.hyper_parameters: loss_weight is 0\.5; return scalar variables"
+    ):
         _trainer(Plain).hyper_parameters.variable("loss_weight")

@@ -33,7 +33,9 @@ def trained() -> Any:
     return trainer
 
 
-def _resumed(trained: Any, interrupted: bool, folder: Path, task_type: type[TinyTask] = TinyTask) -> Any:
+def _resumed(
+    trained: Any, interrupted: bool, folder: Path, task_type: type[TinyTask] = TinyTask
+) -> Any:
     """A trainer that resumes from a checkpoint whose last loop was interrupted or not."""
     trained.metrics_continue = interrupted
     trained.before_save(str(folder / "ckpt"))
@@ -55,7 +57,9 @@ def test_the_next_start_goes_on_with_their_values(
     assert "other metrics" not in caplog.text
 
 
-def test_a_whole_loop_leaves_nothing_to_restore(trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_whole_loop_leaves_nothing_to_restore(
+    trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     resumed = _resumed(trained, False, tmp_path)
     assert not resumed.metrics_continue and float(resumed.train_loss.result()) == 0.0
     assert "other metrics" not in caplog.text

@@ -43,14 +43,20 @@ class LossObjectTask(tk.Task):
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
         if self.task_config.loss != "build_losses":
             return 0.0
-        return keras.losses.MeanSquaredError()(labels, model_outputs) + tf.add_n(aux_losses or [0.0])
+        return keras.losses.MeanSquaredError()(labels, model_outputs) + tf.add_n(
+            aux_losses or [0.0]
+        )
 
 
 def train(loss: str, replicas: int, folder: Path) -> tuple[float, Any]:
     """Returns the validation loss and the kernel after three steps."""
     data = {"global_batch_size": 8, "shuffle_buffer_size": 0}
     rate = {"type": "constant", "constant": {"learning_rate": 0.1}}
-    mirrored = {"virtual_cpus": 2, "distribution_strategy": "mirrored", "all_reduce_alg": "hierarchical_copy"}
+    mirrored = {
+        "virtual_cpus": 2,
+        "distribution_strategy": "mirrored",
+        "all_reduce_alg": "hierarchical_copy",
+    }
     config = tk.ExperimentConfig(
         task=LossObjectConfig(
             loss=loss,

@@ -27,13 +27,17 @@ class _Parts(keras.metrics.Metric):
     def reset_state(self) -> None: ...
 
 
-@pytest.mark.parametrize("wrap", [lambda inputs: inputs, lambda inputs: (inputs, inputs), lambda inputs: {"a": inputs}])
+@pytest.mark.parametrize(
+    "wrap", [lambda inputs: inputs, lambda inputs: (inputs, inputs), lambda inputs: {"a": inputs}]
+)
 def test_loss_is_the_mean_over_examples_for_any_batches(wrap: Callable[[Any], Any]) -> None:
     losses = np.linspace(0, 5, 11, dtype=np.float32) ** 2
     metrics, task = MetricSet("validation_loss", []), TinyTask(TinyConfig())
     for start in (0, 4, 8, 11):  # 4, 4, 3 and no examples
         batch = losses[start : start + 4]
-        metrics.update(task, {task.loss: tf.reduce_mean(batch)}, wrap(tf.constant(batch)))  # of no examples: NaN
+        metrics.update(
+            task, {task.loss: tf.reduce_mean(batch)}, wrap(tf.constant(batch))
+        )  # of no examples: NaN
     assert metrics.results()["validation_loss"].numpy() == pytest.approx(losses.mean(), rel=1e-6)
 
 
@@ -76,7 +80,10 @@ def test_a_ragged_batch_weighs_as_much_as_it_has_examples() -> None:
 
 
 def test_a_metric_with_several_results_reports_each() -> None:
-    assert to_numpy(MetricSet("loss", [_Parts(name="parts")]).results()) == {"low": 1.0, "high": 2.0}
+    assert to_numpy(MetricSet("loss", [_Parts(name="parts")]).results()) == {
+        "low": 1.0,
+        "high": 2.0,
+    }
 
 
 class _Signs(tf_keras.metrics.Metric):
@@ -139,9 +146,13 @@ def test_compiled_metrics_have_names_after_the_first_batch() -> None:
 
 @pytest.mark.parametrize(
     ("made", "told"),
-    [(None, "None"), ("accuracy", "a str"), (["accuracy"], "'accuracy', which is not a metric"),
-     ([keras.metrics.Mean], "the class Mean, which is not a metric")],
-)  # fmt: skip
+    [
+        (None, "None"),
+        ("accuracy", "a str"),
+        (["accuracy"], "'accuracy', which is not a metric"),
+        ([keras.metrics.Mean], "the class Mean, which is not a metric"),
+    ],
+)
 def test_what_is_no_list_of_metrics_is_told_with_the_method(made: Any, told: str) -> None:
     class Wrong(TinyTask):
         def build_metrics(self, training: bool = True) -> Any:

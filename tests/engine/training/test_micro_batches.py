@@ -17,7 +17,9 @@ from trainer_kit.training.accumulation import MicroBatches, batch_size, check_ba
 class _Parts:
     """Notes the parts that a step gets, in the graph."""
 
-    def __init__(self, parts: int, strategy: tf.distribute.Strategy | None = None, **options: Any) -> None:
+    def __init__(
+        self, parts: int, strategy: tf.distribute.Strategy | None = None, **options: Any
+    ) -> None:
         self.strategy = strategy or tf.distribute.get_strategy()
         self.seen: list[Any] = []
         self.static: list[int | None] = []
@@ -52,7 +54,9 @@ def test_each_example_is_in_one_part_and_no_part_is_empty(n: int, known: bool) -
     assert [value for values, _, _ in parts for value in values] == list(range(n))
     count = {5: 5, 7: 7, 10: 5}.get(n, min(4, n)) if known else min(4, n)
     assert len(parts) == count and max(len(values) for values, _, _ in parts) == -(-n // count)
-    assert all(share == pytest.approx(len(values) / n, abs=1e-4) and values for values, share, _ in parts)
+    assert all(
+        share == pytest.approx(len(values) / n, abs=1e-4) and values for values, share, _ in parts
+    )
     assert [first for _, _, first in parts] == [True] + [False] * (len(parts) - 1)
 
 
@@ -85,7 +89,12 @@ def test_nested_features_are_split_and_scalars_passed_on() -> None:
     ragged = tf.ragged.constant([[1], [2, 3], [], [4]])
     sparse = tf.sparse.from_dense([[1, 0], [0, 2], [3, 0], [0, 4]])
     inputs = (
-        {"a": tf.reshape(tf.range(12), [4, 3]), "scale": tf.constant(2.0), "ragged": ragged, "none": None},
+        {
+            "a": tf.reshape(tf.range(12), [4, 3]),
+            "scale": tf.constant(2.0),
+            "ragged": ragged,
+            "none": None,
+        },
         sparse,
     )
     features, labels = part_of(inputs, tf.constant(1), 2)
@@ -119,8 +128,12 @@ def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int]) -> None:
     data = iter(mirrored.distribute_datasets_from_function(lambda _: _replica_batches(sizes)))
     tf.function(lambda: batches(next(data)), autograph=False)()
     whole = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
-    np.testing.assert_allclose(on_each_replica(mirrored, mean), [part.mean() for part in whole], rtol=1e-6)
-    assert float(metric.result()) == pytest.approx(np.concatenate(whole).mean())  # repeated examples count once
+    np.testing.assert_allclose(
+        on_each_replica(mirrored, mean), [part.mean() for part in whole], rtol=1e-6
+    )
+    assert float(metric.result()) == pytest.approx(
+        np.concatenate(whole).mean()
+    )  # repeated examples count once
 
 
 SUM = tf.VariableAggregation.SUM
@@ -129,4 +142,6 @@ SUM = tf.VariableAggregation.SUM
 def _replica_batches(sizes: tuple[int, int]) -> tf.data.Dataset:
     """Returns a dataset with a batch for each replica, of sizes that are not known before."""
     batches = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
-    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=tf.TensorSpec([None], tf.float32))
+    return tf.data.Dataset.from_generator(
+        lambda: iter(batches), output_signature=tf.TensorSpec([None], tf.float32)
+    )

@@ -28,14 +28,20 @@ RATE = {"type": "constant", "constant": {"learning_rate": 0.05}}
 SGD = {"optimizer": {"type": "sgd"}, "learning_rate": RATE}
 MOMENTUM = {"optimizer": {"type": "sgd", "sgd": {"momentum": 0.9}}, "learning_rate": RATE}
 ADAM = {"optimizer": {"type": "adam"}, "learning_rate": RATE}
-HEAD, REST = {"variables": ("/bias",)}, {"variables": (".",)}  # of one layer: more layers are more to trace
+HEAD, REST = (
+    {"variables": ("/bias",)},
+    {"variables": (".",)},
+)  # of one layer: more layers are more to trace
 
 
 class TwoLayers(TinyTask):
     """Layers whose paths do not depend on earlier models of the process."""
 
     def build_model(self) -> keras.Model:
-        layers = [keras.layers.Dense(16, "relu", name="dense"), keras.layers.Dense(3, name="dense_1")]
+        layers = [
+            keras.layers.Dense(16, "relu", name="dense"),
+            keras.layers.Dense(3, name="dense_1"),
+        ]
         return keras.Sequential([keras.Input((8,)), *layers])
 
 
@@ -52,8 +58,12 @@ def _trainer(
     **trainer: Any,
 ) -> Trainer:
     optimizer_config = {} if optimizers else {**SGD}
-    config = tiny_experiment(optimizer_config=optimizer_config, optimizers=dict(optimizers), **trainer)
-    config = config.replace(runtime=dict(runtime or {}), task={"train_data": {"global_batch_size": 16}})
+    config = tiny_experiment(
+        optimizer_config=optimizer_config, optimizers=dict(optimizers), **trainer
+    )
+    config = config.replace(
+        runtime=dict(runtime or {}), task={"train_data": {"global_batch_size": 16}}
+    )
     return seeded_trainer(config, task_type, count)
 
 
@@ -68,8 +78,13 @@ def test_equal_optimizers_train_as_one() -> None:
 @pytest.mark.parametrize("task_type", [LinearTask, ByMethod])
 def test_each_has_slots_for_its_own_variables_only(task_type: type[TinyTask]) -> None:
     patterns = (HEAD, REST) if task_type is LinearTask else ({}, {})
-    trainer = _trainer({"head": {**ADAM, **patterns[0]}, "rest": {**ADAM, **patterns[1]}}, task_type)
-    shapes = {name: [tuple(v.shape) for v in one.variables if len(v.shape)] for name, one in trainer.optimizer.items()}
+    trainer = _trainer(
+        {"head": {**ADAM, **patterns[0]}, "rest": {**ADAM, **patterns[1]}}, task_type
+    )
+    shapes = {
+        name: [tuple(v.shape) for v in one.variables if len(v.shape)]
+        for name, one in trainer.optimizer.items()
+    }
     assert shapes == {"head": [(3,)] * 2, "rest": [(8, 3)] * 2}
 
 
@@ -94,7 +109,10 @@ def test_gradients_of_a_period_are_averaged_if_asked() -> None:
     Gradients of one optimizer are clipped, which hides a factor; those of the other are not.
     """
     clip = {"optimizer": {"type": "sgd", "sgd": {"global_clipnorm": 0.1}}, "learning_rate": RATE}
-    sections, period = {"head": {**SGD, **HEAD}, "rest": {**clip, **REST}}, {"period": 4, "accumulate": True}
+    sections, period = (
+        {"head": {**SGD, **HEAD}, "rest": {**clip, **REST}},
+        {"period": 4, "accumulate": True},
+    )
     batches = [(np.float32(x), y) for x, y in _points(4)]
     together = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
     whole = _trainer(sections)
@@ -114,7 +132,9 @@ def _points(batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _dataset(batches: list[Any], count: int) -> Any:
     features, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    dataset = tf.data.Dataset.from_tensor_slices((features, labels)).batch(len(batches[0][0]), drop_remainder=True)
+    dataset = tf.data.Dataset.from_tensor_slices((features, labels)).batch(
+        len(batches[0][0]), drop_remainder=True
+    )
     return replicas(count).experimental_distribute_dataset(dataset) if count > 1 else dataset
 
 
@@ -146,7 +166,10 @@ def test_each_optimizer_has_a_loss_scale_of_its_own() -> None:
 
 
 def test_checkpoints_with_averages_of_a_part_are_loaded(tmp_path: Path) -> None:
-    sections = {"head": {**SGD, **HEAD, "ema": {"more_decays": {"fast": 0.5}}}, "rest": {**SGD, **REST}}
+    sections = {
+        "head": {**SGD, **HEAD, "ema": {"more_decays": {"fast": 0.5}}},
+        "rest": {**SGD, **REST},
+    }
     trainer = _trainer(sections, count=2)
     trainer.train(tf.constant(5))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-5"))
@@ -187,17 +210,25 @@ def test_the_learning_rate_of_each_is_reported() -> None:
     slow = {"type": "constant", "constant": {"learning_rate": 0.01}}
     trainer = _trainer({"head": {**SGD, **HEAD, "learning_rate": slow}, "rest": {**SGD, **REST}})
     logs = trainer.train(tf.constant(1))
-    assert {name: round(float(rate), 6) for name, rate in logs["learning_rate"].items()} == {"head": 0.01, "rest": 0.05}
+    assert {name: round(float(rate), 6) for name, rate in logs["learning_rate"].items()} == {
+        "head": 0.01,
+        "rest": 0.05,
+    }
 
 
 def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         trainer = _trainer({"head": {**SGD, "variables": ("/dense_1/",)}}, TwoLayers)
-    (warning,) = [one.getMessage() for one in caplog.records if "no optimizer updates" in one.getMessage()]
+    (warning,) = [
+        one.getMessage() for one in caplog.records if "no optimizer updates" in one.getMessage()
+    ]
     assert "dense/kernel" in warning and "dense_1" not in warning
     before = trained_weights(trainer)
     trainer.train(tf.constant(2))
-    changed = [bool((one != other).any()) for one, other in zip(before, trained_weights(trainer), strict=True)]
+    changed = [
+        bool((one != other).any())
+        for one, other in zip(before, trained_weights(trainer), strict=True)
+    ]
     assert changed == [False, False, True, True]
 
 
@@ -206,7 +237,10 @@ class OwnOptimizers(ByMethod):
 
     @classmethod
     def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
-        return {"head": LossScaleOptimizer(keras.optimizers.SGD(0.05)), "rest": keras.optimizers.SGD(0.05)}
+        return {
+            "head": LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+            "rest": keras.optimizers.SGD(0.05),
+        }
 
 
 class OneOfKeras2(ByMethod):
@@ -218,16 +252,32 @@ class OneOfKeras2(ByMethod):
 @pytest.mark.parametrize(
     ("optimizers", "task_type", "message"),
     [
-        ({"head": {**SGD, "variables": ("^dense/",)}}, TwoLayers, "trainer.optimizers.head.variables.*dense/kernel"),
+        (
+            {"head": {**SGD, "variables": ("^dense/",)}},
+            TwoLayers,
+            "trainer.optimizers.head.variables.*dense/kernel",
+        ),
         (
             {"a": {**SGD, **REST}, "b": {**SGD, **HEAD}},
             LinearTask,
             "trainer.optimizers.b.variables: a, which comes first",
         ),
-        ({"head": SGD}, LinearTask, "trainer.optimizers.head has no variables.*optimizer_variables"),
+        (
+            {"head": SGD},
+            LinearTask,
+            "trainer.optimizers.head has no variables.*optimizer_variables",
+        ),
         ({"heads": {**SGD, **REST}}, ByMethod, "names head, rest, which .*; rename heads to head"),
-        ({"head": {**SGD, **REST}, "rest": SGD}, ByMethod, "two optimizers would update .*: head and rest"),
-        ({}, ByMethod, "ByMethod.optimizer_variables names .* head, rest, and there is one optimizer"),
+        (
+            {"head": {**SGD, **REST}, "rest": SGD},
+            ByMethod,
+            "two optimizers would update .*: head and rest",
+        ),
+        (
+            {},
+            ByMethod,
+            "ByMethod.optimizer_variables names .* head, rest, and there is one optimizer",
+        ),
         ({"head": {**SGD, **HEAD}}, OwnOptimizers, "create_optimizer returns several optimizers"),
         ({}, OneOfKeras2, "the optimizer 'head' is a tf_keras.*SGD; several optimizers .* Keras 3"),
     ],
@@ -240,9 +290,17 @@ def test_a_mistake_is_told_before_the_first_step(
 
 
 def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None:
-    accumulated = {**MOMENTUM, **HEAD, "period": 3, "accumulate": True, "ema": {"average_decay": 0.9}}
+    accumulated = {
+        **MOMENTUM,
+        **HEAD,
+        "period": 3,
+        "accumulate": True,
+        "ema": {"average_decay": 0.9},
+    }
     sections = {"head": accumulated, "rest": {**MOMENTUM, **REST, "period": 2}}
-    config = linear_experiment(optimizer_config={}, optimizers=sections, train_steps=20, checkpoint_interval=10)
+    config = linear_experiment(
+        optimizer_config={}, optimizers=sections, train_steps=20, checkpoint_interval=10
+    )
     whole, resumed = (_optimizer_state(config, tmp_path, from_step) for from_step in (None, 10))
     assert any("gradient_sum" in name for name in whole) and whole.keys() == resumed.keys()
     for name, value in whole.items():
@@ -253,7 +311,11 @@ def _optimizer_state(config: Any, folder: Path, from_step: int | None) -> dict[s
     """Trains, and returns what the last checkpoint holds of optimizers and averages."""
     launch(config, "train", str(folder), from_step=from_step)
     reader = tf.train.load_checkpoint(str(folder / "ckpt-20"))
-    names = [name for name in reader.get_variable_to_shape_map() if "optimizer" in name or "average" in name]
+    names = [
+        name
+        for name in reader.get_variable_to_shape_map()
+        if "optimizer" in name or "average" in name
+    ]
     return {name: reader.get_tensor(name) for name in names}
 
 

@@ -24,7 +24,8 @@ class Squared(keras.layers.Layer):
 
 def _model() -> keras.Model:
     inner = keras.Sequential(
-        [keras.Input((3,)), Squared(name="halves"), keras.layers.Dense(2, name="last")], name="inner"
+        [keras.Input((3,)), Squared(name="halves"), keras.layers.Dense(2, name="last")],
+        name="inner",
     )
     inputs = keras.Input((3,))
     return keras.Model(inputs, inner(keras.layers.Dense(3, name="first")(inputs)))
@@ -82,13 +83,18 @@ def _in_function(x: tf.Tensor) -> tf.Tensor:
 
 
 @pytest.mark.parametrize("step", [_in_cond, _in_loop, _in_function])
-def test_a_tensor_inside_another_graph_can_only_be_left_alone(step: Callable[[tf.Tensor], Any]) -> None:
+def test_a_tensor_inside_another_graph_can_only_be_left_alone(
+    step: Callable[[tf.Tensor], Any],
+) -> None:
     def collected(x: tf.Tensor, *names: str) -> Any:
         with LayerOutputs(tf.Module()).collect(names):
             return step(x)
 
     assert tf.function(collected, autograph=False)(tf.ones([1])).shape == [1]
-    with pytest.raises(UsageError, match=r"'inside'\) is called inside a tf\.cond, a loop or a tf\.function.*return"):
+    with pytest.raises(
+        UsageError,
+        match=r"'inside'\) is called inside a tf\.cond, a loop or a tf\.function.*return",
+    ):
         tf.function(lambda x: collected(x, "inside"), autograph=False)(tf.ones([1]))
 
 
@@ -105,5 +111,7 @@ def test_layers_that_share_a_name_or_return_a_dict_are_errors() -> None:
         def call(self, inputs: Any) -> Any:
             return {"a": inputs}
 
-    with pytest.raises(UsageError, match=r"'pair' is a dict, no dense tensor; call trainer_kit\.expose on one"):
+    with pytest.raises(
+        UsageError, match=r"'pair' is a dict, no dense tensor; call trainer_kit\.expose on one"
+    ):
         _collected(Pair(name="pair"), "pair")

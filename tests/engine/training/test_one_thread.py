@@ -37,7 +37,9 @@ class _WithSuchAMetric(LinearTask):
 
 def test_one_thread_refuses_a_condition_inside_of_a_condition() -> None:
     trainer = _trainer(_WithSuchAMetric, "single_threaded")
-    with pytest.raises(UsageError, match=r"tf\.cond, tf\.case or tf\.switch_case inside of another one"):
+    with pytest.raises(
+        UsageError, match=r"tf\.cond, tf\.case or tf\.switch_case inside of another one"
+    ):
         trainer.train(tf.constant(3))
     on_all_threads = _trainer(_WithSuchAMetric, "default")
     on_all_threads.train(tf.constant(3))
@@ -51,9 +53,13 @@ class _FailsInItsStep(LinearTask):
 
 
 @pytest.mark.parametrize(("executor", "has_note"), [("default", False), ("single_threaded", True)])
-def test_an_error_on_one_thread_says_how_to_see_its_operation(executor: str, has_note: bool) -> None:
+def test_an_error_on_one_thread_says_how_to_see_its_operation(
+    executor: str, has_note: bool
+) -> None:
     trainer = _trainer(_FailsInItsStep, executor)
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         trainer.train(tf.constant(3))
     notes = " ".join(error.value.__notes__)
-    assert ("start the run again in a new model_dir with runtime.executor=default to see it" in notes) is has_note
+    assert (
+        "start the run again in a new model_dir with runtime.executor=default to see it" in notes
+    ) is has_note

@@ -20,7 +20,9 @@ class Noise(keras.layers.Layer):  # type: ignore[misc]
     def call(self, inputs: Any) -> Any:
         dropped = tf.nn.dropout(inputs, 0.3)
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return tf.cond(tf.equal(replica, 0), lambda: dropped + tf.random.normal([]), lambda: dropped)
+        return tf.cond(
+            tf.equal(replica, 0), lambda: dropped + tf.random.normal([]), lambda: dropped
+        )
 
 
 @configclass
@@ -37,16 +39,24 @@ class NoisyTask(LinearTask):
 
 
 @pytest.mark.parametrize(("replicas", "trainer"), [(1, {}), (1, {"fuse_steps": 5}), (2, {})])
-def test_a_resumed_run_draws_the_numbers_that_come_next(replicas: int, trainer: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_draws_the_numbers_that_come_next(
+    replicas: int, trainer: dict[str, Any], tmp_path: Path
+) -> None:
     config = linear_experiment(require_exact_resume=True, **trainer)
     # Without TensorFlow's collectives: only one strategy of a process may use them.
-    mirrored = {"virtual_cpus": 2, "distribution_strategy": "mirrored", "all_reduce_alg": "hierarchical_copy"}
+    mirrored = {
+        "virtual_cpus": 2,
+        "distribution_strategy": "mirrored",
+        "all_reduce_alg": "hierarchical_copy",
+    }
     config = config.replace(task=NoisyConfig(), runtime=mirrored if replicas == 2 else {})
     tf.random.set_global_generator(None)  # that of another test may have one state for all replicas
     results = []
     for from_step in (None, 10):
         model, logs = launch(config, "train_and_eval", str(tmp_path), from_step=from_step)
-        results.append(([variable.numpy() for variable in model.variables], logs["validation_loss"]))
+        results.append(
+            ([variable.numpy() for variable in model.variables], logs["validation_loss"])
+        )
 
     (weights, loss), (resumed_weights, resumed_loss) = results
     for value, resumed in zip(weights, resumed_weights, strict=True):

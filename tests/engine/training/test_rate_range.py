@@ -15,18 +15,31 @@ from trainer_kit.training.rate_range import DIVERGED, RateRange, measure, range_
 from trainer_kit.training.trainer import Trainer
 
 
-def _trainer(task_type: type[TinyTask] = TinyTask, lowest: float = 1e-4, highest: float = 1e4, **trainer: Any) -> Any:
+def _trainer(
+    task_type: type[TinyTask] = TinyTask, lowest: float = 1e-4, highest: float = 1e4, **trainer: Any
+) -> Any:
     config = range_test_config(tiny_experiment(**trainer), lowest, highest, 60)
     return Trainer.create(config, task_type(config.task), True, False)
 
 
 def test_the_rate_rises_by_equal_factors_until_training_diverges() -> None:
-    own = {"initial_learning_rate": 0.1, "decay_steps": 10, "decay_rate": 0.5, "staircase": True, "offset": 7}
-    adam = {"optimizer": {"type": "adam"}, "learning_rate": {"type": "exponential", "exponential": own}}
+    own = {
+        "initial_learning_rate": 0.1,
+        "decay_steps": 10,
+        "decay_rate": 0.5,
+        "staircase": True,
+        "offset": 7,
+    }
+    adam = {
+        "optimizer": {"type": "adam"},
+        "learning_rate": {"type": "exponential", "exponential": own},
+    }
     found = measure(_trainer(optimizer_config=adam), 1e-4, 60)
     assert found.ended_by == DIVERGED
     assert 20 <= len(found.rates) < 60
-    np.testing.assert_allclose(found.rates, 1e-4 * 1e8 ** (np.arange(len(found.rates)) / 59), rtol=1e-3)
+    np.testing.assert_allclose(
+        found.rates, 1e-4 * 1e8 ** (np.arange(len(found.rates)) / 59), rtol=1e-3
+    )
     assert found.losses[-1] > 4 * found.losses.min()
     assert found.suggestion is not None and 1e-4 < found.suggestion < found.lowest < 10
 
@@ -59,7 +72,9 @@ class _OwnRate(TinyTask):
 
 
 def test_an_optimizer_with_a_rate_of_its_own_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"_OwnRate\.create_optimizer returns .* the learning rate 0\.5"):
+    with pytest.raises(
+        UsageError, match=r"_OwnRate\.create_optimizer returns .* the learning rate 0\.5"
+    ):
         measure(_trainer(_OwnRate), 1e-4, 60)
 
 
@@ -70,7 +85,9 @@ class _Several(TinyTask):
 
 
 def test_several_optimizers_are_refused() -> None:
-    with pytest.raises(UsageError, match="is for one optimizer, and this experiment has left, right"):
+    with pytest.raises(
+        UsageError, match="is for one optimizer, and this experiment has left, right"
+    ):
         measure(_trainer(_Several), 1e-4, 60)
 
 
@@ -81,8 +98,12 @@ class _Short(TinyTask):
 
 def test_several_optimizers_of_the_config_are_refused_first() -> None:
     rate = {"type": "constant", "constant": {"learning_rate": 0.1}}
-    several = {name: {"optimizer": {"type": "sgd"}, "learning_rate": rate} for name in ("left", "right")}
-    with pytest.raises(UsageError, match="is for one optimizer, and this experiment has left, right"):
+    several = {
+        name: {"optimizer": {"type": "sgd"}, "learning_rate": rate} for name in ("left", "right")
+    }
+    with pytest.raises(
+        UsageError, match="is for one optimizer, and this experiment has left, right"
+    ):
         _trainer(optimizers=several, optimizer_config={})
 
 
@@ -97,5 +118,8 @@ class _NotFinite(TinyTask):
 
 
 def test_training_that_diverges_at_the_lowest_rates_is_an_error() -> None:
-    with pytest.raises(DivergedError, match=r"diverged after 0 steps, at the learning rate 0\.0001; begin at a lower"):
+    with pytest.raises(
+        DivergedError,
+        match=r"diverged after 0 steps, at the learning rate 0\.0001; begin at a lower",
+    ):
         measure(_trainer(_NotFinite), 1e-4, 60)

@@ -43,19 +43,27 @@ class _Aggregating(_Sums):
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
         return (0 if state is None else state) + tf.ones_like(step_logs[self.loss][0])
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: Any = None
+    ) -> dict[str, Any]:
         return {"batches": float(aggregated_logs)}
 
 
 def _trainer(task_type: type[Task] = _Sums, count: int = 1, **settings: Any) -> Trainer:
     runtime = {"enable_xla": settings.pop("enable_xla", False)}
-    config = linear_experiment(**settings).replace(task={"train_data": {"is_training": False}}, runtime=runtime)
+    config = linear_experiment(**settings).replace(
+        task={"train_data": {"is_training": False}}, runtime=runtime
+    )
     return seeded_trainer(config, task_type, count)
 
 
 FORMS: list[dict[str, Any]] = [
-    {}, {"fuse_steps": 2}, {"train_tf_while_loop": False}, {"accumulate_steps": 2}, {"enable_xla": True},
-]  # fmt: skip
+    {},
+    {"fuse_steps": 2},
+    {"train_tf_while_loop": False},
+    {"accumulate_steps": 2},
+    {"enable_xla": True},
+]
 
 
 @pytest.mark.parametrize("settings", FORMS)
@@ -72,7 +80,8 @@ def test_replicas_report_the_result_over_all_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task_type", "settings"), [(_Sums, {}), (_Sums, {"eval_tf_function": False}), (_Aggregating, {})]
+    ("task_type", "settings"),
+    [(_Sums, {}), (_Sums, {"eval_tf_function": False}), (_Aggregating, {})],
 )
 def test_each_evaluation_reports_the_result_of_its_examples(
     task_type: type[Task], settings: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -98,7 +107,10 @@ def test_metrics_of_either_keras_are_noted_under_their_keys(library: Any) -> Non
         metric.update_state(3.0)
     left = _left(metrics, {"held": held, "key": other, "number": 1})
     results = metrics.results()
-    assert left == {"number": 1} and {name: float(results[name]) for name in results} == {"held": 3.0, "key": 3.0}
+    assert left == {"number": 1} and {name: float(results[name]) for name in results} == {
+        "held": 3.0,
+        "key": 3.0,
+    }
     metrics.reset_returned()
     assert float(metrics.results()["key"]) == 0.0 and np.isfinite(float(held.result()))
 
@@ -106,14 +118,20 @@ def test_metrics_of_either_keras_are_noted_under_their_keys(library: Any) -> Non
 def test_a_new_metric_in_each_step_is_refused() -> None:
     metrics = MetricSet("loss", [])
     _left(metrics, {"mean": keras.metrics.Mean()})
-    with pytest.raises(UsageError, match="a new metric object named 'mean'; create it once, in the task's __init__"):
+    with pytest.raises(
+        UsageError, match="a new metric object named 'mean'; create it once, in the task's __init__"
+    ):
         _left(metrics, {"mean": keras.metrics.Mean()})
 
 
-def test_a_scalar_with_the_name_of_a_metric_gets_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_scalar_with_the_name_of_a_metric_gets_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     metrics, task = MetricSet("loss", []), _Sums(None)
     for _ in range(2):
         left = _left(metrics, {"total": task.total.result(), "length": tf.constant(1.0)}, task)
     assert left.keys() == {"total", "length"}
     (told,) = caplog.messages
-    assert told.startswith("the step returns the scalar 'total', and the task or the model holds a metric of this name")
+    assert told.startswith(
+        "the step returns the scalar 'total', and the task or the model holds a metric of this name"
+    )

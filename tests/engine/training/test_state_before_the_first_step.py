@@ -63,11 +63,18 @@ class _Seen(Callback):
 
 def _config(**trainer: Any) -> ExperimentConfig:
     return linear_experiment(
-        train_steps=20, steps_per_loop=5, checkpoint_interval=5, summary_interval=5, validation_interval=10, **trainer
+        train_steps=20,
+        steps_per_loop=5,
+        checkpoint_interval=5,
+        summary_interval=5,
+        validation_interval=10,
+        **trainer,
     )
 
 
-def _run(task_type: type[LinearTask], callback: Callback, folder: Path, **trainer: Any) -> LinearTask:
+def _run(
+    task_type: type[LinearTask], callback: Callback, folder: Path, **trainer: Any
+) -> LinearTask:
     config = _config(**trainer)
     task = task_type(config.task)
     run_experiment(None, task, "train_and_eval", config, str(folder), callbacks=[callback])
@@ -83,7 +90,9 @@ def test_an_evaluation_before_the_first_step_has_restored_state(tmp_path: Path) 
     assert task.counter().numpy() == 20.0
 
 
-def test_a_variable_that_a_callback_creates_late_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_variable_that_a_callback_creates_late_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(RuntimeError, match="the first start ends here"):
         _run(LinearTask, _Seen(), tmp_path)
     task: Any = LinearTask(_config().task)

@@ -36,12 +36,16 @@ class ExposingTask(LinearTask):
         tk.expose("first_label", labels[0])
         return tk.expose("cost", super().build_losses(labels, model_outputs, aux_losses))
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         tk.expose("labels", inputs[1])
         return super().train_step(inputs, model, optimizer, metrics)
 
 
-def _trainer(*names: str, count: int = 1, evaluate: bool = False, runtime: Any = None, **options: Any) -> Trainer:
+def _trainer(
+    *names: str, count: int = 1, evaluate: bool = False, runtime: Any = None, **options: Any
+) -> Trainer:
     config = linear_experiment(**options).replace(runtime=runtime or {})
     trainer: Trainer = seeded_trainer(config, ExposingTask, count, evaluate=evaluate)
     for name in names:
@@ -97,8 +101,12 @@ def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked: Trainer) 
         assert other.keys() == values.keys()
         for name in NAMES:
             assert other[name].dtype == values[name].dtype
-            np.testing.assert_allclose(other[name], values[name], rtol=1e-4, atol=1e-5, err_msg=f"{options}: {name}")
-        if "fuse_steps" in options:  # TensorFlow keeps int32 on the CPU, where a program of a GPU cannot reach it
+            np.testing.assert_allclose(
+                other[name], values[name], rtol=1e-4, atol=1e-5, err_msg=f"{options}: {name}"
+            )
+        if (
+            "fuse_steps" in options
+        ):  # TensorFlow keeps int32 on the CPU, where a program of a GPU cannot reach it
             kept = [one.dtype for one in trainer.train_tensors.value_variables]
             assert len(kept) == len(NAMES) and tf.int32 not in kept
 
@@ -130,11 +138,16 @@ def test_micro_batches_give_the_values_of_the_last_one() -> None:
 
 def test_several_validation_sets_keep_values_of_their_own() -> None:
     config = linear_experiment().replace(
-        task={"validation_data": {"dev": {"global_batch_size": 8}, "test": {"global_batch_size": 5}}}
+        task={
+            "validation_data": {"dev": {"global_batch_size": 8}, "test": {"global_batch_size": 5}}
+        }
     )
     trainer: Trainer = Trainer.create(config, ExposingTask(config.task), train=False, evaluate=True)
     trainer.eval_tensors.ask("top", "a test")
-    own = [dataclasses.replace(one, metrics=MetricSet("validation_loss", [], exact=True)) for one in trainer.validation]
+    own = [
+        dataclasses.replace(one, metrics=MetricSet("validation_loss", [], exact=True))
+        for one in trainer.validation
+    ]
     for sets in (trainer.validation, ValidationSets(own)):
         trainer.set_validation_sets(sets)
         trainer.evaluate(tf.constant(2))
@@ -167,7 +180,9 @@ def test_validation_sets_may_expose_other_dtypes_by_one_name() -> None:
     (only,) = trainer.validation
     tasks = {"whole": IntegerTask(config.task), "parts": FractionsTask(config.task)}
     trainer.set_validation_sets(
-        ValidationSets([dataclasses.replace(only, name=name, task=task) for name, task in tasks.items()])
+        ValidationSets(
+            [dataclasses.replace(only, name=name, task=task) for name, task in tasks.items()]
+        )
     )
     for _ in range(2):
         trainer.evaluate(tf.constant(1))
@@ -185,21 +200,35 @@ def test_fused_steps_need_tensors_of_a_known_shape() -> None:
     config = linear_experiment(fuse_steps=5)
     trainer: Trainer = Trainer.create(config, DatasetTask(config.task), train=True, evaluate=False)
     trainer.train_tensors.ask("hidden", "a test")
-    with pytest.raises(UsageError, match=r"a test: the tensor 'hidden' has the shape \(None, 3\), and fused steps"):
+    with pytest.raises(
+        UsageError, match=r"a test: the tensor 'hidden' has the shape \(None, 3\), and fused steps"
+    ):
         trainer.train(tf.constant(5))
 
 
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
-        (("hiden",), {}, r"a test: the training step exposes no tensor 'hiden', and no layer .* did you mean hidden\?"),
+        (
+            ("hiden",),
+            {},
+            r"a test: the training step exposes no tensor 'hiden', and no layer .* did you mean hidden\?",
+        ),
         (
             ("zz",),
             {},
             r"no tensor 'zz'.*; there are: cost, first_label, hidden, labels, \w+, top$",
         ),
-        ((), {"metrics": [{**MEAN, "tensor": "tip"}]}, r"trainer\.metrics\[0\]: the training step .* did you mean top"),
-        ((), {"metrics": [MEAN, MEAN]}, r"trainer\.metrics\[1\]: another metric is called 'mean_top' too"),
+        (
+            (),
+            {"metrics": [{**MEAN, "tensor": "tip"}]},
+            r"trainer\.metrics\[0\]: the training step .* did you mean top",
+        ),
+        (
+            (),
+            {"metrics": [MEAN, MEAN]},
+            r"trainer\.metrics\[1\]: another metric is called 'mean_top' too",
+        ),
     ],
 )
 def test_a_miss_names_who_asks_and_what_there_is(names: Any, options: Any, message: str) -> None:
@@ -209,7 +238,9 @@ def test_a_miss_names_who_asks_and_what_there_is(names: Any, options: Any, messa
 
 def test_a_tensor_cannot_be_asked_for_after_the_first_step(plain: Trainer) -> None:
     assert dict(plain.train_tensors.values) == {}
-    with pytest.raises(UsageError, match="the tensor 'top' is asked for after the first training step; ask before"):
+    with pytest.raises(
+        UsageError, match="the tensor 'top' is asked for after the first training step; ask before"
+    ):
         plain.train_tensors.ask("top", "a test")
 
 
@@ -221,7 +252,9 @@ class FailingTask(LinearTask):
         return super().build_losses(labels, model_outputs, aux_losses)
 
 
-@pytest.mark.parametrize(("executor", "asks"), [("default", False), ("single_threaded", False), ("default", True)])
+@pytest.mark.parametrize(
+    ("executor", "asks"), [("default", False), ("single_threaded", False), ("default", True)]
+)
 def test_a_tensor_that_nobody_asks_for_is_not_computed(executor: str, asks: bool) -> None:
     config = linear_experiment().replace(runtime={"executor": executor})
     trainer: Trainer = Trainer.create(config, FailingTask(config.task), train=True, evaluate=True)

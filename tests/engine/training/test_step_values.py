@@ -19,7 +19,9 @@ from trainer_kit.training.trainer import Trainer
 class _Reports(LinearTask):
     """Reports the mean of the labels of each batch, and values that are no reports."""
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         logs = super().train_step(inputs, model, optimizer, metrics)
         return {**logs, **_of(inputs[1]), "accuracy": tf.constant(7.0)}
 
@@ -33,7 +35,9 @@ def _of(labels: tf.Tensor) -> dict[str, Any]:
 
 
 def _trainer(count: int = 1, **settings: Any) -> Trainer:
-    config = linear_experiment(**settings).replace(task={"train_data": {"drop_remainder": False, "is_training": False}})
+    config = linear_experiment(**settings).replace(
+        task={"train_data": {"drop_remainder": False, "is_training": False}}
+    )
     return seeded_trainer(config, _Reports, count)
 
 
@@ -66,5 +70,7 @@ def test_an_evaluation_reports_means_over_its_examples() -> None:
 def test_too_many_scalars_are_an_error_that_names_one() -> None:
     metrics, task = MetricSet("loss", []), LinearTask(None)
     metrics.update(task, {f"value_{number}": 1.0 for number in range(64)}, tf.ones([1]))
-    with pytest.raises(UsageError, match="more than 64 scalars in addition to the loss; 'one_more' is one too many"):
+    with pytest.raises(
+        UsageError, match="more than 64 scalars in addition to the loss; 'one_more' is one too many"
+    ):
         metrics.update(task, {"one_more": 1.0}, tf.ones([1]))

@@ -36,7 +36,9 @@ def _keras(library: Any, added: float = 0.0) -> Any:
             return inputs
 
     inputs = library.Input((2,))
-    outputs = library.layers.Dense(1, use_bias=False, name="dense")(Added()(inputs) if added else inputs)
+    outputs = library.layers.Dense(1, use_bias=False, name="dense")(
+        Added()(inputs) if added else inputs
+    )
     model = library.Model(inputs, outputs)
     model.set_weights([_KERNEL])
     return model
@@ -52,7 +54,9 @@ class _Regression(Task):
         return tf.data.Dataset.from_tensors((_X, _Y))
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
-        return tf.reduce_mean((model_outputs - labels) ** 2) + super().build_losses(labels, model_outputs, aux_losses)
+        return tf.reduce_mean((model_outputs - labels) ** 2) + super().build_losses(
+            labels, model_outputs, aux_losses
+        )
 
 
 class _OwnLossOnly(_Regression):
@@ -70,7 +74,9 @@ def test_step_follows_the_mean_loss_gradient_for_every_model(make: Any) -> None:
     metrics = [keras.metrics.MeanSquaredError(name="error")]
     logs = _Regression(None).train_step((_X, _Y), model, keras.optimizers.SGD(0.1), metrics)
     assert float(logs["loss"]) == pytest.approx(_LOSS, rel=1e-6)
-    np.testing.assert_allclose(model.trainable_variables[0].numpy(), _KERNEL - 0.1 * _GRADIENT, rtol=1e-5)
+    np.testing.assert_allclose(
+        model.trainable_variables[0].numpy(), _KERNEL - 0.1 * _GRADIENT, rtol=1e-5
+    )
     assert float(metrics[0].result()) == pytest.approx(_LOSS, rel=1e-6)
 
 
@@ -84,7 +90,9 @@ def test_losses_of_layers_are_counted_once(library: Any, compiled: bool) -> None
     batch = (tf.constant(_X), tf.constant(_Y))
     validated = task.validation_step(batch, model)
     trained = task.train_step(batch, model, keras.optimizers.SGD(0.1))
-    assert float(validated["loss"]) == float(trained["loss"]) == pytest.approx(_LOSS + 0.5, rel=1e-6)
+    assert (
+        float(validated["loss"]) == float(trained["loss"]) == pytest.approx(_LOSS + 0.5, rel=1e-6)
+    )
 
 
 def test_validation_changes_no_weight_and_updates_the_metrics() -> None:
@@ -95,9 +103,16 @@ def test_validation_changes_no_weight_and_updates_the_metrics() -> None:
 
 
 def test_low_precision_outputs_become_float32_and_others_stay() -> None:
-    low = {"a": tf.ones(1, tf.bfloat16), "b": (tf.ones(1, tf.float16), tf.ones(1, tf.int32), "text")}
+    low = {
+        "a": tf.ones(1, tf.bfloat16),
+        "b": (tf.ones(1, tf.float16), tf.ones(1, tf.int32), "text"),
+    }
     high = full_precision(low)
-    assert (high["a"].dtype, high["b"][0].dtype, high["b"][1].dtype) == (tf.float32, tf.float32, tf.int32)
+    assert (high["a"].dtype, high["b"][0].dtype, high["b"][1].dtype) == (
+        tf.float32,
+        tf.float32,
+        tf.int32,
+    )
     assert high["b"][2] == "text"
 
 
@@ -111,7 +126,10 @@ def test_a_task_is_named_by_argument_config_or_class() -> None:
     assert _Regression(None).name == "_Regression"
     assert TinyTask(TinyConfig(name="configured")).name == "configured"
     assert TinyTask(TinyConfig(name="configured"), name="given").name == "given"
-    assert (_Regression(None).logging_dir, _Regression(None, "runs/a").logging_dir) == ("", "runs/a")
+    assert (_Regression(None).logging_dir, _Regression(None, "runs/a").logging_dir) == (
+        "",
+        "runs/a",
+    )
 
 
 class _VectorLoss(TinyTask):
@@ -129,5 +147,7 @@ def test_a_loss_that_is_no_number_is_refused(given: Any) -> None:
 def test_a_loss_that_is_no_scalar_is_refused() -> None:
     task = _VectorLoss(TinyConfig())
     batch = (tf.zeros([4, 8]), tf.zeros([4], tf.int32))
-    with pytest.raises(UsageError, match=r"_VectorLoss.build_losses has to return a scalar; .*of shape \(4,\)"):
+    with pytest.raises(
+        UsageError, match=r"_VectorLoss.build_losses has to return a scalar; .*of shape \(4,\)"
+    ):
         task.validation_step(batch, task.build_model())

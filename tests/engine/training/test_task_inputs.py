@@ -33,12 +33,16 @@ class _PipelineTask(LinearTask):
     """Its pipeline has one batch size for all replicas."""
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
-        return tf.data.Dataset.range(20).batch(input_context.get_per_replica_batch_size(params.global_batch_size))
+        return tf.data.Dataset.range(20).batch(
+            input_context.get_per_replica_batch_size(params.global_batch_size)
+        )
 
 
 def _inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInputs, Any]:
     """Returns inputs of a task, and the task; validation sets of the given names have batches of the given sizes."""
-    config: ExperimentConfig = linear_experiment().replace(task={"train_data": {"global_batch_size": 6}})
+    config: ExperimentConfig = linear_experiment().replace(
+        task={"train_data": {"global_batch_size": 6}}
+    )
     if batch_sizes:
         data = config.task.validation_data
         sets = {name: data.replace(global_batch_size=size) for name, size in batch_sizes.items()}
@@ -88,7 +92,9 @@ def test_a_batch_that_replicas_cannot_share_names_its_set() -> None:
         inputs, _ = _inputs(_PipelineTask, dev=8, test=7)
         feeds = inputs.validation_feeds(None)
         assert feeds["dev"].dataset is not None
-        with pytest.raises(ConfigError, match=r"task\.validation_data\.test\.global_batch_size: batch 7 on 2"):
+        with pytest.raises(
+            ConfigError, match=r"task\.validation_data\.test\.global_batch_size: batch 7 on 2"
+        ):
             assert feeds["test"].dataset is None
 
 
@@ -105,7 +111,9 @@ def test_overfit_batches_are_trained_on_and_evaluated() -> None:
 def test_ready_made_data_cannot_be_cut() -> None:
     config: ExperimentConfig = linear_experiment(overfit_batches=2)
     inputs, given = TaskInputs(config, LinearTask(config.task)), tf.data.Dataset.range(3)
-    with pytest.raises(UsageError, match=r"task\.train_data: .*this dataset is ready-made; cut it with take\(2\)"):
+    with pytest.raises(
+        UsageError, match=r"task\.train_data: .*this dataset is ready-made; cut it with take\(2\)"
+    ):
         inputs.train_data(tf.Variable(0, dtype=tf.int64), given)
     with pytest.raises(UsageError, match=r"task\.validation_data: "):
         inputs.validation_feeds(given)
@@ -129,7 +137,9 @@ class _ShardedTask(_PlainTask):
 class _InputsOfWorker(TaskInputs):
     """Opens the data of one of several workers."""
 
-    def __init__(self, config: ExperimentConfig, task: LinearTask, context: tf.distribute.InputContext) -> None:
+    def __init__(
+        self, config: ExperimentConfig, task: LinearTask, context: tf.distribute.InputContext
+    ) -> None:
         super().__init__(config, task)
         self._context = context
 
@@ -140,7 +150,9 @@ class _InputsOfWorker(TaskInputs):
 def _read(task_type: type[LinearTask], section: str, worker: int, **changes: Any) -> list[Any]:
     """Returns the first elements that one of two workers reads of a section."""
     config: ExperimentConfig = linear_experiment().replace(task={section: changes})
-    context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=worker, num_replicas_in_sync=2)
+    context = tf.distribute.InputContext(
+        num_input_pipelines=2, input_pipeline_id=worker, num_replicas_in_sync=2
+    )
     inputs = _InputsOfWorker(config, task_type(config.task), context)
     data = inputs.train_data(tf.Variable(0, dtype=tf.int64), None)
     feed = data if section == "train_data" else inputs.validation_feeds(None)[""]
@@ -150,17 +162,24 @@ def _read(task_type: type[LinearTask], section: str, worker: int, **changes: Any
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_workers_that_would_all_read_a_whole_dataset_are_refused(section: str) -> None:
     line = "dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)"
-    with pytest.raises(UsageError, match=rf"_PlainTask.build_inputs .* 2 workers .*{re.escape(line)}"):
+    with pytest.raises(
+        UsageError, match=rf"_PlainTask.build_inputs .* 2 workers .*{re.escape(line)}"
+    ):
         _read(_PlainTask, section, 0)
 
 
 def test_workers_read_their_own_parts() -> None:
     parts = [np.concatenate(_read(_ShardedTask, "validation_data", worker)) for worker in (0, 1)]
     assert sorted(np.concatenate(parts)) == list(range(20))
-    points = [np.concatenate([batch[0] for batch in _read(LinearTask, "train_data", worker)]) for worker in (0, 1)]
+    points = [
+        np.concatenate([batch[0] for batch in _read(LinearTask, "train_data", worker)])
+        for worker in (0, 1)
+    ]
     assert len(np.unique(np.concatenate(points), axis=0)) == 40  # a Source shards itself
 
 
 @pytest.mark.parametrize("change", [{"data_is_sharded": True}, {"enable_tf_data_service": True}])
 def test_a_section_may_say_that_its_data_is_sharded(change: dict[str, Any]) -> None:
-    assert np.concatenate(_read(_PlainTask, "validation_data", 1, **change)).tolist() == list(range(10))
+    assert np.concatenate(_read(_PlainTask, "validation_data", 1, **change)).tolist() == list(
+        range(10)
+    )

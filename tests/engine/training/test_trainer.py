@@ -41,7 +41,8 @@ class _Reached:
 
     Attributes:
       weights: of the model.
-      training_loss: of the loop that ended there, which begins at the number of steps before; None at the start.
+      training_loss: of the loop that ended there, which begins at the number of steps before; None
+        at the start.
       evaluated: what an evaluation of all data returns.
     """
 
@@ -56,15 +57,25 @@ def plain() -> dict[int, _Reached]:
     trainer, reached, before = _trainer(), {}, 0
     for steps in (0, 5, 6, 10, 20):
         loss = trainer.train(tf.constant(steps - before))["training_loss"] if steps else None
-        reached[steps], before = _Reached(trained_weights(trainer), loss, trainer.evaluate(tf.constant(-1))), steps
+        reached[steps], before = (
+            _Reached(trained_weights(trainer), loss, trainer.evaluate(tf.constant(-1))),
+            steps,
+        )
     return reached
 
 
 def test_the_constructor_takes_model_gardens_arguments() -> None:
     assert list(inspect.signature(Trainer).parameters) == [
-        "config", "task", "model", "optimizer", "train", "evaluate", "train_dataset", "validation_dataset",
+        "config",
+        "task",
+        "model",
+        "optimizer",
+        "train",
+        "evaluate",
+        "train_dataset",
+        "validation_dataset",
         "checkpoint_exporter",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_loop_trains_counts_and_reports_until_it_is_stopped() -> None:
@@ -82,7 +93,8 @@ def test_a_loop_trains_counts_and_reports_until_it_is_stopped() -> None:
 
 
 @pytest.mark.parametrize(
-    "switches", [{"train_tf_while_loop": False}, {"train_tf_while_loop": False, "train_tf_function": False}]
+    "switches",
+    [{"train_tf_while_loop": False}, {"train_tf_while_loop": False, "train_tf_function": False}],
 )
 def test_every_other_way_of_looping_gives_the_same_weights(
     switches: dict[str, bool], plain: dict[int, _Reached]
@@ -99,7 +111,9 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None
         trainer = _trainer(config)
         first, reached = trainer.train(tf.constant(10)), trained_weights(trainer)
         last, evaluated = trainer.train(tf.constant(95)), trainer.evaluate(tf.constant(-1))
-        if dtype == "float16":  # whose loss is scaled, which the step of the guide has to do as well
+        if (
+            dtype == "float16"
+        ):  # whose loss is scaled, which the step of the guide has to do as well
             own = _trainer(config, _documented_task())
             own.train(tf.constant(10))
             assert_all_close(trained_weights(own), reached, atol=2e-5)
@@ -111,7 +125,9 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None
 
 
 def test_xla_gives_the_same_loss(plain: dict[int, _Reached]) -> None:
-    compiled = _trainer(linear_experiment().replace(runtime={"enable_xla": True})).train(tf.constant(5))
+    compiled = _trainer(linear_experiment().replace(runtime={"enable_xla": True})).train(
+        tf.constant(5)
+    )
     assert compiled["training_loss"] == pytest.approx(plain[5].training_loss, abs=1e-4)
 
 
@@ -146,13 +162,19 @@ def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> 
     assert logs["validation_loss"] == pytest.approx(expected["validation_loss"], abs=1e-5)
 
 
-@pytest.mark.parametrize("batch", [1, 7])  # a replica without an example, and one with fewer than the other
+@pytest.mark.parametrize(
+    "batch", [1, 7]
+)  # a replica without an example, and one with fewer than the other
 def test_replicas_share_any_batch_to_evaluate_on(batch: int) -> None:
-    config = linear_experiment(validation_steps=5).replace(task={"validation_data": {"global_batch_size": batch}})
+    config = linear_experiment(validation_steps=5).replace(
+        task={"validation_data": {"global_batch_size": batch}}
+    )
     several = _trainer(config, count=2)
     for steps in (-1, 5):
         mine = several.evaluate(tf.constant(steps))
-        assert mine == pytest.approx(_expected(several, batch * steps if steps > 0 else None), abs=1e-6)
+        assert mine == pytest.approx(
+            _expected(several, batch * steps if steps > 0 else None), abs=1e-6
+        )
 
 
 def _expected(trainer: Trainer, examples: int | None = None) -> dict[str, float]:
@@ -219,7 +241,9 @@ class _ModuleTask(LinearTask):
 
 
 @pytest.mark.parametrize("task_type", [_KerasTwoTask, _ModuleTask])
-def test_models_of_other_kinds_train_evaluate_and_restore(task_type: type[LinearTask], tmp_path: Any) -> None:
+def test_models_of_other_kinds_train_evaluate_and_restore(
+    task_type: type[LinearTask], tmp_path: Any
+) -> None:
     trainer = _trainer(task_type=task_type, count=2)
     losses = [trainer.train(tf.constant(20))["training_loss"] for _ in range(3)]
     assert losses[2] < losses[0]
@@ -228,7 +252,9 @@ def test_models_of_other_kinds_train_evaluate_and_restore(task_type: type[Linear
     path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
     again = _trainer(task_type=task_type, count=2)
     again.checkpoint.read(path).assert_consumed()
-    held = [[variable.numpy().tobytes() for variable in one.model.variables] for one in (trainer, again)]
+    held = [
+        [variable.numpy().tobytes() for variable in one.model.variables] for one in (trainer, again)
+    ]
     assert held[0] == held[1]
     assert (int(again.global_step.numpy()), trainer.evaluate(tf.constant(-1))) == (60, before)
 
@@ -241,7 +267,9 @@ class _AggregatingTask(LinearTask):
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
         return [*(state or []), *(label for part in step_logs["labels"] for label in part.numpy())]
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: Any = None
+    ) -> dict[str, Any]:
         return {"examples": len(aggregated_logs), "labels_seen": {"sum": sum(aggregated_logs)}}
 
 
@@ -263,11 +291,15 @@ class _NamingTask(_AggregatingTask):
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
         return [*(state or []), *step_logs["name"].numpy()]
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: Any = None
+    ) -> dict[str, Any]:
         return {"names": aggregated_logs}
 
 
-def test_logs_passed_through_stay_on_the_host_and_the_models_win(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_passed_through_stay_on_the_host_and_the_models_win(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     trainer = _trainer(task_type=_NamingTask, cls=_PassthroughTrainer)
     logs = trainer.evaluate(tf.constant(-1))
     assert logs["names"] == [str(label).encode() for label in tiny_arrays(False)[1]]
@@ -327,7 +359,14 @@ def test_ready_made_datasets_replace_build_inputs() -> None:
     config = linear_experiment()
     task = _BrokenTask(config.task)
     optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime)
-    trainer = Trainer(config, task, task.build_model(), optimizer, train_dataset=data.repeat(), validation_dataset=data)
+    trainer = Trainer(
+        config,
+        task,
+        task.build_model(),
+        optimizer,
+        train_dataset=data.repeat(),
+        validation_dataset=data,
+    )
     trainer.train(tf.constant(20))
     assert trainer.evaluate(tf.constant(-1))["accuracy"] > 0.3
     trainer.train_dataset = data.take(2)
@@ -372,7 +411,9 @@ def test_what_the_model_adds_is_in_the_checkpoint(tmp_path: Any) -> None:
     assert int(again.model.checkpoint_items["extra"].count) == 8
 
 
-def test_model_gardens_init_async_refuses_parameter_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_gardens_init_async_refuses_parameter_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trainer = _trainer()
     trainer.init_async()
     kind = tf.distribute.experimental.ParameterServerStrategy
@@ -387,7 +428,12 @@ def test_loop_functions_can_be_had_by_themselves() -> None:
     assert int(trainer.global_step) == 3
     outputs: list[Any] = []
     loop = trainer.create_eval_loop_fn(has_state=True)
-    loop(iter(trainer.eval_dataset), tf.constant(2), None, lambda state, output: outputs.append(output))
+    loop(
+        iter(trainer.eval_dataset),
+        tf.constant(2),
+        None,
+        lambda state, output: outputs.append(output),
+    )
     assert len(outputs) == 2
     assert isinstance(outputs[0]["loss"], tuple)
 
@@ -399,13 +445,22 @@ def test_the_class_that_is_registered_with_a_task_trains_it() -> None:
 
     class Own(Trainer):
         @classmethod
-        def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
+        def create(
+            cls,
+            config: Any,
+            task: Any,
+            train: bool,
+            evaluate: bool,
+            checkpoint_exporter: Any = None,
+        ) -> Any:
             made = super().create(config, task, train, evaluate, checkpoint_exporter)
             made.made_by = cls
             return made
 
     register_task(OwnConfig, LinearTask, trainer=Own)
     config = linear_experiment().replace(task=OwnConfig())
-    assert type(create_trainer(linear_experiment(), LinearTask(linear_experiment().task))) is Trainer
+    assert (
+        type(create_trainer(linear_experiment(), LinearTask(linear_experiment().task))) is Trainer
+    )
     own = create_trainer(config, LinearTask(config.task), evaluate=False)
     assert type(own) is own.made_by is Own

@@ -54,7 +54,10 @@ def test_the_config_can_name_the_class_of_the_trainer(name: str) -> None:
     ("name", "message"),
     [
         ("no_such_module:Mine", "trainer.trainer_class: there is no module 'no_such_module'"),
-        (f"{__name__}:_Patiant", "no subclass of trainer_kit.Trainer called '_Patiant'; did you mean _Patient"),
+        (
+            f"{__name__}:_Patiant",
+            "no subclass of trainer_kit.Trainer called '_Patiant'; did you mean _Patient",
+        ),
         (f"{__name__}:_Aggregating", "no subclass of trainer_kit.Trainer called '_Aggregating'"),
     ],
 )
@@ -93,7 +96,10 @@ def test_a_metric_is_checked_unless_only_a_run_can_tell(tmp_path: Path) -> None:
 def test_the_highest_loss_as_the_best_is_warned_of(
     comparison: str, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"best_checkpoint_eval_metric": "validation_loss", "best_checkpoint_metric_comp": comparison}
+    options = {
+        "best_checkpoint_eval_metric": "validation_loss",
+        "best_checkpoint_metric_comp": comparison,
+    }
     config = tiny_experiment(**options)
     create_exporter(config, RunDirectory(str(tmp_path), config.trainer))
     assert ("set it to lower if lower values are better" in caplog.text) == warns
@@ -126,5 +132,7 @@ def test_a_trainer_of_another_kind_that_cannot_freeze_is_refused() -> None:
     check_freeze(trainer, config.trainer.freeze)
     theirs = SimpleNamespace(class_name="Theirs", own=OwnParts(steps=True))
     check_freeze(theirs, ())
-    with pytest.raises(UsageError, match="freezes no variables; remove freeze, or inherit from the Trainer"):
+    with pytest.raises(
+        UsageError, match="freezes no variables; remove freeze, or inherit from the Trainer"
+    ):
         check_freeze(theirs, config.trainer.freeze)

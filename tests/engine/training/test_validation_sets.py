@@ -38,13 +38,24 @@ def _feed(name: str, count: int) -> ValidationData:
 
 
 def test_a_set_has_steps_and_interval_of_its_own_or_those_of_all() -> None:
-    sets = _sets({"dev": ValidationSetConfig(steps=-1), "test": ValidationSetConfig(interval=9)}, dev=3, test=3)
-    assert [(one.has_own_steps, one.steps(5), one.interval(7)) for one in sets] == [(True, -1, 7), (False, 5, 9)]
+    sets = _sets(
+        {"dev": ValidationSetConfig(steps=-1), "test": ValidationSetConfig(interval=9)},
+        dev=3,
+        test=3,
+    )
+    assert [(one.has_own_steps, one.steps(5), one.interval(7)) for one in sets] == [
+        (True, -1, 7),
+        (False, 5, 9),
+    ]
     assert sets.turn_to("dev").interval(None) is None
 
 
-@pytest.mark.parametrize(("steps", "replicas", "batches"), [(-1, 1, 7), (-1, 2, 4), (3, 2, 3), (5, 2, 4), (7, 1, 7)])
-def test_an_evaluation_ends_with_its_steps_or_its_data(steps: int, replicas: int, batches: int) -> None:
+@pytest.mark.parametrize(
+    ("steps", "replicas", "batches"), [(-1, 1, 7), (-1, 2, 4), (3, 2, 3), (5, 2, 4), (7, 1, 7)]
+)
+def test_an_evaluation_ends_with_its_steps_or_its_data(
+    steps: int, replicas: int, batches: int
+) -> None:
     assert _sets(single=7).batches(steps, replicas) == batches
 
 

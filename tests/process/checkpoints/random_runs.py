@@ -79,7 +79,9 @@ def _layer_variable() -> tuple[Any, Any]:
 
 def _task_generator() -> tuple[Any, Any]:
     generator = tf.random.Generator.from_seed(3)
-    return _sequential(keras.layers.Dropout(0.5)), Task(lambda: generator.normal([3]), generator=generator)
+    return _sequential(keras.layers.Dropout(0.5)), Task(
+        lambda: generator.normal([3]), generator=generator
+    )
 
 
 def _task_variable() -> tuple[Any, Any]:
@@ -103,13 +105,17 @@ def _task_layer() -> tuple[Any, Any]:
 
 def _task_module() -> tuple[Any, Any]:
     augment = Module()
-    return _sequential(keras.layers.Dropout(0.5)), Task(lambda: augment(tf.zeros([3])), augment=augment)
+    return _sequential(keras.layers.Dropout(0.5)), Task(
+        lambda: augment(tf.zeros([3])), augment=augment
+    )
 
 
 def _keras_two() -> tuple[Any, Any]:
     tf_keras.backend.experimental.enable_tf_random_generator()
     try:
-        model = tf_keras.Sequential([tf_keras.layers.Dropout(0.5, seed=1), tf_keras.layers.GaussianNoise(1.0)])
+        model = tf_keras.Sequential(
+            [tf_keras.layers.Dropout(0.5, seed=1), tf_keras.layers.GaussianNoise(1.0)]
+        )
         model(tf.ones([1, 3]), training=True)  # makes the generators
     finally:
         tf_keras.backend.experimental.disable_tf_random_generator()
@@ -121,7 +127,10 @@ KINDS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a generator of a Keras 3 layer": _layer_generator,
     "a generator in a list of a layer of a layer": _layers_below_layers,
     "a variable of a Keras 3 layer": _layer_variable,
-    "Keras' global seed generator": lambda: (_sequential(Noise(lambda: keras.random.normal([3]))), Task()),
+    "Keras' global seed generator": lambda: (
+        _sequential(Noise(lambda: keras.random.normal([3]))),
+        Task(),
+    ),
     "TensorFlow's global generator": lambda: (
         _sequential(Noise(lambda: tf.random.get_global_generator().normal([3]))),
         Task(),
@@ -134,7 +143,8 @@ KINDS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a generator of a tf.Module": lambda: (Module(), Task()),
     "generators of tf_keras layers": _keras_two,
 }
-# Not Keras' global seed generator, which is kept by thread: in a replica's thread TensorFlow lets none be made.
+# Not Keras' global seed generator, which is kept by thread: in a replica's thread TensorFlow lets
+# none be made.
 ON_REPLICAS = (
     "a seed generator of a Keras 3 layer",
     "a generator of a Keras 3 layer",
@@ -161,7 +171,9 @@ def go_on(folder: str) -> None:
 
 def _draw_on_all(folder: str, begin: int) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * max(REPLICAS))
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * max(REPLICAS)
+    )
     for replicas in REPLICAS:
         draw(f"{folder}/{replicas}", begin, replicas)
 
@@ -169,20 +181,28 @@ def _draw_on_all(folder: str, begin: int) -> None:
 def draw(folder: str, begin: int, replicas: int) -> None:
     """Draws the numbers of the steps after `begin` of each kind, and writes them to `<kind>/<begin>.json`.
 
-    It goes on from the checkpoint of `begin`, and from the start saves the last step of the first half. A run that goes
-    on has other seeds, as a process has that was started anew.
+    It goes on from the checkpoint of `begin`, and from the start saves the last step of the first
+    half. A run that goes on has other seeds, as a process has that was started anew.
     """
     for kind in kinds(replicas):
-        strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]) if replicas > 1 else None
+        strategy = (
+            tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)])
+            if replicas > 1
+            else None
+        )
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(7 + begin)
         with strategy.scope() if strategy else contextlib.nullcontext():
             tf.random.set_global_generator(tf.random.Generator.from_seed(7 + begin))
-            drawn = _draw_kind(KINDS[kind], f"{folder}/{kind}", begin, strategy or tf.distribute.get_strategy())
+            drawn = _draw_kind(
+                KINDS[kind], f"{folder}/{kind}", begin, strategy or tf.distribute.get_strategy()
+            )
         Path(f"{folder}/{kind}/{begin}.json").write_text(json.dumps(drawn))
 
 
-def _draw_kind(build: Callable[[], tuple[Any, Any]], folder: str, begin: int, strategy: Any) -> list[Any]:
+def _draw_kind(
+    build: Callable[[], tuple[Any, Any]], folder: str, begin: int, strategy: Any
+) -> list[Any]:
     model, task = build()
     optimizer = keras.optimizers.SGD()
     optimizer.build(list(model.trainable_variables))
@@ -198,7 +218,9 @@ def _draw_kind(build: Callable[[], tuple[Any, Any]], folder: str, begin: int, st
     def one() -> Any:
         return strategy.run(lambda: model(tf.ones([1, 3]), training=True) + task.draw())
 
-    one = tf.function(one) if strategy.num_replicas_in_sync > 1 else one  # eager is quicker, where it can be
+    one = (
+        tf.function(one) if strategy.num_replicas_in_sync > 1 else one
+    )  # eager is quicker, where it can be
     drawn = []
     for number in range(begin + 1, STEPS + 1):
         values = strategy.experimental_local_results(one())

@@ -88,7 +88,9 @@ class SeedOfLambda(LinearTask):
             return x + keras.random.normal((CLASSES,), seed=seeds)
 
         model = _dense()
-        return keras.Sequential([keras.Input((FEATURES,)), *model.layers, keras.layers.Lambda(noise)])
+        return keras.Sequential(
+            [keras.Input((FEATURES,)), *model.layers, keras.layers.Lambda(noise)]
+        )
 
 
 class SecondOptimizer(SeedOfLambda):
@@ -125,7 +127,9 @@ class TwoModels(LinearTask):
         logs = super().train_step(inputs, model, optimizer, metrics)
         critic, critic_optimizer = self.second()
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((critic(inputs[0]) - self.fixed_critic(inputs[0]) - logs["loss"]) ** 2)
+            loss = tf.reduce_mean(
+                (critic(inputs[0]) - self.fixed_critic(inputs[0]) - logs["loss"]) ** 2
+            )
         gradients = tape.gradient(loss, critic.trainable_variables)
         critic_optimizer.apply(gradients, critic.trainable_variables)
         return {"loss": loss}
@@ -162,7 +166,10 @@ class HostWrites(LinearTask):
         features, labels = inputs
         with tf.GradientTape() as tape:
             outputs = model(features, training=True)
-            loss = self.build_losses(labels, outputs) / tf.distribute.get_strategy().num_replicas_in_sync
+            loss = (
+                self.build_losses(labels, outputs)
+                / tf.distribute.get_strategy().num_replicas_in_sync
+            )
             for other in (self.target, self.teacher, self.fixed):
                 loss += tf.reduce_mean((outputs - other(features)) ** 2)
         gradients = tape.gradient(loss, model.trainable_variables)
@@ -242,7 +249,8 @@ class TwoModelsAndKerasTwo(TwoModels, KerasTwoUnbuilt):
     """A second model with its optimizer, and an optimizer that makes its slots in the first step."""
 
 
-# By form, the task of a run, its replicas, and options of its trainer. What goes together is in one run.
+# By form, the task of a run, its replicas, and options of its trainer. What goes together is in one
+# run.
 FORMS: dict[str, tuple[Callable[..., Any], int, dict[str, Any]]] = {
     "compiled": (TwoModelsAndModules, 1, {}),
     "compiled, Keras 2": (KerasTwo, 1, {}),
@@ -264,12 +272,19 @@ def _train(form: str, folder: str, from_step: int | None) -> None:
     kind, replicas, options = FORMS[form]
     strategy = tf.distribute.get_strategy()
     if replicas > 1:
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+        strategy = tf.distribute.MirroredStrategy(
+            ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
+        )
     tf.config.run_functions_eagerly(options.get("train_tf_function") is False)
     keras.utils.clear_session(free_memory=False)
     seed_everything(7)
-    loops = dict.fromkeys(("steps_per_loop", "checkpoint_interval", "validation_interval", "summary_interval"), 4)
-    best = {"best_checkpoint_eval_metric": "validation_loss", "best_checkpoint_metric_comp": "lower"}
+    loops = dict.fromkeys(
+        ("steps_per_loop", "checkpoint_interval", "validation_interval", "summary_interval"), 4
+    )
+    best = {
+        "best_checkpoint_eval_metric": "validation_loss",
+        "best_checkpoint_metric_comp": "lower",
+    }
     config = linear_experiment(**{**loops, **best, "train_steps": STEPS, **options})
     with strategy.scope():
         task = kind(config.task)

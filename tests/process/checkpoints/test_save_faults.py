@@ -24,12 +24,22 @@ from trainer_kit.errors import ExitCode, StorageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.testing import stop_at
 
-FOREIGN = ("ckpt-1.data-00000-of-00001", "notes.txt")  # half of a checkpoint of somebody else, and another file
+FOREIGN = (
+    "ckpt-1.data-00000-of-00001",
+    "notes.txt",
+)  # half of a checkpoint of somebody else, and another file
 PAGE = 4096  # bytes, the unit in which a tmpfs fills
-REMOVED = ["commit.json", "index", "iterator.index", "data-00000-of-00001", "iterator.data-00000-of-00001"]
+REMOVED = [
+    "commit.json",
+    "index",
+    "iterator.index",
+    "data-00000-of-00001",
+    "iterator.data-00000-of-00001",
+]
 
 
-# Write point, the how-manyth time, whether the save is asynchronous, and the step that the next start goes on from.
+# Write point, the how-manyth time, whether the save is asynchronous, and the step that the next
+# start goes on from.
 KILLS = [
     ("checkpoint.save", 1, True, 3),
     ("checkpoint.begin", 1, True, 3),
@@ -48,10 +58,14 @@ KILLS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Any, Any]]:
+def killed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Any, Any]]:
     """The folder of each run that is killed, and its process; all are started before the first test."""
     items: list[Any] = request.session.items
-    chosen = [item.callspec.params["kill"] for item in items if "after_a_kill_during_a_save" in item.name]
+    chosen = [
+        item.callspec.params["kill"] for item in items if "after_a_kill_during_a_save" in item.name
+    ]
     base = tmp_path_factory.mktemp("killed")
     with ForkServer(["tests.engine.checkpoints.small_run"]) as server:
         started = {}
@@ -80,7 +94,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True, check=False).returncode != 0
+    ):
         pytest.skip("a small disk cannot be mounted here")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -93,11 +110,18 @@ def _leave_free(disk: Path, pages: int) -> None:
 def _is_told_well(error: StorageError, path: Path) -> bool:
     told = str(error)
     named = told.startswith(f"the checkpoint {path} was ") and "No space left on device" in told
-    return named and " bytes are free there)" in told and "{{" not in told and len(told.splitlines()) <= 3
+    return (
+        named
+        and " bytes are free there)" in told
+        and "{{" not in told
+        and len(told.splitlines()) <= 3
+    )
 
 
 @pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
-def test_a_disk_full_at_any_file_is_reported_and_loses_nothing(small_disk: Path, asynchronous: bool) -> None:
+def test_a_disk_full_at_any_file_is_reported_and_loses_nothing(
+    small_disk: Path, asynchronous: bool
+) -> None:
     folder, failed = small_disk / "run", []
     SmallRun(folder, 3000, max_to_keep=2).train_to(1, 2)
     step, whole = 3, 2
@@ -148,7 +172,9 @@ def test_a_save_that_fails_is_told_once_and_can_be_made_again(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     reason = "No space left on device" if how == "record" else "File too large"
-    assert f"the checkpoint {tmp_path}/ckpt-3 was not written: " in str(error.value) and reason in str(error.value)
+    assert f"the checkpoint {tmp_path}/ckpt-3 was not written: " in str(
+        error.value
+    ) and reason in str(error.value)
     assert names(tmp_path) == sorted(["checkpoint", *parts(1), *parts(2)])
     run.manager.sync()
     run.train_to(3)
@@ -173,13 +199,16 @@ def test_a_failed_move_of_a_step_saved_again_loses_nothing(
     assert names(tmp_path) == sorted(["checkpoint", *parts(1)])
 
 
-def test_the_next_save_reports_a_failed_background_save_by_name(tmp_path: Path, without_faults: None) -> None:
+def test_the_next_save_reports_a_failed_background_save_by_name(
+    tmp_path: Path, without_faults: None
+) -> None:
     run = SmallRun(tmp_path)
     run.train_to(1)
     stop_at("checkpoint.record.open", how="raise")
     run.train_to(2, sync=False)
     with pytest.raises(
-        StorageError, match=r"ckpt-2 was not written: .*ckpt-2\.commit\.json cannot be written: No space"
+        StorageError,
+        match=r"ckpt-2 was not written: .*ckpt-2\.commit\.json cannot be written: No space",
     ):
         run.train_to(3)
     assert names(tmp_path) == sorted(["checkpoint", *parts(1)])
@@ -187,7 +216,9 @@ def test_the_next_save_reports_a_failed_background_save_by_name(tmp_path: Path, 
     assert names(tmp_path) == sorted(["checkpoint", *parts(1), *parts(3)])
 
 
-def test_a_failed_preparation_leaves_the_save_in_flight_alone(tmp_path: Path, without_faults: None) -> None:
+def test_a_failed_preparation_leaves_the_save_in_flight_alone(
+    tmp_path: Path, without_faults: None
+) -> None:
     run = SmallRun(tmp_path)
     run.train_to(1, sync=False)
     stop_at("checkpoint.save", how="raise")
@@ -224,12 +255,16 @@ def test_a_saved_checkpoint_and_its_iterator_are_not_saved_again(tmp_path: Path)
 # ---- rotation
 
 
-def test_rotation_removes_oldest_records_first_and_keeps_pins(tmp_path: Path, without_faults: None) -> None:
+def test_rotation_removes_oldest_records_first_and_keeps_pins(
+    tmp_path: Path, without_faults: None
+) -> None:
     run = SmallRun(tmp_path, max_to_keep=2)
     run.train_to(1, 2, 3)
     (tmp_path / "ckpt-2.pin").touch()
     removed: list[str] = []
-    files.on_write_point = lambda point, path: removed.append(Path(path).name) if point == "checkpoint.remove" else None
+    files.on_write_point = lambda point, path: (
+        removed.append(Path(path).name) if point == "checkpoint.remove" else None
+    )
     run.train_to(4, 5)
     assert removed == [f"ckpt-3.{kind}" for kind in REMOVED]
     assert names(tmp_path) == sorted(["checkpoint", "ckpt-2.pin", *parts(2), *parts(4), *parts(5)])
@@ -240,7 +275,9 @@ def test_rotation_removes_oldest_records_first_and_keeps_pins(tmp_path: Path, wi
     assert names(tmp_path) == sorted(["checkpoint", *parts(5), *parts(6)])
 
 
-def test_a_checkpoint_that_others_removed_is_not_an_error(tmp_path: Path, without_faults: None) -> None:
+def test_a_checkpoint_that_others_removed_is_not_an_error(
+    tmp_path: Path, without_faults: None
+) -> None:
     run = SmallRun(tmp_path, max_to_keep=1)
     run.train_to(1)
 
@@ -253,7 +290,9 @@ def test_a_checkpoint_that_others_removed_is_not_an_error(tmp_path: Path, withou
     assert names(tmp_path) == sorted(["checkpoint", *parts(2)])
 
 
-def test_a_worker_that_is_not_chief_keeps_one_copy_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_not_chief_keeps_one_copy_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     SmallRun(tmp_path).train_to(1)
     monkeypatch.setattr(manager, "is_chief", lambda _: False)
     monkeypatch.setattr(manager, "worker_index", lambda _: 2)
@@ -268,14 +307,20 @@ def test_a_worker_that_is_not_chief_keeps_one_copy_of_its_own(tmp_path: Path, mo
         assert names(tmp_path / "workers/2/checkpoints") == ["checkpoint", *parts(steps[-1])]
         assert other.manager.newest() == f"{tmp_path}/ckpt-1"
     other.manager.__exit__(None, None, None)
-    assert names(tmp_path) == [*before, "workers"] and names(tmp_path / "workers/2") == ["attempts.jsonl"]
+    assert names(tmp_path) == [*before, "workers"] and names(tmp_path / "workers/2") == [
+        "attempts.jsonl"
+    ]
 
 
 def test_a_discarded_checkpoints_step_can_be_saved_again(tmp_path: Path) -> None:
     run = SmallRun(tmp_path)
     run.train_to(1, 2)
     run.trainer.state = SimpleNamespace(loose=(), is_sound=iter([False, True]).__next__)
-    assert run.manager.restore_finite(f"{tmp_path}/ckpt-2") == f"{tmp_path}/ckpt-1" == run.manager.latest_checkpoint
+    assert (
+        run.manager.restore_finite(f"{tmp_path}/ckpt-2")
+        == f"{tmp_path}/ckpt-1"
+        == run.manager.latest_checkpoint
+    )
     assert names(tmp_path / "diverged") == parts(2)
     run.train_to(2)
     assert SmallRun(tmp_path).start == 2
@@ -285,13 +330,17 @@ def test_a_discarded_checkpoints_step_can_be_saved_again(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("point", ["best.weights", "best.record.open", "best.record.rename"])
-def test_a_best_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, point: str, without_faults: None) -> None:
+def test_a_best_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, point: str, without_faults: None
+) -> None:
     value = tf.Variable(1)
     checkpoint = tf.train.Checkpoint(value=value)
     best = BestCheckpoint(str(tmp_path), "accuracy")
     best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
     stop_at(point, how="raise")
-    with pytest.raises(StorageError, match=r"the checkpoint .*ckpt-2 was not written: .*bytes are free there"):
+    with pytest.raises(
+        StorageError, match=r"the checkpoint .*ckpt-2 was not written: .*bytes are free there"
+    ):
         best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert [name for name in names(tmp_path) if name.endswith(("tmp", "temp"))] == []
     again = BestCheckpoint(str(tmp_path), "accuracy")
@@ -301,12 +350,16 @@ def test_a_best_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, poi
 
 
 @pytest.mark.parametrize("point", ["best.info.flush", "best.pointer.open", "best.pointer.rename"])
-def test_a_pointer_that_cannot_be_written_names_whole_weights(tmp_path: Path, point: str, without_faults: None) -> None:
+def test_a_pointer_that_cannot_be_written_names_whole_weights(
+    tmp_path: Path, point: str, without_faults: None
+) -> None:
     checkpoint = tf.train.Checkpoint(value=tf.Variable(1))
     best = BestCheckpoint(str(tmp_path), "accuracy")
     best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
     stop_at(point, how="raise")
-    with pytest.raises(StorageError, match=r"was written, but the file that names it was not.*bytes are free there"):
+    with pytest.raises(
+        StorageError, match=r"was written, but the file that names it was not.*bytes are free there"
+    ):
         best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert tf.train.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-1"
     assert BestCheckpoint(str(tmp_path), "accuracy").best == ("accuracy", 0.6, 2)
@@ -319,7 +372,9 @@ def test_a_best_on_a_full_disk_is_told_with_what_is_free(small_disk: Path) -> No
     best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
     before = names(small_disk / "best")
     _leave_free(small_disk, 2)
-    with pytest.raises(StorageError, match=r"ckpt-2 was not written: .*No space left.*bytes are free"):
+    with pytest.raises(
+        StorageError, match=r"ckpt-2 was not written: .*No space left.*bytes are free"
+    ):
         best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert names(small_disk / "best") == before
 

@@ -43,10 +43,13 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def trainer_kit(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+def trainer_kit(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
     """Runs `trainer-kit ARGUMENTS` in this process, in `here` unless `folder` is given.
 
-    It knows no experiments but those that it finds. What it has imported and registered is gone after the test.
+    It knows no experiments but those that it finds. What it has imported and registered is gone
+    after the test.
     """
 
     def run(*arguments: str, folder: Path = here) -> subprocess.CompletedProcess[str]:
@@ -74,7 +77,9 @@ def _forget_experiments(folder: Path) -> None:
     """Removes the modules that were imported from `folder`, and the package of the working directory's experiments."""
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
-        if name.split(".")[0] == "experiments" or (isinstance(file, str) and file.startswith(f"{folder}{os.sep}")):
+        if name.split(".")[0] == "experiments" or (
+            isinstance(file, str) and file.startswith(f"{folder}{os.sep}")
+        ):
             del sys.modules[name]
 
 
@@ -85,7 +90,9 @@ def process(here: Path) -> Command:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "trainer-kit"), *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            command, cwd=here, env=environment, capture_output=True, text=True, timeout=120
+        )
 
     return run
 

@@ -23,21 +23,36 @@ def _json(capsys: Output, *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_best_of_a_real_run_is_what_info_json_names(trainer_kit: Command, finished_run: Path) -> None:
+def test_the_best_of_a_real_run_is_what_info_json_names(
+    trainer_kit: Command, finished_run: Path
+) -> None:
     info = json.loads((finished_run / "best_ckpt" / "info.json").read_text())
     done = trainer_kit("best", str(finished_run))
     assert (done.returncode, done.stderr) == (0, "")
     title, header, row, verdict = done.stdout.splitlines()
     assert title == "validation: best by accuracy (higher)"
     assert header.split() == ["step", "accuracy", "dataset", "checkpoint", "weights"]
-    assert row.split() == ["20", f"{info['value']:.6g}", "validation", "ckpt-20", "best_ckpt/ckpt-20"]
+    assert row.split() == [
+        "20",
+        f"{info['value']:.6g}",
+        "validation",
+        "ckpt-20",
+        "best_ckpt/ckpt-20",
+    ]
     assert verdict == f"info.json agrees: step 20, accuracy {info['value']!r}"
 
 
 def test_the_top_are_in_order_with_their_weights(capsys: Output, finished_run: Path) -> None:
     shown = _json(capsys, str(finished_run), "--top=3")
-    assert [(one["step"], one["weights"]) for one in shown["best"]] == [(20, "best_ckpt/ckpt-20"), (10, "ckpt-10")]
-    assert shown["best"][0]["value"] == shown["best"][0]["metrics"]["accuracy"] >= shown["best"][1]["value"]
+    assert [(one["step"], one["weights"]) for one in shown["best"]] == [
+        (20, "best_ckpt/ckpt-20"),
+        (10, "ckpt-10"),
+    ]
+    assert (
+        shown["best"][0]["value"]
+        == shown["best"][0]["metrics"]["accuracy"]
+        >= shown["best"][1]["value"]
+    )
     assert shown["info"]["agrees"] is True
 
 
@@ -61,7 +76,9 @@ def test_weights_that_are_gone_and_an_info_that_differs_are_told(
     for path in [*folder.glob("ckpt-10.*"), *folder.glob("**/ckpt-20.*")]:
         path.unlink()
     info = json.loads((folder / "best_ckpt" / "info.json").read_text())
-    (folder / "best_ckpt" / "info.json").write_text(json.dumps({**info, "step": 10, "checkpoint": "ckpt-10"}))
+    (folder / "best_ckpt" / "info.json").write_text(
+        json.dumps({**info, "step": 10, "checkpoint": "ckpt-10"})
+    )
     assert main(["best", str(folder), "--top=2"]) == 0
     _, _, *rows, verdict = capsys.readouterr().out.splitlines()
     assert [row.split()[-1] for row in rows] == ["gone", "gone"]
@@ -89,8 +106,14 @@ def test_the_only_ledger_is_the_default_or_all_are_named(capsys: Output, tmp_pat
     ("arguments", "message"),
     [
         (["--top=0"], "error: --top: must be 1 or more, not 0"),
-        ([], "error: --metric: is required, because the run keeps no best checkpoint; there are: accuracy, loss"),
-        (["--metric=los", "--comparison=lower"], "error: --metric: no evaluation has 'los'; did you mean loss?"),
+        (
+            [],
+            "error: --metric: is required, because the run keeps no best checkpoint; there are: accuracy, loss",
+        ),
+        (
+            ["--metric=los", "--comparison=lower"],
+            "error: --metric: no evaluation has 'los'; did you mean loss?",
+        ),
         (["--comparison=lower"], "--comparison: needs --metric too"),
     ],
 )
@@ -111,4 +134,7 @@ def test_the_runs_own_metric_that_no_evaluation_has_is_told(capsys: Output, tmp_
     assert main(["best", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
     assert main(["best", str(tmp_path), "--best=two"]) == 2
-    assert "error: trainer.best_checkpoints.two.metric: no evaluation has 'loss'" in capsys.readouterr().err
+    assert (
+        "error: trainer.best_checkpoints.two.metric: no evaluation has 'loss'"
+        in capsys.readouterr().err
+    )

@@ -41,7 +41,9 @@ class _FailingConfig(TinyConfig):
 
 @register_task(_FailingConfig)
 class _FailingTask(LinearTask):
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         raise RuntimeError("a bug in train_step")
 
 
@@ -83,7 +85,9 @@ class _NestedTask(LinearTask):
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
         return True
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: Any = None
+    ) -> dict[str, Any]:
         return {"far": {"accuracy": 0.5}}
 
 
@@ -115,16 +119,32 @@ def test_the_command_checks_everything_and_leaves_nothing_behind(
     (here / "mine.py").write_text(_FILE)
     done = trainer_kit("check", "mine/tiny", "--import_module=mine.py")
     assert done.returncode == 0, done.stderr
-    checks = [line.split("  ")[-1].split(":")[0].split(" (")[0] for line in done.stdout.splitlines() if "ok " in line]
+    checks = [
+        line.split("  ")[-1].split(":")[0].split(" (")[0]
+        for line in done.stdout.splitlines()
+        if "ok " in line
+    ]
     assert checks == [
-        "config", "task", "machine", "model, optimizer and metrics can be built", "best metric", "data", "start",
-        "train", "save", "evaluate", "end", "restore",
-    ]  # fmt: skip
+        "config",
+        "task",
+        "machine",
+        "model, optimizer and metrics can be built",
+        "best metric",
+        "data",
+        "start",
+        "train",
+        "save",
+        "evaluate",
+        "end",
+        "restore",
+    ]
     assert "mine/tiny is ready to run" in done.stdout.splitlines()[-1]
     assert "training_loss" in done.stdout and "FAIL" not in done.stdout
     assert [path.name for path in here.iterdir()] == ["mine.py"]
     # TensorFlow leaves the code that it traced until the process ends.
-    assert [path.name for path in temporary.iterdir() if not path.name.startswith("__autograph")] == []
+    assert [
+        path.name for path in temporary.iterdir() if not path.name.startswith("__autograph")
+    ] == []
 
 
 BEST = "trainer.best_checkpoint_eval_metric"
@@ -133,15 +153,51 @@ BEST = "trainer.best_checkpoint_eval_metric"
 @pytest.mark.parametrize(
     ("setting", "task", "code", "failed", "message"),
     [
-        (f"{BEST}=acuracy", None, 2, "best metric: acuracy", "did you mean accuracy? (all: accuracy, validation_loss)"),
-        ("trainer.early_stopping.metric=acuracy", None, 2, "early stopping: acuracy", "did you mean accuracy"),
+        (
+            f"{BEST}=acuracy",
+            None,
+            2,
+            "best metric: acuracy",
+            "did you mean accuracy? (all: accuracy, validation_loss)",
+        ),
+        (
+            "trainer.early_stopping.metric=acuracy",
+            None,
+            2,
+            "early stopping: acuracy",
+            "did you mean accuracy",
+        ),
         (f"{BEST}=near|accuracy", _NestedConfig(), 2, "evaluate", "did you mean far|accuracy"),
-        ("trainer.optimizer_config.optimizer.type=null", None, 2, "model, optimizer", "is needed to train"),
+        (
+            "trainer.optimizer_config.optimizer.type=null",
+            None,
+            2,
+            "model, optimizer",
+            "is needed to train",
+        ),
         ("runtime.virtual_cpus=4,task.train_data.global_batch_size=6", None, 2, "config", "4 or 8"),
-        ("task.train_data.global_batch_size=500", None, 5, "data", "500, but there are 103 examples"),
-        ("task.validation_data.is_training=true", None, 5, "data", "task.validation_data never ends"),
+        (
+            "task.train_data.global_batch_size=500",
+            None,
+            5,
+            "data",
+            "500, but there are 103 examples",
+        ),
+        (
+            "task.validation_data.is_training=true",
+            None,
+            5,
+            "data",
+            "task.validation_data never ends",
+        ),
         ("", _NotFiniteConfig(), 3, "train", "the cause is the data, the model or the loss"),
-        ("", _TwoBatchesConfig(), 5, "train: 3 steps", "task.train_data ended at step 2 of 20; repeat the data"),
+        (
+            "",
+            _TwoBatchesConfig(),
+            5,
+            "train: 3 steps",
+            "task.train_data ended at step 2 of 20; repeat the data",
+        ),
         ("", _FailingConfig(), 1, "train: 3 steps", "in train_step\n    raise RuntimeError("),
     ],
 )
@@ -166,7 +222,9 @@ def test_what_a_run_can_do_is_ready(check: Check, setting: str, task: TinyConfig
     code, out, err = check(f"--params_override={setting}", task=task)
     assert code == ExitCode.DONE, err
     assert "is ready to run" in out
-    assert ("note: trainer.train_steps is 0, so a run trains nothing" in out) == ("train_steps=0" in setting)
+    assert ("note: trainer.train_steps is 0, so a run trains nothing" in out) == (
+        "train_steps=0" in setting
+    )
 
 
 def test_an_unknown_gin_name_fails_when_the_task_is_imported(check: Check) -> None:
@@ -202,10 +260,9 @@ def test_callbacks_are_called_after_a_few_steps(
     check: Check, fails: bool, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     _Noting.noted.clear()
-    webhook = "{name: webhook, args: {url: 'http://127.0.0.1:9'}}"  # which nobody should hear of a check by
-    given = (
-        f"trainer: {{callbacks: [{webhook}, {{name: '{__name__}:_Noting', args: {{fails: {str(fails).lower()}}}}}]}}"
-    )
+    # Which nobody should hear of a check by
+    webhook = "{name: webhook, args: {url: 'http://127.0.0.1:9'}}"
+    given = f"trainer: {{callbacks: [{webhook}, {{name: '{__name__}:_Noting', args: {{fails: {str(fails).lower()}}}}}]}}"
     found, out, err = check(f"--params_override={given}")
     assert found == code, err
     assert "webhook" not in caplog.text + err

@@ -28,7 +28,9 @@ def _saved(folder: Path, value: float, kind: str = "ours") -> str:
         optimizer = keras.optimizers.SGD()
         optimizer.build(net.trainable_variables)
         step = tf.Variable(int(value), dtype=tf.int64)
-        return training_checkpoint(global_step=step, model=net, optimizer=optimizer).write(f"{folder}/ckpt-1")
+        return training_checkpoint(global_step=step, model=net, optimizer=optimizer).write(
+            f"{folder}/ckpt-1"
+        )
     if kind == "plain":
         return tf.train.Checkpoint(net=net).write(f"{folder}/plain")
     path = f"{folder}/net{kind}"
@@ -42,15 +44,21 @@ def _says(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) ->
     return captured.out if code == 0 else captured.err
 
 
-def test_list_shows_names_shapes_and_dtypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_names_shapes_and_dtypes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = _says(capsys, "list", _saved(tmp_path, 1.0)).splitlines()
     assert lines[0].endswith("ckpt-1, a TensorFlow 2 checkpoint")
     assert lines[1].split() == ["name", "shape", "dtype"]
-    assert ["model/sequential/dense/kernel", "[2,", "1]", "float32"] in [line.split() for line in lines]
+    assert ["model/sequential/dense/kernel", "[2,", "1]", "float32"] in [
+        line.split() for line in lines
+    ]
     assert lines[-1].startswith("5 variables with ")
 
 
-def test_diff_shows_values_and_what_one_file_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_shows_values_and_what_one_file_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = _saved(tmp_path, 1.0), _saved(tmp_path, 3.5)
     out = _says(capsys, "diff", first, second)
     assert "by at most 2.5" in out and out.endswith("2 variables are equal, 3 differ\n")
@@ -58,7 +66,9 @@ def test_diff_shows_values_and_what_one_file_lacks(tmp_path: Path, capsys: pytes
     assert f"only in {first}" in _says(capsys, "diff", first, _saved(tmp_path, 1.5, "plain"))
 
 
-def test_diff_counts_variables_that_have_other_numbers_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_counts_variables_that_have_other_numbers_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [_saved(tmp_path, value, ".weights.h5") for value in (1.0, 1.5)]
     assert "0 variables are equal, 2 differ" in _says(capsys, "diff", *files)
 
@@ -78,18 +88,24 @@ def test_an_average_is_loaded_like_the_files_it_is_made_of(
         2 if kind in ("ours", "plain") else 1
     )
     for same in (output, f"{output}/"):
-        assert "exists, and no file is overwritten" in _says(capsys, "average", *paths, "--output", same, code=2)
+        assert "exists, and no file is overwritten" in _says(
+            capsys, "average", *paths, "--output", same, code=2
+        )
 
 
 @pytest.mark.parametrize("name", ["ckpt-30", "best_ckpt/ckpt-30"])
-def test_an_average_is_no_checkpoint_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_an_average_is_no_checkpoint_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "best_ckpt").mkdir()
     err = _says(capsys, "average", "one", "two", "--output", f"{tmp_path}/{name}", code=2)
     assert f"{name} would be taken for a checkpoint of the run; give another name" in err
 
 
-def test_files_of_other_variables_are_not_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_other_variables_are_not_averaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = [_saved(tmp_path, 1.0), _saved(tmp_path, 2.0, "plain")]
     err = _says(capsys, "average", *paths, "--output", f"{tmp_path}/new", code=2)
     assert f"cannot be averaged: global_step only in {paths[0]}" in err
@@ -103,12 +119,23 @@ def test_renamed_variables_are_loaded_under_their_new_names(
     rename = (
         ["--rename", "sequential/dense", "tower/fc"]
         if kind == "ours"
-        else ["--rename", "^dense.*/0", "tower/fc/kernel", "--rename", "^dense.*/1", "tower/fc/bias"]
+        else [
+            "--rename",
+            "^dense.*/0",
+            "tower/fc/kernel",
+            "--rename",
+            "^dense.*/1",
+            "tower/fc/bias",
+        ]
     )
     path = _saved(tmp_path, 4.0, kind)
     _says(capsys, "rename", path, *rename, "--output", f"{tmp_path}/renamed")
     other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="fc")], name="tower")
     load_initial_weights(other, f"{tmp_path}/renamed")
     assert all((one == 4.0).all() for one in other.get_weights())
-    assert "no variable of" in _says(capsys, "rename", path, "--rename", "dnese", "x", "--output", "new", code=2)
-    assert "would both be" in _says(capsys, "rename", path, "--rename", ".*", "x", "--output", "new", code=2)
+    assert "no variable of" in _says(
+        capsys, "rename", path, "--rename", "dnese", "x", "--output", "new", code=2
+    )
+    assert "would both be" in _says(
+        capsys, "rename", path, "--rename", ".*", "x", "--output", "new", code=2
+    )

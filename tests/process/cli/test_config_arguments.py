@@ -10,9 +10,15 @@ from trainer_kit.run.flags import parse_flags
 from trainer_kit.run.flags import sources as train_sources
 
 _TEXTS = [
-    "--params_override=a=1", "--config_file=one.yaml", "--gin_params=a.b = 1", "--config_file=two.yaml",
-    "--gin_file=one.gin", "--params_override=a=2", "--gin_file=two.gin", "--gin_params=a.b = 2",
-]  # fmt: skip
+    "--params_override=a=1",
+    "--config_file=one.yaml",
+    "--gin_params=a.b = 1",
+    "--config_file=two.yaml",
+    "--gin_file=one.gin",
+    "--params_override=a=2",
+    "--gin_file=two.gin",
+    "--gin_params=a.b = 2",
+]
 
 
 def _parsed(*texts: str) -> argparse.Namespace:

@@ -30,8 +30,14 @@ def test_the_curve_and_a_suggestion_are_printed(
     assert main(["doctor", "learning_rate", "tests_rated", epochs, *arguments]) == ExitCode.DONE
     lines = capsys.readouterr().out.splitlines()
     assert re.match(r"\s+0\.0001  +\d\.\d+  #+$", lines[1])
-    assert re.search(r"^stopped after \d\d steps, at the rate [\d.]+: training diverged$", "\n".join(lines), re.M)
-    (found,) = [float(line.split()[3].rstrip(",")) for line in lines if line.startswith("suggested learning rate: ")]
+    assert re.search(
+        r"^stopped after \d\d steps, at the rate [\d.]+: training diverged$", "\n".join(lines), re.M
+    )
+    (found,) = [
+        float(line.split()[3].rstrip(","))
+        for line in lines
+        if line.startswith("suggested learning rate: ")
+    ]
     assert 1e-4 < found < 1
     assert (here / "rates.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in here.iterdir()} == {"mine.py", "rates.png"}
@@ -40,15 +46,26 @@ def test_the_curve_and_a_suggestion_are_printed(
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--lowest=0", "--lowest=0 and --highest=10: the first has to be above 0 and below the second"),
+        (
+            "--lowest=0",
+            "--lowest=0 and --highest=10: the first has to be above 0 and below the second",
+        ),
         ("--highest=1e-9", "--lowest=1e-06 and --highest=1e-09"),
         ("--highest=inf", "and the second finite"),
         ("--steps=19", "--steps: 19 is too few for a curve; give at least 20"),
-        ("--picture=nowhere/rates.png", "--picture=nowhere/rates.png: there is no folder nowhere; create it"),
-        ("--picture=rates.pgn", "--picture=rates.pgn: matplotlib writes no file .pgn; did you mean .png"),
+        (
+            "--picture=nowhere/rates.png",
+            "--picture=nowhere/rates.png: there is no folder nowhere; create it",
+        ),
+        (
+            "--picture=rates.pgn",
+            "--picture=rates.pgn: matplotlib writes no file .pgn; did you mean .png",
+        ),
     ],
 )
-def test_rates_that_make_no_curve_are_refused(argument: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rates_that_make_no_curve_are_refused(
+    argument: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", "learning_rate", "tests_rated", argument]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
 
@@ -61,7 +78,10 @@ def _falling(ended_by: str) -> RateRange:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (_falling(""), "no suggestion: the loss still falls at the highest of these rates, 10; try higher ones"),
+        (
+            _falling(""),
+            "no suggestion: the loss still falls at the highest of these rates, 10; try higher ones",
+        ),
         (_falling(DATA_ENDED), "at the highest of these rates, 10; give --steps=100, or more data"),
         (_falling(DIVERGED), "upper bound: 10, where the loss is lowest"),
     ],

@@ -111,7 +111,9 @@ def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(trainer_kit: Comma
     told = done.stdout
     assert done.returncode == 0, done.stderr
     assert re.search(r"^uninterrupted: 800 steps", told, re.MULTILINE)
-    kill = re.search(r"^kill 1: SIGKILL .* at step (\d+); exit code (-9); resumed from step (\d+)", told, re.M)
+    kill = re.search(
+        r"^kill 1: SIGKILL .* at step (\d+); exit code (-9); resumed from step (\d+)", told, re.M
+    )
     assert kill is not None, told
     assert 0 <= int(kill[3]) <= int(kill[1]) < 800
     assert told.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
@@ -119,11 +121,19 @@ def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(trainer_kit: Comma
 
 @pytest.mark.usefixtures("forked")
 def test_a_run_with_unseeded_noise_is_reported_to_differ(trainer_kit: Command) -> None:
-    done = trainer_kit("doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep")
+    done = trainer_kit(
+        "doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep"
+    )
     assert (done.returncode, done.stderr) == (1, "")
     told = done.stdout
-    assert "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint" in told
-    assert "first different at step 20, before any resume: the experiment computes other numbers each time" in told
+    assert (
+        "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint"
+        in told
+    )
+    assert (
+        "first different at step 20, before any resume: the experiment computes other numbers each time"
+        in told
+    )
     assert "different: newest checkpoint: model/" in told
     kept = re.search(r"^kept: (.+)$", told, re.MULTILINE)
     assert kept is not None
@@ -140,9 +150,7 @@ def test_the_real_command_is_run_and_its_failure_told(
     command = doctor_resume._command(given, folder)
     with pytest.raises(doctor_resume.DoctorError) as error:
         doctor_resume._to_the_end(command, folder)
-    message = (
-        "the run ended with exit code 2; its last lines:\n  error: --experiment: no experiment is called 'mine/smal'"
-    )
+    message = "the run ended with exit code 2; its last lines:\n  error: --experiment: no experiment is called 'mine/smal'"
     assert str(error.value).startswith(message)
 
 
@@ -152,7 +160,9 @@ def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:
         tf.train.Checkpoint(step=tf.Variable(1)).write(str(folder / "ckpt-1"))
     asked = argparse.Namespace(kills=2)
     assert doctor_resume._verdict(asked, *folders, 2, [], False) == 0
-    with pytest.raises(UsageError, match=r"ended before kill 2 of 2, and is the same so far; give it more steps"):
+    with pytest.raises(
+        UsageError, match=r"ended before kill 2 of 2, and is the same so far; give it more steps"
+    ):
         doctor_resume._verdict(asked, *folders, 1, [], False)
 
 

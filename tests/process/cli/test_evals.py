@@ -29,10 +29,15 @@ def test_a_real_run_shows_a_table_for_each_ledger(trainer_kit: Command, finished
     first, second = done.stdout.split("\n\n")
     title, header, *rows = first.splitlines()
     assert title == "validation: 2 evaluations, best by accuracy (higher)"
-    assert header.split()[:2] == ["step", "dataset"] and header.split()[-3:] == ["seconds", "checkpoint", "mark"]
+    assert header.split()[:2] == ["step", "dataset"] and header.split()[-3:] == [
+        "seconds",
+        "checkpoint",
+        "mark",
+    ]
     assert [(row.split()[0], row.split()[-2], row.split()[-1]) for row in rows] == [
-        ("10", "ckpt-10", "-"), ("20", "ckpt-20", "best"),
-    ]  # fmt: skip
+        ("10", "ckpt-10", "-"),
+        ("20", "ckpt-20", "best"),
+    ]
     assert second.startswith("fast: 2 evaluations")
     assert trainer_kit("evals", str(finished_run), "--name=fast").stdout == second
 
@@ -40,9 +45,18 @@ def test_a_real_run_shows_a_table_for_each_ledger(trainer_kit: Command, finished
 def test_json_has_all_digits_and_is_strict(capsys: Output, finished_run: Path) -> None:
     assert main(["evals", str(finished_run), "--json", "--name=validation"]) == 0
     (shown,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    records = [json.loads(line) for line in (finished_run / "evals" / "validation.jsonl").read_text().splitlines()]
-    assert (shown["name"], shown["metric"], shown["comparison"]) == ("validation", "accuracy", "higher")
-    assert [one["metrics"] for one in shown["evaluations"]] == [record["metrics"] for record in records]
+    records = [
+        json.loads(line)
+        for line in (finished_run / "evals" / "validation.jsonl").read_text().splitlines()
+    ]
+    assert (shown["name"], shown["metric"], shown["comparison"]) == (
+        "validation",
+        "accuracy",
+        "higher",
+    )
+    assert [one["metrics"] for one in shown["evaluations"]] == [
+        record["metrics"] for record in records
+    ]
     assert [one["best"] for one in shown["evaluations"]] == [False, True]
 
 
@@ -61,22 +75,31 @@ def test_superseded_evaluations_are_shown_when_asked_for(capsys: Output, tmp_pat
     assert sorted((row[0], row[2], row[-1]) for row in rows) == sorted([*active, *superseded])
 
 
-def test_nested_metrics_nan_and_missing_ones_have_their_cells(capsys: Output, tmp_path: Path) -> None:
+def test_nested_metrics_nan_and_missing_ones_have_their_cells(
+    capsys: Output, tmp_path: Path
+) -> None:
     write_params(tmp_path)
-    write_ledger(tmp_path, evaluation(1, far={"loss": math.nan}), evaluation(2, near=1.5), '{"step": 3, "met')
+    write_ledger(
+        tmp_path, evaluation(1, far={"loss": math.nan}), evaluation(2, near=1.5), '{"step": 3, "met'
+    )
     title, header, *rows = _lines(capsys, str(tmp_path))
     assert title == ["validation:", "2", "evaluations"]
     assert header == ["step", "dataset", "far|loss", "near", "seconds", "checkpoint", "mark"]
     assert rows == [
-        ["1", "validation", "nan", "-", "0.5", "gone", "-"], ["2", "validation", "-", "1.5", "0.5", "gone", "-"],
-    ]  # fmt: skip
+        ["1", "validation", "nan", "-", "0.5", "gone", "-"],
+        ["2", "validation", "-", "1.5", "0.5", "gone", "-"],
+    ]
     assert main(["evals", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["evaluations"][0]["metrics"] == {"far|loss": "nan"}
+    assert json.loads(capsys.readouterr().out)[0]["evaluations"][0]["metrics"] == {
+        "far|loss": "nan"
+    }
 
 
 def test_another_metric_or_comparison_may_decide(capsys: Output, tmp_path: Path) -> None:
     write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
-    write_ledger(tmp_path, evaluation(1, accuracy=0.5, loss=1.0), evaluation(2, accuracy=0.6, loss=2.0))
+    write_ledger(
+        tmp_path, evaluation(1, accuracy=0.5, loss=1.0), evaluation(2, accuracy=0.6, loss=2.0)
+    )
     title, _, *rows = _lines(capsys, str(tmp_path), "--metric=loss", "--comparison=lower")
     assert title == ["validation:", "2", "evaluations,", "best", "by", "loss", "(lower)"]
     assert [row[-1] for row in rows] == ["best", "-"]
@@ -107,4 +130,6 @@ def test_a_mistake_is_one_message_and_exit_2(
 def test_a_run_without_evaluations_says_what_it_holds(capsys: Output, tmp_path: Path) -> None:
     write_params(tmp_path)
     assert main(["evals", str(tmp_path)]) == 2
-    assert "has no evaluations (evals/<name>.jsonl); it holds: params.yaml" in capsys.readouterr().err
+    assert (
+        "has no evaluations (evals/<name>.jsonl); it holds: params.yaml" in capsys.readouterr().err
+    )

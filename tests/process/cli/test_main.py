@@ -23,8 +23,13 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def test_the_help_names_every_verb_and_every_exit_code(process: Command) -> None:
     done = process("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(re.search(rf"^    {verb}\s", done.stdout, re.MULTILINE) for verb in [*VERBS, "checkpoint", "doctor"])
-    assert all(f"  {code.value:>3}  {meaning}" in done.stdout for code, meaning in EXIT_CODES.items())
+    assert all(
+        re.search(rf"^    {verb}\s", done.stdout, re.MULTILINE)
+        for verb in [*VERBS, "checkpoint", "doctor"]
+    )
+    assert all(
+        f"  {code.value:>3}  {meaning}" in done.stdout for code, meaning in EXIT_CODES.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,8 +63,14 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
             ["shwo"],
             "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'evals', 'best', 'tensorboard', ",
         ),
-        (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),  # no abbreviations
-        (["best", "run", "--metrc=loss"], "unrecognized arguments: --metrc=loss; did you mean --metric?"),
+        (
+            ["list", "--import=mine.py"],
+            "unrecognized arguments: --import=mine.py",
+        ),  # no abbreviations
+        (
+            ["best", "run", "--metrc=loss"],
+            "unrecognized arguments: --metrc=loss; did you mean --metric?",
+        ),
         (["list", "optimzers"], "'callbacks'); did you mean optimizers?"),
         (["doctor", "resum"], "'learning_rate'); did you mean resume?"),
     ],
@@ -75,23 +86,33 @@ def test_a_wrong_command_line_is_exit_2_with_the_usage(
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_an_explained_mistake_is_one_message_and_exit_2(trainer_kit: Command, debug: bool) -> None:
-    done = trainer_kit("show", "mine/smal", "--import_module=mine.py", *(["--debug"] if debug else []))
+    done = trainer_kit(
+        "show", "mine/smal", "--import_module=mine.py", *(["--debug"] if debug else [])
+    )
     assert (done.returncode, done.stdout) == (2, "")
     *traceback, message = done.stderr.splitlines()
-    assert message.startswith("error: --experiment: no experiment is called 'mine/smal'; did you mean mine/small")
+    assert message.startswith(
+        "error: --experiment: no experiment is called 'mine/smal'; did you mean mine/small"
+    )
     assert ("find_experiment" in "".join(traceback)) == bool(traceback) == debug
 
 
 def test_all_mistakes_are_in_one_report(trainer_kit: Command) -> None:
     overrides = "--params_override=trainer.train_step=7,runtime.num_gpus=x"
-    done = trainer_kit("show", "mine/small", "--import_module=mine.py", overrides, "--config_file=missing.yaml")
+    done = trainer_kit(
+        "show", "mine/small", "--import_module=mine.py", overrides, "--config_file=missing.yaml"
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("error: 3 mistakes\n")
-    assert all(name in done.stderr for name in ("trainer.train_step", "runtime.num_gpus", "missing.yaml"))
+    assert all(
+        name in done.stderr for name in ("trainer.train_step", "runtime.num_gpus", "missing.yaml")
+    )
     assert "Traceback" not in done.stderr
 
 
-def test_an_error_in_a_users_module_is_a_bug_with_its_traceback(trainer_kit: Command, here: Path) -> None:
+def test_an_error_in_a_users_module_is_a_bug_with_its_traceback(
+    trainer_kit: Command, here: Path
+) -> None:
     (here / "broken.py").write_text("1 / 0\n")
     done = trainer_kit("list", "--import_module=broken.py")
     assert done.returncode == 1
@@ -104,23 +125,35 @@ def test_an_experiment_that_exits_is_a_bug(
 ) -> None:
     name = f"quits_{verb}"
     registered = f"@trainer_kit.register_experiment('{name}')"
-    (here / f"{name}.py").write_text(f"import sys, trainer_kit\n\n\n{registered}\ndef quits():\n    sys.exit(0)\n")
+    (here / f"{name}.py").write_text(
+        f"import sys, trainer_kit\n\n\n{registered}\ndef quits():\n    sys.exit(0)\n"
+    )
     monkeypatch.chdir(here)
     assert main([verb, name, f"--import_module={name}.py"]) == 1
-    assert f"{here}/{name}.py:6: this line ends the program (SystemExit(0))" in capsys.readouterr().err
+    assert (
+        f"{here}/{name}.py:6: this line ends the program (SystemExit(0))" in capsys.readouterr().err
+    )
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
     code = "import sys, trainer_kit.cli.main as m; sys.exit(m.main(['show', 'mine/small', '--import_module=mine.py']))"
     command = f'{sys.executable} -c "{code}" | true; echo ${{PIPESTATUS[0]}}'
-    done = subprocess.run(["bash", "-c", command], cwd=here, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=here, capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 def test_looking_at_experiments_and_runs_does_without_tensorflow(finished_run: Path) -> None:
-    commands = [["list"], ["show", "digits"], ["show", "digits", "--gin_params=digits.learning_rate=3e-3"]]
+    commands = [
+        ["list"],
+        ["show", "digits"],
+        ["show", "digits", "--gin_params=digits.learning_rate=3e-3"],
+    ]
     commands += [["evals", str(finished_run)], ["best", str(finished_run)]]
-    code = f"import sys, trainer_kit.cli.main as m; print({{*map(m.main, {commands})}}, *sys.modules)"
+    code = (
+        f"import sys, trainer_kit.cli.main as m; print({{*map(m.main, {commands})}}, *sys.modules)"
+    )
     done = run_program(code, cwd=ROOT)
     codes, *modules = done.stdout.splitlines()[-1].split()
     assert codes == "{0}", done.stderr

@@ -34,19 +34,34 @@ def test_every_value_of_an_experiment_is_shown(trainer_kit: Command) -> None:
     assert "task.model.width" in rows  # the task's own section too
     assert rows["trainer.best_checkpoint_eval_metric"] == ("'accuracy'", "experiment")
     assert rows["trainer.max_to_keep"] == ("5", "default")
-    assert rows["trainer.continuous_eval_timeout"] == ("3600.0", "default")  # declared as a whole number
+    assert rows["trainer.continuous_eval_timeout"] == (
+        "3600.0",
+        "default",
+    )  # declared as a whole number
     assert rows["task.validation_data.drop_remainder"] == ("False", "default")  # that of TaskConfig
     assert {origin for _, origin in rows.values()} == {"default", "experiment"}
-    general = [path for path in leaves(tiny_experiment()) if path.startswith(("runtime.", "task.train_data."))]
+    general = [
+        path
+        for path in leaves(tiny_experiment())
+        if path.startswith(("runtime.", "task.train_data."))
+    ]
     assert set(general) <= set(rows)
 
 
 def test_diff_shows_only_what_differs_from_the_defaults(trainer_kit: Command, here: Path) -> None:
     before = sorted(here.rglob("*"))
-    overrides = "--params_override=trainer.train_steps=7,trainer.max_to_keep=5"  # the second is the default
+    overrides = (
+        "--params_override=trainer.train_steps=7,trainer.max_to_keep=5"  # the second is the default
+    )
     done = trainer_kit("show", "mine/small", "--import_module=mine.py", "--diff", overrides)
     assert done.stdout == "trainer.train_steps = 7  # --params_override\n"
-    bound = trainer_kit("show", "mine/small", "--import_module=mine.py", "--diff", "--gin_params=mine.small.steps = 8")
+    bound = trainer_kit(
+        "show",
+        "mine/small",
+        "--import_module=mine.py",
+        "--diff",
+        "--gin_params=mine.small.steps = 8",
+    )
     assert bound.stdout == "trainer.train_steps = 8  # mine/small.steps of --gin_params\n"
     same = trainer_kit("show", "mine/small", "--import_module=mine.py", "--diff")
     assert same.stdout == "every value is the experiment's default\n"
@@ -71,7 +86,9 @@ def test_the_default_that_is_shown_is_that_of_the_experiment(trainer_kit: Comman
 
 def test_a_section_that_is_named_is_explained_value_by_value(trainer_kit: Command) -> None:
     done = trainer_kit("show", "mine/small", "--import_module=mine.py", "trainer.continuous_eval")
-    values = [line.partition(" ")[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
+    values = [
+        line.partition(" ")[0] for line in done.stdout.splitlines() if not line.startswith(" ")
+    ]
     inside = ("policy", "validation_sets", "max_wait_checkpoints")
     assert values == [f"trainer.continuous_eval.{name}" for name in inside]
 
@@ -79,18 +96,36 @@ def test_a_section_that_is_named_is_explained_value_by_value(trainer_kit: Comman
 def test_a_path_that_leads_nowhere_is_a_message_with_near_names(trainer_kit: Command) -> None:
     done = trainer_kit("show", "mine/small", "trainer.max_to_kep", "--import_module=mine.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "trainer.max_to_kep: there is no such value; did you mean trainer.max_to_keep" in done.stderr
+    assert (
+        "trainer.max_to_kep: there is no such value; did you mean trainer.max_to_keep"
+        in done.stderr
+    )
 
 
 def test_a_terminal_shows_a_sentence_below_each_value(here: Path) -> None:
-    command = [sys.executable, "-m", "trainer_kit", "show", "mine/small", "--import_module=mine.py", "--diff"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainer_kit",
+        "show",
+        "mine/small",
+        "--import_module=mine.py",
+        "--diff",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "200"}
     master, slave = pty.openpty()
     done = subprocess.run(
-        [*command, "--params_override=trainer.max_to_keep=9"], cwd=here, env=environment, stdout=slave, timeout=120
+        [*command, "--params_override=trainer.max_to_keep=9"],
+        cwd=here,
+        env=environment,
+        stdout=slave,
+        timeout=120,
     )
     os.close(slave)
     lines = os.read(master, 10_000).decode().splitlines()
     os.close(master)
     assert done.returncode == 0
-    assert lines[0].startswith("trainer.max_to_keep = 9") and "How many of the newest checkpoints" in lines[1]
+    assert (
+        lines[0].startswith("trainer.max_to_keep = 9")
+        and "How many of the newest checkpoints" in lines[1]
+    )

@@ -47,8 +47,16 @@ def test_running_jobs_and_new_ones_are_served_on_loopback(tmp_path: Path) -> Non
     checkpoints.mkdir()
     heartbeat = {"host": os.uname().nodename, "pid": os.getpid(), "step": 7, "beat": 1}
     (checkpoints / "heartbeat.json").write_text(json.dumps(heartbeat))
-    command = [sys.executable, "-m", "trainer_kit.cli.main", "tensorboard", str(tmp_path), "--port=0"]
-    # TensorBoard reads local files without TensorFlow, whose import takes most of the time until it serves.
+    command = [
+        sys.executable,
+        "-m",
+        "trainer_kit.cli.main",
+        "tensorboard",
+        str(tmp_path),
+        "--port=0",
+    ]
+    # TensorBoard reads local files without TensorFlow, whose import takes most of the time until it
+    # serves.
     without = tmp_path / "without"
     without.mkdir()
     (without / "tensorflow.py").write_text("raise ImportError\n")
@@ -109,6 +117,8 @@ def test_the_state_of_a_trainer_comes_from_its_heartbeat(tmp_path: Path) -> None
         ([".", "--port=70000"], "70000 is not a port"),
     ],
 )
-def test_mistakes_end_with_a_message(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_end_with_a_message(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["tensorboard", *arguments]) == 2
     assert message in capsys.readouterr().err

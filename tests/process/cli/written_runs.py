@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 
-def evaluation(step: int, lineage: int = 0, dataset: str = "validation", **metrics: Any) -> dict[str, Any]:
+def evaluation(
+    step: int, lineage: int = 0, dataset: str = "validation", **metrics: Any
+) -> dict[str, Any]:
     """Returns a record of a ledger."""
     return {
         "step": step,
@@ -24,7 +26,9 @@ def write_ledger(folder: Path, *records: dict[str, Any] | str, name: str = "vali
     """Writes evals/<name>.jsonl, text as it is; returns `folder`."""
     path = folder / "evals" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(one if isinstance(one, str) else json.dumps(one) + "\n" for one in records))
+    path.write_text(
+        "".join(one if isinstance(one, str) else json.dumps(one) + "\n" for one in records)
+    )
     return folder
 
 

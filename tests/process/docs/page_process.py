@@ -1,8 +1,9 @@
 """A process that runs the Python commands of pages one after the other, most of them without a cold start.
 
-A command of its own process spends most of its time in what TensorFlow does once in a process. Here each command begins
-with a folder, arguments and an environment of its own, and without the modules, registrations, flags and seeds of the
-command before it. What TensorFlow keeps for a whole process stays: op determinism, devices.
+A command of its own process spends most of its time in what TensorFlow does once in a process. Here
+each command begins with a folder, arguments and an environment of its own, and without the modules,
+registrations, flags and seeds of the command before it. What TensorFlow keeps for a whole process
+stays: op determinism, devices.
 """
 
 from __future__ import annotations

@@ -20,11 +20,15 @@ from tests.process.docs.page_process import run_in_background, serve
 
 PAGES = read_pages()
 _PYTHON = re.compile(r"(\w+=\S* )*(python -m trainer_kit\.train|python \w+\.py|trainer-kit) ?")
-_FILE = re.compile(r"^cat > \S+ <<'(\w+)'\n.*?\n\1\n", re.DOTALL | re.MULTILINE)  # a command that writes a file
+_FILE = re.compile(
+    r"^cat > \S+ <<'(\w+)'\n.*?\n\1\n", re.DOTALL | re.MULTILINE
+)  # a command that writes a file
 _SHELL = set("&|;$`#<>*\0")  # what needs a shell
 _LONGEST = 300.0  # seconds of a command
 _BACKGROUND = " &"  # ends a command that the next ones do not wait for
-_BIN = Path(sys.executable).parent  # not resolved: python3.11 of a virtual environment links to another folder
+_BIN = Path(
+    sys.executable
+).parent  # not resolved: python3.11 of a virtual environment links to another folder
 
 
 class Runner:
@@ -40,12 +44,16 @@ class Runner:
         """Returns the exit code of a command and its output; `wait` has the largest code of those that it ends."""
         if line == "wait":
             ended = [self.background.pop(0).wait() for _ in [*self.background]]
-            return max((abs(one.code) for one in ended), default=0), "".join(one.text for one in ended)
+            return max((abs(one.code) for one in ended), default=0), "".join(
+                one.text for one in ended
+            )
         if not _PYTHON.match(line) or _SHELL.intersection(line.removesuffix(_BACKGROUND)):
             return _by_bash(line, folder)
         if line.endswith(_BACKGROUND):
             command = line.removesuffix(_BACKGROUND)
-            self.background.append(self._server.start(run_in_background, command, folder=str(folder)))
+            self.background.append(
+                self._server.start(run_in_background, command, folder=str(folder))
+            )
             return 0, ""
         return self._by_python(line, folder)
 
@@ -58,7 +66,9 @@ class Runner:
         self._commands.send((str(folder), line))
         if not self._commands.poll(_LONGEST):
             self._child.kill()
-            raise TimeoutError(f"{line} has not ended; it has written:\n{self._child.text[before:]}")
+            raise TimeoutError(
+                f"{line} has not ended; it has written:\n{self._child.text[before:]}"
+            )
         try:
             code = self._commands.recv()
         except (EOFError, OSError):  # the command has ended the process
@@ -67,11 +77,21 @@ class Runner:
 
 
 def _by_bash(text: str, folder: Path) -> tuple[int, str]:
-    environment = {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text], cwd=folder, env=environment, text=True, timeout=_LONGEST,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder,
+        env=environment,
+        text=True,
+        timeout=_LONGEST,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     return done.returncode, done.stdout
 
 
@@ -89,7 +109,10 @@ def _lines(command: Command) -> list[Command]:
     if any(_SHELL.intersection(line.removesuffix(_BACKGROUND)) for line in lines if line != "\0"):
         return [command]
     *before, last = [files.pop(0) if line == "\0" else line for line in lines]
-    return [*(Command(command.name, line, 0) for line in before), Command(command.name, last, command.code)]
+    return [
+        *(Command(command.name, line, 0) for line in before),
+        Command(command.name, last, command.code),
+    ]
 
 
 def _run(page: Page, pages: list[Page], folder: Path, runner: Runner) -> None:
@@ -102,10 +125,14 @@ def _run(page: Page, pages: list[Page], folder: Path, runner: Runner) -> None:
     for command in [line for block in page.commands for line in _lines(block)]:
         code, text = runner.run(command.text, folder)
         assert code == command.code, f"{page.path}, {command.name}: {command.text}\n{text}"
-    assert not runner.background, f"{page.path}: the last command has to wait for those in the background"
+    assert not runner.background, (
+        f"{page.path}: the last command has to wait for those in the background"
+    )
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.path) for page in PAGES if page.commands])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.path) for page in PAGES if page.commands]
+)
 def test_the_commands_of_a_page_end_as_it_says(page: Page, runner: Runner, tmp_path: Path) -> None:
     _run(page, PAGES, tmp_path, runner)
 
@@ -156,7 +183,9 @@ def test_every_line_of_a_command_has_to_pass(runner: Runner, tmp_path: Path) -> 
     fails = "<!-- example: one.py -->\n```python\nraise SystemExit(3)\n```\n<!-- run: one, exit 3 -->\n```bash\n"
     _run(read_page("a.md", f"{fails}true\npython one.py\n```\n"), [], tmp_path / "last", runner)
     with pytest.raises(AssertionError, match=r"a\.md, one: python one\.py\n"):
-        _run(read_page("a.md", f"{fails}python one.py\ntrue\n```\n"), [], tmp_path / "first", runner)
+        _run(
+            read_page("a.md", f"{fails}python one.py\ntrue\n```\n"), [], tmp_path / "first", runner
+        )
 
 
 def test_a_marker_without_its_block_is_noticed() -> None:

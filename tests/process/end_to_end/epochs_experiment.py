@@ -23,7 +23,9 @@ class EpochsConfig(TinyConfig):
 
     dropout: float = 0.3
     plain: bool = False
-    train_data: trainer_kit.DataConfig = trainer_kit.DataConfig(is_training=True, global_batch_size=10, seed=7)
+    train_data: trainer_kit.DataConfig = trainer_kit.DataConfig(
+        is_training=True, global_batch_size=10, seed=7
+    )
 
 
 @trainer_kit.register_task(EpochsConfig)
@@ -33,7 +35,9 @@ class EpochsTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         """Returns an ArraySource, or a shuffled dataset of 11 batches."""
         if params.is_training and self.task_config.plain:
-            return tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).shuffle(103, seed=5).batch(10)
+            return (
+                tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).shuffle(103, seed=5).batch(10)
+            )
         return super().build_inputs(params, input_context)
 
 
@@ -45,7 +49,9 @@ class NoteEpochs(trainer_kit.Callback):
         self._note(run, f"begin {epoch} at {run.step}")
 
     def epoch_end(self, run: Any, epoch: int, logs: Any) -> None:
-        self._note(run, f"end {epoch} at {run.step}: {logs['training_loss']:.9g} {logs['accuracy']:.9g}")
+        self._note(
+            run, f"end {epoch} at {run.step}: {logs['training_loss']:.9g} {logs['accuracy']:.9g}"
+        )
 
     def _note(self, run: Any, text: str) -> None:
         with Path(run.directory, "epochs.txt").open("a") as stream:

@@ -54,14 +54,23 @@ def rate(step: int) -> float:
 @trainer_kit.register_experiment("changed")
 def changed() -> Any:
     """The killed experiment with two optimizers, and evaluations between the checkpoints."""
-    sgd, variables = {"type": "sgd", "sgd": {"momentum": 0.9}}, {"head": ("kernel",), "rest": (".",)}
+    sgd, variables = (
+        {"type": "sgd", "sgd": {"momentum": 0.9}},
+        {"head": ("kernel",), "rest": (".",)},
+    )
     rates = {
         "head": {"type": "constant", "constant": {"learning_rate": 0.01}},
         "rest": {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": 100}},
     }
     optimizers = {
-        name: {"optimizer": sgd, "learning_rate": rates[name], "variables": variables[name]} for name in variables
+        name: {"optimizer": sgd, "learning_rate": rates[name], "variables": variables[name]}
+        for name in variables
     }
     none = {"optimizer": {"type": None}, "learning_rate": {"type": None}}
-    trainer = {"optimizer_config": none, "optimizers": optimizers, "checkpoint_interval": 15, "validation_interval": 10}
+    trainer = {
+        "optimizer_config": none,
+        "optimizers": optimizers,
+        "checkpoint_interval": 15,
+        "validation_interval": 10,
+    }
     return killed().replace(task=ChangedConfig(), trainer=trainer)

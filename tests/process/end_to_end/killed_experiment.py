@@ -56,7 +56,9 @@ class KilledTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         """Returns the points; those to train on are moved by the seed of each example."""
         arrays = tiny_arrays(bool(params.is_training), self.task_config.examples)
-        return trainer_kit.ArraySource(arrays, params, transform=moved if params.is_training else None)
+        return trainer_kit.ArraySource(
+            arrays, params, transform=moved if params.is_training else None
+        )
 
     @tf.autograph.experimental.do_not_convert  # which is not the subject
     def train_step(self, *arguments: Any, **named: Any) -> Any:
@@ -85,8 +87,12 @@ def killed() -> Any:
 @trainer_kit.register_experiment("killed_fused")
 def killed_fused() -> Any:
     """The same, three steps in one program: the linear task itself, because XLA takes no Python; dropout too."""
-    os.environ.pop("XLA_FLAGS", None)  # with the optimizations that users have; see tests/conftest.py
-    return killed().replace(task=LinearConfig(dropout=0.3), trainer={"fuse_steps": 3, "checkpoint_interval": 10})
+    os.environ.pop(
+        "XLA_FLAGS", None
+    )  # with the optimizations that users have; see tests/conftest.py
+    return killed().replace(
+        task=LinearConfig(dropout=0.3), trainer={"fuse_steps": 3, "checkpoint_interval": 10}
+    )
 
 
 def killed_at(point: str, occurrence: int, file: str, *arguments: str) -> None:

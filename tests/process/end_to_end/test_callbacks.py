@@ -22,8 +22,8 @@ from trainer_kit.testing import compare_runs
 
 CALLBACKS = "tests.process.end_to_end.callbacks_experiment"
 CHANGED = "tests.process.end_to_end.hyper_parameters_experiment"
-# A callback of the user's, every way to change a hyper-parameter, and an end before the last step. The plateau is
-# reached at the second evaluation, step 20, and at every one after it.
+# A callback of the user's, every way to change a hyper-parameter, and an end before the last step.
+# The plateau is reached at the second evaluation, step 20, and at every one after it.
 YAML = f"""
 trainer:
   callbacks:
@@ -37,17 +37,23 @@ trainer:
            min_delta: 9.0}}
   early_stopping: {{metric: validation_loss, metric_comp: lower, min_delta: 100.0, patience: 3}}
 """
-# What kills a run, one after the other, and then its last evaluation and its newest checkpoint. Each start counts its
-# own evaluations and checkpoints.
+# What kills a run, one after the other, and then its last evaluation and its newest checkpoint.
+# Each start counts its own evaluations and checkpoints.
 KILLS = (
-    # Before the evaluation of step 10 is on record; when it is, and the first checkpoint is not; when the weights of
-    # the second evaluation are not exported.
+    # Before the evaluation of step 10 is on record; when it is, and the first checkpoint is not;
+    # when the weights of the second evaluation are not exported.
     ("ledger.append", 1, 0, 0),
     ("checkpoint.save", 1, 10, 0),
     ("best.weights", 1, 10, 17),
-    ("checkpoint.save", 1, 20, 17),  # of step 30; the plateau was seen at 20, and a hyper-parameter was read at 25
-    # In the third evaluation, and in the fourth, which ends the run, before its line is in the ledger; when the line is
-    # there and the last checkpoint is not; while that is written; before the end is noted.
+    (
+        "checkpoint.save",
+        1,
+        20,
+        17,
+    ),  # of step 30; the plateau was seen at 20, and a hyper-parameter was read at 25
+    # In the third evaluation, and in the fourth, which ends the run, before its line is in the
+    # ledger; when the line is there and the last checkpoint is not; while that is written; before
+    # the end is noted.
     ("ledger.append", 1, 20, 30),
     ("ledger.append", 2, 30, 30),
     ("checkpoint.save", 1, 40, 30),
@@ -68,8 +74,14 @@ def _assert_reported(run: Path, steps: list[int]) -> None:
     assert [line["step"] for line in lines if "weight_norm" in line["metrics"]] == steps
     assert "callbacks/WeightNorm" in json.loads((run / "final.json").read_text())["time"]
     (events,) = (run / "train").glob("events*")
-    found = [event for event in tf.compat.v1.train.summary_iterator(str(events)) if event.summary.value]
-    assert [event.step for event in found if any(value.tag == "weight_norm" for value in event.summary.value)] == steps
+    found = [
+        event for event in tf.compat.v1.train.summary_iterator(str(events)) if event.summary.value
+    ]
+    assert [
+        event.step
+        for event in found
+        if any(value.tag == "weight_norm" for value in event.summary.value)
+    ] == steps
 
 
 def test_a_callback_of_python_reports_and_its_time_is_counted(tmp_path: Path) -> None:
@@ -87,7 +99,9 @@ def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     flags += ["--experiment=changed", "--mode=train_and_eval", f"--config_file={file}"]
     uninterrupted = server.start("train", *flags, f"--model_dir={whole}")
     for point, occurrence, evaluated, saved in KILLS:
-        death = server.run(killed_at, point, occurrence, f"{hit}.points", *flags, f"--model_dir={hit}")
+        death = server.run(
+            killed_at, point, occurrence, f"{hit}.points", *flags, f"--model_dir={hit}"
+        )
         assert death.code == -signal.SIGKILL, (point, death.text)
         ledger, saves = hit / "evals/validation.jsonl", complete_checkpoints(str(hit))
         steps = [line["step"] for line in read_lines(ledger)] if ledger.exists() else []

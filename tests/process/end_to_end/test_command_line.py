@@ -70,9 +70,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _command(mode: str, *arguments: str) -> list[str]:
     return [
-        sys.executable, "-m", "trainer_kit.train", "--import_module=my_experiment.py", "--experiment=outside/tiny",
-        f"--mode={mode}", *arguments,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "trainer_kit.train",
+        "--import_module=my_experiment.py",
+        "--experiment=outside/tiny",
+        f"--mode={mode}",
+        *arguments,
+    ]
 
 
 def _environment() -> dict[str, str]:
@@ -92,7 +97,12 @@ def _start(folder: Path, mode: str, *arguments: str) -> subprocess.Popen[str]:
 
 def _run(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        _command(mode, *arguments), cwd=folder, env=_environment(), capture_output=True, text=True, timeout=240
+        _command(mode, *arguments),
+        cwd=folder,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
 
 
@@ -118,7 +128,9 @@ def test_a_run_is_trained_resumed_and_evaluated(folder: Path, server: ForkServer
     assert first.returncode == 0, first.stderr
     assert _steps(first.stdout, "train")[-1] == 120
     assert _steps(first.stdout, "validation") == [50, 100, 120]
-    assert not re.search(r"[\x00-\x09\x0b-\x1f]", first.stdout)  # a pipe gets lines and no control characters
+    assert not re.search(
+        r"[\x00-\x09\x0b-\x1f]", first.stdout
+    )  # a pipe gets lines and no control characters
     assert "momentum: 0.8" in (folder / "run/params.yaml").read_text()
     assert (folder / "run/operative_config.train_and_eval.gin").is_file()
 
@@ -131,7 +143,10 @@ def test_a_run_is_trained_resumed_and_evaluated(folder: Path, server: ForkServer
 
     beside = sidecar.wait(240)
     assert beside.code == 0, beside.text
-    ledger, own = (list(read_lines(folder / f"run/evals/{name}.jsonl")) for name in ("continuous_eval", "validation"))
+    ledger, own = (
+        list(read_lines(folder / f"run/evals/{name}.jsonl"))
+        for name in ("continuous_eval", "validation")
+    )
     assert ledger[-1]["metrics"] == own[-1]["metrics"]  # by the second model as it was trained
     steps = [record["step"] for record in ledger]
     assert steps[-1] == 200
@@ -142,11 +157,15 @@ def test_a_run_is_trained_resumed_and_evaluated(folder: Path, server: ForkServer
     best = json.loads((folder / "run/best_ckpt/info.json").read_text())
     line = re.search(r"^validation .*\| accuracy ([\d.]+)", evaluated.text, re.MULTILINE)
     assert line is not None
-    assert float(line.group(1)) == pytest.approx(best["value"], abs=1e-4)  # as many digits as are printed
+    assert float(line.group(1)) == pytest.approx(
+        best["value"], abs=1e-4
+    )  # as many digits as are printed
 
 
 def test_a_stopped_run_saves_and_tells_so(folder: Path, server: ForkServer) -> None:
-    override = "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=100000000"
+    override = (
+        "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=100000000"
+    )
     child = _forked(server, folder, "train", "--model_dir=stopped", override)
     while "train | step" not in child.text:
         assert child.alive, child.text
@@ -162,19 +181,29 @@ def test_a_stopped_run_saves_and_tells_so(folder: Path, server: ForkServer) -> N
 
 
 @pytest.mark.parametrize("fuse_steps", [1, 5])
-def test_deterministic_ops_train_without_timing_the_input(folder: Path, server: ForkServer, fuse_steps: int) -> None:
-    overrides = (
-        f"--params_override=runtime.deterministic_ops=true,trainer.train_steps=40,trainer.fuse_steps={fuse_steps}"
-    )
-    ended = _forked(server, folder, "train", f"--model_dir=deterministic{fuse_steps}", overrides).wait()
+def test_deterministic_ops_train_without_timing_the_input(
+    folder: Path, server: ForkServer, fuse_steps: int
+) -> None:
+    overrides = f"--params_override=runtime.deterministic_ops=true,trainer.train_steps=40,trainer.fuse_steps={fuse_steps}"
+    ended = _forked(
+        server, folder, "train", f"--model_dir=deterministic{fuse_steps}", overrides
+    ).wait()
     assert ended.code == 0, ended.text
-    assert "input" not in json.loads((folder / f"deterministic{fuse_steps}" / "final.json").read_text())["time"]
+    assert (
+        "input"
+        not in json.loads((folder / f"deterministic{fuse_steps}" / "final.json").read_text())[
+            "time"
+        ]
+    )
 
 
 def test_sigterm_during_the_import_of_tensorflow_is_exit_75(folder: Path) -> None:
     process = _start(folder, "train", "--model_dir=early")
     give_up = time.monotonic() + 60
-    while "tensorflow" not in Path(f"/proc/{process.pid}/maps").read_text() and time.monotonic() < give_up:
+    while (
+        "tensorflow" not in Path(f"/proc/{process.pid}/maps").read_text()
+        and time.monotonic() < give_up
+    ):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)

@@ -22,10 +22,14 @@ def server() -> Iterator[ForkServer]:
         yield started
 
 
-# What kills the run, and the step that the next start goes on from. With a Source: after the save at the end of an
-# epoch and before its epoch_end, then inside the second epoch; with a dataset that ends: inside the second epoch.
+# What kills the run, and the step that the next start goes on from. With a Source: after the save
+# at the end of an epoch and before its epoch_end, then inside the second epoch; with a dataset that
+# ends: inside the second epoch.
 KILLS: dict[str, tuple[tuple[str, int, int], ...]] = {
-    "task.plain=false,trainer.checkpoint_interval=1": (("ledger.append", 1, 11), ("checkpoint.save", 2, 13)),
+    "task.plain=false,trainer.checkpoint_interval=1": (
+        ("ledger.append", 1, 11),
+        ("checkpoint.save", 2, 13),
+    ),
     "task.plain=true": (("checkpoint.save", 4, 13),),
 }
 
@@ -40,7 +44,9 @@ def test_a_kill_in_an_epoch_changes_no_bit_and_no_count(
     uninterrupted = server.start("train", *flags, f"--model_dir={whole}")
     step = 0
     for point, occurrence, start in KILLS[overrides]:
-        death = server.run(killed_at, point, occurrence, f"{hit}.points", *flags, f"--model_dir={hit}")
+        death = server.run(
+            killed_at, point, occurrence, f"{hit}.points", *flags, f"--model_dir={hit}"
+        )
         assert death.code == -signal.SIGKILL, death.text
         assert f"train_and_eval from step {step}" in death.text
         step = start
@@ -52,5 +58,8 @@ def test_a_kill_in_an_epoch_changes_no_bit_and_no_count(
     assert noted == (whole / "epochs.txt").read_text().splitlines()
     ends = ["begin 1 at 0", "end 1 at 11", "begin 2 at 11", f"end 2 at {last}"]
     assert [line.split(":")[0] for line in noted] == ends
-    places = {line["step"]: (line["epoch"], line["step_in_epoch"]) for line in read_lines(hit / "metrics.jsonl")}
+    places = {
+        line["step"]: (line["epoch"], line["step_in_epoch"])
+        for line in read_lines(hit / "metrics.jsonl")
+    }
     assert places[11] == (1, 11) and places[13] == (2, 2) and places[last] == (2, last - 11)

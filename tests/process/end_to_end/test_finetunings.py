@@ -26,7 +26,12 @@ def server() -> Iterator[ForkServer]:
 
 
 def _arguments(folder: Path, mode: str, *overrides: str) -> list[str]:
-    common = [f"--import_module={EXPERIMENT}", "--experiment=killed", f"--model_dir={folder}", f"--mode={mode}"]
+    common = [
+        f"--import_module={EXPERIMENT}",
+        "--experiment=killed",
+        f"--model_dir={folder}",
+        f"--mode={mode}",
+    ]
     given = (f"trainer.train_steps={STEPS[-1]}", *overrides)
     return [*common, *(f"--params_override={override}" for override in given)]
 
@@ -36,7 +41,11 @@ def _pretraining(folder: Path) -> list[str]:
 
 
 def _finetuning(folder: Path, pretraining: Path, *overrides: str) -> list[str]:
-    given = (f"task.init_checkpoint={pretraining}", "trainer.continuous_eval_timeout=20", *overrides)
+    given = (
+        f"task.init_checkpoint={pretraining}",
+        "trainer.continuous_eval_timeout=20",
+        *overrides,
+    )
     return _arguments(folder, "continuous_train_and_eval", *given)
 
 
@@ -70,14 +79,26 @@ def test_stopped_and_killed_fine_tunings_keep_the_same_bits(
     server: ForkServer, pretrained: tuple[Path, Path], tmp_path: Path
 ) -> None:
     pretraining, unkilled = pretrained
-    run, notes, command = tmp_path / "run", f"{tmp_path}.points", _finetuning(tmp_path / "run", pretraining)
+    run, notes, command = (
+        tmp_path / "run",
+        f"{tmp_path}.points",
+        _finetuning(tmp_path / "run", pretraining),
+    )
     first = server.run(killed_at, "checkpoint.save", 2, notes, *command)  # in the first fine-tuning
     for path in pretraining.glob(f"ckpt-{STEPS[0]}.*"):  # it goes on without its initial checkpoint
         path.unlink()
     stop = server.run(stopped_in_step, 12, *command)  # the seventh of the second fine-tuning
     assert stop.code == 75 and list(_metrics(run)) == [f"metrics-{STEPS[0]}.json"], stop.text
-    deaths = [first, *(server.run(killed_at, point, 1, notes, *command) for point in ("best.weights", "final.rename"))]
-    assert [death.code for death in deaths] == [-signal.SIGKILL] * 3, [death.text for death in deaths]
+    deaths = [
+        first,
+        *(
+            server.run(killed_at, point, 1, notes, *command)
+            for point in ("best.weights", "final.rename")
+        ),
+    ]
+    assert [death.code for death in deaths] == [-signal.SIGKILL] * 3, [
+        death.text for death in deaths
+    ]
     ended = server.run("train", *command)
     assert ended.code == 0, ended.text
     for step in STEPS:
@@ -85,7 +106,9 @@ def test_stopped_and_killed_fine_tunings_keep_the_same_bits(
     assert _metrics(run) == _metrics(unkilled)
 
 
-def test_sigterm_while_waiting_is_exit_75_and_leaves_nothing(server: ForkServer, tmp_path: Path) -> None:
+def test_sigterm_while_waiting_is_exit_75_and_leaves_nothing(
+    server: ForkServer, tmp_path: Path
+) -> None:
     command = _finetuning(tmp_path / "run", tmp_path / "pretraining")
     waiting = server.start("train", *command)
     wait_until(lambda: "waiting for" in waiting.text, 60)

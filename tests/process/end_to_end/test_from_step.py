@@ -27,10 +27,14 @@ class _Wider(LinearTask):
 
     def build_model(self) -> Any:
         model = super().build_model()
-        return keras.Sequential([keras.Input(model.input_shape[1:]), *model.layers, keras.layers.Dense(3)])
+        return keras.Sequential(
+            [keras.Input(model.input_shape[1:]), *model.layers, keras.layers.Dense(3)]
+        )
 
 
-def _run(folder: Path, task: type[LinearTask] = LinearTask, train_steps: int = 30, **arguments: Any) -> None:
+def _run(
+    folder: Path, task: type[LinearTask] = LinearTask, train_steps: int = 30, **arguments: Any
+) -> None:
     keras.utils.clear_session()  # names of variables, which checkpoints hold too, count anew
     seed_everything(1)
     config = linear_experiment(train_steps=train_steps, best_checkpoint_eval_metric="accuracy")
@@ -69,8 +73,12 @@ def test_a_run_that_goes_back_takes_the_same_way_again(reference: Path, finished
 
 
 @pytest.mark.parametrize("step", [0, 10])
-def test_a_kill_after_the_archiving_does_not_stop_the_rewind(reference: Path, finished: Path, step: int) -> None:
-    archive_later(str(finished), step)  # and then the process was killed; it is started again without the flag
+def test_a_kill_after_the_archiving_does_not_stop_the_rewind(
+    reference: Path, finished: Path, step: int
+) -> None:
+    archive_later(
+        str(finished), step
+    )  # and then the process was killed; it is started again without the flag
     _run(finished)
     assert _evaluations(finished) == [(10, 0 if step else 1), (20, 1), (30, 1)]
     assert _same_but_for_lineages(reference, finished) == []
@@ -122,11 +130,14 @@ def test_a_run_that_lost_its_checkpoints_says_that_it_restarts(
         shutil.copy(path, tmp_path / "copied")
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path / "copied"))
-    assert "has lost" not in caplog.text  # whoever copies checkpoints alone knows that the rest is not there
+    assert (
+        "has lost" not in caplog.text
+    )  # whoever copies checkpoints alone knows that the rest is not there
     for path in (*tmp_path.glob("ckpt-*"), tmp_path / "checkpoint", tmp_path / "final.json"):
         path.unlink()
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path))
     assert (
-        "metrics.jsonl has reports up to step 10, but there is no checkpoint: the run begins at step 0" in caplog.text
+        "metrics.jsonl has reports up to step 10, but there is no checkpoint: the run begins at step 0"
+        in caplog.text
     )

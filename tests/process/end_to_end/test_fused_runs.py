@@ -34,7 +34,9 @@ class _ListTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         """Returns the points in their own order; the last batch of each pass is smaller."""
         source = super().build_inputs(params.replace(is_training=False), input_context)
-        dataset = tf.data.Dataset.from_tensor_slices(tuple(source._arrays)).batch(params.global_batch_size)
+        dataset = tf.data.Dataset.from_tensor_slices(tuple(source._arrays)).batch(
+            params.global_batch_size
+        )
         return dataset.repeat() if params.is_training else dataset
 
 
@@ -66,11 +68,16 @@ class _ShortTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         """Returns the points once; the last of the thirteen batches is smaller."""
         source = super().build_inputs(params.replace(is_training=False), input_context)
-        return tf.data.Dataset.from_tensor_slices(tuple(source._arrays)).batch(params.global_batch_size)
+        return tf.data.Dataset.from_tensor_slices(tuple(source._arrays)).batch(
+            params.global_batch_size
+        )
 
 
 def _run(
-    folder: Path, task: dict[str, Any] | None = None, section: LinearConfig | None = None, **trainer: Any
+    folder: Path,
+    task: dict[str, Any] | None = None,
+    section: LinearConfig | None = None,
+    **trainer: Any,
 ) -> list[Any]:
     """Runs a linear experiment and returns its weights and the reports of its training loops."""
     keras.utils.clear_session()
@@ -79,7 +86,10 @@ def _run(
         config = config.replace(task=section)
     model, _ = launch(config.replace(task=task or {}), "train", str(folder))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [model.get_weights(), {line["step"]: line["metrics"] for line in lines if line["kind"] == "train"}]
+    return [
+        model.get_weights(),
+        {line["step"]: line["metrics"] for line in lines if line["kind"] == "train"},
+    ]
 
 
 def _assert_equal(one: list[Any], other: list[Any]) -> None:
@@ -96,7 +106,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return _run(tmp_path_factory.mktemp("whole"), DROPOUT, fuse_steps=5)
 
 
-def test_any_grouping_and_a_resume_keep_the_bits_with_dropout(whole: list[Any], tmp_path: Path) -> None:
+def test_any_grouping_and_a_resume_keep_the_bits_with_dropout(
+    whole: list[Any], tmp_path: Path
+) -> None:
     _run(tmp_path, DROPOUT, fuse_steps=3, train_steps=11, steps_per_loop=5)
     _assert_equal(whole, _run(tmp_path, DROPOUT, fuse_steps=3, steps_per_loop=5))
 
@@ -132,7 +144,11 @@ _TOO_FAST = {
     ],
 )
 def test_a_diverged_fused_run_recovers_as_separate_steps_do(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, section: LinearConfig, trainer: dict[str, Any], told: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    section: LinearConfig,
+    trainer: dict[str, Any],
+    told: str,
 ) -> None:
     runs = []
     for fuse_steps in (1, 5):
@@ -152,7 +168,10 @@ def test_a_diverged_fused_run_recovers_as_separate_steps_do(
 def test_data_that_ends_in_a_fused_loop_ends_it_at_its_step(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"task\.train_data ended at step 13 of 20"):
         _run(tmp_path, section=_ShortConfig(), fuse_steps=5)
-    assert sorted(path.name for path in tmp_path.glob("ckpt-??.index")) == ["ckpt-10.index", "ckpt-13.index"]
+    assert sorted(path.name for path in tmp_path.glob("ckpt-??.index")) == [
+        "ckpt-10.index",
+        "ckpt-13.index",
+    ]
 
 
 def test_custom_loops_and_distributed_data_are_refused() -> None:
@@ -163,9 +182,13 @@ def test_custom_loops_and_distributed_data_are_refused() -> None:
     config = linear_experiment(fuse_steps=5)
     task = LinearTask(config.task)
     parts = (task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
-    with pytest.raises(UsageError, match=r"trainer\.fuse_steps=5: OwnLoop builds its own training loop"):
+    with pytest.raises(
+        UsageError, match=r"trainer\.fuse_steps=5: OwnLoop builds its own training loop"
+    ):
         OwnLoop(config, *parts)
     trainer = Trainer(config, *parts)
-    distributed = tf.distribute.OneDeviceStrategy("CPU:1").experimental_distribute_dataset(tf.data.Dataset.range(3))
+    distributed = tf.distribute.OneDeviceStrategy("CPU:1").experimental_distribute_dataset(
+        tf.data.Dataset.range(3)
+    )
     with pytest.raises(UsageError, match="already distributed"):
         trainer.train_dataset = distributed

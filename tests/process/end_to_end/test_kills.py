@@ -1,6 +1,7 @@
 """A run that is killed anywhere, and started again, ends with the same bits as one that was not.
 
-Real processes and real signals. All runs that the chosen tests need are started up front, two at a time.
+Real processes and real signals. All runs that the chosen tests need are started up front, two at a
+time.
 """
 
 from __future__ import annotations
@@ -42,14 +43,16 @@ def _points(*names: str) -> tuple[str, ...]:
 
 
 _LATER = _points("checkpoint", "final", "history", "best", "ledger")
-# What one run is killed by, in this order, started again up to the next one, and at last to the end. The history is
-# written anew only when there is something to take back: after a kill in the second save.
+# What one run is killed by, in this order, started again up to the next one, and at last to the
+# end. The history is written anew only when there is something to take back: after a kill in the
+# second save.
 CHAINS: dict[str, tuple[str, ...]] = {
     "start": (*(point for point in WRITE_POINTS if point not in _LATER), RANDOM, RANDOM, RANDOM),
     "checkpoint": (*_points("checkpoint"), *_points("final")),
     "best": (LATE, TWO_SAVES, *_points("history"), *_points("best", "ledger")),
 }
-# The first of a checkpoint, or of the best, is cut when there is something to lose; two bests are written in turn.
+# The first of a checkpoint, or of the best, is cut when there is something to lose; two bests are
+# written in turn.
 OCCURRENCES = {"checkpoint.save": 2, "best.weights": 3}
 
 
@@ -79,12 +82,18 @@ class Story:
         self.deaths.append(how)
         folders = [self.folder / "best_ckpt", self.folder / "best_checkpoints" / "two"]
         self.best.append("; ".join(filter(None, map(_wrong_with_best, folders))))
-        self.steps.append(max([0, *(line["step"] for line in _lines(self.folder / "metrics.jsonl"))]))
+        self.steps.append(
+            max([0, *(line["step"] for line in _lines(self.folder / "metrics.jsonl"))])
+        )
 
     @property
     def starts(self) -> list[int | None]:
         """The step that each process went on from; None for one that did not come so far."""
-        found = [re.search(r"train_and_eval from step (\d+)", end.text) for end in (*self.deaths, self.last) if end]
+        found = [
+            re.search(r"train_and_eval from step (\d+)", end.text)
+            for end in (*self.deaths, self.last)
+            if end
+        ]
         return [int(match[1]) if match else None for match in found]
 
 
@@ -93,7 +102,10 @@ Scenario = tuple[Callable[[ForkServer, Path, str], Story], str]
 
 def uninterrupted(server: ForkServer, folder: Path, kind: str) -> Story:
     """A run that nothing happens to; it notes its write points."""
-    return Story(folder, last=server.run(recorded, f"{folder}.points", *_arguments(folder, kind), timeout=SECONDS))
+    return Story(
+        folder,
+        last=server.run(recorded, f"{folder}.points", *_arguments(folder, kind), timeout=SECONDS),
+    )
 
 
 def killed_often(server: ForkServer, folder: Path, chain: str) -> Story:
@@ -102,18 +114,24 @@ def killed_often(server: ForkServer, folder: Path, chain: str) -> Story:
     notes = f"{folder}.points"
     for cause in CHAINS[chain]:
         if cause == RANDOM:
-            death = _killed_at_random(server, folder, chance, between=story.causes.count(RANDOM) % 2 == 0)
+            death = _killed_at_random(
+                server, folder, chance, between=story.causes.count(RANDOM) % 2 == 0
+            )
         elif cause == LATE:
             death = server.run(killed_behind_its_reports, *arguments, timeout=SECONDS)
         else:
-            fault = ("checkpoint.save", 2) if cause == TWO_SAVES else (cause, OCCURRENCES.get(cause, 1))
+            fault = (
+                ("checkpoint.save", 2) if cause == TWO_SAVES else (cause, OCCURRENCES.get(cause, 1))
+            )
             death = server.run(killed_at, *fault, notes, *arguments, timeout=SECONDS)
         story.died(cause, death)
     story.last = server.run(recorded, notes, *arguments, timeout=SECONDS)
     return story
 
 
-def _killed_at_random(server: ForkServer, folder: Path, chance: random.Random, between: bool) -> Ended:
+def _killed_at_random(
+    server: ForkServer, folder: Path, chance: random.Random, between: bool
+) -> Ended:
     """SIGKILL when a file has appeared, or between two of them."""
     child = server.start("train", *_arguments(folder))
     _wait_for_new_files(folder, chance.randrange(1, 20), lambda: child.alive)
@@ -126,7 +144,9 @@ def _killed_at_random(server: ForkServer, folder: Path, chance: random.Random, b
 def killed_fused(server: ForkServer, folder: Path, kind: str) -> Story:
     """SIGKILL in a save beside fused loops, and right after the next file."""
     story, arguments = Story(folder), _arguments(folder, kind)
-    death = server.run(killed_at, "checkpoint.pointer", 2, f"{folder}.points", *arguments, timeout=SECONDS)
+    death = server.run(
+        killed_at, "checkpoint.pointer", 2, f"{folder}.points", *arguments, timeout=SECONDS
+    )
     story.died("checkpoint.pointer", death)
     child = server.start("train", *arguments)
     _wait_for_new_files(folder, 3, lambda: child.alive)
@@ -138,13 +158,19 @@ def killed_fused(server: ForkServer, folder: Path, kind: str) -> Story:
 
 def _all_scenarios(items: list[pytest.Item]) -> Iterator[Scenario]:
     """Those of the tests that were chosen, and the runs that they are compared with, which come first."""
-    found = [item.callspec.params["story"] for item in items if "story" in getattr(item, "fixturenames", ())]
+    found = [
+        item.callspec.params["story"]
+        for item in items
+        if "story" in getattr(item, "fixturenames", ())
+    ]
     yield from dict.fromkeys((uninterrupted, _kind(*scenario)) for scenario in found)
     yield from dict.fromkeys(found)
 
 
 @pytest.fixture(scope="module")
-def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Scenario, Any]]:
+def stories(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Scenario, Any]]:
     """All scenarios, as futures."""
     base = tmp_path_factory.mktemp("kills")
     items = [item for item in request.session.items if item.path == request.path]
@@ -209,15 +235,22 @@ def test_kills_at_random_moments_lose_little(story: Story) -> None:
     codes = [death.code for death in story.deaths[first:]]
     assert set(codes) <= {-signal.SIGKILL, 0} and codes.count(-signal.SIGKILL) >= 2, codes
     assert set(story.best[first:]) == {""}
-    # Steps that were told and then taken again: an interval, and one more whose checkpoint was still being written.
+    # Steps that were told and then taken again: an interval, and one more whose checkpoint was
+    # still being written.
     pairs = zip(story.steps[first:], story.starts[first + 1 :], strict=True)
     redone = [step - start for step, start in pairs if start is not None]
     assert redone and max(redone) <= 2 * INTERVAL, redone
 
 
 @_of(killed_often, "best")
-def test_a_full_and_a_resumed_run_reach_exactly_all_write_points(story: Story, reference: Path) -> None:
-    reached = {point for run in (reference, story.folder) for point in Path(f"{run}.points").read_text().split()}
+def test_a_full_and_a_resumed_run_reach_exactly_all_write_points(
+    story: Story, reference: Path
+) -> None:
+    reached = {
+        point
+        for run in (reference, story.folder)
+        for point in Path(f"{run}.points").read_text().split()
+    }
     assert sorted(reached) == sorted(WRITE_POINTS)
 
 
@@ -242,7 +275,11 @@ def _kind(function: Callable[..., Story], name: str) -> str:
 
 def _arguments(folder: Path, kind: str = "average") -> list[str]:
     experiment, flags = ("killed_fused", []) if kind == "fused" else ("killed", [AVERAGE])
-    common = [f"--import_module={EXPERIMENT}", f"--experiment={experiment}", "--mode=train_and_eval"]
+    common = [
+        f"--import_module={EXPERIMENT}",
+        f"--experiment={experiment}",
+        "--mode=train_and_eval",
+    ]
     return [*common, f"--model_dir={folder}", *flags]
 
 
@@ -255,7 +292,11 @@ def _wait_for_new_files(folder: Path, count: int, alive: Callable[[], bool]) -> 
 
 
 def _names(folder: Path) -> set[str]:
-    return {os.path.join(place, name) for place, folders, names in os.walk(folder) for name in (*folders, *names)}
+    return {
+        os.path.join(place, name)
+        for place, folders, names in os.walk(folder)
+        for name in (*folders, *names)
+    }
 
 
 def _wrong_with_best(folder: Path) -> str:
@@ -269,12 +310,20 @@ def _wrong_with_best(folder: Path) -> str:
     if (noted := (read_record(prefix) or {}).get("info")) != info:
         return f"info.json tells {info}, the record of the weights {noted}"
     step = int(tf.train.load_variable(prefix, "global_step/.ATTRIBUTES/VARIABLE_VALUE"))
-    return "" if step == info["step"] else f"info.json tells step {info['step']}, the weights are of step {step}"
+    return (
+        ""
+        if step == info["step"]
+        else f"info.json tells step {info['step']}, the weights are of step {step}"
+    )
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     return (
-        [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        [
+            json.loads(line)
+            for line in path.read_text().splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
         if path.exists()
         else []
     )

@@ -19,7 +19,9 @@ from tests.process.end_to_end.late_commands import answer
 
 _EARLY = [mistake for mistake in MISTAKES if not mistake.needs_tensorflow]
 _LATE = [mistake for mistake in MISTAKES if mistake.needs_tensorflow]
-Run = Callable[[list[str]], tuple[int, str]]  # a command, by its arguments: its exit code and what it has written
+Run = Callable[
+    [list[str]], tuple[int, str]
+]  # a command, by its arguments: its exit code and what it has written
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,10 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mistake", _EARLY, ids=lambda mistake: mistake.name.replace(" ", "_"))
 def test_a_mistake_gets_one_message_and_leaves_nothing(
-    mistake: Mistake, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, commands: subprocess.Popen[str]
+    mistake: Mistake,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    commands: subprocess.Popen[str],
 ) -> None:
     def run(arguments: list[str]) -> tuple[int, str]:
         errors = tmp_path_factory.mktemp("errors") / "text"
@@ -93,7 +98,9 @@ def test_the_real_command_tells_a_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mistake", _LATE, ids=lambda mistake: mistake.name.replace(" ", "_"))
-def test_a_mistake_that_needs_tensorflow_gets_one_message_too(mistake: Mistake, tmp_path: Path, late: Run) -> None:
+def test_a_mistake_that_needs_tensorflow_gets_one_message_too(
+    mistake: Mistake, tmp_path: Path, late: Run
+) -> None:
     outcome = commit(mistake, tmp_path, late)
     assert outcome.code == mistake.code, outcome.text
     assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
@@ -101,7 +108,9 @@ def test_a_mistake_that_needs_tensorflow_gets_one_message_too(mistake: Mistake, 
     assert outcome.written == []
 
 
-@pytest.mark.parametrize("mistake", CODE_MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
+@pytest.mark.parametrize(
+    "mistake", CODE_MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_")
+)
 def test_an_error_of_own_code_shows_the_line_and_the_shapes(
     mistake: CodeMistake, mine: Path, late: Run, server: ForkServer
 ) -> None:
@@ -116,7 +125,11 @@ def test_an_error_of_own_code_shows_the_line_and_the_shapes(
 
 def test_the_sample_in_the_guide_is_what_is_printed() -> None:
     text = (ROOT / "docs" / "guides" / "config.md").read_text()
-    block = next(part for part in text.split("```") if part.strip().startswith("$ python -m trainer_kit.train "))
+    block = next(
+        part
+        for part in text.split("```")
+        if part.strip().startswith("$ python -m trainer_kit.train ")
+    )
     command, *printed = block.strip().splitlines()
     arguments = [sys.executable, *command.split()[2:]]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60)

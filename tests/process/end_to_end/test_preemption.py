@@ -24,8 +24,8 @@ TWO_CPUS = (
     "trainer.optimizer_config.ema.average_decay=0.9"
 )
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-# By the overrides of a run: the moments in the order in which it is stopped at them, started again up to the next one,
-# and at last to the end; and the step that it has reached.
+# By the overrides of a run: the moments in the order in which it is stopped at them, started again
+# up to the next one, and at last to the end; and the step that it has reached.
 PHASES: dict[str, dict[str, int | None]] = {
     "": {
         "compile": 0,
@@ -39,8 +39,14 @@ PHASES: dict[str, dict[str, int | None]] = {
     TWO_CPUS: {"compile": 0, "step 13": 14},
 }
 # What stops it there, if that is not SIGTERM, which decides the exit code when SIGINT comes too.
-SIGNALS = {"compile evaluation": (HUP,), "step 13": (INT,), "step 23": (INT, TERM), "evaluation": (TERM, INT)}
-# Runs whose stop is a wait, for the end of a grace or of a patience: what happens when, and what they are given.
+SIGNALS = {
+    "compile evaluation": (HUP,),
+    "step 13": (INT,),
+    "step 23": (INT, TERM),
+    "evaluation": (TERM, INT),
+}
+# Runs whose stop is a wait, for the end of a grace or of a patience: what happens when, and what
+# they are given.
 HANGS = {"signals": (), "seconds": 90, "overrides": "trainer.hang_timeout_seconds=8"}
 LONG: dict[str, dict[str, Any]] = {
     "step": {
@@ -48,7 +54,11 @@ LONG: dict[str, dict[str, Any]] = {
         "seconds": 90,
         "overrides": "trainer.preemption_grace_seconds=4,trainer.checkpoint_interval=10",
     },
-    "evaluation": {"moment": "evaluation", "seconds": 90, "overrides": "trainer.preemption_grace_seconds=6"},
+    "evaluation": {
+        "moment": "evaluation",
+        "seconds": 90,
+        "overrides": "trainer.preemption_grace_seconds=6",
+    },
     "hanging step": {"moment": "step 3", **HANGS},
     "hanging evaluation": {"moment": "evaluation", **HANGS},
     "hanging best": {"moment": "best.weights", **HANGS},
@@ -84,7 +94,11 @@ def stops(
         folder = tmp_path_factory.mktemp("stopped") / "run"
         return folder, _stop(server, folder, **LONG[name])
 
-    chosen = [item.callspec.params.get("long") for item in request.session.items if hasattr(item, "callspec")]
+    chosen = [
+        item.callspec.params.get("long")
+        for item in request.session.items
+        if hasattr(item, "callspec")
+    ]
     with ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(stop, name) for name in LONG if name in chosen}
         pool.shutdown(cancel_futures=True)
@@ -103,9 +117,13 @@ def _flags(folder: Path, overrides: str = "") -> list[str]:
 
 
 def _stop(
-    server: ForkServer, folder: Path, moment: str, signals: tuple[int, ...] = (TERM,),
-    seconds: float = 0.0, overrides: str = "",
-) -> Ended:  # fmt: skip
+    server: ForkServer,
+    folder: Path,
+    moment: str,
+    signals: tuple[int, ...] = (TERM,),
+    seconds: float = 0.0,
+    overrides: str = "",
+) -> Ended:
     return server.run(stopped_at, moment, signals, seconds, *_flags(folder, overrides))
 
 
@@ -117,7 +135,9 @@ Often = tuple[Path, dict[str, tuple[Ended, int]], Ended]
 
 
 @pytest.fixture(scope="module")
-def stopped_often(server: ForkServer, tmp_path_factory: pytest.TempPathFactory, stops: Any) -> Callable[[str], Often]:
+def stopped_often(
+    server: ForkServer, tmp_path_factory: pytest.TempPathFactory, stops: Any
+) -> Callable[[str], Often]:
     """By its overrides: the folder of a run, how it ended at each moment with its newest checkpoint then, and at last.
 
     What takes long in other tests goes on meanwhile.
@@ -151,7 +171,11 @@ def test_a_signal_saves_and_the_next_start_resumes_from_there(
     assert told is not None, ended.text
     assert int(told.group(1)) == newest  # nothing is lost
     assert PHASES[overrides][moment] in (newest, None)
-    before = [number for _, number in ends.values()][list(ends).index(moment) - 1] if moment != "compile" else 0
+    before = (
+        [number for _, number in ends.values()][list(ends).index(moment) - 1]
+        if moment != "compile"
+        else 0
+    )
     assert f"train_and_eval from step {before}" in ended.text
 
 
@@ -164,10 +188,15 @@ def test_a_run_that_was_stopped_everywhere_keeps_the_same_bits(
     assert compare_runs(whole[overrides], folder) == []
 
 
-def test_a_run_that_is_still_being_built_ends_within_seconds(server: ForkServer, tmp_path: Path) -> None:
+def test_a_run_that_is_still_being_built_ends_within_seconds(
+    server: ForkServer, tmp_path: Path
+) -> None:
     ended = _stop(server, tmp_path / "run", "build", (INT, TERM), seconds=60)
     assert ended.code == 75 and ended.seconds < 30, ended.text
-    assert "stopped by SIGTERM before the first step; the same command starts the run again" in ended.text
+    assert (
+        "stopped by SIGTERM before the first step; the same command starts the run again"
+        in ended.text
+    )
     assert not (tmp_path / "run").exists()
 
 

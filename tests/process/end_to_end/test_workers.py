@@ -29,9 +29,11 @@ from trainer_kit.testing import compare_runs
 
 EXPERIMENT = "tests.process.end_to_end.workers_experiment"
 SECONDS = 120.0  # the most that one process may take
-SURVIVAL = 30.0  # seconds in which a worker has to notice that another one is gone; TensorFlow's heartbeats take 10
+# Seconds in which a worker has to notice that another one is gone; TensorFlow's heartbeats take 10
+SURVIVAL = 30.0
 
-# What happens, one after the other, to a run of STEPS steps: which worker is hit, by what, and when.
+# What happens, one after the other, to a run of STEPS steps: which worker is hit, by what, and
+# when.
 HITS = (
     (1, signal.SIGTERM, "on_step", 13),  # of step 13: the loop is cut when both agree, at step 20
     (0, signal.SIGKILL, "on_step", 45),  # of step 65, after the checkpoint of step 40
@@ -85,8 +87,15 @@ def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(whole, whole_ends, notes.read_text(), hit, hit_ends, copies)
 
 
-def arguments(folder: Path, experiment: str = "normalized", mode: str = "train_and_eval") -> Sequence[str]:
-    return f"--import_module={EXPERIMENT}", f"--experiment={experiment}", f"--mode={mode}", f"--model_dir={folder}"
+def arguments(
+    folder: Path, experiment: str = "normalized", mode: str = "train_and_eval"
+) -> Sequence[str]:
+    return (
+        f"--import_module={EXPERIMENT}",
+        f"--experiment={experiment}",
+        f"--mode={mode}",
+        f"--model_dir={folder}",
+    )
 
 
 def starting_steps(ends: list[list[Ended]], index: int) -> list[int]:
@@ -105,30 +114,48 @@ def test_two_workers_train_and_only_the_chief_writes(runs: Runs) -> None:
     assert [line for line in runs.changed_by_other.splitlines() if private not in line] == []
     assert not any((runs.whole / "workers").rglob("*"))
     assert len(list(runs.whole.glob("train/events*"))) == 1
-    assert sorted(path.name for path in runs.whole.glob("ckpt-*.index")) == [f"ckpt-{STEPS}.index", "ckpt-80.index"]
+    assert sorted(path.name for path in runs.whole.glob("ckpt-*.index")) == [
+        f"ckpt-{STEPS}.index",
+        "ckpt-80.index",
+    ]
 
 
 def test_two_workers_are_stopped_together_by_the_chiefs_ledger(runs: Runs) -> None:
     for end in (*runs.whole_ends, *runs.hit_ends[-1]):
         assert f"the run ends at step {STEPS}: " in end.text, end.text
-    assert [json.loads((run / "final.json").read_text())["step"] for run in (runs.whole, runs.hit)] == [STEPS, STEPS]
+    assert [
+        json.loads((run / "final.json").read_text())["step"] for run in (runs.whole, runs.hit)
+    ] == [STEPS, STEPS]
 
 
-def test_two_workers_evaluate_what_their_checkpoint_holds(runs: Runs, server: ForkServer, tmp_path: Path) -> None:
+def test_two_workers_evaluate_what_their_checkpoint_holds(
+    runs: Runs, server: ForkServer, tmp_path: Path
+) -> None:
     folder = shutil.copytree(runs.whole, tmp_path / "alone")
-    alone = server.start(train, *arguments(folder, mode="eval"), "--params_override=runtime.distribution_strategy=auto")
+    alone = server.start(
+        train,
+        *arguments(folder, mode="eval"),
+        "--params_override=runtime.distribution_strategy=auto",
+    )
     assert alone.wait(SECONDS).code == 0
-    recorded, again = (list(read_lines(folder / f"evals/{name}.jsonl"))[-1] for name in ("validation", "eval"))
+    recorded, again = (
+        list(read_lines(folder / f"evals/{name}.jsonl"))[-1] for name in ("validation", "eval")
+    )
     assert recorded["step"] == again["step"] == STEPS
     assert again["metrics"] == pytest.approx(recorded["metrics"], rel=1e-6)
 
 
 def test_logs_of_one_worker_are_not_aggregated(server: ForkServer, tmp_path: Path) -> None:
     hosts = free_hosts(2)
-    starts = [server.start(worker, hosts, own, *arguments(tmp_path, "aggregating")) for own in (0, 1)]
+    starts = [
+        server.start(worker, hosts, own, *arguments(tmp_path, "aggregating")) for own in (0, 1)
+    ]
     for end in [start.wait(SECONDS) for start in starts]:
         assert end.code == 2, end.text
-        assert "error: AggregatingTask.aggregate_logs gets only the logs of one worker's replicas" in end.text
+        assert (
+            "error: AggregatingTask.aggregate_logs gets only the logs of one worker's replicas"
+            in end.text
+        )
     assert not list(tmp_path.glob("ckpt-*"))
 
 
@@ -137,7 +164,10 @@ def test_a_signal_to_either_worker_stops_both_at_the_same_step(runs: Runs) -> No
         ends = runs.hit_ends[start]
         assert [end.code for end in ends] == [75, 75], ends[0].text + ends[1].text
         assert f"stopped by SIGTERM at step {step};" in ends[asked].text
-        assert f"another worker was asked to stop; this one stopped at step {step};" in ends[1 - asked].text
+        assert (
+            f"another worker was asked to stop; this one stopped at step {step};"
+            in ends[1 - asked].text
+        )
 
 
 def test_a_worker_whose_peer_was_killed_ends_soon_with_exit_75(runs: Runs) -> None:
@@ -153,11 +183,20 @@ def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
     for index in (0, 1):
         assert starting_steps(runs.hit_ends, index) == [0, LOOP // 2, LOOP, 2 * LOOP, STEPS]
     assert compare_runs(runs.whole, runs.hit) == []
-    changes = [line["metrics"] for line in read_lines(runs.hit / "metrics.jsonl") if line["kind"] == "change"]
-    assert changes == [{"learning_rate": 0.02}, {"learning_rate_factor": 0.1}]  # from steps LOOP and 2 * LOOP on
+    changes = [
+        line["metrics"]
+        for line in read_lines(runs.hit / "metrics.jsonl")
+        if line["kind"] == "change"
+    ]
+    assert changes == [
+        {"learning_rate": 0.02},
+        {"learning_rate_factor": 0.1},
+    ]  # from steps LOOP and 2 * LOOP on
 
 
-def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(server: ForkServer, tmp_path: Path) -> None:
+def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(
+    server: ForkServer, tmp_path: Path
+) -> None:
     early = server.start(worker, free_hosts(2), 1, *arguments(tmp_path))
     wait_until(lambda: "waits for all 2 workers" in early.text)
     early.kill(signal.SIGTERM)
@@ -175,29 +214,46 @@ def test_both_workers_refuse_other_data(runs: Runs, server: ForkServer, tmp_path
     children = [server.start(worker, hosts, own, *arguments(folder)) for own in (0, 1)]
     for end in [child.wait(SECONDS) for child in children]:
         assert end.code == 2
-        assert "task.train_data: the data has changed since this run began: array 1 was other labels" in end.text
+        assert (
+            "task.train_data: the data has changed since this run began: array 1 was other labels"
+            in end.text
+        )
 
 
-def test_the_chief_refuses_a_model_dir_in_which_others_train(server: ForkServer, tmp_path: Path) -> None:
+def test_the_chief_refuses_a_model_dir_in_which_others_train(
+    server: ForkServer, tmp_path: Path
+) -> None:
     hosts = free_hosts(2)
     with RunLock(tmp_path):
         other = server.start(worker, hosts, 1, *arguments(tmp_path))
         chief = server.run(worker, hosts, 0, *arguments(tmp_path), timeout=SECONDS)
         assert chief.code == 4, chief.text
         assert f"{tmp_path} is in use" in chief.text
-        wait_until(lambda: "waits for all 2 workers" in other.text)  # the chief that trains may be about to end
+        wait_until(
+            lambda: "waits for all 2 workers" in other.text
+        )  # the chief that trains may be about to end
     other.kill()
     assert "train_and_eval" not in other.wait(SURVIVAL).text
 
 
 def test_a_killed_worker_leaves_one_copy_which_goes_away(runs: Runs) -> None:
-    assert runs.copies == [[], [], [f"ckpt-{2 * LOOP}.index"], []]  # killed after it had saved steps 40 and 80
+    assert runs.copies == [
+        [],
+        [],
+        [f"ckpt-{2 * LOOP}.index"],
+        [],
+    ]  # killed after it had saved steps 40 and 80
 
 
-def test_workers_with_other_configs_are_told_what_differs(server: ForkServer, tmp_path: Path) -> None:
+def test_workers_with_other_configs_are_told_what_differs(
+    server: ForkServer, tmp_path: Path
+) -> None:
     hosts, flags = free_hosts(2), arguments(tmp_path / "run")
     other = "--params_override=trainer.train_steps=80,runtime.random_seed=7,task.width=9"
-    children = [server.start(worker, hosts, 0, *flags), server.start(worker, hosts, 1, *flags, other)]
+    children = [
+        server.start(worker, hosts, 0, *flags),
+        server.start(worker, hosts, 1, *flags, other),
+    ]
     for ended in [child.wait(SECONDS) for child in children]:
         assert ended.code == 2, ended.text
         for line in (
@@ -211,8 +267,13 @@ def test_workers_with_other_configs_are_told_what_differs(server: ForkServer, tm
 
 def test_a_worker_with_another_model_dir_says_so(server: ForkServer, tmp_path: Path) -> None:
     hosts = free_hosts(2)
-    children = [server.start(hasty_worker, hosts, own, *arguments(tmp_path / f"{own}")) for own in (0, 1)]
+    children = [
+        server.start(hasty_worker, hosts, own, *arguments(tmp_path / f"{own}")) for own in (0, 1)
+    ]
     ended = [child.wait(SECONDS) for child in children]
     assert [end.code for end in ended] == [2, 2], ended[0].text + ended[1].text
-    assert f"model_dir: worker 0 trains in another folder than {tmp_path}/1; all need one shared" in ended[1].text
+    assert (
+        f"model_dir: worker 0 trains in another folder than {tmp_path}/1; all need one shared"
+        in ended[1].text
+    )
     assert not (tmp_path / "1").exists()

@@ -64,9 +64,18 @@ class NormalizedTask(TinyTask):
 def normalized() -> Any:
     """Loops longer than the steps after which workers agree, so that a stop cuts one; changing rates; an early stop."""
     hand = {"step": LOOP, "text": "learning_rate: 0.02"}
-    plateau = {"metric": "validation_loss", "metric_comp": "lower", "parameter": "learning_rate_factor"}
+    plateau = {
+        "metric": "validation_loss",
+        "metric_comp": "lower",
+        "parameter": "learning_rate_factor",
+    }
     plateau |= {"patience": 1, "min_delta": 9.0}
-    never_better = {"metric": "validation_loss", "metric_comp": "lower", "min_delta": 100.0, "patience": 2}
+    never_better = {
+        "metric": "validation_loss",
+        "metric_comp": "lower",
+        "min_delta": 100.0,
+        "patience": 2,
+    }
     config = tiny_experiment(
         train_steps=TRAIN_STEPS,
         steps_per_loop=LOOP,
@@ -120,14 +129,32 @@ def hasty_worker(hosts: Sequence[str], index: int, *arguments: str) -> None:
     worker(hosts, index, *arguments)
 
 
-def watched_worker(hosts: Sequence[str], index: int, file: str, folder: str, *arguments: str) -> None:
+def watched_worker(
+    hosts: Sequence[str], index: int, file: str, folder: str, *arguments: str
+) -> None:
     """Trains, and notes in `file` what Python changes in `folder`, a line for each change."""
-    changes = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "fcntl.flock", "os.truncate", "os.link", "os.symlink")
+    changes = (
+        "os.mkdir",
+        "os.rename",
+        "os.remove",
+        "os.rmdir",
+        "fcntl.flock",
+        "os.truncate",
+        "os.link",
+        "os.symlink",
+    )
 
     def note(event: str, details: tuple[Any, ...]) -> None:
-        writes = event == "open" and isinstance(details[2], int) and details[2] & (os.O_WRONLY | os.O_RDWR)
-        # A file that has the folder for its name has none: it tells whether the folder can be written.
-        if (writes or event in changes) and any(str(one).startswith(f"{folder}/") for one in details):
+        writes = (
+            event == "open"
+            and isinstance(details[2], int)
+            and details[2] & (os.O_WRONLY | os.O_RDWR)
+        )
+        # A file that has the folder for its name has none: it tells whether the folder can be
+        # written.
+        if (writes or event in changes) and any(
+            str(one).startswith(f"{folder}/") for one in details
+        ):
             os.write(notes, f"{event} {details}\n".encode())
 
     notes = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -135,7 +162,9 @@ def watched_worker(hosts: Sequence[str], index: int, file: str, folder: str, *ar
     worker(hosts, index, *arguments)
 
 
-def hit_worker(hosts: Sequence[str], index: int, number: int, moment: str, count: int, *arguments: str) -> None:
+def hit_worker(
+    hosts: Sequence[str], index: int, number: int, moment: str, count: int, *arguments: str
+) -> None:
     """Trains until its `count`-th training step or batch of an evaluation, where it gets the signal `number`.
 
     That step ends only when the run has seen the signal: others may come before it otherwise.

@@ -20,7 +20,13 @@ from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import ExitCode, StorageError, UsageError
-from trainer_kit.process.run_directory import RunDirectory, check_model_dir, config_hash, count_starts, kept_threads
+from trainer_kit.process.run_directory import (
+    RunDirectory,
+    check_model_dir,
+    config_hash,
+    count_starts,
+    kept_threads,
+)
 
 
 def _config(**trainer: object) -> ExperimentConfig:
@@ -31,7 +37,9 @@ def _directory(folder: Path, sidecar: str = "") -> RunDirectory:
     return RunDirectory(str(folder), TrainerConfig(), sidecar)
 
 
-def _started(folder: Path, config: ExperimentConfig | None = None, experiment: str = "mine") -> RunDirectory:
+def _started(
+    folder: Path, config: ExperimentConfig | None = None, experiment: str = "mine"
+) -> RunDirectory:
     """A run that has written its record and a checkpoint."""
     directory = _directory(folder)
     directory.write_record(config or _config(), experiment, "train", {})
@@ -44,9 +52,15 @@ def _listing(folder: Path) -> list[str]:
 
 
 def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
-    options = TrainerConfig(best_checkpoint_export_subdir="top", validation_summary_subdir="held_out")
+    options = TrainerConfig(
+        best_checkpoint_export_subdir="top", validation_summary_subdir="held_out"
+    )
     directory = RunDirectory(str(tmp_path), options)
-    places = {name: str(Path(path).relative_to(tmp_path)) for name, path in vars(directory).items() if path}
+    places = {
+        name: str(Path(path).relative_to(tmp_path))
+        for name, path in vars(directory).items()
+        if path
+    }
     assert places == {
         "path": ".",
         "own": ".",
@@ -68,7 +82,11 @@ def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
 
 def test_what_a_sidecar_writes_lies_apart_from_the_run(tmp_path: Path) -> None:
     run, sidecar = vars(_directory(tmp_path)), vars(_directory(tmp_path, "test_set"))
-    own = {name: str(Path(path).relative_to(tmp_path)) for name, path in sidecar.items() if path != run[name]}
+    own = {
+        name: str(Path(path).relative_to(tmp_path))
+        for name, path in sidecar.items()
+        if path != run[name]
+    }
     assert own == {
         "own": "evals/test_set",
         "own_best": "evals/test_set/best_ckpt",
@@ -80,14 +98,26 @@ def test_what_a_sidecar_writes_lies_apart_from_the_run(tmp_path: Path) -> None:
 
 def test_the_record_holds_config_experiment_command_and_versions(tmp_path: Path) -> None:
     config = _config().replace(runtime={"random_seed": 5})
-    _directory(tmp_path / "run").write_record(config, "mine", "train_and_eval", {"operative.gin": "a.b = 1\n"})
+    _directory(tmp_path / "run").write_record(
+        config, "mine", "train_and_eval", {"operative.gin": "a.b = 1\n"}
+    )
     assert _listing(tmp_path / "run") == ["manifest.json", "operative.gin", "params.yaml"]
     assert (tmp_path / "run" / "params.yaml").read_text() == to_yaml(config)
     assert (tmp_path / "run" / "operative.gin").read_text() == "a.b = 1\n"
     record = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert (record["experiment"], record["mode"], record["random_seed"]) == ("mine", "train_and_eval", 5)
+    assert (record["experiment"], record["mode"], record["random_seed"]) == (
+        "mine",
+        "train_and_eval",
+        5,
+    )
     assert record["command"] == sys.argv
-    assert set(record["packages"]) == {"trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy"}
+    assert set(record["packages"]) == {
+        "trainer_kit",
+        "tensorflow",
+        "keras",
+        "tf-models-official",
+        "numpy",
+    }
     assert record["packages"]["numpy"]
 
 
@@ -97,10 +127,14 @@ def test_a_folder_that_was_moved_is_no_longer_the_runs(tmp_path: Path) -> None:
     directory.write_record(_config(), "mine", "train", {})
     directory.check_run_id()
     (tmp_path / "run").rename(tmp_path / "moved")
-    with pytest.raises(StorageError, match=r"was moved or removed during the run: .* give its new path"):
+    with pytest.raises(
+        StorageError, match=r"was moved or removed during the run: .* give its new path"
+    ):
         directory.check_run_id()
     _started(tmp_path / "run")
-    with pytest.raises(StorageError, match=r"contains another run now, .* or with another model_dir"):
+    with pytest.raises(
+        StorageError, match=r"contains another run now, .* or with another model_dir"
+    ):
         directory.check_run_id()
     directory.withdraw_record([directory.params])
     assert directory.is_recorded()
@@ -111,17 +145,28 @@ def test_a_folder_that_was_moved_is_no_longer_the_runs(tmp_path: Path) -> None:
     [
         (None, {}),
         (SimpleNamespace(best=None), {}),
-        (SimpleNamespace(best=("accuracy", 0.75, 30)), {"best": {"metric": "accuracy", "value": 0.75, "step": 30}}),
+        (
+            SimpleNamespace(best=("accuracy", 0.75, 30)),
+            {"best": {"metric": "accuracy", "value": 0.75, "step": 30}},
+        ),
     ],
 )
-@pytest.mark.parametrize("more", [{}, {"stopped": "enough", "time": {"seconds": 2.5, "verdict": "short steps"}}])
+@pytest.mark.parametrize(
+    "more", [{}, {"stopped": "enough", "time": {"seconds": 2.5, "verdict": "short steps"}}]
+)
 def test_final_json_exists_from_the_end_until_a_resume(
     tmp_path: Path, exporter: object, best: dict[str, Any], more: dict[str, Any]
 ) -> None:
     directory = _started(tmp_path)
     assert directory.read_final() is None
     directory.write_final(50, "train", {"accuracy": 0.5}, exporter, **more)
-    assert directory.read_final() == {"step": 50, "mode": "train", "metrics": {"accuracy": 0.5}, **best, **more}
+    assert directory.read_final() == {
+        "step": 50,
+        "mode": "train",
+        "metrics": {"accuracy": 0.5},
+        **best,
+        **more,
+    }
     directory.write_record(_config(train_steps=80), "mine", "train", {})
     assert directory.read_final() is None
     assert not (tmp_path / "final.json").exists()
@@ -131,7 +176,10 @@ def test_final_json_exists_from_the_end_until_a_resume(
     "text",
     [
         *(b"", b'{"step": 5', b"[1]", b"5", b"{}", b"\xff", b'{"step": 5, "mode": "train"}'),
-        *(b'{"step": null, "mode": "train", "metrics": {}}', b'{"step": 5, "mode": "train", "metrics": 3}'),
+        *(
+            b'{"step": null, "mode": "train", "metrics": {}}',
+            b'{"step": 5, "mode": "train", "metrics": 3}',
+        ),
     ],
 )
 def test_a_damaged_final_json_counts_as_none_with_one_warning(
@@ -148,7 +196,9 @@ def test_another_experiment_is_refused_before_anything_else(tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"holds a run of the experiment 'mine', not of 'yours'"):
         check_model_dir(directory, config, "yours", ["task"])
     assert check_model_dir(directory, config, "mine", []) == []
-    assert check_model_dir(directory, config, "", []) == []  # a caller that has no name for its experiment
+    assert (
+        check_model_dir(directory, config, "", []) == []
+    )  # a caller that has no name for its experiment
 
 
 @pytest.mark.parametrize("manifest", ["", "{", '["mine"]', "{}", '{"threads": 3, "starts": 7}'])
@@ -162,17 +212,23 @@ def test_a_damaged_manifest_stops_nobody(tmp_path: Path, manifest: str) -> None:
 
 def test_safe_changes_are_returned_and_dangerous_ones_refused(tmp_path: Path) -> None:
     directory = _started(tmp_path)
-    changed = _config(train_steps=80).replace(task={"train_data": {"global_batch_size": 8}}, runtime={"random_seed": 2})
+    changed = _config(train_steps=80).replace(
+        task={"train_data": {"global_batch_size": 8}}, runtime={"random_seed": 2}
+    )
     assert refused(check_model_dir, directory, changed, "mine", ["runtime.random_seed"]).keys() == {
         "task.train_data.global_batch_size"
     }
-    allowed = check_model_dir(directory, changed, "mine", ["runtime.random_seed", "task.train_data"])
+    allowed = check_model_dir(
+        directory, changed, "mine", ["runtime.random_seed", "task.train_data"]
+    )
     assert [change.kind for change in allowed] == ["dangerous", "dangerous", "safe"]
     assert str(allowed[-1]) == "trainer.train_steps: 50 -> 80"
 
 
 @pytest.mark.parametrize("missing", ["params.yaml", "ckpt-10.index"])
-def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(tmp_path: Path, missing: str) -> None:
+def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(
+    tmp_path: Path, missing: str
+) -> None:
     directory = _started(tmp_path)
     (tmp_path / missing).unlink()
     other = _config().replace(runtime={"random_seed": 2})
@@ -180,13 +236,19 @@ def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(tmp_path: Path,
 
 
 def test_a_folder_name_like_a_pattern_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"reads \* and \[ in the path of a checkpoint as a pattern"):
+    with pytest.raises(
+        UsageError, match=r"reads \* and \[ in the path of a checkpoint as a pattern"
+    ):
         check_model_dir(_directory(tmp_path / "run[1]*"), _config(), "mine", [])
 
 
 @pytest.mark.parametrize("name", ["params.yaml", "manifest.json", "metrics.jsonl", "final.json"])
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["FIFO", "device"])
-def test_what_is_no_file_is_not_read(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["FIFO", "device"]
+)
+def test_what_is_no_file_is_not_read(
+    make: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
     directory = _started(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     make(tmp_path / name)
@@ -226,7 +288,9 @@ def test_an_unwritable_place_is_a_storage_error_with_code_6(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("folder", ["gs://bucket/run", "s3://bucket"])
 def test_a_remote_folder_is_refused_with_what_to_do(folder: str) -> None:
-    with pytest.raises(UsageError, match=f"'{folder}' is a remote folder; only local and mounted folders") as error:
+    with pytest.raises(
+        UsageError, match=f"'{folder}' is a remote folder; only local and mounted folders"
+    ) as error:
         RunDirectory(folder, TrainerConfig())
     assert error.value.exit_code == ExitCode.USAGE == 2
 
@@ -245,7 +309,9 @@ def test_an_unreadable_params_yaml_is_a_storage_error(
     directory = _started(tmp_path)
     (tmp_path / "params.yaml").unlink()
     make(tmp_path / "params.yaml")
-    with pytest.raises(StorageError, match=rf"{tmp_path}/params\.yaml, .* cannot be read: {reason}.*; restore it"):
+    with pytest.raises(
+        StorageError, match=rf"{tmp_path}/params\.yaml, .* cannot be read: {reason}.*; restore it"
+    ):
         check_model_dir(directory, _config(), "mine", [])
 
 
@@ -257,7 +323,9 @@ def test_the_config_hash_covers_what_evaluations_depend_on() -> None:
         config.replace(trainer={"optimizer_config": {"ema": {"average_decay": 0.9}}}),
         config.replace(runtime={"mixed_precision_dtype": "bfloat16"}),
         config.replace(trainer={"overfit_batches": 1}),
-        config.replace(trainer={"overfit_batches": 1}, task={"train_data": {"seed": 3}}),  # which is evaluated then
+        config.replace(
+            trainer={"overfit_batches": 1}, task={"train_data": {"seed": 3}}
+        ),  # which is evaluated then
     )
     assert len({config_hash(one) for one in (config, *others)}) == 7
     assert config_hash(config) == config_hash(config.replace(task={"train_data": {"seed": 3}}))
@@ -266,14 +334,20 @@ def test_the_config_hash_covers_what_evaluations_depend_on() -> None:
 
 
 def test_the_config_hash_is_that_of_earlier_releases() -> None:
-    assert config_hash(ExperimentConfig()) == "19d2ba3d1665"  # of a config before datasets had names in it
+    assert (
+        config_hash(ExperimentConfig()) == "19d2ba3d1665"
+    )  # of a config before datasets had names in it
     average = {"average_decay": 0.9, "more_decays": {"fast": 0.5}}
     config = ExperimentConfig().replace(trainer={"optimizer_config": {"ema": average}})
     assert config_hash(config) == "8c7500f33386"  # of a config before there were several averages
     both = config.replace(trainer={"optimizer_config": {"ema": {"evaluate": ["average", "fast"]}}})
     others = {"fast": 0.6}, {"fast": 0.5, "slow": 0.9}
-    changed = [both.replace(trainer={"optimizer_config": {"ema": {"more_decays": one}}}) for one in others]
-    assert len({config_hash(one) for one in (config, both, *changed)}) == 3  # what is not evaluated does not count
+    changed = [
+        both.replace(trainer={"optimizer_config": {"ema": {"more_decays": one}}}) for one in others
+    ]
+    assert (
+        len({config_hash(one) for one in (config, both, *changed)}) == 3
+    )  # what is not evaluated does not count
 
 
 @configclass
@@ -289,7 +363,9 @@ def test_an_unknown_validation_set_has_the_hash_of_all_sets() -> None:
     assert config_hash(config.replace(eval_tasks=("one",)), "one") != config_hash(config, "one")
 
 
-def test_the_first_thread_counts_and_all_starts_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_thread_counts_and_all_starts_are_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = _directory(tmp_path)
     assert kept_threads(str(tmp_path)) is None
     assert count_starts(tmp_path) == 0
@@ -297,7 +373,9 @@ def test_the_first_thread_counts_and_all_starts_are_recorded(tmp_path: Path, cap
         directory.write_record(_config(), "mine", "train", {}, {"inter_op": count, "intra_op": 2})
         assert count_starts(tmp_path) == start
     assert kept_threads(str(tmp_path)) == {"inter_op": 4, "intra_op": 2}
-    assert caplog.text.count("threads: {'inter_op': 2, 'intra_op': 2} when the run was started, ") == 1
+    assert (
+        caplog.text.count("threads: {'inter_op': 2, 'intra_op': 2} when the run was started, ") == 1
+    )
 
 
 def test_withdrawing_a_record_removes_only_new_files(tmp_path: Path) -> None:
@@ -379,10 +457,14 @@ def test_a_run_that_ends_before_it_has_begun_leaves_nothing(
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_mistake_in_step_1_leaves_an_earlier_record_alone(server: ForkServer, tmp_path: Path, recorded: bool) -> None:
+def test_a_mistake_in_step_1_leaves_an_earlier_record_alone(
+    server: ForkServer, tmp_path: Path, recorded: bool
+) -> None:
     if recorded:
         _directory(tmp_path / "run").write_record(_config(), "ends", "train", {})
     assert _run(server, tmp_path, "in the first step").code == 2
-    left = {path.name for path in (tmp_path / "run").glob("*")} - {"train"}  # summaries that were opened
+    left = {path.name for path in (tmp_path / "run").glob("*")} - {
+        "train"
+    }  # summaries that were opened
     assert left >= {"params.yaml", "manifest.json", "trainer.lock"} if recorded else not left
     assert count_starts(tmp_path / "run") == (2 if recorded else 0)

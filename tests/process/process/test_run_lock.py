@@ -69,7 +69,9 @@ _RECORD = {
 class _Trainer:
     """A process that trains in `folder` until it is told to end or killed."""
 
-    def __init__(self, folder: Path, step: int = 120, *, seconds: float = 60, children: bool = False) -> None:
+    def __init__(
+        self, folder: Path, step: int = 120, *, seconds: float = 60, children: bool = False
+    ) -> None:
         self.children: list[int] = []
         command = [sys.executable, "-c", _PROGRAM, str(folder), str(step), str(seconds)]
         self.process = subprocess.Popen(
@@ -138,7 +140,9 @@ def _heartbeat(folder: Path) -> dict[str, Any]:
     return heartbeat
 
 
-def test_the_second_of_two_trainers_is_refused_at_once(tmp_path: Path, start: Callable[..., _Trainer]) -> None:
+def test_the_second_of_two_trainers_is_refused_at_once(
+    tmp_path: Path, start: Callable[..., _Trainer]
+) -> None:
     first = start(tmp_path / "run")
     assert first.trains()
     before = _heartbeat(tmp_path / "run")
@@ -153,7 +157,9 @@ def test_the_second_of_two_trainers_is_refused_at_once(tmp_path: Path, start: Ca
     assert _heartbeat(tmp_path / "run")["ended"] == "done"
 
 
-def test_a_holder_without_a_sound_heartbeat_counts_as_in_use(tmp_path: Path, start: Callable[..., _Trainer]) -> None:
+def test_a_holder_without_a_sound_heartbeat_counts_as_in_use(
+    tmp_path: Path, start: Callable[..., _Trainer]
+) -> None:
     first = start(tmp_path)
     assert first.trains()
     path = tmp_path / "heartbeat.json"
@@ -165,13 +171,18 @@ def test_a_holder_without_a_sound_heartbeat_counts_as_in_use(tmp_path: Path, sta
         path.write_text(text)
         message, seconds = start(tmp_path).refused()
         assert seconds < 2
-        assert "in use by another trainer" in message and f"fuser -v {tmp_path}/trainer.lock" in message
+        assert (
+            "in use by another trainer" in message
+            and f"fuser -v {tmp_path}/trainer.lock" in message
+        )
         refused.append(message)
     assert f"pid {dead.pid}" not in refused[-1]
     assert first.end() == (0, "")
 
 
-def test_after_kill_9_the_next_takes_over_each_time(tmp_path: Path, start: Callable[..., _Trainer]) -> None:
+def test_after_kill_9_the_next_takes_over_each_time(
+    tmp_path: Path, start: Callable[..., _Trainer]
+) -> None:
     dead = None
     for step in range(3):
         trainer = start(tmp_path, step, seconds=0.001)  # so that it is killed while it writes
@@ -189,7 +200,9 @@ def test_after_kill_9_the_next_takes_over_each_time(tmp_path: Path, start: Calla
     assert sorted(os.listdir(tmp_path)) == ["heartbeat.json", "trainer.lock"]
 
 
-def test_children_that_outlive_the_trainer_do_not_keep_the_lock(tmp_path: Path, start: Callable[..., _Trainer]) -> None:
+def test_children_that_outlive_the_trainer_do_not_keep_the_lock(
+    tmp_path: Path, start: Callable[..., _Trainer]
+) -> None:
     first = start(tmp_path, children=True)
     assert first.trains()
     assert len(first.children) == 2
@@ -201,7 +214,9 @@ def test_children_that_outlive_the_trainer_do_not_keep_the_lock(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("error", [SystemExit, ValueError])
-def test_a_forked_child_that_leaves_the_block_ends_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_forked_child_that_leaves_the_block_ends_nothing(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     pid = os.getpid()
     try:
         with contextlib.suppress(ValueError), RunLock(tmp_path, record="missing"):
@@ -254,7 +269,8 @@ def test_a_trainer_that_beats_on_another_machine_is_in_use(
     elsewhere()
     for _ in range(2):  # the first attempt has given the lock back
         with pytest.raises(
-            ModelDirInUseError, match=r"there pid 4321 has trained .* \(step \d+ at its last heartbeat\); "
+            ModelDirInUseError,
+            match=r"there pid 4321 has trained .* \(step \d+ at its last heartbeat\); ",
         ) as error:
             RunLock(tmp_path, host="here", beat_seconds=5).__enter__()
         assert error.value.exit_code == ExitCode.MODEL_DIR_IN_USE
@@ -262,17 +278,23 @@ def test_a_trainer_that_beats_on_another_machine_is_in_use(
     assert _heartbeat(tmp_path)["host"] == "there"
 
 
-def test_a_silent_trainer_on_another_machine_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_trainer_on_another_machine_is_taken_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _write(tmp_path, beat="2999-01-01T00:00:00+00:00")  # its clock tells nothing
     begun = time.monotonic()
     with RunLock(tmp_path, host="here", beat_seconds=0.1):
         assert time.monotonic() - begun >= 0.4
         assert _heartbeat(tmp_path)["host"] == "here"
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[1:] == ["the run of there pid 4321 in this folder was cut off; this process takes it over"]
+    assert lines[1:] == [
+        "the run of there pid 4321 in this folder was cut off; this process takes it over"
+    ]
 
 
-def test_a_trainer_elsewhere_that_ends_is_followed_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trainer_elsewhere_that_ends_is_followed_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _write(tmp_path)
     timer = threading.Timer(0.1, _write, [tmp_path], {"ended": "stopped"})
     timer.start()
@@ -310,7 +332,10 @@ def test_without_locks_the_heartbeat_decides_with_a_warning(
 ) -> None:
     with RunLock(tmp_path, host="there", beat_seconds=0.05):  # even on the same machine
         pass
-    assert "has no locks" in caplog.text and "the run of there pid 4321 in this folder was cut off" in caplog.text
+    assert (
+        "has no locks" in caplog.text
+        and "the run of there pid 4321 in this folder was cut off" in caplog.text
+    )
     _write(tmp_path)
     elsewhere()
     with pytest.raises(ModelDirInUseError, match="there pid 4321"):
@@ -357,7 +382,9 @@ def test_the_last_heartbeat_tells_how_the_run_has_ended(
         pass
 
 
-@pytest.mark.parametrize("error", [ValueError("bug"), UsageError("mistake"), KeyboardInterrupt(), SystemExit(75)])
+@pytest.mark.parametrize(
+    "error", [ValueError("bug"), UsageError("mistake"), KeyboardInterrupt(), SystemExit(75)]
+)
 @pytest.mark.parametrize("users_files", [[], ["notes.txt"]])
 def test_a_run_that_is_not_recorded_leaves_no_trace_of_its_end(
     tmp_path: Path, error: BaseException, users_files: list[str]
@@ -381,10 +408,17 @@ def test_a_waiter_whose_lock_file_is_removed_is_still_alone(tmp_path: Path) -> N
 
     second = threading.Thread(target=train)
     with pytest.raises(ValueError), RunLock(folder, record="missing"):
-        (folder / "heartbeat.json").unlink()  # or the second one would know who is there, and not wait
+        (
+            folder / "heartbeat.json"
+        ).unlink()  # or the second one would know who is there, and not wait
         second.start()
         lock = str(folder / "trainer.lock")
-        wait_until(lambda: [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()].count(lock) == 2)
+        wait_until(
+            lambda: (
+                [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()].count(lock)
+                == 2
+            )
+        )
         raise ValueError("bug")
     assert entered.wait(20)
     try:
@@ -452,7 +486,12 @@ def test_a_progress_that_raises_or_hangs_does_not_stop_the_heart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     never = threading.Event()
-    answers: list[Callable[[], Any]] = [lambda: ("train", 1), lambda: 1 / 0, lambda: ("train", "x"), sys.exit]
+    answers: list[Callable[[], Any]] = [
+        lambda: ("train", 1),
+        lambda: 1 / 0,
+        lambda: ("train", "x"),
+        sys.exit,
+    ]
 
     def progress() -> Any:
         return answers.pop(0)() if answers else never.wait(20)
@@ -493,11 +532,15 @@ def test_a_full_disk_costs_one_warning_and_beats_resume_later(
 @pytest.mark.parametrize("folder", ["/proc/run", "{}/file", "{}/file/run"])
 def test_a_folder_that_cannot_be_written_is_storage(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"trainer\.lock cannot be written: .*; give a model_dir"):
+    with pytest.raises(
+        StorageError, match=r"trainer\.lock cannot be written: .*; give a model_dir"
+    ):
         RunLock(folder.format(tmp_path)).__enter__()
 
 
-def test_a_disk_full_at_the_start_fails_and_frees_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_full_at_the_start_fails_and_frees_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "on_write_point", None)  # which is put back at the end
     stop_at("heartbeat.flush", how="raise")
     with pytest.raises(StorageError, match="No space left"):
@@ -512,7 +555,14 @@ def test_a_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     _write(tmp_path)
     assert read_heartbeat(tmp_path) == _RECORD
     whole = (tmp_path / "heartbeat.json").read_bytes()
-    for cut in (b"", whole[:40], b"[]", b'{"host": "here"}', b"\xff\xfe", whole.replace(b"4321", b"null")):
+    for cut in (
+        b"",
+        whole[:40],
+        b"[]",
+        b'{"host": "here"}',
+        b"\xff\xfe",
+        whole.replace(b"4321", b"null"),
+    ):
         (tmp_path / "heartbeat.json").write_bytes(cut)
         assert read_heartbeat(tmp_path) is None
 

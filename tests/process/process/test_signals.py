@@ -57,7 +57,13 @@ def _ended_late(work: float, saves: str) -> tuple[int, str, str, float]:
 def test_all_of_the_grace_time_is_given_unless_all_is_saved() -> None:
     cases = [
         (0.1, "cannot", 0, "done\n", (0.1, 0.6)),
-        (0.8, "cannot", 0, "late\ndone\n", (0.8, 1.2)),  # the second half of the grace time is the main thread's too
+        (
+            0.8,
+            "cannot",
+            0,
+            "late\ndone\n",
+            (0.8, 1.2),
+        ),  # the second half of the grace time is the main thread's too
         (9.0, "cannot", 75, "late\n", (1.15, 2.0)),
         (9.0, "saves", 75, "late\n", (1.05, 1.2)),  # nothing to wait for any more
     ]
@@ -67,7 +73,11 @@ def test_all_of_the_grace_time_is_given_unless_all_is_saved() -> None:
         returned, told, errors, seconds = end
         assert (returned, told) == (code, output), errors
         assert ("of the grace time, which is 1.2 s" in errors) == (code == 75)
-        how = "nothing is lost" if saves == "saves" else "the steps after the last checkpoint are lost"
+        how = (
+            "nothing is lost"
+            if saves == "saves"
+            else "the steps after the last checkpoint are lost"
+        )
         assert (how in errors) == (code == 75)
         assert least <= seconds < most + 3  # a busy machine
 
@@ -103,14 +113,20 @@ def test_nothing_keeps_a_stopped_program_after_the_grace_time() -> None:
     def run(is_command: str, busy: str) -> tuple[int, str, str, float]:
         begin = time.monotonic()
         command = [sys.executable, "-c", _ENDS, is_command, busy]
-        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:  # a child keeps them open
+        with (
+            tempfile.TemporaryFile("w+") as output,
+            tempfile.TemporaryFile("w+") as errors,
+        ):  # a child keeps them open
             ended = subprocess.run(command, stdout=output, stderr=errors, timeout=30)
             output.seek(0)
             errors.seek(0)
             return ended.returncode, output.read(), errors.read(), time.monotonic() - begin
 
-    # Python joins the threads of pools before it says that the main thread has ended, so only commands are sure to end.
-    cases = [("command", busy) for busy in _BUSY] + [("", busy) for busy in _BUSY if busy != "a pool"]
+    # Python joins the threads of pools before it says that the main thread has ended, so only
+    # commands are sure to end.
+    cases = [("command", busy) for busy in _BUSY] + [
+        ("", busy) for busy in _BUSY if busy != "a pool"
+    ]
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(lambda case: run(case[0], _BUSY[case[1]]), cases))
     for case, (code, output, errors, seconds) in zip(cases, ends, strict=True):
@@ -121,8 +137,12 @@ def test_nothing_keeps_a_stopped_program_after_the_grace_time() -> None:
 
 def test_a_program_that_goes_on_after_a_stop_is_left_alone() -> None:
     program = f"{_ENDS.replace('sys.exit(', 'signals = (')}\ntime.sleep(2.5)\nprint('went on')"
-    ended = subprocess.run([sys.executable, "-c", program, "", ""], capture_output=True, text=True, timeout=30)
-    assert (ended.returncode, ended.stdout) == (0, "stopped by SIGTERM at step 3\nwent on\n"), ended.stderr
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "", ""], capture_output=True, text=True, timeout=30
+    )
+    assert (ended.returncode, ended.stdout) == (0, "stopped by SIGTERM at step 3\nwent on\n"), (
+        ended.stderr
+    )
 
 
 def test_a_run_in_another_thread_warns_of_signals(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,7 +210,10 @@ class _Clock:
     ],
 )
 def test_a_second_ctrl_c_exits_only_after_a_second(
-    sent: list[tuple[float, signal.Signals]], received: int, exits: list[int], monkeypatch: pytest.MonkeyPatch
+    sent: list[tuple[float, signal.Signals]],
+    received: int,
+    exits: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr("trainer_kit.process.signals.os._exit", ended.append)
@@ -199,7 +222,9 @@ def test_a_second_ctrl_c_exits_only_after_a_second(
         for number, (clock.seconds, one) in enumerate(sent):
             os.kill(os.getpid(), one)
             interrupts = sum(each == INT for _, each in sent[: number + 1])
-            wait_until(lambda least=interrupts: signals.received is not None and clock.read >= least)
+            wait_until(
+                lambda least=interrupts: signals.received is not None and clock.read >= least
+            )
         wait_until(lambda: signals.received == received and ended == exits)
     assert (run.stops, ended) == (1, exits)
 
@@ -247,10 +272,14 @@ def test_handlers_are_put_back() -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_a_handler_that_python_does_not_know_becomes_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_python_does_not_know_becomes_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before, own = signal.getsignal(HUP), signal.signal
     with monkeypatch.context() as patched:
-        patched.setattr(signal, "signal", lambda *given: own(*given) and None)  # as after one of C code
+        patched.setattr(
+            signal, "signal", lambda *given: own(*given) and None
+        )  # as after one of C code
         signals = StopSignals().__enter__()
     signals.__exit__(None, None, None)
     assert signal.getsignal(HUP) == signal.SIG_DFL
@@ -268,7 +297,11 @@ def test_a_signal_of_a_nested_handler_is_not_lost_at_its_end() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             assert run.asked.wait(5)
             wait_until(lambda: inside.received is not None)  # told last
-        assert (around.received, inside.received, ended.received) == (signal.SIGTERM, signal.SIGTERM, None)
+        assert (around.received, inside.received, ended.received) == (
+            signal.SIGTERM,
+            signal.SIGTERM,
+            None,
+        )
 
 
 def test_one_entered_after_the_signal_stops_at_once() -> None:

@@ -25,7 +25,14 @@ def test_exit_codes_are_those_of_the_one_table() -> None:
     ]
 
 
-TRAIN = ["-m", "trainer_kit.train", "--experiment=x", "--mode=train", "--model_dir=run", "--import_module=slow.py"]
+TRAIN = [
+    "-m",
+    "trainer_kit.train",
+    "--experiment=x",
+    "--mode=train",
+    "--model_dir=run",
+    "--import_module=slow.py",
+]
 LIST = ["-m", "trainer_kit", "list", "--import_module=slow.py"]
 
 
@@ -48,7 +55,9 @@ time.sleep(60)
         (["-c", _STARTED], [TERM, INT], 75),
     ],
 )
-def test_signals_while_modules_are_imported(command: list[str], numbers: list[int], code: int, tmp_path: Path) -> None:
+def test_signals_while_modules_are_imported(
+    command: list[str], numbers: list[int], code: int, tmp_path: Path
+) -> None:
     (tmp_path / "slow.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     process = start_python(*command, cwd=tmp_path, env=ENVIRONMENT)
     for number in numbers:
@@ -62,7 +71,10 @@ def test_signals_while_modules_are_imported(command: list[str], numbers: list[in
 def test_a_sigterm_while_tensorflow_is_imported_is_never_lost(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("print('ready', flush=True)\nimport tensorflow\n")
     process = start_python(*TRAIN, cwd=tmp_path, env=ENVIRONMENT)
-    time.sleep(0.2)  # seconds; NumPy's extensions come first, then TensorFlow's, of which test_command_line.py tests
+    time.sleep(
+        0.2
+        # Seconds; NumPy's extensions come first, then TensorFlow's, of which test_command_line.py tests
+    )
     process.send_signal(TERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
@@ -79,7 +91,9 @@ sys.exit(ends_with(int(sys.argv[1])))
 
 
 @pytest.mark.parametrize(("own", "number", "code"), [(0, INT, 0), (3, TERM, 3), (130, INT, 130)])
-def test_a_signal_while_python_shuts_down_changes_no_result(own: int, number: int, code: int, tmp_path: Path) -> None:
+def test_a_signal_while_python_shuts_down_changes_no_result(
+    own: int, number: int, code: int, tmp_path: Path
+) -> None:
     process = start_python("-c", _ENDING, str(own), says="ending", cwd=tmp_path)
     process.send_signal(number)
     assert (process.communicate(timeout=30)[1], process.returncode) == ("", code)
@@ -95,6 +109,8 @@ print("ready")
 
 
 def test_an_ignored_sighup_stays_ignored(tmp_path: Path) -> None:
-    process = start_python("-c", _UNDER_NOHUP, cwd=tmp_path, preexec_fn=lambda: signal.signal(HUP, signal.SIG_IGN))
+    process = start_python(
+        "-c", _UNDER_NOHUP, cwd=tmp_path, preexec_fn=lambda: signal.signal(HUP, signal.SIG_IGN)
+    )
     assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 0

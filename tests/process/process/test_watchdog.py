@@ -59,7 +59,10 @@ def _run_together(folders: list[Path], texts: list[str]) -> list[subprocess.Comp
 def test_a_stall_ends_with_7_after_a_warning_and_writes_stacks(tmp_path: Path) -> None:
     stalls = {"train": "sleeping_source", "eval": "two_locks", "save": "native_call"}
     start = time.monotonic()
-    texts = [f"here[:] = [{phase!r}, 120]\nwith watch():\n    {stall}()\n" for phase, stall in stalls.items()]
+    texts = [
+        f"here[:] = [{phase!r}, 120]\nwith watch():\n    {stall}()\n"
+        for phase, stall in stalls.items()
+    ]
     runs = _run_together([tmp_path / phase for phase in stalls], texts)
     assert time.monotonic() - start < 1 + 5
     for (phase, stall), done in zip(stalls.items(), runs, strict=True):
@@ -71,15 +74,22 @@ def test_a_stall_ends_with_7_after_a_warning_and_writes_stacks(tmp_path: Path) -
         )
         (stacks,) = (tmp_path / phase).iterdir()
         assert re.fullmatch(r"stacks-\d{8}T\d{6}\.\d{6}Z\.txt", stacks.name)
-        assert f"in phase '{phase}' (step 120); the process ends with exit code 7" in error and str(stacks) in error
+        assert (
+            f"in phase '{phase}' (step 120); the process ends with exit code 7" in error
+            and str(stacks) in error
+        )
         text = stacks.read_text()
         assert f"in {stall}\n" in text
         assert "is MainThread" in text and "in _watch\n" in text
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="the last resort is left out: its timer is not steady")
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="the last resort is left out: its timer is not steady"
+)
 def test_a_stall_with_the_global_lock_ends_with_1_and_stacks(tmp_path: Path) -> None:
-    done = _run(tmp_path, "with watch(last_resort_seconds=0.5):\n    native_call_with_the_global_lock()\n")
+    done = _run(
+        tmp_path, "with watch(last_resort_seconds=0.5):\n    native_call_with_the_global_lock()\n"
+    )
     assert done.returncode == 1
     assert "in native_call_with_the_global_lock\n" in done.stderr
 
@@ -104,7 +114,9 @@ files.on_write_point = lambda point, path: time.sleep(60)
 logging.getLogger().handlers[0].acquire()
 """
     stall = "with watch():\n    native_call()\n"
-    nowhere, hung = _run_together([tmp_path / "file", tmp_path], [stall, _IMPATIENT + hanging + stall])
+    nowhere, hung = _run_together(
+        [tmp_path / "file", tmp_path], [stall, _IMPATIENT + hanging + stall]
+    )
     for done, told in ((nowhere, "cannot be written"), (hung, "error: no progress")):
         assert done.returncode == 7
         assert told in done.stderr and "in native_call\n" in done.stderr
@@ -112,7 +124,10 @@ logging.getLogger().handlers[0].acquire()
 
 def test_a_progress_that_hangs_or_always_raises_is_no_progress(tmp_path: Path) -> None:
     all_of_them = ("lambda: time.sleep(60)", "lambda: 1 / 0", "sys.exit")
-    texts = [f"with Watchdog({one}, sys.argv[1], 0.8, 0.3, 0.05):\n    native_call()\n" for one in all_of_them]
+    texts = [
+        f"with Watchdog({one}, sys.argv[1], 0.8, 0.3, 0.05):\n    native_call()\n"
+        for one in all_of_them
+    ]
     for progress, done in zip(all_of_them, _run_together([tmp_path] * 3, texts), strict=True):
         assert done.returncode == 7
         assert "no progress for 0.3 s in phase 'start' (step 0)" in done.stderr
@@ -161,7 +176,9 @@ print("alive")
     assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 
 
-def test_without_a_timeout_each_stall_gets_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_timeout_each_stall_gets_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     step = 1
     exits: list[int] = []
     with Watchdog(lambda: ("train", step), tmp_path, None, 0.05, 0.01, exit=exits.append):
@@ -177,7 +194,9 @@ def test_without_a_timeout_each_stall_gets_one_warning(tmp_path: Path, caplog: p
     assert exits == [] and os.listdir(tmp_path) == []
 
 
-def test_a_stall_is_not_warned_of_again_while_it_lasts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stall_is_not_warned_of_again_while_it_lasts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = threading.Semaphore(0)
 
     def progress() -> tuple[str, object]:

@@ -79,7 +79,9 @@ def test_two_preemptions_and_a_crash_take_four_attempts(
 def test_the_wait_is_short_again_after_a_long_attempt(tmp_path: Path) -> None:
     # Every attempt lasts longer than the longest wait.
     command = _ends(tmp_path, 1, 1, 0)
-    supervise(command, max_restarts=9, log_dir=tmp_path, backoff_seconds=0.001, most_backoff_seconds=0.002)
+    supervise(
+        command, max_restarts=9, log_dir=tmp_path, backoff_seconds=0.001, most_backoff_seconds=0.002
+    )
     assert _attempts(tmp_path, "decision")[:2] == ["restart in 0.001 s", "restart in 0.001 s"]
 
 
@@ -90,7 +92,10 @@ def test_without_restarts_left_the_last_crashs_code_is_returned(tmp_path: Path) 
 
 
 def test_a_killed_run_is_restarted(tmp_path: Path) -> None:
-    assert supervise(_ends(tmp_path, -9, 0), max_restarts=1, log_dir=tmp_path, backoff_seconds=0.001) == 0
+    assert (
+        supervise(_ends(tmp_path, -9, 0), max_restarts=1, log_dir=tmp_path, backoff_seconds=0.001)
+        == 0
+    )
     assert _attempts(tmp_path, "exit_code") == [-9, 0]
 
 
@@ -115,7 +120,8 @@ def test_a_mistake_in_the_arguments_leaves_nothing_behind(tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
-# Ends with the next exit code in its second argument; at "+" the run has begun: it gets the manifest in its third one.
+# Ends with the next exit code in its second argument; at "+" the run has begun: it gets the
+# manifest in its third one.
 _BEGINS = """
 import os, sys
 from pathlib import Path
@@ -132,7 +138,9 @@ sys.exit(int(end.rstrip("+")))
 
 
 @pytest.mark.parametrize("own_log_dir", [False, True])
-def test_until_begun_arguments_are_used_until_a_run_begins(tmp_path: Path, own_log_dir: bool) -> None:
+def test_until_begun_arguments_are_used_until_a_run_begins(
+    tmp_path: Path, own_log_dir: bool
+) -> None:
     run = tmp_path / "run"
     directory = RunDirectory(str(run), TrainerConfig())
     directory.write_record(ExperimentConfig(), "mine", "train", {})  # of an earlier start
@@ -142,10 +150,25 @@ def test_until_begun_arguments_are_used_until_a_run_begins(tmp_path: Path, own_l
     (run / "manifest.json").write_bytes(before)
 
     log_dir = tmp_path / "other" if own_log_dir else run
-    command = [sys.executable, "-S", "-c", _BEGINS, str(run), "75,1,75+,75,0", str(tmp_path / "begun.json")]
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        _BEGINS,
+        str(run),
+        "75,1,75+,75,0",
+        str(tmp_path / "begun.json"),
+    ]
     once = ["--from_step=40"]
     run_dir = run if own_log_dir else None
-    code = supervise(command, max_restarts=1, log_dir=log_dir, backoff_seconds=0.001, until_begun=once, run_dir=run_dir)
+    code = supervise(
+        command,
+        max_restarts=1,
+        log_dir=log_dir,
+        backoff_seconds=0.001,
+        until_begun=once,
+        run_dir=run_dir,
+    )
     assert code == 0
     assert _attempts(log_dir, "command") == [[*command, *once]] * 3 + [command] * 2
 
@@ -181,7 +204,12 @@ def test_a_remote_log_dir_is_refused() -> None:
     ],
 )
 def test_a_signal_reaches_the_command_and_ends_the_supervisor(
-    tmp_path: Path, number: signal.Signals, on_signal: str, grace: float, expected: int, recorded: int
+    tmp_path: Path,
+    number: signal.Signals,
+    on_signal: str,
+    grace: float,
+    expected: int,
+    recorded: int,
 ) -> None:
     # The child has the signal sent to us, when it is ready for it.
     program = f"""
@@ -199,7 +227,9 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGINT])
-def test_a_hang_up_decides_if_an_interrupt_comes_with_it(tmp_path: Path, first: signal.Signals) -> None:
+def test_a_hang_up_decides_if_an_interrupt_comes_with_it(
+    tmp_path: Path, first: signal.Signals
+) -> None:
     program = f"""
 import os, signal, time
 for number in sorted({{signal.SIGHUP, signal.SIGINT}}, key=lambda number: number != {int(first)}):
@@ -209,13 +239,18 @@ for number in sorted({{signal.SIGHUP, signal.SIGINT}}, key=lambda number: number
 time.sleep(60)
 """
     command = [sys.executable, "-S", "-c", program]
-    assert supervise(command, max_restarts=9, log_dir=tmp_path, grace_seconds=1.0) == ExitCode.PREEMPTED
+    assert (
+        supervise(command, max_restarts=9, log_dir=tmp_path, grace_seconds=1.0)
+        == ExitCode.PREEMPTED
+    )
     assert _attempts(tmp_path, "decision") == ["end: asked to stop by SIGHUP"]
 
 
 def test_the_process_of_a_supervisor_has_no_tensorflow(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _SUPERVISOR, tmp_path, *_ends(tmp_path, 0)], capture_output=True, text=True
+        [sys.executable, "-c", _SUPERVISOR, tmp_path, *_ends(tmp_path, 0)],
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout) == (0, "attempt 0\nFalse\n"), done.stderr
 

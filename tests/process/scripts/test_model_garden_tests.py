@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from scripts import model_garden_tests
-from scripts.model_garden_tests import PASSED, SKIPPED, Outcomes, Row, listed_in_docs, outcomes, table
+from scripts.model_garden_tests import (
+    PASSED,
+    SKIPPED,
+    Outcomes,
+    Row,
+    listed_in_docs,
+    outcomes,
+    table,
+)
 from tests.fork_server import ForkServer
 
 FILE = "core/registry_test.py"
@@ -39,7 +47,11 @@ def test_model_gardens_modules_are_replaced_and_a_failure_found(tmp_path: Path) 
         theirs = outcomes(server, FILE, False, tmp_path)
         broken = server.run(_run_with_a_broken_registry, str(tmp_path / "broken.jsonl"))
         found = model_garden_tests.read_results(tmp_path / "broken.jsonl")
-    assert set(theirs.tests.values()) <= {PASSED, SKIPPED} and len(theirs.passed()) >= 3 and not theirs.problem
+    assert (
+        set(theirs.tests.values()) <= {PASSED, SKIPPED}
+        and len(theirs.passed()) >= 3
+        and not theirs.problem
+    )
     assert broken.code == 0 and "RuntimeError: broken" in found.values()
 
 

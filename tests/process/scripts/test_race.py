@@ -25,7 +25,9 @@ def test_a_race_has_readings_of_each_round_and_its_failures(server: ForkServer) 
         Contender("by_hand", SLEEP, {"seconds": 0.1}),
         Contender("broken", SLEEP, {"seconds": 0.01, "loops": 3}),
     ]
-    section = Section(name="sleepers", title="sleepers", contenders=contenders, seconds=0, unit="ms")
+    section = Section(
+        name="sleepers", title="sleepers", contenders=contenders, seconds=0, unit="ms"
+    )
 
     measurement = race(server, section)
 
@@ -38,7 +40,9 @@ def test_a_race_has_readings_of_each_round_and_its_failures(server: ForkServer) 
 
 def test_rounds_go_on_until_a_difference_is_resolved(server: ForkServer) -> None:
     contenders = [Contender("by_hand", SLEEP, {"seconds": 0.01})]
-    section = Section(name="sleepers", title="sleepers", contenders=contenders, seconds=0, rounds=1, most_rounds=2)
+    section = Section(
+        name="sleepers", title="sleepers", contenders=contenders, seconds=0, rounds=1, most_rounds=2
+    )
 
     measurement = race(server, section)
 
@@ -50,7 +54,9 @@ def test_threads_of_waiting_contenders_stand_still(server: ForkServer) -> None:
         Contender("by_hand", SLEEP, {"seconds": 0.4}),
         Contender("ticking", TICK),
     ]
-    section = Section(name="sleepers", title="sleepers", contenders=contenders, seconds=0, rounds=1, unit="s")
+    section = Section(
+        name="sleepers", title="sleepers", contenders=contenders, seconds=0, rounds=1, unit="s"
+    )
 
     measurement = race(server, section)
 

@@ -31,7 +31,9 @@ from trainer_kit.testing import TinyConfig
 @pytest.fixture(autouse=True)
 def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polls and drawings that come often, so that what they show may be short."""
-    monkeypatch.setattr(runner, "CurrentActivity", functools.partial(CurrentActivity, poll_seconds=0.02))
+    monkeypatch.setattr(
+        runner, "CurrentActivity", functools.partial(CurrentActivity, poll_seconds=0.02)
+    )
     monkeypatch.setattr(console_module, "_DRAWINGS_PER_SECOND", 20)
 
 
@@ -54,13 +56,17 @@ class SlowTask(LinearTask):
             time.sleep(0.04)
             return batch
 
-        slow = dataset.map(lambda *batch: tf.py_function(slowly, batch, [tensor.dtype for tensor in batch]))
+        slow = dataset.map(
+            lambda *batch: tf.py_function(slowly, batch, [tensor.dtype for tensor in batch])
+        )
         slow = slow.map(lambda *batch: _with_shapes(batch, dataset.element_spec))
         return slow.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
 
 
 def _with_shapes(batch: Any, spec: Any) -> Any:
-    return tuple(tf.ensure_shape(tensor, one.shape) for tensor, one in zip(batch, spec, strict=True))
+    return tuple(
+        tf.ensure_shape(tensor, one.shape) for tensor, one in zip(batch, spec, strict=True)
+    )
 
 
 def slow_experiment() -> ExperimentConfig:
@@ -74,23 +80,37 @@ def _lines(tmp_path: Path, config: ExperimentConfig) -> list[str]:
     return _written(tmp_path, config, "eval", checkpoint="initial", **console).splitlines()
 
 
-def _written(tmp_path: Path, config: ExperimentConfig, mode: str, checkpoint: str = "latest", **console: Any) -> str:
+def _written(
+    tmp_path: Path, config: ExperimentConfig, mode: str, checkpoint: str = "latest", **console: Any
+) -> str:
     stream = io.StringIO()
-    launch(config, mode, str(tmp_path), checkpoint=checkpoint, console=ConsoleWriter(stream, **console))
+    launch(
+        config, mode, str(tmp_path), checkpoint=checkpoint, console=ConsoleWriter(stream, **console)
+    )
     return stream.getvalue()
 
 
 def test_a_long_evaluation_tells_now_and_then_how_far_it_is(tmp_path: Path) -> None:
-    written = _written(tmp_path, slow_experiment(), "train_and_eval", activity_after=0.05, activity_every=0.1)
+    written = _written(
+        tmp_path, slow_experiment(), "train_and_eval", activity_after=0.05, activity_every=0.1
+    )
     lines = written.splitlines()
-    kinds = [kind for line in lines if (kind := line.split(" | ")[0]) in ("train", "evaluating", "validation")]
+    kinds = [
+        kind
+        for line in lines
+        if (kind := line.split(" | ")[0]) in ("train", "evaluating", "validation")
+    ]
     assert [kind for kind in kinds if kind != "evaluating"] == ["train", "validation"] * 2, lines
-    first, second, rest = " ".join(kinds).split("validation")  # the first line of each may come before "train"
+    first, second, rest = " ".join(kinds).split(
+        "validation"
+    )  # the first line of each may come before "train"
     assert min(first.count("evaluating"), second.count("evaluating")) >= 2 and rest == "", lines
     told = [line for line in lines if line.startswith("evaluating")]
     batches = []
     for line in told:
-        match = re.fullmatch(r"evaluating \| step (5|10) \| batch (\d+)/13 \| 0:00:\d\d( \| 0:00:\d\d left)?", line)
+        match = re.fullmatch(
+            r"evaluating \| step (5|10) \| batch (\d+)/13 \| 0:00:\d\d( \| 0:00:\d\d left)?", line
+        )
         assert match, line
         batches.append((int(match[1]), int(match[2])))
     assert batches == sorted(batches) and any(0 < done < 13 for _, done in batches)
@@ -107,10 +127,15 @@ def test_two_replicas_count_global_batches(tmp_path: Path) -> None:
 
 
 def test_a_terminal_redraws_one_line_and_removes_it_at_the_end(tmp_path: Path) -> None:
-    written = _written(tmp_path, slow_experiment(), "train_and_eval", interactive=True, activity_after=0.05)
+    written = _written(
+        tmp_path, slow_experiment(), "train_and_eval", interactive=True, activity_after=0.05
+    )
     assert len(set(re.findall(r"evaluating \| step 5 \| batch \d+/13", written))) > 2
     seen = screen(written)
-    assert [line.split(" | ")[1] for line in seen if line.startswith("validation")] == ["step 5/10", "step 10/10"]
+    assert [line.split(" | ")[1] for line in seen if line.startswith("validation")] == [
+        "step 5/10",
+        "step 10/10",
+    ]
     assert sum(line.startswith("train") for line in seen) == 1
     assert not any("evaluating" in line for line in seen), seen
 
@@ -149,7 +174,12 @@ def test_each_evaluation_is_counted_from_its_own_start() -> None:
 
 def test_each_training_loop_is_timed_from_its_own_start() -> None:
     seen: list[Activity | None] = []
-    looks = [("building the model", 0, 0, 0), (TRAINING, 5, 7, 0), (TRAINING, 5, 8, 0), (TRAINING, 10, 10, 0)]
+    looks = [
+        ("building the model", 0, 0, 0),
+        (TRAINING, 5, 7, 0),
+        (TRAINING, 5, 8, 0),
+        (TRAINING, 10, 10, 0),
+    ]
     watch = CurrentActivity(Activities(looks), seen.append, clock=lambda: 0.0)
     for _ in range(4):
         watch.look()
@@ -184,7 +214,9 @@ class _SlowlyBuiltTask(LinearTask):
 def test_slow_building_and_steps_are_shown_in_the_first_loop(tmp_path: Path) -> None:
     config, stream = linear_experiment(train_steps=5), io.StringIO()
     console = ConsoleWriter(stream, interactive=True, activity_after=0.05, activity_every=0.1)
-    run_experiment(None, _SlowlyBuiltTask(config.task), "train", config, str(tmp_path), console=console)
+    run_experiment(
+        None, _SlowlyBuiltTask(config.task), "train", config, str(tmp_path), console=console
+    )
     written = stream.getvalue()
     before_the_report = written[: written.index("training_loss")]
     assert "building the model | 0:00:0" in before_the_report
@@ -192,11 +224,16 @@ def test_slow_building_and_steps_are_shown_in_the_first_loop(tmp_path: Path) -> 
     assert not any("training |" in line for line in screen(written))
 
 
-def test_an_error_of_the_watch_is_told_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_the_watch_is_told_once_and_harms_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def fail(progress: Activity | None) -> None:
         raise OSError("gone")
 
-    with caplog.at_level(logging.WARNING), CurrentActivity(Activities([(EVALUATING, 1, 1, 1)]), fail, 0.01):
+    with (
+        caplog.at_level(logging.WARNING),
+        CurrentActivity(Activities([(EVALUATING, 1, 1, 1)]), fail, 0.01),
+    ):
         time.sleep(0.1)
     assert [record.getMessage() for record in caplog.records] == [
         "the run's current activity is no longer shown: OSError('gone')"

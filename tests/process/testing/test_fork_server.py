@@ -48,7 +48,9 @@ def wait_for_a_signal() -> None:
     signal.pause()
 
 
-def test_each_child_is_a_session_with_an_unused_tensorflow(server: ForkServer, tmp_path: Path) -> None:
+def test_each_child_is_a_session_with_an_unused_tensorflow(
+    server: ForkServer, tmp_path: Path
+) -> None:
     for _ in range(2):
         ended = server.run(split_the_cpu, folder=str(tmp_path))
         assert ended.code == 1
@@ -75,7 +77,12 @@ def replace_servers() -> None:
     """In a process of its own, whose servers import little: what replaces them is the same, and takes no seconds."""
     fork_server._PRELOADED = "colorsys"
     servers = []
-    for needs, code in (((), 3), (["poplib"], 0), ((), 0), (["imaplib"], 0)):  # modules that nothing else imports
+    for needs, code in (
+        ((), 3),
+        (["poplib"], 0),
+        ((), 0),
+        (["imaplib"], 0),
+    ):  # modules that nothing else imports
         with ForkServer(needs=needs) as server:
             ended = server.run(know, "poplib")
         assert ended.code == code, ended.text
@@ -90,5 +97,7 @@ def replace_servers() -> None:
 
 def test_a_server_that_lacks_what_is_needed_is_started_anew() -> None:
     code = "from tests.process.testing.test_fork_server import replace_servers; replace_servers()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,9 @@ class _Trainer:
         return self.finite
 
 
-@pytest.mark.parametrize(("step", "loss", "sound"), [(4, 2.0, True), (5, 1.0, True), (5, 0.5, None)])
+@pytest.mark.parametrize(
+    ("step", "loss", "sound"), [(4, 2.0, True), (5, 1.0, True), (5, 0.5, None)]
+)
 def test_a_loss_within_or_before_the_bound_is_accepted(step: int, loss: float, sound: Any) -> None:
     trainer = _Trainer(sound)
     _check(trainer, step, {"training_loss": loss})
@@ -44,7 +46,9 @@ def test_a_loss_within_or_before_the_bound_is_accepted(step: int, loss: float, s
         (0.5, False, "a weight is not finite at step 5"),
     ],
 )
-def test_a_loss_or_a_weight_that_is_not_sound_is_a_divergence(loss: float, sound: bool, message: str) -> None:
+def test_a_loss_or_a_weight_that_is_not_sound_is_a_divergence(
+    loss: float, sound: bool, message: str
+) -> None:
     with pytest.raises(DivergedError, match=message):
         _check(_Trainer(sound), 5, {"training_loss": loss})
 

@@ -37,7 +37,9 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                server.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                server.posted.append(
+                    json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                )
                 if server.status is None:  # each byte comes in time, but the answer never ends
                     while not server.released.wait(0.1):
                         self.wfile.write(b"H")
@@ -59,7 +61,9 @@ class Server:
 def server() -> Iterator[Server]:
     """A running server."""
     found = Server()
-    threading.Thread(target=found.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    threading.Thread(
+        target=found.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     yield found
     found.released.set()
     found.http.shutdown()
@@ -76,26 +80,45 @@ def _name(folder: Path) -> str:
     return f"{folder.parent.name}/{folder.name}"
 
 
-RECORD = {"step": 20, "mode": "train", "metrics": {"accuracy": 0.98765, "dev": {"loss": float("nan")}}}
+RECORD = {
+    "step": 20,
+    "mode": "train",
+    "metrics": {"accuracy": 0.98765, "dev": {"loss": float("nan")}},
+}
 
 
 def test_the_record_of_a_finished_run_is_posted(server: Server, tmp_path: Path) -> None:
     Webhook(server.url).run_finished(_run(tmp_path), RECORD)
     (posted,) = server.posted
-    assert posted["text"] == f"{_name(tmp_path)} finished at step 20 (accuracy 0.9877, dev/loss nan)"
-    assert (posted["status"], posted["model_dir"], posted["mode"]) == ("finished", str(tmp_path), "train")
+    assert (
+        posted["text"] == f"{_name(tmp_path)} finished at step 20 (accuracy 0.9877, dev/loss nan)"
+    )
+    assert (posted["status"], posted["model_dir"], posted["mode"]) == (
+        "finished",
+        str(tmp_path),
+        "train",
+    )
     assert posted["metrics"] == {"accuracy": 0.98765, "dev": {"loss": "nan"}}  # strict JSON
 
 
 def test_why_a_run_stopped_early_is_in_the_text(server: Server, tmp_path: Path) -> None:
-    Webhook(server.url).run_finished(_run(tmp_path), {"step": 10, "metrics": {}, "stopped": "no patience is left"})
-    assert server.posted[0]["text"] == f"{_name(tmp_path)} stopped early at step 10: no patience is left"
+    Webhook(server.url).run_finished(
+        _run(tmp_path), {"step": 10, "metrics": {}, "stopped": "no patience is left"}
+    )
+    assert (
+        server.posted[0]["text"]
+        == f"{_name(tmp_path)} stopped early at step 10: no patience is left"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
-        (DivergedError("the loss is nan\nmore"), 3, "failed at step 15 with exit code 3: the loss is nan"),
+        (
+            DivergedError("the loss is nan\nmore"),
+            3,
+            "failed at step 15 with exit code 3: the loss is nan",
+        ),
         (KeyError("x"), 1, "failed at step 15 with exit code 1: KeyError: 'x'"),
         (DivergedError(), 3, "failed at step 15 with exit code 3: DivergedError: "),
         (RuntimeError(), 1, "failed at step 15 with exit code 1: RuntimeError: "),
@@ -111,7 +134,9 @@ def test_an_error_that_ends_a_run_is_posted(
 
 
 @pytest.mark.parametrize("error", [None, PreemptedError("SIGTERM"), KeyboardInterrupt()])
-def test_a_run_that_goes_on_later_posts_nothing(server: Server, tmp_path: Path, error: BaseException | None) -> None:
+def test_a_run_that_goes_on_later_posts_nothing(
+    server: Server, tmp_path: Path, error: BaseException | None
+) -> None:
     Webhook(server.url).run_end(_run(tmp_path, error))
     assert server.posted == []
 
@@ -123,7 +148,10 @@ def test_a_refusal_is_a_warning_without_the_address(
     server.status = status
     Webhook(server.url).run_finished(_run(tmp_path), RECORD)
     (warning,) = caplog.messages
-    assert warning == f"webhook: the request to 127.0.0.1 failed: HTTP status {status}" and len(server.posted) == 1
+    assert (
+        warning == f"webhook: the request to 127.0.0.1 failed: HTTP status {status}"
+        and len(server.posted) == 1
+    )
 
 
 def test_a_server_that_does_not_answer_costs_the_time_limit(
@@ -136,15 +164,21 @@ def test_a_server_that_does_not_answer_costs_the_time_limit(
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:9/{}", "http://127.0.0.1:port{}", "http://127.0.0.1/{} x\n", "http:///{}"]
+    "url",
+    ["http://127.0.0.1:9/{}", "http://127.0.0.1:port{}", "http://127.0.0.1/{} x\n", "http:///{}"],
 )
-def test_an_address_that_cannot_be_used_ends_no_run(url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_address_that_cannot_be_used_ends_no_run(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     Webhook(url.format(SECRET)).run_finished(_run(tmp_path), RECORD)
     assert "the request to" in caplog.text and SECRET not in caplog.text
 
 
 def test_the_address_may_be_in_the_environment(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
     webhook = Webhook(url_variable="MY_WEBHOOK")

@@ -73,7 +73,10 @@ def install(here: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> Instal
 
     def install(module: str, point: str, target: str, group: str = discovery.ENTRY_POINTS) -> None:
         info = f"site/{module}_project-1.0.dist-info"
-        write(f"{info}/METADATA", text=f"Metadata-Version: 2.1\nName: {module}-project\nVersion: 1.0\n")
+        write(
+            f"{info}/METADATA",
+            text=f"Metadata-Version: 2.1\nName: {module}-project\nVersion: 1.0\n",
+        )
         write(f"{info}/entry_points.txt", text=f"[{group}]\n{point} = {target}\n")
         monkeypatch.syspath_prepend(here / "site")
 
@@ -86,7 +89,9 @@ def _steps(name: str) -> int:
 
 @pytest.mark.parametrize("place", ["experiments/{}.py", "experiments/{}/__init__.py"])
 @pytest.mark.parametrize("full", ["{}", "{}/large", "{}/large/v2"])
-def test_the_first_part_of_a_name_is_a_module_or_package_here(write: Write, name: str, place: str, full: str) -> None:
+def test_the_first_part_of_a_name_is_a_module_or_package_here(
+    write: Write, name: str, place: str, full: str
+) -> None:
     write(place.format(name), full.format(name), steps=3)
     discovery.find_experiment(full.format(name))
     assert _steps(full.format(name)) == 3
@@ -94,7 +99,11 @@ def test_the_first_part_of_a_name_is_a_module_or_package_here(write: Write, name
 
 @pytest.mark.parametrize(
     ("path", "module"),
-    [("{}.py", "{}.py"), ("{}_package/inner.py", "{}_package.inner"), ("sub/{}.py", "{here}/sub/{}.py")],
+    [
+        ("{}.py", "{}.py"),
+        ("{}_package/inner.py", "{}_package.inner"),
+        ("sub/{}.py", "{here}/sub/{}.py"),
+    ],
 )
 def test_a_module_can_be_named_by_its_file_or_its_dotted_name(
     here: Path, write: Write, name: str, path: str, module: str
@@ -119,7 +128,9 @@ def test_a_named_module_comes_before_the_working_directory(write: Write, name: s
     assert _steps(name) == 1
 
 
-def test_the_working_directory_comes_before_an_entry_point(write: Write, install: Install, name: str) -> None:
+def test_the_working_directory_comes_before_an_entry_point(
+    write: Write, install: Install, name: str
+) -> None:
     write(f"site/{name}_installed.py", name, steps=2)
     install(f"{name}_installed", name, f"{name}_installed")
     write(f"experiments/{name}.py", name, steps=1)
@@ -139,7 +150,9 @@ def test_an_entry_point_of_the_name_or_its_first_part_is_loaded(
     assert _steps(f"{name}{part}") == 4
 
 
-def test_all_places_are_listed_together(here: Path, write: Write, install: Install, name: str) -> None:
+def test_all_places_are_listed_together(
+    here: Path, write: Write, install: Install, name: str
+) -> None:
     assert discovery.local_experiments() == []
     write(f"experiments/{name}_module.py", f"{name}_module")
     write(f"experiments/{name}_package/__init__.py", f"{name}_package/a")
@@ -164,29 +177,42 @@ def test_a_misspelt_experiment_names_near_ones_of_every_place(
     install(f"{name}_installed", f"{name}entry", f"{name}_installed")
     write(f"site/{name}_door.py", f"{name}door", text=_DOOR)
     install(f"{name}_door", name, f"{name}_door:find", discovery.DOORS)
-    with pytest.raises(UsageError, match=f"no experiment is called .*; did you mean .*{name}{right}.*--import_module$"):
+    with pytest.raises(
+        UsageError,
+        match=f"no experiment is called .*; did you mean .*{name}{right}.*--import_module$",
+    ):
         discovery.find_experiment(f"{name}{right[:-1]}")
 
 
 def test_a_misspelt_file_names_the_files_beside_it(write: Write, name: str) -> None:
     write(f"{name}_task.py", name)
-    with pytest.raises(UsageError, match=rf"there is no file {name}_tusk\.py; did you mean {name}_task\.py\?"):
+    with pytest.raises(
+        UsageError, match=rf"there is no file {name}_tusk\.py; did you mean {name}_task\.py\?"
+    ):
         discovery.import_user_module(f"{name}_tusk.py")
-    with pytest.raises(UsageError, match=r"there is no file nowhere/a\.py; there is no folder nowhere either"):
+    with pytest.raises(
+        UsageError, match=r"there is no file nowhere/a\.py; there is no folder nowhere either"
+    ):
         discovery.import_user_module("nowhere/a.py")
 
 
-@pytest.mark.parametrize("missing", ["no_such_module", "elsewhere.qqqq", "{}_package.iner", ".mine", ""])
+@pytest.mark.parametrize(
+    "missing", ["no_such_module", "elsewhere.qqqq", "{}_package.iner", ".mine", ""]
+)
 def test_a_module_that_is_missing_is_a_message(write: Write, name: str, missing: str) -> None:
     write(f"{name}_package/inner.py", name)
     missing = missing.format(name)
-    with pytest.raises(UsageError, match=f"no module is called '{missing}'; give a dotted name or the path"):
+    with pytest.raises(
+        UsageError, match=f"no module is called '{missing}'; give a dotted name or the path"
+    ):
         discovery.import_user_module(missing)
 
 
 def test_a_file_named_like_a_module_that_is_imported_is_refused(write: Write) -> None:
     write("json.py", "never")
-    with pytest.raises(UsageError, match=r"cannot be imported as 'json': another module has this name; rename"):
+    with pytest.raises(
+        UsageError, match=r"cannot be imported as 'json': another module has this name; rename"
+    ):
         discovery.import_user_module("json.py")
     assert "never" not in experiments
 
@@ -208,14 +234,28 @@ def test_a_file_that_failed_can_be_imported_when_it_is_mended(
     [
         ("a = 1\nb = (\n", r"cannot be .*:2: SyntaxError: '\(' was never closed"),
         ("if True:\na = 1\n", "cannot be .*:2: IndentationError: expected an indented block"),
-        ("\nimport no_such_library\n", "cannot be .*:2: No module named 'no_such_library'; correct or install it"),
-        ("from json import no_such_name\n", "cannot be .*:1: cannot import name 'no_such_name' from 'json'"),
+        (
+            "\nimport no_such_library\n",
+            "cannot be .*:2: No module named 'no_such_library'; correct or install it",
+        ),
+        (
+            "from json import no_such_name\n",
+            "cannot be .*:1: cannot import name 'no_such_name' from 'json'",
+        ),
         ("import sys\nsys.exit(0)\n", "ends the program .*:2: SystemExit: 0; guard"),
-        ("def main():\n    raise SystemExit('no data')\nmain()\n", "ends the program .*:3: SystemExit: no data"),
-        ("import argparse\nargparse.ArgumentParser().parse_args(['--x'])\n", "ends the program .*:2: SystemExit: 2"),
+        (
+            "def main():\n    raise SystemExit('no data')\nmain()\n",
+            "ends the program .*:3: SystemExit: no data",
+        ),
+        (
+            "import argparse\nargparse.ArgumentParser().parse_args(['--x'])\n",
+            "ends the program .*:2: SystemExit: 2",
+        ),
     ],
 )
-def test_a_failed_import_is_reported_with_line_and_reason(write: Write, name: str, text: str, reason: str) -> None:
+def test_a_failed_import_is_reported_with_line_and_reason(
+    write: Write, name: str, text: str, reason: str
+) -> None:
     write(f"experiments/{name}.py", text=text)
     write(f"{name}_mine.py", text=text)
     with pytest.raises(UsageError, match=rf"--experiment: experiments\.{name} {reason}") as error:
@@ -231,11 +271,16 @@ def test_the_line_of_an_import_that_fails_deeper_is_told(write: Write, name: str
     write(f"{name}_inner.py", text="a = 1\n\nimport no_such_library\n")
     write(f"{name}_package/__init__.py", text=f"import {name}_inner\n")
     write(f"{name}_package/task.py", text="")
-    with pytest.raises(UsageError, match=rf"{name}_package.task cannot be imported: .*{name}_inner\.py:3: No module"):
+    with pytest.raises(
+        UsageError,
+        match=rf"{name}_package.task cannot be imported: .*{name}_inner\.py:3: No module",
+    ):
         discovery.import_user_module(f"{name}_package.task")
 
 
-def test_a_broken_module_does_not_hide_the_others(write: Write, install: Install, name: str) -> None:
+def test_a_broken_module_does_not_hide_the_others(
+    write: Write, install: Install, name: str
+) -> None:
     write(f"experiments/{name}_sound.py", f"{name}_sound")
     write(f"experiments/{name}_broken.py", text="import no_such_library\n")
     write(f"site/{name}_installed.py", text="(\n")
@@ -249,7 +294,9 @@ def test_a_broken_module_does_not_hide_the_others(write: Write, install: Install
         discovery.find_all_experiments([f"experiments.{name}_broken"])
 
 
-def test_a_door_is_asked_for_what_is_nowhere_else(write: Write, install: Install, name: str) -> None:
+def test_a_door_is_asked_for_what_is_nowhere_else(
+    write: Write, install: Install, name: str
+) -> None:
     write(f"site/{name}_door.py", name, text=_DOOR)
     install(f"{name}_door", name, f"{name}_door:find", discovery.DOORS)
     write(f"experiments/{name}_local.py", f"{name}_local")
@@ -263,8 +310,12 @@ def test_a_door_is_asked_for_what_is_nowhere_else(write: Write, install: Install
     assert f"{name}/others" in discovery.find_all_experiments()[0]
 
 
-def test_a_broken_door_is_told_with_its_entry_point(write: Write, install: Install, name: str) -> None:
+def test_a_broken_door_is_told_with_its_entry_point(
+    write: Write, install: Install, name: str
+) -> None:
     write(f"site/{name}_door.py", text="import no_such_library\n")
     install(f"{name}_door", name, f"{name}_door:find", discovery.DOORS)
-    with pytest.raises(UsageError, match=rf"{name}_door:find \(entry point {name}\) cannot be imported"):
+    with pytest.raises(
+        UsageError, match=rf"{name}_door:find \(entry point {name}\) cannot be imported"
+    ):
         discovery.find_experiment(f"{name}/theirs")

@@ -39,15 +39,22 @@ def test_a_mistake_has_its_path_a_near_name_and_the_factory(name: str) -> None:
         (lambda: ExperimentConfig(trainer=RuntimeConfig()), {"trainer"}),
         (lambda: ExperimentConfig(5), {""}),
         (lambda: SampleTaskConfig(model={"rat": 1.0}), {"task.model.rat"}),
-        (lambda: SampleTaskConfig(model={"blocks": [{}, {"width": 0}]}), {"task.model.blocks.1.width"}),
+        (
+            lambda: SampleTaskConfig(model={"blocks": [{}, {"width": 0}]}),
+            {"task.model.blocks.1.width"},
+        ),
         (lambda: NetConfig(rate=2.0), {"NetConfig.rate"}),  # it may be anywhere in a task
         (
-            lambda: ExperimentConfig(trainer={"a": 1, "train_steps": "x"}, runtime={"num_gpus": -1}),
+            lambda: ExperimentConfig(
+                trainer={"a": 1, "train_steps": "x"}, runtime={"num_gpus": -1}
+            ),
             {"trainer.a", "trainer.train_steps", "runtime.num_gpus"},
         ),
     ],
 )
-def test_mistakes_in_any_section_are_told_with_their_paths(factory: Factory, paths: set[str], name: str) -> None:
+def test_mistakes_in_any_section_are_told_with_their_paths(
+    factory: Factory, paths: set[str], name: str
+) -> None:
     register_experiment(name)(factory)
     assert refused(get_experiment, name).keys() == paths
 
@@ -70,7 +77,9 @@ class _TheirDataclass:
 
 
 @pytest.mark.parametrize("theirs", [_Theirs, _TheirDataclass])
-def test_a_pydantic_class_of_the_users_own_keeps_its_error(theirs: Callable[..., Any], name: str) -> None:
+def test_a_pydantic_class_of_the_users_own_keeps_its_error(
+    theirs: Callable[..., Any], name: str
+) -> None:
     register_experiment(name)(lambda: theirs(size="x"))
     with pytest.raises(ValidationError):
         get_experiment(name)

@@ -27,8 +27,13 @@ class _Own(TaskConfig):
 
 def test_the_default_of_the_class_around_a_section_counts() -> None:
     assert set(non_default_paths(ExperimentConfig(task=_Own()))) == set()
-    changed = ExperimentConfig(task=_Own()).replace(task={"train_data": {"global_batch_size": 1}, "model": {"size": 4}})
-    assert set(non_default_paths(changed)) == {"task.train_data.global_batch_size", "task.model.size"}
+    changed = ExperimentConfig(task=_Own()).replace(
+        task={"train_data": {"global_batch_size": 1}, "model": {"size": 4}}
+    )
+    assert set(non_default_paths(changed)) == {
+        "task.train_data.global_batch_size",
+        "task.model.size",
+    }
 
 
 def test_a_field_that_has_to_be_given_is_set() -> None:
@@ -38,7 +43,12 @@ def test_a_field_that_has_to_be_given_is_set() -> None:
 def test_chosen_branches_and_named_sections_have_own_defaults() -> None:
     config = ExperimentConfig(task=_Own()).replace(
         task={"validation_data": {"one": DataConfig(), "two": DataConfig(global_batch_size=7)}},
-        trainer={"optimizer_config": {"optimizer": {"type": "adam", "adam": {"beta_1": 0.5}}, "learning_rate": RATE}},
+        trainer={
+            "optimizer_config": {
+                "optimizer": {"type": "adam", "adam": {"beta_1": 0.5}},
+                "learning_rate": RATE,
+            }
+        },
     )
     assert set(non_default_paths(config)) == {
         "task.validation_data.two.global_batch_size",

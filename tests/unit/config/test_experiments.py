@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.config.experiments import get_experiment, register_experiment, register_task, task_class, trainer_class
+from trainer_kit.config.experiments import (
+    get_experiment,
+    register_experiment,
+    register_task,
+    task_class,
+    trainer_class,
+)
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.errors import UsageError
@@ -50,7 +56,10 @@ def test_a_factory_makes_a_new_config_at_each_call(name: str) -> None:
     ("factory", "said"),
     [
         (dict, "has to return an ExperimentConfig"),
-        (lambda: ExperimentConfig(task=PlainTaskConfig()), "section task is a PlainTaskConfig.*configclass"),
+        (
+            lambda: ExperimentConfig(task=PlainTaskConfig()),
+            "section task is a PlainTaskConfig.*configclass",
+        ),
     ],
 )
 def test_a_factory_has_to_return_a_config_of_decorated_sections(
@@ -66,7 +75,9 @@ def test_a_task_belongs_to_exactly_its_config_class() -> None:
     class KnownTask: ...
 
     assert task_class(KnownTaskConfig(size=3)) is KnownTask
-    with pytest.raises(UsageError, match=r"no task is registered for ChildTaskConfig.*register_task"):
+    with pytest.raises(
+        UsageError, match=r"no task is registered for ChildTaskConfig.*register_task"
+    ):
         task_class(ChildTaskConfig())
     assert register_task(KnownTaskConfig)(KnownTask) is KnownTask
     with pytest.raises(UsageError, match="bound to the task"):
@@ -78,7 +89,9 @@ def test_only_a_decorated_config_class_can_have_a_task() -> None:
         register_task(PlainTaskConfig)
 
 
-def test_a_task_that_is_named_is_imported_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_is_named_is_imported_when_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @configclass
     class LateConfig(TaskConfig):
         pass
@@ -93,7 +106,9 @@ def test_a_task_that_is_named_is_imported_when_it_is_needed(tmp_path: Path, monk
     register_task(MisspeltConfig, "late_task_module:LatTask")
     assert "late_task_module" not in sys.modules
     assert task_class(LateConfig()) is sys.modules["late_task_module"].LateTask
-    with pytest.raises(UsageError, match="late_task_module has no class called 'LatTask'; did you mean LateTask"):
+    with pytest.raises(
+        UsageError, match="late_task_module has no class called 'LatTask'; did you mean LateTask"
+    ):
         task_class(MisspeltConfig())
 
 
@@ -112,11 +127,16 @@ def test_a_task_without_a_method_that_it_needs_is_told() -> None:
     @register_task(HalfConfig)
     class HalfTask(Needs): ...
 
-    with pytest.raises(UsageError, match=r"HalfTask lacks build_inputs and build_model; every task has to define them"):
+    with pytest.raises(
+        UsageError,
+        match=r"HalfTask lacks build_inputs and build_model; every task has to define them",
+    ):
         task_class(HalfConfig())
 
 
-def test_a_trainer_class_may_be_bound_beside_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_class_may_be_bound_beside_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @configclass
     class OwnTrainerConfig(TaskConfig):
         pass
@@ -132,7 +152,9 @@ def test_a_trainer_class_may_be_bound_beside_the_task(tmp_path: Path, monkeypatc
     register_task(OwnTrainerConfig, trainer=OwnTrainer)(OwnTask)
     (tmp_path / "late_trainer_module.py").write_text("class LateTrainer: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    register_task(NamedTrainerConfig, "late_task_module:LateTask", trainer="late_trainer_module:LateTrainer")
+    register_task(
+        NamedTrainerConfig, "late_task_module:LateTask", trainer="late_trainer_module:LateTrainer"
+    )
     assert task_class(OwnTrainerConfig()) is OwnTask
     assert trainer_class(OwnTrainerConfig()) is OwnTrainer
     assert trainer_class(NamedTrainerConfig()) is sys.modules["late_trainer_module"].LateTrainer

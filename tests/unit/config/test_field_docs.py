@@ -47,7 +47,9 @@ def _classes(config_class: type[Config]) -> Iterator[type[Config]]:
             yield from _classes(doc.section)
 
 
-@pytest.mark.parametrize("config_class", [ExperimentConfig, CharLmConfig, DigitsConfig, DigitsMlpConfig])
+@pytest.mark.parametrize(
+    "config_class", [ExperimentConfig, CharLmConfig, DigitsConfig, DigitsMlpConfig]
+)
 def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
     wrong = [
         f"{cls.__name__}.{name}: {doc.sentence!r}; write a sentence for it under Attributes: of the class"
@@ -60,7 +62,10 @@ def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
 
 def test_an_entry_is_read_with_the_lines_that_continue_it() -> None:
     count, data, unknown = field_docs(Outer).values()
-    assert count.text == "How many there are; 0 means none of them. A second sentence. `code` begins a third one."
+    assert (
+        count.text
+        == "How many there are; 0 means none of them. A second sentence. `code` begins a third one."
+    )
     assert count.sentence == "How many there are; 0 means none of them."
     assert (count.allowed, count.default, count.section) == ("a whole number", "3", None)
     assert (data.text, data.default, data.section) == ("What it is made of.", "", DataConfig)
@@ -76,7 +81,10 @@ def test_a_subclass_inherits_sentences_and_replaces_them() -> None:
 def test_sections_that_hold_several_are_known_by_their_class() -> None:
     trainer = field_docs(type(ExperimentConfig().trainer))
     found = {name: doc.section.__name__ for name, doc in trainer.items() if doc.section is not None}
-    assert found["callbacks"] == "CallbackConfig" and found["best_checkpoints"] == "BestCheckpointConfig"
+    assert (
+        found["callbacks"] == "CallbackConfig"
+        and found["best_checkpoints"] == "BestCheckpointConfig"
+    )
 
 
 def test_docs_by_path_include_branches_not_chosen() -> None:

@@ -77,7 +77,9 @@ def test_checker_refuses_numbers_that_are_not_finite() -> None:
         checker(TrainerConfig, "loss_upper_bound").validate_python(float("nan"))
 
 
-@pytest.mark.parametrize(("value", "branch"), [("sgd", "sgd"), ("nothing", [*fields_of(OptimizerConfig)][1])])
+@pytest.mark.parametrize(
+    ("value", "branch"), [("sgd", "sgd"), ("nothing", [*fields_of(OptimizerConfig)][1])]
+)
 def test_the_advice_for_a_plain_value_shows_the_branch_it_names(value: str, branch: str) -> None:
     advice = fields_advice(OptimizerConfig, "trainer.optimizer_config.optimizer", value)
     assert advice.endswith(f", as in trainer.optimizer_config.optimizer.type={branch}")

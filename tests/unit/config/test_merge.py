@@ -59,7 +59,12 @@ def test_a_later_layer_wins_and_other_fields_stay(default: ExperimentConfig) -> 
 
 
 def test_lists_none_and_free_dicts_replace(default: ExperimentConfig) -> None:
-    before = {"task": {"weights": [7, 8, 9], "train_data": {"seed": 3, "input_path": {"a": "x", "b": "y"}}}}
+    before = {
+        "task": {
+            "weights": [7, 8, 9],
+            "train_data": {"seed": 3, "input_path": {"a": "x", "b": "y"}},
+        }
+    }
     after = {"task": {"weights": [1], "train_data": {"seed": None, "input_path": {"c": "z"}}}}
     task: Any = layered(default, before, after).config.task
     assert task.weights == (1.0,)
@@ -81,7 +86,12 @@ def test_a_layer_can_create_and_remove_an_optional_section(default: ExperimentCo
 
 
 def test_lists_and_dicts_of_sections_are_checked_item_by_item(default: ExperimentConfig) -> None:
-    values = {"task": {"model": {"blocks": [{"width": 3}, {"kind": "conv"}]}, "named_data": {"dev": {"seed": 4}}}}
+    values = {
+        "task": {
+            "model": {"blocks": [{"width": 3}, {"kind": "conv"}]},
+            "named_data": {"dev": {"seed": 4}},
+        }
+    }
     resolved = layered(default, values)
     task: Any = resolved.config.task
     assert resolved.origins["task.model.blocks"] == "layer 0"
@@ -119,8 +129,13 @@ def test_keys_that_are_paths_or_no_text_are_refused(default: ExperimentConfig) -
 
 
 def test_one_report_has_all_mistakes_with_their_origins(default: ExperimentConfig) -> None:
-    file = Layer({"trainer": {"train_step": 5, "max_to_keep": "x"}}, {"trainer.train_step": "conf.yaml:2"})
-    flag = Layer({"runtime": {"num_gpu": 1}, "trainer": {"max_to_keep": 2}}, {"runtime.num_gpu": "--params_override"})
+    file = Layer(
+        {"trainer": {"train_step": 5, "max_to_keep": "x"}}, {"trainer.train_step": "conf.yaml:2"}
+    )
+    flag = Layer(
+        {"runtime": {"num_gpu": 1}, "trainer": {"max_to_keep": 2}},
+        {"runtime.num_gpu": "--params_override"},
+    )
     mistakes = refused(apply, default, [file, flag])
     assert {path: mistake.origin for path, mistake in mistakes.items()} == {
         "trainer.train_step": "conf.yaml:2",
@@ -130,15 +145,26 @@ def test_one_report_has_all_mistakes_with_their_origins(default: ExperimentConfi
 
 
 def test_the_same_key_wrong_in_two_layers_is_reported_for_both(default: ExperimentConfig) -> None:
-    layers = [Layer({"trainer": {"max_to_keep": value}}, {"trainer": f"file:{value}"}) for value in (0, -1)]
+    layers = [
+        Layer({"trainer": {"max_to_keep": value}}, {"trainer": f"file:{value}"})
+        for value in (0, -1)
+    ]
     with pytest.raises(ConfigError) as caught:
         apply(default, layers)
     assert [mistake.origin for mistake in caught.value.mistakes] == ["file:0", "file:-1"]
 
 
 def test_broken_rules_are_reported_beside_wrong_fields(default: ExperimentConfig) -> None:
-    optimization = {"optimizer": {"adam": {"clipnorm": 1.0, "clipvalue": 1.0}}, "learning_rate": {"type": None}}
-    trainer = {"optimizer_config": optimization, "validation_steps": 0, "max_to_keep": "x", "nope": 1}
+    optimization = {
+        "optimizer": {"adam": {"clipnorm": 1.0, "clipvalue": 1.0}},
+        "learning_rate": {"type": None},
+    }
+    trainer = {
+        "optimizer_config": optimization,
+        "validation_steps": 0,
+        "max_to_keep": "x",
+        "nope": 1,
+    }
     assert refused(layered, default, {"trainer": trainer}).keys() == {
         f"{OPTIMIZER}.adam.clipvalue",
         "trainer.optimizer_config.learning_rate.type",
@@ -150,7 +176,9 @@ def test_broken_rules_are_reported_beside_wrong_fields(default: ExperimentConfig
 
 def test_a_broken_rule_names_the_field_that_was_changed(default: ExperimentConfig) -> None:
     base = default.replace(trainer={"steps_per_loop": 5, "summary_interval": 500})
-    mistake = refused(layered, base, nested("trainer.steps_per_loop", 300))["trainer.summary_interval"]
+    mistake = refused(layered, base, nested("trainer.steps_per_loop", 300))[
+        "trainer.summary_interval"
+    ]
     assert mistake.origin == "default, with trainer.steps_per_loop from layer 0"
     assert "steps_per_loop (300)" in mistake.problem
 
@@ -231,7 +259,10 @@ def test_a_mistake_in_a_named_set_has_the_sets_name(default: ExperimentConfig) -
     ("trainer", "path"),
     [
         ({"validation_sets": {"dve": {"steps": 3}}}, "trainer.validation_sets"),
-        ({"continuous_eval": {"validation_sets": ["dve"]}}, "trainer.continuous_eval.validation_sets"),
+        (
+            {"continuous_eval": {"validation_sets": ["dve"]}},
+            "trainer.continuous_eval.validation_sets",
+        ),
     ],
 )
 def test_settings_of_unknown_validation_sets_are_refused(
@@ -248,7 +279,12 @@ def test_a_set_needs_a_name_that_can_be_in_a_metrics_name(default: ExperimentCon
 
 @pytest.mark.parametrize(
     ("value", "place"),
-    [("there", "there"), (None, None), ({"depth": 2}, Place(depth=2)), (Place(depth=3), Place(depth=3))],
+    [
+        ("there", "there"),
+        (None, None),
+        ({"depth": 2}, Place(depth=2)),
+        (Place(depth=3), Place(depth=3)),
+    ],
 )
 def test_a_union_field_takes_a_section_or_a_plain_value(value: object, place: object) -> None:
     config = ExperimentConfig(task=PlacesConfig())
@@ -257,7 +293,9 @@ def test_a_union_field_takes_a_section_or_a_plain_value(value: object, place: ob
 
 def test_a_union_field_refuses_what_none_of_its_types_takes() -> None:
     config = ExperimentConfig(task=PlacesConfig())
-    mistakes = refused(layered, config, nested("task.place", 3), nested("task.place", {"deepth": 2}))
+    mistakes = refused(
+        layered, config, nested("task.place", 3), nested("task.place", {"deepth": 2})
+    )
     assert "3 is not a section or text or null" in mistakes["task.place"].problem
     assert "did you mean task.place.depth" in mistakes["task.place.deepth"].advice
 

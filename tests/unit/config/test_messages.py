@@ -76,17 +76,37 @@ def test_a_wrong_duration_is_told_with_the_nearest(path: str, value: str, said: 
     [
         ("gradient_processors", "[{type: nois}]", ".0.type", "did you mean noise"),
         ("gradient_processors", "[{type: noise}]", ".0.noise.stddev", "is needed"),
-        ("gradient_processors", "[{type: clip_norm, clip_norm: {bound: 0}}]", ".0.clip_norm.bound", "above 0"),
+        (
+            "gradient_processors",
+            "[{type: clip_norm, clip_norm: {bound: 0}}]",
+            ".0.clip_norm.bound",
+            "above 0",
+        ),
         ("gradient_processors", "[{type: check, variables: ['a(']}]", ".0.variables", "regular"),
         ("gradient_processors", "[{variables: [a]}]", ".0.type", "give one of scale, clip_value"),
-        ("learning_rate_multipliers", "[{variables: 'a(', multiplier: 1}]", ".0.variables", "regular"),
-        ("learning_rate_multipliers", "[{variables: a, multiplier: -1}]", ".0.multiplier", "at least 0"),
+        (
+            "learning_rate_multipliers",
+            "[{variables: 'a(', multiplier: 1}]",
+            ".0.variables",
+            "regular",
+        ),
+        (
+            "learning_rate_multipliers",
+            "[{variables: a, multiplier: -1}]",
+            ".0.multiplier",
+            "at least 0",
+        ),
         ("learning_rate_multipliers", "[{variables: a}]", ".0.multiplier", "is needed"),
         ("layer_decay", "{decay: 0.9, layers: ['[']}", ".layers", "is not a regular"),
         ("layer_decay", "{decay: 0.9, layers: []}", ".layers", "from input to output"),
         ("layer_decay", "{decay: 0, layers: [a]}", ".decay", "above 0"),
         ("layer_decay", "{decay: 0.5}", ".layers", "is needed"),
-        ("learning_rate", "{constant: {learning_rate: -1}}", ".constant.learning_rate", "at least 0"),
+        (
+            "learning_rate",
+            "{constant: {learning_rate: -1}}",
+            ".constant.learning_rate",
+            "at least 0",
+        ),
         ("warmup.linear.warmup_steps", "5 percnt", "", "did you mean '5 percent'?"),
         ("ema", "{evaluate: []}", ".evaluate", "is empty"),
         ("ema", "{evaluate: [fats], more_decays: {fast: 0.9}}", ".evaluate", "did you mean fast"),
@@ -96,7 +116,9 @@ def test_a_wrong_duration_is_told_with_the_nearest(path: str, value: str, said: 
         ("ema", "{more_decays: {fast: 1.5}}", ".more_decays", "at least 0 and of at most 1"),
     ],
 )
-def test_a_wrong_section_of_optimization_is_told_with_its_place(path: str, value: str, place: str, said: str) -> None:
+def test_a_wrong_section_of_optimization_is_told_with_its_place(
+    path: str, value: str, place: str, said: str
+) -> None:
     path = f"trainer.optimizer_config.{path}"
     assert said in str(refused(overridden, f"{path}={value}")[f"{path}{place}"])
 
@@ -104,7 +126,12 @@ def test_a_wrong_section_of_optimization_is_told_with_its_place(path: str, value
 @pytest.mark.parametrize(
     ("path", "value", "place", "said"),
     [
-        ("trainer.accumulate_steps", "auto", "", "at least 1; auto was removed; set trainer.accumulate_steps=1"),
+        (
+            "trainer.accumulate_steps",
+            "auto",
+            "",
+            "at least 1; auto was removed; set trainer.accumulate_steps=1",
+        ),
         ("runtime.executor", "auto", "", "auto was removed; set runtime.executor=default"),
         ("trainer.validation_sets", "{dev: {}}", "", "a single set"),
         ("trainer.best_checkpoints", "{a/b: {metric: accuracy}}", "", "a/b"),
@@ -113,12 +140,29 @@ def test_a_wrong_section_of_optimization_is_told_with_its_place(path: str, value
         ("task.train_data.dataset.type", "moons", "", "no dataset is registered"),
         ("task.init_checkpoint", "[{}]", ".0.path", "is needed"),
         ("task.init_checkpoint", "[{path: ''}]", ".0.path", "is empty"),
-        ("task.init_checkpoint", "[{path: a, variables: ['(']}]", ".0.variables", "'(' is not a regular"),
-        ("task.init_checkpoint", r"[{path: a, rename: {b: \1}}]", ".0.rename", "no replacement for 'b'"),
+        (
+            "task.init_checkpoint",
+            "[{path: a, variables: ['(']}]",
+            ".0.variables",
+            "'(' is not a regular",
+        ),
+        (
+            "task.init_checkpoint",
+            r"[{path: a, rename: {b: \1}}]",
+            ".0.rename",
+            "no replacement for 'b'",
+        ),
         ("task.init_checkpoint", "[{path: a, renames: {}}]", ".0.renames", ".0.rename?"),
-        ("task.init_checkpoint", "[{path: a, other_shapes: crop}]", ".0.other_shapes", "error, skip, slice"),
+        (
+            "task.init_checkpoint",
+            "[{path: a, other_shapes: crop}]",
+            ".0.other_shapes",
+            "error, skip, slice",
+        ),
         ("task.init_checkpoint", "{path: a}", "", "is not text or a list"),
     ],
 )
-def test_a_wrong_choice_or_list_is_told_with_its_place(path: str, value: str, place: str, said: str) -> None:
+def test_a_wrong_choice_or_list_is_told_with_its_place(
+    path: str, value: str, place: str, said: str
+) -> None:
     assert said in str(refused(overridden, f"{path}={value}")[f"{path}{place}"])

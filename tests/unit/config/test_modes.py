@@ -17,7 +17,9 @@ def test_what_each_mode_needs() -> None:
         "train_and_post_eval": (True, True),
         "continuous_train_and_eval": (True, True),
     }
-    assert [name for name, mode in MODES.items() if not mode.single] == ["continuous_train_and_eval"]
+    assert [name for name, mode in MODES.items() if not mode.single] == [
+        "continuous_train_and_eval"
+    ]
 
 
 @pytest.mark.parametrize("name", ["", "Train", "train_eval", "train_and_eval "])

@@ -10,7 +10,12 @@ import pytest
 
 from tests.config_builders import overridden, refused
 from trainer_kit.config.experiments import register_experiment
-from trainer_kit.config.registration import register_dataset, register_metric, register_optimizer, register_schedule
+from trainer_kit.config.registration import (
+    register_dataset,
+    register_metric,
+    register_optimizer,
+    register_schedule,
+)
 from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DatasetConfig, ExperimentConfig
@@ -37,7 +42,9 @@ class LookaheadConfig(BaseOptimizerConfig):
 @pytest.fixture(autouse=True)
 def lookahead() -> Iterator[None]:
     """Registers an optimizer and a schedule for the time of a test."""
-    register_optimizer("lookahead", LookaheadConfig)(lambda config, learning_rate: (config, learning_rate))
+    register_optimizer("lookahead", LookaheadConfig)(
+        lambda config, learning_rate: (config, learning_rate)
+    )
     register_schedule("flat")(lambda config: 0.5)
     yield
     for choice in (OptimizerConfig, LrConfig, DatasetConfig, MetricConfig):
@@ -50,13 +57,17 @@ def test_a_registered_optimizer_is_set_like_a_built_in_one() -> None:
     assert OptimizerConfig(type="lookahead", lookahead={"sync_period": 3}) == config
     assert OptimizerConfig(type="lookahead").get() == LookaheadConfig()
     assert OptimizerConfig().replace(type="lookahead", lookahead={"sync_period": 3}) == config
-    assert config.replace(lookahead={"clipnorm": 1.0}).get() == LookaheadConfig(sync_period=3, clipnorm=1.0)
+    assert config.replace(lookahead={"clipnorm": 1.0}).get() == LookaheadConfig(
+        sync_period=3, clipnorm=1.0
+    )
     assert config.replace(type="sgd").as_dict().keys() == {"type", "sgd"}
     assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
 
 
 def test_overrides_choose_a_registered_optimizer_and_schedule() -> None:
-    optimizer = f"{OPTIMIZATION}.optimizer.type=lookahead,{OPTIMIZATION}.optimizer.lookahead.sync_period=2"
+    optimizer = (
+        f"{OPTIMIZATION}.optimizer.type=lookahead,{OPTIMIZATION}.optimizer.lookahead.sync_period=2"
+    )
     config = overridden(f"{optimizer},{OPTIMIZATION}.learning_rate.type=flat")
     assert config.trainer.optimizer_config.optimizer.get() == LookaheadConfig(sync_period=2)
     assert from_yaml(to_yaml(config), ExperimentConfig(task=type(config.task)())) == config
@@ -64,7 +75,11 @@ def test_overrides_choose_a_registered_optimizer_and_schedule() -> None:
 
 def test_gin_binds_a_registered_optimizer_by_its_config_class(name: str) -> None:
     register_experiment(name)(ExperimentConfig)
-    bindings = ("OptimizerConfig.type = 'lookahead'", "LookaheadConfig.sync_period = 2", "LrConfig.type = 'flat'")
+    bindings = (
+        "OptimizerConfig.type = 'lookahead'",
+        "LookaheadConfig.sync_period = 2",
+        "LrConfig.type = 'flat'",
+    )
     config = resolve(name, Sources(gin_params=bindings)).config
     assert config.trainer.optimizer_config.optimizer.get() == LookaheadConfig(sync_period=2)
 
@@ -73,13 +88,25 @@ def test_gin_binds_a_registered_optimizer_by_its_config_class(name: str) -> None
     ("setting", "path", "said"),
     [
         ("{type: lookahed}", "type", "did you mean lookahead?"),
-        ("{type: lookahead, lookahead: {sync_perid: 2}}", "lookahead.sync_perid", "lookahead.sync_period?"),
-        ("{type: lookahead, lookahead: {sync_period: often}}", "lookahead.sync_period", "'often' is not a whole"),
+        (
+            "{type: lookahead, lookahead: {sync_perid: 2}}",
+            "lookahead.sync_perid",
+            "lookahead.sync_period?",
+        ),
+        (
+            "{type: lookahead, lookahead: {sync_period: often}}",
+            "lookahead.sync_period",
+            "'often' is not a whole",
+        ),
         ("{type: sgd, lookahed: {sync_period: 2}}", "lookahed", "no such"),
     ],
 )
-def test_a_mistake_in_a_registered_optimizer_has_its_path(setting: str, path: str, said: str) -> None:
-    mistake = refused(overridden, f"{OPTIMIZATION}.optimizer={setting}")[f"{OPTIMIZATION}.optimizer.{path}"]
+def test_a_mistake_in_a_registered_optimizer_has_its_path(
+    setting: str, path: str, said: str
+) -> None:
+    mistake = refused(overridden, f"{OPTIMIZATION}.optimizer={setting}")[
+        f"{OPTIMIZATION}.optimizer.{path}"
+    ]
     assert said in str(mistake)
 
 
@@ -99,17 +126,23 @@ def test_the_section_of_a_schedule_has_to_be_a_configclass() -> None:
 
 def test_a_dataset_is_chosen_in_the_section_of_the_data() -> None:
     register_dataset("moons", LookaheadConfig)(lambda config, params: None)
-    config = overridden("task.train_data.dataset={type: moons, moons: {sync_period: 4}}", ExperimentConfig())
+    config = overridden(
+        "task.train_data.dataset={type: moons, moons: {sync_period: 4}}", ExperimentConfig()
+    )
     assert config.task.train_data.dataset.get() == LookaheadConfig(sync_period=4)
     assert from_yaml(to_yaml(config), ExperimentConfig()) == config
 
 
 def test_metrics_are_a_list_of_registered_ones_and_keras_own() -> None:
     register_metric("f1", LookaheadConfig)(lambda config: None)
-    metrics = "trainer.metrics=[{type: f1, f1: {sync_period: 4}}, {type: keras, keras: {metric: AUC}}]"
+    metrics = (
+        "trainer.metrics=[{type: f1, f1: {sync_period: 4}}, {type: keras, keras: {metric: AUC}}]"
+    )
     config = overridden(metrics, ExperimentConfig())
     first, second = config.trainer.metrics
     assert first.get() == LookaheadConfig(sync_period=4)
     assert second.get().metric == "AUC"
     assert from_yaml(to_yaml(config), ExperimentConfig()) == config
-    assert "one of keras, f1" in str(refused(overridden, "trainer.metrics=[{type: f2}]")["trainer.metrics.0.type"])
+    assert "one of keras, f1" in str(
+        refused(overridden, "trainer.metrics=[{type: f2}]")["trainer.metrics.0.type"]
+    )

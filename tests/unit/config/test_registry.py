@@ -60,7 +60,9 @@ def test_a_name_may_begin_like_another(registry: Registry[object]) -> None:
         ("vision/resnet", "did you mean vision/resnet/cifar or vision/resnet/digits"),
     ],
 )
-def test_a_miss_names_the_nearest_or_what_there_is(registry: Registry[object], name: str, said: str) -> None:
+def test_a_miss_names_the_nearest_or_what_there_is(
+    registry: Registry[object], name: str, said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         registry.lookup(name)
 

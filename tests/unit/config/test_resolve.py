@@ -64,7 +64,10 @@ def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: P
     )
     with pytest.raises(ConfigError) as caught:
         resolve(experiment, sources)
-    found = {(mistake.path, mistake.origin.removeprefix(f"{tmp_path}/")) for mistake in caught.value.mistakes}
+    found = {
+        (mistake.path, mistake.origin.removeprefix(f"{tmp_path}/"))
+        for mistake in caught.value.mistakes
+    }
     assert found == {
         ("trainer.train_step", "typo.yaml:2"),
         ("", "broken.yaml:1:5"),
@@ -82,11 +85,23 @@ def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: P
 @pytest.mark.parametrize(
     ("gin", "overrides", "paths"),
     [
-        ("TrainrConfig.a = 1\nTrainerConfig.train_steps = 'x'", (), {"TrainrConfig.a", "trainer.train_steps"}),
-        ("TrainrConfig.a = 1\nTrainerConfig.train_steps = %n", (), {"TrainrConfig.a", "TrainerConfig.train_steps"}),
+        (
+            "TrainrConfig.a = 1\nTrainerConfig.train_steps = 'x'",
+            (),
+            {"TrainrConfig.a", "trainer.train_steps"},
+        ),
+        (
+            "TrainrConfig.a = 1\nTrainerConfig.train_steps = %n",
+            (),
+            {"TrainrConfig.a", "TrainerConfig.train_steps"},
+        ),
         ("TrainerConfig.a = 1\nTrainerConfig.b = 1", (), {"trainer.a", "trainer.b"}),
         ("TrainrConfig.a = 1", ("trainer.x=5",), {"TrainrConfig.a", "trainer.x"}),
-        ("mine.Net.a = 1", ("trainer.x=5",), {"trainer.x"}),  # a module that is imported later may register it
+        (
+            "mine.Net.a = 1",
+            ("trainer.x=5",),
+            {"trainer.x"},
+        ),  # a module that is imported later may register it
     ],
 )
 def test_two_mistakes_of_gin_are_reported_together(
@@ -95,11 +110,15 @@ def test_two_mistakes_of_gin_are_reported_together(
     sources = Sources(gin_files=(written(tmp_path, "a.gin", gin),), params_overrides=overrides)
     mistakes = refused(resolve, experiment, sources)
     assert mistakes.keys() == paths
-    assert "TrainrConfig" not in gin or "did you mean TrainerConfig?" in str(mistakes["TrainrConfig.a"])
+    assert "TrainrConfig" not in gin or "did you mean TrainerConfig?" in str(
+        mistakes["TrainrConfig.a"]
+    )
 
 
 @pytest.mark.parametrize("gin_params", [(), ("TrainerConfig.train_steps = 5",)])
-def test_unknown_experiments_and_unreadable_sources_are_reported(experiment: str, gin_params: tuple[str, ...]) -> None:
+def test_unknown_experiments_and_unreadable_sources_are_reported(
+    experiment: str, gin_params: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(f"{experiment}x", Sources(config_files=("missing.yaml",), gin_params=gin_params))
     assert experiment in str(caught.value)
@@ -107,7 +126,9 @@ def test_unknown_experiments_and_unreadable_sources_are_reported(experiment: str
 
 
 def test_a_description_lists_every_value_with_its_origin(experiment: str) -> None:
-    overrides = ("task.model.rate=0.25,trainer.max_to_keep=5,trainer.optimizer_config.optimizer={type: sgd}",)
+    overrides = (
+        "task.model.rate=0.25,trainer.max_to_keep=5,trainer.optimizer_config.optimizer={type: sgd}",
+    )
     resolved = resolve(experiment, Sources(params_overrides=overrides))
     described = describe(resolved)
     assert [path for path, _, _ in described] == list(leaves(resolved.config))
@@ -138,5 +159,7 @@ def test_resolving_without_gin_imports_no_tensorflow_or_gin() -> None:
         "print(sorted(roots & {'tensorflow', 'keras', 'tf_keras', 'orbit', 'numpy'}))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
     assert done.stdout == "[]\n[]\n"

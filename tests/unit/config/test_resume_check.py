@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from tests.config_builders import layered, nested, refused
-from trainer_kit.config.resume_check import ABSENT, Change, check_resume, compare, data_mistakes, kind_of, unknown_paths
+from trainer_kit.config.resume_check import (
+    ABSENT,
+    Change,
+    check_resume,
+    compare,
+    data_mistakes,
+    kind_of,
+    unknown_paths,
+)
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import ConfigError, ExitCode
@@ -60,7 +68,9 @@ def test_a_safe_change_passes(default: ExperimentConfig, path: str, value: objec
         ("runtime.executor", "single_threaded"),
     ],
 )
-def test_a_dangerous_change_needs_its_flag(default: ExperimentConfig, path: str, value: object) -> None:
+def test_a_dangerous_change_needs_its_flag(
+    default: ExperimentConfig, path: str, value: object
+) -> None:
     old, new = to_yaml(default), default.replace(**nested(path, value))
     for allowed in (["trainer.train_steps"], [""], [f"{path}x", path[:-1]]):
         with pytest.raises(ConfigError) as caught:
@@ -79,19 +89,33 @@ def test_steps_that_are_fused_may_be_fused_in_another_grouping(default: Experime
     assert kinds == [[], ["safe"], ["dangerous"]]
 
 
-@pytest.mark.parametrize("path", ["trainer.fuse_steps", "trainer.accumulate_steps", "runtime.executor"])
-def test_auto_of_an_earlier_release_has_to_be_given_up_by_name(path: str, default: ExperimentConfig) -> None:
+@pytest.mark.parametrize(
+    "path", ["trainer.fuse_steps", "trainer.accumulate_steps", "runtime.executor"]
+)
+def test_auto_of_an_earlier_release_has_to_be_given_up_by_name(
+    path: str, default: ExperimentConfig
+) -> None:
     section, _, field = path.partition(".")
-    old = to_yaml(default).replace(f"{field}: {getattr(getattr(default, section), field)}", f"{field}: auto")
+    old = to_yaml(default).replace(
+        f"{field}: {getattr(getattr(default, section), field)}", f"{field}: auto"
+    )
     assert "was 'auto' when this run began" in refused(check_resume, old, default, [])[path].problem
     assert [change.path for change in check_resume(old, default, [path])] == [path]
 
 
 def test_changed_callbacks_are_shown_by_what_differs(default: ExperimentConfig) -> None:
-    rates = {"name": "set_at_steps", "args": {"parameter": "learning_rate", "steps": [[100, 0.1], [2000, 0.01]]}}
-    weights = {"name": "set_at_steps", "args": {"parameter": "loss_weight", "steps": [[100, 0.1], [2000, 0.01]]}}
+    rates = {
+        "name": "set_at_steps",
+        "args": {"parameter": "learning_rate", "steps": [[100, 0.1], [2000, 0.01]]},
+    }
+    weights = {
+        "name": "set_at_steps",
+        "args": {"parameter": "loss_weight", "steps": [[100, 0.1], [2000, 0.01]]},
+    }
     old = default.replace(trainer={"callbacks": ({"name": "reports"}, rates)})
-    new = default.replace(trainer={"callbacks": ({"name": "reports"}, weights, {"name": "set_from_file", "args": {}})})
+    new = default.replace(
+        trainer={"callbacks": ({"name": "reports"}, weights, {"name": "set_from_file", "args": {}})}
+    )
     assert [str(change) for change in check_resume(to_yaml(old), new, [])] == [
         "trainer.callbacks.1.args.parameter: 'learning_rate' -> 'loss_weight'",
         "trainer.callbacks.2.args: absent -> {}",
@@ -100,20 +124,32 @@ def test_changed_callbacks_are_shown_by_what_differs(default: ExperimentConfig) 
 
 
 def test_all_dangerous_changes_are_named_at_once(default: ExperimentConfig) -> None:
-    new = default.replace(task={"model": {"rate": 0.25}, "weights": (3.0,)}, trainer={"train_steps": 7})
-    assert refused(check_resume, to_yaml(default), new, []).keys() == {"task.model.rate", "task.weights"}
+    new = default.replace(
+        task={"model": {"rate": 0.25}, "weights": (3.0,)}, trainer={"train_steps": 7}
+    )
+    assert refused(check_resume, to_yaml(default), new, []).keys() == {
+        "task.model.rate",
+        "task.weights",
+    }
     assert refused(check_resume, to_yaml(default), new, ["task.model"]).keys() == {"task.weights"}
 
 
 @pytest.mark.parametrize(
     ("section", "old", "new", "kind"),
-    [("optimizer", "adam", {"type": "sgd"}, "dangerous"), ("learning_rate", "constant", {"type": "cosine"}, "safe")],
+    [
+        ("optimizer", "adam", {"type": "sgd"}, "dangerous"),
+        ("learning_rate", "constant", {"type": "cosine"}, "safe"),
+    ],
 )
 def test_another_choice_is_one_change(
     section: str, old: str, new: dict[str, Any], kind: str, default: ExperimentConfig
 ) -> None:
     path = f"trainer.optimizer_config.{section}"
-    cosine = {"cosine": {"initial_learning_rate": 0.1, "decay_steps": 5}} if section == "learning_rate" else {}
+    cosine = (
+        {"cosine": {"initial_learning_rate": 0.1, "decay_steps": 5}}
+        if section == "learning_rate"
+        else {}
+    )
     changed = layered(default, nested(path, {**new, **cosine})).config
     assert compare(default.as_dict(), changed) == [Change(f"{path}.type", old, new["type"], kind)]
 
@@ -157,14 +193,22 @@ def test_a_later_field_that_is_not_at_its_default_is_a_change(default: Experimen
     old = default.as_dict()
     del old["runtime"]["executor"]
     new = default.replace(runtime={"executor": "single_threaded"})
-    assert compare(old, new) == [Change("runtime.executor", "default", "single_threaded", "dangerous")]
+    assert compare(old, new) == [
+        Change("runtime.executor", "default", "single_threaded", "dangerous")
+    ]
 
 
 @pytest.mark.parametrize(("first", "kind"), [("average", "safe"), ("weights", "dangerous")])
-def test_more_evaluated_weights_are_safe_other_first_ones_not(first: str, kind: str, default: ExperimentConfig) -> None:
+def test_more_evaluated_weights_are_safe_other_first_ones_not(
+    first: str, kind: str, default: ExperimentConfig
+) -> None:
     old = default.replace(**nested(EMA, {"average_decay": 0.5}))
-    new = old.replace(**nested(f"{EMA}.evaluate", [first, "average" if first == "weights" else "weights"]))
-    assert [(change.path, change.kind) for change in compare(old.as_dict(), new)] == [(f"{EMA}.evaluate", kind)]
+    new = old.replace(
+        **nested(f"{EMA}.evaluate", [first, "average" if first == "weights" else "weights"])
+    )
+    assert [(change.path, change.kind) for change in compare(old.as_dict(), new)] == [
+        (f"{EMA}.evaluate", kind)
+    ]
 
 
 def test_keys_that_vanished_or_appeared_count(default: ExperimentConfig) -> None:
@@ -204,11 +248,17 @@ def test_sections_that_nobody_knows_are_dangerous() -> None:
     assert kind_of("trainer.anything") == "safe"
 
 
-_DATA = {"task.train_data": {"array 0": "a", "array 1": "b"}, "task.validation_data": {"array 0": "c"}}
+_DATA = {
+    "task.train_data": {"array 0": "a", "array 1": "b"},
+    "task.validation_data": {"array 0": "c"},
+}
 
 
 def test_other_data_is_a_mistake_that_names_what_differs() -> None:
-    now = {"task.train_data": {"array 0": "a", "array 1": "other"}, "task.validation_data": {"array 0": "c"}}
+    now = {
+        "task.train_data": {"array 0": "a", "array 1": "other"},
+        "task.validation_data": {"array 0": "c"},
+    }
     (mistake,) = data_mistakes(_DATA, now, [], [])
     assert mistake.path == "task.train_data"
     assert mistake.problem.endswith(": array 1 was b and is other")
@@ -218,7 +268,11 @@ def test_other_data_is_a_mistake_that_names_what_differs() -> None:
 @pytest.mark.parametrize("allowed", ["task.train_data.identity", "task.train_data", "task"])
 def test_other_data_is_allowed_by_its_path_or_a_section(allowed: str) -> None:
     assert not list(data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], [allowed]))
-    assert list(data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], ["task.validation_data"]))
+    assert list(
+        data_mistakes(
+            _DATA, {"task.train_data": {"array 1": "other"}}, [], ["task.validation_data"]
+        )
+    )
 
 
 def test_data_that_one_side_does_not_know_is_not_compared() -> None:
@@ -233,10 +287,16 @@ def test_data_that_one_side_does_not_know_is_not_compared() -> None:
 def test_data_whose_config_was_judged_is_not_compared(path: str, is_judged: bool) -> None:
     change = Change(f"task.{path}", 1, 2, kind_of(f"task.{path}"))
     section = f"task.{path.partition('.')[0]}"
-    assert (not list(data_mistakes(_DATA, {section: {"array 0": "other"}}, [change], []))) == is_judged
+    assert (
+        not list(data_mistakes(_DATA, {section: {"array 0": "other"}}, [change], []))
+    ) == is_judged
 
 
 def test_the_identity_of_data_can_be_allowed_by_name() -> None:
-    allowed = ["task.train_data.identity", "task.validation_data.identity", "task.tain_data.identity"]
+    allowed = [
+        "task.train_data.identity",
+        "task.validation_data.identity",
+        "task.tain_data.identity",
+    ]
     (mistake,) = unknown_paths(allowed, ExperimentConfig())
     assert "task.tain_data.identity" in mistake.problem

@@ -32,7 +32,9 @@ def test_the_names_are_those_of_the_table_that_no_field_changes() -> None:
 @pytest.mark.parametrize("name", ["damaged", "errors", "evals", "params.yaml", "best_checkpoints"])
 def test_a_name_of_the_run_itself_cannot_name_another_folder(name: str) -> None:
     assert name in RUN_NAMES
-    assert wrong_fields(TrainerConfig, {"validation_summary_subdir": name}) == ["validation_summary_subdir"]
+    assert wrong_fields(TrainerConfig, {"validation_summary_subdir": name}) == [
+        "validation_summary_subdir"
+    ]
 
 
 def test_every_field_that_names_a_folder_exists() -> None:

@@ -41,7 +41,9 @@ def test_epochs_and_shares_become_whole_steps_everywhere() -> None:
     assert trainer.validation_interval == trainer.validation_sets["dev"].interval == 11
     assert trainer.optimizer_config.learning_rate.get().decay_steps == 21
     assert trainer.optimizer_config.warmup.get().warmup_steps == 5
-    assert trainer.summary_interval == 11  # loops are cut there, so it need not be a multiple of steps_per_loop
+    assert (
+        trainer.summary_interval == 11
+    )  # loops are cut there, so it need not be a multiple of steps_per_loop
     assert type(trainer.as_dict()["summary_interval"]) is int
     assert trainer.checkpoint_interval == "30 min"
     assert written.trainer.train_steps == "2 epochs"
@@ -50,7 +52,10 @@ def test_epochs_and_shares_become_whole_steps_everywhere() -> None:
 def test_schedules_of_a_slow_optimizer_count_its_updates() -> None:
     slow = {
         "optimizer": {"type": "sgd"},
-        "learning_rate": {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": "100 %"}},
+        "learning_rate": {
+            "type": "cosine",
+            "cosine": {"initial_learning_rate": 0.1, "decay_steps": "100 %"},
+        },
         "period": 3,
     }
     written = ExperimentConfig(trainer={"train_steps": 20, "optimizers": {"slow": slow}})
@@ -59,7 +64,8 @@ def test_schedules_of_a_slow_optimizer_count_its_updates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("train_steps", "said"), [(-1, "a share of a run that ends when"), (0, "a share of a run that has no step")]
+    ("train_steps", "said"),
+    [(-1, "a share of a run that ends when"), (0, "a share of a run that has no step")],
 )
 def test_a_share_needs_a_run_of_known_length(train_steps: int, said: str) -> None:
     written = ExperimentConfig(trainer={"train_steps": train_steps, "validation_interval": "20 %"})
@@ -82,10 +88,16 @@ def test_an_interval_keeps_the_fraction_of_a_step() -> None:
 def test_intervals_longer_than_the_run_give_one_warning() -> None:
     early = EarlyStoppingConfig(metric="loss", patience=4)
     options = TrainerConfig(
-        train_steps=90, checkpoint_interval=100, validation_interval=30, summary_interval=2000, early_stopping=early
+        train_steps=90,
+        checkpoint_interval=100,
+        validation_interval=30,
+        summary_interval=2000,
+        early_stopping=early,
     )
     names = "trainer.checkpoint_interval and trainer.summary_interval and trainer.early_stopping.patience"
-    assert interval_warnings(options) == [f"{names}: longer than the run of 90 steps, so it is never reached"]
+    assert interval_warnings(options) == [
+        f"{names}: longer than the run of 90 steps, so it is never reached"
+    ]
 
 
 @pytest.mark.parametrize(

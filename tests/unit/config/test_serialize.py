@@ -40,7 +40,8 @@ def test_auto_of_earlier_releases_counts_as_left_out(field: str, default: Experi
 
 def test_a_default_that_the_text_changes_back_is_changed_back(default: ExperimentConfig) -> None:
     other = default.replace(
-        trainer={"optimizer_config": {"ema": {"start_step": 3}}}, task={"named_data": {"a": {"seed": 1}}}
+        trainer={"optimizer_config": {"ema": {"start_step": 3}}},
+        task={"named_data": {"a": {"seed": 1}}},
     )
     assert from_yaml(to_yaml(default), other) == default
 
@@ -51,19 +52,26 @@ def test_of_a_choice_only_the_chosen_branch_is_written(default: ExperimentConfig
 
 
 def test_what_the_text_leaves_out_is_as_in_the_default(default: ExperimentConfig) -> None:
-    assert from_yaml("trainer: {train_steps: 7}", default) == default.replace(trainer={"train_steps": 7})
+    assert from_yaml("trainer: {train_steps: 7}", default) == default.replace(
+        trainer={"train_steps": 7}
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("trainer: {train_steps: x}\nruntime:\n  num_gpu: 1\n", r"params.yaml:1.*\n.*params.yaml:3.*num_gpus"),
+        (
+            "trainer: {train_steps: x}\nruntime:\n  num_gpu: 1\n",
+            r"params.yaml:1.*\n.*params.yaml:3.*num_gpus",
+        ),
         ("- 1", "holds no config"),
         ("", "holds no config"),
         ("a: [", "params.yaml:1:5"),
     ],
 )
-def test_a_text_that_does_not_fit_is_refused_with_its_lines(default: ExperimentConfig, text: str, said: str) -> None:
+def test_a_text_that_does_not_fit_is_refused_with_its_lines(
+    default: ExperimentConfig, text: str, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         from_yaml(text, default)
 

@@ -24,7 +24,9 @@ def test_the_picture_has_the_floors_in_their_order() -> None:
     assert drawn == list(reversed(house.FLOORS))
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in PAGES])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in PAGES]
+)
 def test_every_path_that_is_named_is_there(page: Path) -> None:
     package = ROOT / "trainer_kit"
     roots = (ROOT, package, package / "compat", package / "compat" / "model_garden")
@@ -39,7 +41,9 @@ def test_each_decision_has_the_same_parts_and_a_line_in_the_list() -> None:
     for page in sorted(decisions.glob("*.md")):
         if page.name != "index.md":
             text = page.read_text()
-            assert "**Chosen.**" in text and "**Look again**" in text and re.search(r"\*\*(Measured|Counted)", text), (
-                page
-            )
+            assert (
+                "**Chosen.**" in text
+                and "**Look again**" in text
+                and re.search(r"\*\*(Measured|Counted)", text)
+            ), page
             assert f"({page.name})" in (decisions / "index.md").read_text(), page

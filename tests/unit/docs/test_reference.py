@@ -20,7 +20,9 @@ from trainer_kit.run.flags import define_flags
 @pytest.mark.parametrize("name", PAGES)
 def test_a_checked_in_page_is_the_generated_one(name: str) -> None:
     page = FOLDER / name
-    assert page.is_file() and page.read_text() == PAGES[name](), f"{page} is old; run `python -m scripts.reference`"
+    assert page.is_file() and page.read_text() == PAGES[name](), (
+        f"{page} is old; run `python -m scripts.reference`"
+    )
 
 
 def test_there_are_no_other_reference_pages(tmp_path: Path) -> None:
@@ -49,11 +51,18 @@ def test_every_exit_code_is_in_its_table() -> None:
 
 def test_the_python_page_has_every_public_name() -> None:
     page = PAGES["python.md"]()
-    names = [*trainer_kit.__all__, *trainer_kit.testing.__all__, *pipelines.__all__, *tk_keras.__all__]
+    names = [
+        *trainer_kit.__all__,
+        *trainer_kit.testing.__all__,
+        *pipelines.__all__,
+        *tk_keras.__all__,
+    ]
     assert [name for name in names if name != "__version__" and f"### `{name}`\n" not in page] == []
     assert page.count("### `register_task`\n") == 1  # without its overloads
     assert "configclass(cls: type[ConfigT]) -> type[ConfigT]\n" in page  # cls is no method's here
-    assert "    model_dir: str,\n    best: str | bool | None = None,\n" in page  # of a signature of several lines
+    assert (
+        "    model_dir: str,\n    best: str | bool | None = None,\n" in page
+    )  # of a signature of several lines
     assert "| `x`, `y`, `batch_size`," in page  # arguments that have one text
     assert "#### `Task.build_model`\n" in page and "`Task._" not in page
 

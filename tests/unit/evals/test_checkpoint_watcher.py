@@ -55,7 +55,9 @@ def _remove(folder: Path, step: int) -> None:
     (folder / f"ckpt-{step}.index").unlink()
 
 
-def _follow(folder: Path, run: Run, timeout: float | None = 0, newest_only: bool = False) -> Iterator[int]:
+def _follow(
+    folder: Path, run: Run, timeout: float | None = 0, newest_only: bool = False
+) -> Iterator[int]:
     arrivals = CheckpointWatcher(str(folder), timeout, run, newest_only)
     for path in arrivals.follow(lambda: False, contextlib.nullcontext):
         yield int(path.rpartition("-")[2])
@@ -101,11 +103,15 @@ def test_the_newest_comes_next_and_what_is_left_out_is_counted(
             run.ended = step == 50
     assert seen == [20, 50]
     told = [record.getMessage() for record in caplog.records]
-    assert ["ckpt-10" in told[0], "ckpt-30, ckpt-40" in told[1], "3 skipped in all" in told[1]] == [True] * 3
+    assert ["ckpt-10" in told[0], "ckpt-30, ckpt-40" in told[1], "3 skipped in all" in told[1]] == [
+        True
+    ] * 3
     assert run.needs == [(None, 20), (None, 50), (None, None)]
 
 
-def test_a_checkpoint_removed_too_early_is_logged_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_removed_too_early_is_logged_and_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _save(tmp_path, 10, 20, 30)
     run = Run()
     follow = _follow(tmp_path, run)
@@ -116,7 +122,9 @@ def test_a_checkpoint_removed_too_early_is_logged_and_skipped(tmp_path: Path, ca
     assert "ckpt-20: removed before evaluation (1 in all)" in caplog.text
 
 
-def test_one_that_goes_while_it_is_asked_for_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_goes_while_it_is_asked_for_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _save(tmp_path, 10, 20)
     run = Run()
     run.on_need = lambda reads: _remove(tmp_path, 10) if reads == 10 else None
@@ -159,7 +167,10 @@ def test_a_wait_in_vain_tells_where_it_looked_and_what_was_there(
         folder.mkdir()
     for name in files or []:
         (folder / name).touch()
-    with pytest.raises(NothingToWaitForError, match=rf"continuous_eval_timeout\) in {folder}: {told}; it is not known"):
+    with pytest.raises(
+        NothingToWaitForError,
+        match=rf"continuous_eval_timeout\) in {folder}: {told}; it is not known",
+    ):
         list(_follow(folder, Run(ended=False), timeout=0.01))
     with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError):
         list(_follow(folder, Run(ended=False), timeout=0.02))

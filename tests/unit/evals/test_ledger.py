@@ -65,7 +65,9 @@ def test_a_moved_run_is_not_made_again_by_its_ledger(tmp_path: Path) -> None:
     written = ledger(run / "evals" / "validation.jsonl")
     written.append(5, {"acc": 0.1}, 1.0)
     run.rename(tmp_path / "moved")
-    with pytest.raises(StorageError, match=r"/run was moved or removed during the run; .* cannot be written"):
+    with pytest.raises(
+        StorageError, match=r"/run was moved or removed during the run; .* cannot be written"
+    ):
         written.append(10, {"acc": 0.2}, 1.0)
     assert not run.exists()
 
@@ -77,24 +79,32 @@ def test_nonfinite_numbers_are_strict_json_and_read_as_floats(path: Path) -> Non
     assert math.isnan(metrics["a"]) and metrics["b"] == {"c": math.inf, "d": -math.inf}
 
 
-def test_an_evaluation_that_comes_again_is_not_written_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_evaluation_that_comes_again_is_not_written_again(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     values = {"acc": 0.1, "bad": math.nan, "set": {"loss": 1}}
     before = ledger(path)
     assert before.append(5, values, 1.0) and not before.append(5, values, 2.0)
-    assert not ledger(path).append(5, {**values, "best_acc": 0.3}, 3.0, "ckpt-5")  # the best so far is no metric of it
+    assert not ledger(path).append(
+        5, {**values, "best_acc": 0.3}, 3.0, "ckpt-5"
+    )  # the best so far is no metric of it
     assert [item["seconds"] for item in json_lines(path)] == [1.0]
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("options", [{"dataset": "test"}, {"config_hash": "other"}, {"lineage": 1}])
-def test_another_dataset_config_or_lineage_is_another_evaluation(path: Path, options: dict[str, Any]) -> None:
+def test_another_dataset_config_or_lineage_is_another_evaluation(
+    path: Path, options: dict[str, Any]
+) -> None:
     ledger(path).append(5, {"acc": 0.1}, 1.0)
     assert ledger(path, **options).append(5, {"acc": 0.2}, 1.0)
     assert ledger(path).append(6, {"acc": 0.2}, 1.0)
     assert len(json_lines(path)) == 3
 
 
-def test_different_metrics_are_reported_once_and_the_first_stay(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_different_metrics_are_reported_once_and_the_first_stay(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for step in (5, 6):
         ledger(path).append(step, {"loss": 1.0, "set": {"acc": 0.1}}, 1.0)
     resumed = ledger(path)
@@ -107,7 +117,9 @@ def test_different_metrics_are_reported_once_and_the_first_stay(path: Path, capl
     assert [item["metrics"]["set"]["acc"] for item in json_lines(path)] == [0.1, 0.1]
 
 
-def test_a_metric_missing_in_the_second_evaluation_is_reported(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_missing_in_the_second_evaluation_is_reported(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger(path).append(5, {"acc": 0.1, "empty": {}}, 1.0)
     ledger(path).append(5, {"acc": 0.1}, 1.0)
     assert caplog.records == []
@@ -120,7 +132,10 @@ def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
     strange: Sequence[Any] = (
         *([1], None, {"step": "2", "metrics": {}}, {"step": True, "metrics": {}}, {"step": 3}),
         {"step": 3, "metrics": 1},
-        *({"kind": "rewind", "step": 1.5, "lineage": 1}, {"kind": "note", "step": 4, "metrics": {}}),
+        *(
+            {"kind": "rewind", "step": 1.5, "lineage": 1},
+            {"kind": "note", "step": 4, "metrics": {}},
+        ),
         {"step": 4, "metrics": {"acc": [1]}, "owner": "x"},
     )
     with open(path, "a") as stream:
@@ -129,7 +144,11 @@ def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
     ledger(path).append(6, {"acc": 0.1}, 1.0)
     records = ledger(path).records()
     assert [item["step"] for item in records] == [1, 4, 6]
-    assert records[1]["owner"] == "x" and math.isnan(records[1]["metrics"]["acc"]) and records[1]["lineage"] == 0
+    assert (
+        records[1]["owner"] == "x"
+        and math.isnan(records[1]["metrics"]["acc"])
+        and records[1]["lineage"] == 0
+    )
 
 
 def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
@@ -138,7 +157,9 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
     path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
     assert last_step(ledger(path)) == 4
     assert not ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)
-    assert [(item["step"], item["metrics"]["acc"]) for item in ledger(path).counting()] == [(4, 0.5)]
+    assert [(item["step"], item["metrics"]["acc"]) for item in ledger(path).counting()] == [
+        (4, 0.5)
+    ]
 
 
 def test_recorded_sets_are_those_whose_evaluation_counts(path: Path) -> None:
@@ -163,7 +184,9 @@ def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> N
     assert written.lineage == 1 and last_step(written) == 4
     assert written.append(8, {"acc": 0.6}, 1.0)
     assert json_lines(path)[3:4] == [rewind(4, 1)] and json_lines(path)[4]["lineage"] == 1
-    counting = [(item["step"], item["lineage"], item["metrics"]["acc"]) for item in written.counting()]
+    counting = [
+        (item["step"], item["lineage"], item["metrics"]["acc"]) for item in written.counting()
+    ]
     assert counting == [(4, 0, 0.5), (8, 1, 0.6)]
     assert last_step(written) == 8
 
@@ -210,7 +233,10 @@ def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None
     ]
     plain_ones = [record(1, acc=0.1), record(1, acc=0.2), record(1, far={"acc": 0.3})]
     assert merged_sets(plain_ones) == plain_ones
-    assert [item["metrics"] for item in sets.counting()][:2] == [{"often": {"acc": 0.1}}, {"often": {"acc": 0.2}}]
+    assert [item["metrics"] for item in sets.counting()][:2] == [
+        {"often": {"acc": 0.1}},
+        {"often": {"acc": 0.2}},
+    ]
 
 
 def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None:
@@ -248,12 +274,16 @@ def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["dataset", "config_hash"])
 def test_a_record_whose_names_are_no_text_is_damaged(tmp_path: Path, name: str) -> None:
-    (tmp_path / "damaged.jsonl").write_text(json.dumps({"step": 1, "metrics": {"accuracy": 0.5}, name: []}) + "\n")
+    (tmp_path / "damaged.jsonl").write_text(
+        json.dumps({"step": 1, "metrics": {"accuracy": 0.5}, name: []}) + "\n"
+    )
     ledger = Ledger(tmp_path / "damaged.jsonl", dataset="validation", config_hash="a")
     assert ledger.append(1, {"accuracy": 0.5}, 0.1) and ledger.recorded_sets(1) == {""}
 
 
-def test_what_it_has_appended_itself_is_not_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_has_appended_itself_is_not_read_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = ledger(path)
     written.append(10, {"loss": math.nan}, 0.1)
     before = written.records()
@@ -264,6 +294,8 @@ def test_what_it_has_appended_itself_is_not_read_again(path: Path, monkeypatch: 
     assert len(before) == 1 and written.extent(20) == (2, 15) and written.extent(10) == (0, -1)
     assert (written.went_back_to(0), written.went_back_to(1)) == (10, None)
     monkeypatch.undo()
-    assert str(written.records()) == str(ledger(path).records())  # as text: NaN is no other than NaN
+    assert str(written.records()) == str(
+        ledger(path).records()
+    )  # as text: NaN is no other than NaN
     ledger(path).append(30, {"loss": 0.5}, 0.1)
     assert written.extent(40) == (3, 30)

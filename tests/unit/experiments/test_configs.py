@@ -16,7 +16,11 @@ from trainer_kit.config.resolve import Sources, describe, resolve
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted(path for path in (ROOT / "configs").iterdir() if path.is_file())
 EXPERIMENTS = sorted(path.parent.name for path in ROOT.glob("experiments/*/__init__.py"))
-SOURCE_OF = {"--config_file": "config_files", "--gin_file": "gin_files", "--params_override": "params_overrides"}
+SOURCE_OF = {
+    "--config_file": "config_files",
+    "--gin_file": "gin_files",
+    "--params_override": "params_overrides",
+}
 COMMAND = re.compile(r"python -m trainer_kit\.train((?:\s+--\w+=\S+)+)")
 
 
@@ -56,7 +60,9 @@ def test_configs_are_data_and_each_experiment_has_some() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_a_config_opens_with_purpose_command_result_and_cost(path: Path) -> None:
-    labels = re.findall(r"^(Purpose|Command|Expected result|Cost): \S", _comment(path), re.MULTILINE)
+    labels = re.findall(
+        r"^(Purpose|Command|Expected result|Cost): \S", _comment(path), re.MULTILINE
+    )
     assert labels == ["Purpose", "Command", "Expected result", "Cost"]
 
 
@@ -76,7 +82,9 @@ def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
     trainer = _resolved(_commands(_comment(path))[0]).config.trainer
     sections = trainer.optimizers.values() or [trainer.optimizer_config]
     schedules = [section.learning_rate.get() for section in sections]
-    assert all(getattr(one, "decay_steps", trainer.train_steps) == trainer.train_steps for one in schedules)
+    assert all(
+        getattr(one, "decay_steps", trainer.train_steps) == trainer.train_steps for one in schedules
+    )
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

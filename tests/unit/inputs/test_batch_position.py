@@ -17,7 +17,9 @@ def _used(position: Position, count: int) -> list[int]:
     return list(itertools.islice(used, count))
 
 
-_POSITIONS = some.builds(Position, some.integers(0, 20), some.lists(some.integers(0, 30), max_size=12).map(tuple))
+_POSITIONS = some.builds(
+    Position, some.integers(0, 20), some.lists(some.integers(0, 30), max_size=12).map(tuple)
+)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)

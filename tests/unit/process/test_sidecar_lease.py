@@ -57,7 +57,9 @@ def test_of_several_sidecars_each_gets_what_it_needs(tmp_path: Path) -> None:
         assert _leases(tmp_path).needed(STEPS) == {10, 40}
 
 
-def test_the_limit_is_kept_and_the_first_loss_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_limit_is_kept_and_the_first_loss_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     leases = _leases(tmp_path, max_wait=2)
     with _lease(tmp_path) as lease:
         lease.need(after=0, reads=10)
@@ -124,7 +126,10 @@ def test_a_lease_that_is_torn_or_anothers_counts_for_nothing(tmp_path: Path, tex
 
 
 def test_the_second_sidecar_of_a_name_is_refused_with_advice(tmp_path: Path) -> None:
-    with _lease(tmp_path), pytest.raises(ModelDirInUseError, match=rf"'side' runs .*pid {os.getpid()}.*--eval_name"):
+    with (
+        _lease(tmp_path),
+        pytest.raises(ModelDirInUseError, match=rf"'side' runs .*pid {os.getpid()}.*--eval_name"),
+    ):
         _lease(tmp_path).__enter__()
 
 
@@ -133,12 +138,21 @@ def test_a_lease_is_a_heartbeat(tmp_path: Path) -> None:
         lease.need(after=20, reads=30)
         heartbeat = json.loads((tmp_path / "evals/side.lease.json").read_text())
     assert heartbeat.keys() >= {"host", "started", "beat"}
-    expected = {"pid": os.getpid(), "phase": "evaluate", "step": 20, "ended": None, "after": 20, "reads": 30}
+    expected = {
+        "pid": os.getpid(),
+        "phase": "evaluate",
+        "step": 20,
+        "ended": None,
+        "after": 20,
+        "reads": 30,
+    }
     assert expected.items() <= heartbeat.items()
 
 
 @pytest.mark.parametrize("users_files", [[], ["mine.txt"]])
-def test_an_end_before_the_first_evaluation_leaves_nothing(tmp_path: Path, users_files: list[str]) -> None:
+def test_an_end_before_the_first_evaluation_leaves_nothing(
+    tmp_path: Path, users_files: list[str]
+) -> None:
     for name in users_files:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / name).touch()

@@ -16,8 +16,12 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_every_flag_is_described_by_a_whole_sentence() -> None:
-    assert set(define_flags()) - {"h"} == {name for name, flag in FLAGS.items() if flag.kind != "absl"}
-    assert all(flag.sentence[0].isupper() and flag.sentence.endswith(".") for flag in FLAGS.values())
+    assert set(define_flags()) - {"h"} == {
+        name for name, flag in FLAGS.items() if flag.kind != "absl"
+    }
+    assert all(
+        flag.sentence[0].isupper() and flag.sentence.endswith(".") for flag in FLAGS.values()
+    )
 
 
 def test_the_default_in_the_table_is_the_one_that_counts() -> None:
@@ -42,7 +46,8 @@ def test_the_help_opens_with_two_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("model_dir", "--model_dir=FOLDER"), ("debug", "--debug"), ("help", "--help, -h")]
+    ("name", "shown"),
+    [("model_dir", "--model_dir=FOLDER"), ("debug", "--debug"), ("help", "--help, -h")],
 )
 def test_a_flag_is_shown_as_it_is_written(name: str, shown: str) -> None:
     assert usage(name) == shown
@@ -55,8 +60,8 @@ def test_needed_flags_and_defaults_are_named() -> None:
 
 
 def test_the_help_needs_no_tensorflow() -> None:
-    code = (
-        "import sys; from trainer_kit import train; train.main(['train', '-h']); sys.exit('tensorflow' in sys.modules)"
+    code = "import sys; from trainer_kit import train; train.main(['train', '-h']); sys.exit('tensorflow' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"{help_text()}\n")

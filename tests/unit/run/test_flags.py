@@ -9,7 +9,14 @@ import pytest
 from trainer_kit.config.resolve import Sources
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import UsageError
-from trainer_kit.run.flags import attempt_flags, define_flags, parse_flags, request, sources, until_begun
+from trainer_kit.run.flags import (
+    attempt_flags,
+    define_flags,
+    parse_flags,
+    request,
+    sources,
+    until_begun,
+)
 from trainer_kit.run.preflight import Request
 
 
@@ -40,11 +47,21 @@ def test_the_flags_and_their_defaults_are_an_interface() -> None:
 
 
 def test_the_flags_make_the_request() -> None:
-    values = parse_flags([
-        "train", "--experiment=a", "--mode=eval", "--model_dir=b", "--checkpoint=best", "--eval_name=c",
-        "--import_module=d", "--import_module=e", "--allow_config_change=f.g", "--config_file=h",
-        "--profile=i",
-    ])  # fmt: skip
+    values = parse_flags(
+        [
+            "train",
+            "--experiment=a",
+            "--mode=eval",
+            "--model_dir=b",
+            "--checkpoint=best",
+            "--eval_name=c",
+            "--import_module=d",
+            "--import_module=e",
+            "--allow_config_change=f.g",
+            "--config_file=h",
+            "--profile=i",
+        ]
+    )
     assert request(values) == Request(
         "a",
         "eval",
@@ -79,20 +96,40 @@ def test_an_impossible_number_of_restarts_is_a_usage_error(number: str) -> None:
 
 def test_a_supervised_run_gets_the_flags_without_max_restarts(tmp_path: Path) -> None:
     (tmp_path / "flags").write_text("--max_restarts=7\n--tpu=local\n")
-    values = parse_flags([
-        "train", "--max_restarts", "3", "--experiment", "a", "-mode=train", "--model_dir=b c", "--nodebug",
-        "--gin_params=x.y = '--max_restarts=5'", "--gin_params=z = 1", "--params_override=a:\n  b: 1\n", "--eval_name=",
-        f"--flagfile={tmp_path}/flags", "--max_restarts=2",
-    ])  # fmt: skip
+    values = parse_flags(
+        [
+            "train",
+            "--max_restarts",
+            "3",
+            "--experiment",
+            "a",
+            "-mode=train",
+            "--model_dir=b c",
+            "--nodebug",
+            "--gin_params=x.y = '--max_restarts=5'",
+            "--gin_params=z = 1",
+            "--params_override=a:\n  b: 1\n",
+            "--eval_name=",
+            f"--flagfile={tmp_path}/flags",
+            "--max_restarts=2",
+        ]
+    )
     assert values.max_restarts == 2
     arguments = attempt_flags(values)
     again = parse_flags(["train", *arguments])
     changed = {name for name in define_flags() if again[name].value != values[name].value}
     assert changed == {"max_restarts"} and again.max_restarts == 0
     assert sorted(arguments) == [
-        "--eval_name=", "--experiment=a", "--gin_params=x.y = '--max_restarts=5'", "--gin_params=z = 1", "--mode=train",
-        "--model_dir=b c", "--nodebug", "--params_override=a:\n  b: 1\n", "--tpu=local",
-    ]  # fmt: skip
+        "--eval_name=",
+        "--experiment=a",
+        "--gin_params=x.y = '--max_restarts=5'",
+        "--gin_params=z = 1",
+        "--mode=train",
+        "--model_dir=b c",
+        "--nodebug",
+        "--params_override=a:\n  b: 1\n",
+        "--tpu=local",
+    ]
 
 
 def test_every_flag_reaches_the_run_under_a_supervisor() -> None:

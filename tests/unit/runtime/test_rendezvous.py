@@ -17,7 +17,11 @@ from trainer_kit.runtime.tf_config import Cluster
 
 def _clusters(count: int, chief: bool = False) -> list[Cluster]:
     hosts = free_hosts(count)
-    tasks = {"chief": tuple(hosts[:1]), "worker": tuple(hosts[1:])} if chief else {"worker": tuple(hosts)}
+    tasks = (
+        {"chief": tuple(hosts[:1]), "worker": tuple(hosts[1:])}
+        if chief
+        else {"worker": tuple(hosts)}
+    )
     names = [(job, index) for job, addresses in tasks.items() for index in range(len(addresses))]
     return [Cluster(tasks=tasks, task_type=job, task_index=index) for job, index in names]
 
@@ -49,12 +53,17 @@ def test_all_workers_continue_together_and_free_their_ports(chief: bool) -> None
         server.close()
 
 
-def test_who_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(rendezvous, "_TELL_AFTER", 0.1)
     first, second = _clusters(2)
     thread = _waiting(first)
     wait_until(lambda: "not answered" in caplog.text)
-    assert f"worker 1 at {second.tasks['worker'][1]} has not answered" in caplog.text and "waiting" in caplog.text
+    assert (
+        f"worker 1 at {second.tasks['worker'][1]} has not answered" in caplog.text
+        and "waiting" in caplog.text
+    )
     with socket.create_server(("127.0.0.1", int(second.tasks["worker"][1].rpartition(":")[2]))):
         thread.join(5)
     assert not thread.is_alive()
@@ -83,7 +92,10 @@ def test_an_address_of_another_machine_is_left_to_tensorflow() -> None:
 
 def test_a_worker_that_never_comes_ends_the_wait_by_name() -> None:
     first, second, _ = _clusters(3)
-    with pytest.raises(StalledError, match=rf"worker 1 at {second.tasks['worker'][1]}, worker 2 .* have not answered"):
+    with pytest.raises(
+        StalledError,
+        match=rf"worker 1 at {second.tasks['worker'][1]}, worker 2 .* have not answered",
+    ):
         wait_for_workers(first, timeout_seconds=0.1)
     assert StalledError.exit_code == ExitCode.STALLED
     with socket.create_server(("127.0.0.1", int(first.tasks["worker"][0].rpartition(":")[2]))):

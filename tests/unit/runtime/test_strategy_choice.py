@@ -43,19 +43,29 @@ EVALUATOR = Cluster(tasks=WORKERS.tasks, task_type="evaluator")
         ({}, Machine(cluster=EVALUATOR, gpus=4), "mirrored"),
         ({"distribution_strategy": "off"}, GPUS, "off"),
         ({"distribution_strategy": "mirrored"}, Machine(cluster=WORKERS), "mirrored"),
-        ({"distribution_strategy": "multi_worker_mirrored"}, Machine(cluster=WORKERS), "multi_worker_mirrored"),
+        (
+            {"distribution_strategy": "multi_worker_mirrored"},
+            Machine(cluster=WORKERS),
+            "multi_worker_mirrored",
+        ),
         ({"all_reduce_alg": "ring"}, Machine(cluster=WORKERS), "multi_worker_mirrored"),
         ({"all_reduce_alg": "nccl"}, CPU, "off"),
     ],
 )
-def test_the_strategy_follows_from_config_and_machine(arguments: dict[str, Any], machine: Machine, policy: str) -> None:
+def test_the_strategy_follows_from_config_and_machine(
+    arguments: dict[str, Any], machine: Machine, policy: str
+) -> None:
     assert choose_strategy(RuntimeConfig(**arguments), machine) == policy
 
 
 @pytest.mark.parametrize(
     ("arguments", "machine", "message"),
     [
-        ({"num_gpus": 8}, GPUS, "runtime.num_gpus: the config requests 8, but TensorFlow sees 4 GPUs"),
+        (
+            {"num_gpus": 8},
+            GPUS,
+            "runtime.num_gpus: the config requests 8, but TensorFlow sees 4 GPUs",
+        ),
         (
             {"num_gpus": 2, "distribution_strategy": "mirrored"},
             GPU,
@@ -66,22 +76,52 @@ def test_the_strategy_follows_from_config_and_machine(arguments: dict[str, Any],
             CPU,
             "the config requests 1, but TensorFlow sees no GPU on",
         ),
-        ({"num_gpus": 2}, Machine(gpus=4, cluster=WORKERS), "uses all 4 GPUs of a machine, not 2; hide the others"),
-        ({"virtual_cpus": 2}, Machine(cluster=WORKERS), "runtime.virtual_cpus: 2 devices of one machine cannot"),
+        (
+            {"num_gpus": 2},
+            Machine(gpus=4, cluster=WORKERS),
+            "uses all 4 GPUs of a machine, not 2; hide the others",
+        ),
+        (
+            {"virtual_cpus": 2},
+            Machine(cluster=WORKERS),
+            "runtime.virtual_cpus: 2 devices of one machine cannot",
+        ),
         (
             {"distribution_strategy": "multi_worker_mirrored"},
             CPU,
             "multi_worker_mirrored needs the addresses of the workers; set runtime.worker_hosts",
         ),
         ({"distribution_strategy": "parameter_server"}, CPU, "parameter_server needs a cluster"),
-        ({"distribution_strategy": "parameter_server"}, Machine(cluster=WORKERS), "parameter_server needs a cluster"),
-        ({"distribution_strategy": "parameter_server"}, Machine(cluster=PS), "directed by the chief, .* is ps 0"),
-        ({"all_reduce_alg": "ring"}, GPUS, "'ring' is not an algorithm of mirrored, which auto chose; it has: auto, n"),
-        ({"all_reduce_alg": "hierarchical_copy"}, Machine(cluster=WORKERS), "which auto chose; it has: auto, ring, n"),
-        ({"all_reduce_alg": "nccl"}, Machine(cluster=WORKERS), "nccl needs GPUs, and this machine has none"),
+        (
+            {"distribution_strategy": "parameter_server"},
+            Machine(cluster=WORKERS),
+            "parameter_server needs a cluster",
+        ),
+        (
+            {"distribution_strategy": "parameter_server"},
+            Machine(cluster=PS),
+            "directed by the chief, .* is ps 0",
+        ),
+        (
+            {"all_reduce_alg": "ring"},
+            GPUS,
+            "'ring' is not an algorithm of mirrored, which auto chose; it has: auto, n",
+        ),
+        (
+            {"all_reduce_alg": "hierarchical_copy"},
+            Machine(cluster=WORKERS),
+            "which auto chose; it has: auto, ring, n",
+        ),
+        (
+            {"all_reduce_alg": "nccl"},
+            Machine(cluster=WORKERS),
+            "nccl needs GPUs, and this machine has none",
+        ),
     ],
 )
-def test_what_the_machine_has_not_is_a_usage_error(arguments: dict[str, Any], machine: Machine, message: str) -> None:
+def test_what_the_machine_has_not_is_a_usage_error(
+    arguments: dict[str, Any], machine: Machine, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         choose_strategy(RuntimeConfig(**arguments), machine)
 

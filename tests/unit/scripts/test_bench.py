@@ -22,7 +22,9 @@ def test_a_section_has_its_references_and_a_control(section: Section) -> None:
 
 
 def test_only_selects_sections_and_rows() -> None:
-    conv, dense = bench.select_sections(SECTIONS, "dense/ours,conv", is_quick=False, rounds=None)[::-1]
+    conv, dense = bench.select_sections(SECTIONS, "dense/ours,conv", is_quick=False, rounds=None)[
+        ::-1
+    ]
 
     assert [contender.name for contender in dense.contenders] == ["by_hand", "again", "ours"]
     assert conv in SECTIONS

@@ -17,7 +17,13 @@ _ENDS = {
 
 
 @pytest.mark.parametrize("end", _ENDS)
-def test_only_a_test_that_fails_kills_a_mutant(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # half of the time that pytest takes to start
+def test_only_a_test_that_fails_kills_a_mutant(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"
+    )  # half of the time that pytest takes to start
     (tmp_path / "test_one.py").write_text(_ENDS[end])
-    assert mutants.run_tests(str(tmp_path), ["test_one.py"], 0.5 if end == "timeout" else 60.0) == end
+    assert (
+        mutants.run_tests(str(tmp_path), ["test_one.py"], 0.5 if end == "timeout" else 60.0) == end
+    )

@@ -24,8 +24,12 @@ def test_ratios_are_paired_by_window_with_a_median_of_rounds() -> None:
     assert result.control_ratios == pytest.approx([1.04, 0.98, 0.9])
 
 
-@pytest.mark.parametrize(("rounds", "off", "is_resolved"), [(9, 0.02, True), (9, 0.04, False), (8, 0.0, False)])
-def test_nine_rounds_with_a_good_control_are_resolved(rounds: int, off: float, is_resolved: bool) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "off", "is_resolved"), [(9, 0.02, True), (9, 0.04, False), (8, 0.0, False)]
+)
+def test_nine_rounds_with_a_good_control_are_resolved(
+    rounds: int, off: float, is_resolved: bool
+) -> None:
     result = measurement(Contender("ours", "m:f"))
     result.values = {"by_hand": [[1.0]] * rounds, "again": [[1 + off]] * rounds}
 
@@ -44,7 +48,9 @@ def test_nine_rounds_with_a_good_control_are_resolved(rounds: int, off: float, i
         (0.8, "ms", "not met"),
     ],
 )
-def test_few_rounds_decide_a_goal_that_is_far_off_only(bound: float, unit: str, verdict: str) -> None:
+def test_few_rounds_decide_a_goal_that_is_far_off_only(
+    bound: float, unit: str, verdict: str
+) -> None:
     result = measurement(Contender("ours", "m:f"), unit)
 
     assert result.verdict("ours", "by_hand", bound) == verdict

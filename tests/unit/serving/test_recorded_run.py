@@ -30,7 +30,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "params.yaml").write_text("{}")
     command = ["train.py", "--import_module=recorded_task.py"]
-    (folder / "manifest.json").write_text(json.dumps({"experiment": "recorded_elsewhere", "command": command}))
+    (folder / "manifest.json").write_text(
+        json.dumps({"experiment": "recorded_elsewhere", "command": command})
+    )
     (tmp_path / "recorded_task.py").write_text(MODULE)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -40,8 +42,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None:
     command = ["train.py", "--import_module", "recorded_elsewhere.task"]
-    (run / "manifest.json").write_text(json.dumps({"experiment": "recorded_elsewhere", "command": command}))
-    with pytest.raises(UsageError, match=r"(?s)no module is called .*started with --import_module=recorded_elsewhere"):
+    (run / "manifest.json").write_text(
+        json.dumps({"experiment": "recorded_elsewhere", "command": command})
+    )
+    with pytest.raises(
+        UsageError,
+        match=r"(?s)no module is called .*started with --import_module=recorded_elsewhere",
+    ):
         recorded_config(run)
 
 
@@ -50,7 +57,9 @@ def test_a_module_of_another_folder_is_asked_for(run: Path, given: Any) -> None:
     with pytest.raises(UsageError) as raised:
         recorded_config(run, given, "import_modules")
     text = str(raised.value)
-    assert text.startswith("import_modules: there is no file recorded_task.py; here there are no Python files\n")
+    assert text.startswith(
+        "import_modules: there is no file recorded_task.py; here there are no Python files\n"
+    )
     assert "started with --import_module=recorded_task.py" in text
 
 

@@ -101,7 +101,9 @@ def test_an_error_in_close_is_raised_after_closing_the_others() -> None:
     assert sound.events == ["close"]
 
 
-def test_a_second_error_before_the_first_is_raised_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_error_before_the_first_is_raised_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     writer = BackgroundWriter([Keeper(fails_on=(1,)), Keeper(fails_on=(1,), fails_to_close=True)])
     with pytest.raises(OSError, match="no space for 1"):
         writer.write(report(1))

@@ -45,7 +45,9 @@ finally:
 """
 
 
-def program(body: str = "pass", close: str = "writer.close()", total: int | None = 400) -> list[str]:
+def program(
+    body: str = "pass", close: str = "writer.close()", total: int | None = 400
+) -> list[str]:
     code = PROGRAM.replace("BODY", body).replace("CLOSE", close).replace("TOTAL", repr(total))
     return [sys.executable, "-c", code]
 
@@ -54,9 +56,17 @@ def on_terminal(command: list[str], columns: int = 100, **environment: str) -> t
     """Runs `command` on a new terminal; returns its exit status and all that it wrote there."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NO_COLOR", "COLUMNS", "LINES")
+    }
     process = subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, env={**plain, "TERM": "xterm-256color", **environment}
+        command,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**plain, "TERM": "xterm-256color", **environment},
     )
     os.close(slave)
     written = b""
@@ -118,7 +128,12 @@ def test_a_terminal_shows_progress_with_evaluations_above() -> None:
     assert len(bars) == 1
     assert re.fullmatch(r"train  step 300/400  ━+.*  0:00:10 left", seen[bars[0]])
     figures = " ".join(seen[bars[0] + 1 :])
-    for figure in ("10.0 steps/s", "320.0 examples/s", "training_loss 0.003333", "learning_rate 0.001"):
+    for figure in (
+        "10.0 steps/s",
+        "320.0 examples/s",
+        "training_loss 0.003333",
+        "learning_rate 0.001",
+    ):
         assert figure in figures
     assert "best accuracy 0.3 at step 300" in figures
     assert seen.index("a word from the task") < bars[0]
@@ -166,7 +181,9 @@ def test_a_terminal_that_cannot_draw_gets_lines() -> None:
 def test_a_run_goes_on_when_the_pipe_is_closed(tmp_path: Path) -> None:
     body = "[writer.write(train(step)) for step in range(1, 5000)]; open(sys.argv[1], 'w').close()"
     command = [*program(body), str(tmp_path / "done")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
@@ -208,7 +225,10 @@ def test_an_activity_is_told_of_when_it_lasts_and_now_and_then() -> None:
     writer = ConsoleWriter(stream, activity_after=10.0, activity_every=60.0)
     for seconds in (9.0, 11.0, 40.0, 71.0):
         writer.show_activity(Activity(EVALUATING, 200, 3, 20, seconds))
-    assert [line.split(" | ")[3] for line in stream.getvalue().splitlines()] == ["0:00:11", "0:01:11"]
+    assert [line.split(" | ")[3] for line in stream.getvalue().splitlines()] == [
+        "0:00:11",
+        "0:01:11",
+    ]
 
 
 def test_an_activity_that_is_over_leaves_nothing_on_a_terminal() -> None:

@@ -44,14 +44,24 @@ def test_a_line_holds_the_report_with_flat_scalars(tmp_path: Path) -> None:
     metrics = {"loss": np.float32(0.5), "digits": {"accuracy": 1}, "image": np.zeros(3)}
     rates = {"steps_per_second": 10.5, "examples_per_second": 336.0, "seconds": 2.0}
     write(path, report(np.int64(20), total_steps=40, metrics=metrics, **rates))  # type: ignore[arg-type]
-    expected = {"kind": "train", "step": 20, **rates, "metrics": {"loss": 0.5, "digits/accuracy": 1.0}}
+    expected = {
+        "kind": "train",
+        "step": 20,
+        **rates,
+        "metrics": {"loss": 0.5, "digits/accuracy": 1.0},
+    }
     assert json_lines(path) == [expected]
     assert active_history(path) == [expected]
 
 
 def test_lines_are_strict_json_also_with_nan_and_infinity(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    write(path, report(1, a=math.nan, b=math.inf, c=-math.inf, d=np.float32("nan"), steps_per_second=math.inf))
+    write(
+        path,
+        report(
+            1, a=math.nan, b=math.inf, c=-math.inf, d=np.float32("nan"), steps_per_second=math.inf
+        ),
+    )
     assert json_lines(path)[0]["metrics"] == {"a": "nan", "b": "inf", "c": "-inf", "d": "nan"}
     record = active_history(path)[0]
     assert record["metrics"]["b"] == math.inf and record["metrics"]["c"] == -math.inf
@@ -83,8 +93,14 @@ def test_nothing_is_made_before_the_first_report(tmp_path: Path) -> None:
 def test_a_change_is_written_again_only_with_other_values(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, report(5), report(5, CHANGE, learning_rate=0.1))
-    write(path, report(5, CHANGE, learning_rate=0.1), report(5, CHANGE, learning_rate=0.2), resume=5)
-    assert [line["metrics"] for line in json_lines(path)] == [{}, {"learning_rate": 0.1}, {"learning_rate": 0.2}]
+    write(
+        path, report(5, CHANGE, learning_rate=0.1), report(5, CHANGE, learning_rate=0.2), resume=5
+    )
+    assert [line["metrics"] for line in json_lines(path)] == [
+        {},
+        {"learning_rate": 0.1},
+        {"learning_rate": 0.2},
+    ]
     assert curve(path, "learning_rate") == [(5, 0.2)]
 
 
@@ -126,16 +142,27 @@ def test_steps_never_go_back_whatever_was_written(tmp_path: Path, seed: int) -> 
     assert [step for _, step in found] == sorted(step for _, step in found)
     records = active_history(path)
     assert found == steps_of(json_lines(path))
-    assert {(record["kind"], record["step"]): record["metrics"]["number"] for record in records} == expected
+    assert {
+        (record["kind"], record["step"]): record["metrics"]["number"] for record in records
+    } == expected
 
 
 def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, report(1, loss=1.0))
-    lines = [[1], {"kind": "train"}, {"kind": 3, "step": 1}, {"kind": "train", "step": "2"}, "text", None]
+    lines = [
+        [1],
+        {"kind": "train"},
+        {"kind": 3, "step": 1},
+        {"kind": "train", "step": "2"},
+        "text",
+        None,
+    ]
     with open(path, "a") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in lines)
-        stream.write("\0\0\0\n" + '{"kind": "train", "step": 5, "metrics": {"loss": [1], "acc": "inf"}}\n')
+        stream.write(
+            "\0\0\0\n" + '{"kind": "train", "step": 5, "metrics": {"loss": [1], "acc": "inf"}}\n'
+        )
     assert places(path) == [("train", 1), ("train", 5)]
     assert math.isnan(curve(path, "loss")[-1][1])
     assert curve(path, "acc")[-1][1] == math.inf
@@ -247,7 +274,15 @@ def test_bytes_that_a_power_failure_left_do_not_stop_a_resume(tmp_path: Path) ->
     assert len(Path(superseded_path(path)).read_bytes().splitlines()) == 4
 
 
-OLD = [("train", 1), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1), ("validation", 1), ("train", 2)]
+OLD = [
+    ("train", 1),
+    ("validation", 1),
+    ("train", 2),
+    ("train", 3),
+    ("resume", 1),
+    ("validation", 1),
+    ("train", 2),
+]
 
 
 def write_old(path: Path, lines: Sequence[tuple[str, int]]) -> None:
@@ -264,7 +299,10 @@ def test_an_old_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
     assert curve(path, "number") == [(1, 0.0), (1, 5.0), (2, 6.0)]
     assert reported(path, "train", 2) and reported(path, "validation", 1)
     assert not reported(path, "train", 3)
-    write_old(path, [("train", 1), ("train", 2), ("validation", 2), ("resume", 1), ("train", 2), ("train", 3)])
+    write_old(
+        path,
+        [("train", 1), ("train", 2), ("validation", 2), ("resume", 1), ("train", 2), ("train", 3)],
+    )
     assert not reported(path, "validation", 2)
 
 
@@ -272,7 +310,12 @@ def test_the_next_resume_brings_an_old_file_to_the_new_form(tmp_path: Path) -> N
     path = tmp_path / "metrics.jsonl"
     write_old(path, OLD)
     write(path, report(3), resume=2)
-    assert steps_of(json_lines(path)) == [("train", 1), ("validation", 1), ("train", 2), ("train", 3)]
+    assert steps_of(json_lines(path)) == [
+        ("train", 1),
+        ("validation", 1),
+        ("train", 2),
+        ("train", 3),
+    ]
     assert [line["metrics"].get("number") for line in json_lines(path)] == [0, 5, 6, None]
     moved = [("resume", 2), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1)]
     assert steps_of(superseded(path)) == moved
@@ -282,7 +325,11 @@ def test_reported_knows_kind_and_step_exactly(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert not reported(path, "train", 1)
     write(path, report(20), report(20, "validation"), report(200))
-    assert reported(path, "train", 20) and reported(path, "validation", 20) and reported(path, "train", 200)
+    assert (
+        reported(path, "train", 20)
+        and reported(path, "validation", 20)
+        and reported(path, "train", 200)
+    )
     for kind, step in (("train", 2), ("validation", 200), ("trai", 20), ("train", 0)):
         assert not reported(path, kind, step)
     with open(path, "a") as stream:
@@ -312,7 +359,9 @@ JsonLinesWriter(sys.argv[1]).resume(2)
 """
 
 
-@pytest.mark.parametrize("point", ["history.supersede", "history.open", "history.flush", "history.rename"])
+@pytest.mark.parametrize(
+    "point", ["history.supersede", "history.open", "history.flush", "history.rename"]
+)
 def test_a_kill_within_a_resume_loses_no_line(tmp_path: Path, point: str) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, *(report(step) for step in (1, 2, 3, 4)))
@@ -338,7 +387,9 @@ def test_an_unwritable_path_is_an_error_and_changes_nothing(tmp_path: Path) -> N
 def test_a_resume_near_the_end_of_a_long_run_moves_its_end(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with open(path, "w") as stream:
-        stream.writelines(f'{{"kind": "train", "step": {step}, "metrics": {{}}}}\n' for step in range(100_000))
+        stream.writelines(
+            f'{{"kind": "train", "step": {step}, "metrics": {{}}}}\n' for step in range(100_000)
+        )
     JsonLinesWriter(path).resume(99_000)
     assert len(superseded(path)) == 1 + 999
     assert places(path)[-1] == ("train", 99_000)
@@ -350,8 +401,8 @@ EVAL_INTERVAL, SAVE_INTERVAL = 3, 2
 def run(path: Path, end: int, start: int = 0, *, attempt: int = 0) -> dict[int, int]:
     """A run as the history sees it, from the checkpoint of step `start`; returns the file's size at each checkpoint.
 
-    Each step is reported, then saved every SAVE_INTERVAL, then evaluated every EVAL_INTERVAL, as a Controller does. An
-    evaluation that was due and has no line is made up at the start.
+    Each step is reported, then saved every SAVE_INTERVAL, then evaluated every EVAL_INTERVAL, as a
+    Controller does. An evaluation that was due and has no line is made up at the start.
     """
     writer, sizes = JsonLinesWriter(path), {}
     writer.resume(start)
@@ -368,11 +419,17 @@ def run(path: Path, end: int, start: int = 0, *, attempt: int = 0) -> dict[int, 
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key not in WALL_CLOCK_FIELDS} for line in json_lines(path)]
+    return [
+        {key: value for key, value in line.items() if key not in WALL_CLOCK_FIELDS}
+        for line in json_lines(path)
+    ]
 
 
 @settings(deadline=None, max_examples=60)
-@given(end=st.integers(1, 12), kills=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 2)), max_size=4))
+@given(
+    end=st.integers(1, 12),
+    kills=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 2)), max_size=4),
+)
 def test_a_killed_runs_history_equals_that_of_one_never_killed(
     tmp_path_factory: pytest.TempPathFactory, end: int, kills: list[tuple[float, int]]
 ) -> None:
@@ -381,7 +438,8 @@ def test_a_killed_runs_history_equals_that_of_one_never_killed(
     path, checkpoints = folder / "metrics.jsonl", {0: 0}
     checkpoints |= run(path, end)
     for attempt, (share, older) in enumerate(kills, start=1):
-        # The file is cut at any byte. Checkpoints are those that were saved by then; the newest may be damaged.
+        # The file is cut at any byte. Checkpoints are those that were saved by then; the newest may
+        # be damaged.
         size = int(share * path.stat().st_size)
         os.truncate(path, size)
         checkpoints = {step: length for step, length in checkpoints.items() if length <= size}

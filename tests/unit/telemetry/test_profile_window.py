@@ -8,7 +8,9 @@ from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.profile_window import ProfileSteps, profile_steps
 
 
-@pytest.mark.parametrize(("text", "steps"), [("10:20", (10, 20)), (" 7 : 7 ", (7, 7)), ("1:2", (1, 2))])
+@pytest.mark.parametrize(
+    ("text", "steps"), [("10:20", (10, 20)), (" 7 : 7 ", (7, 7)), ("1:2", (1, 2))]
+)
 def test_a_window_is_its_first_and_its_last_step(text: str, steps: tuple[int, int]) -> None:
     assert profile_steps(text) == ProfileSteps(*steps)
     assert profile_steps(str(profile_steps(text))) == ProfileSteps(*steps)

@@ -27,9 +27,14 @@ def test_a_training_line_has_all_figures() -> None:
 
 @pytest.mark.parametrize(
     ("total", "epochs", "expected"),
-    [(300, 3, "step 150/300 (epoch 2/3, step 50/100)"), (None, None, "step 150 (epoch 2, step 50/100)")],
+    [
+        (300, 3, "step 150/300 (epoch 2/3, step 50/100)"),
+        (None, None, "step 150 (epoch 2, step 50/100)"),
+    ],
 )
-def test_a_line_of_a_run_with_epochs_names_the_epoch(total: int | None, epochs: int | None, expected: str) -> None:
+def test_a_line_of_a_run_with_epochs_names_the_epoch(
+    total: int | None, epochs: int | None, expected: str
+) -> None:
     place = EpochPlace(epoch=2, epochs=epochs, step=50, steps=100)
     assert expected in lines.report_line(report(150, total_steps=total, epoch=place))
 
@@ -46,14 +51,22 @@ def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
 def test_the_best_of_other_weights_is_shown_once() -> None:
     metrics = {"loss": 0.5, "weights": {"loss": 0.75, "best_loss": 0.25}}
     built = report(9, "validation", total_steps=10, metrics=metrics, best=("weights|loss", 0.25, 3))
-    assert lines.report_line(built).endswith("| loss 0.5 | weights/loss 0.75 | best weights|loss 0.25 at step 3")
+    assert lines.report_line(built).endswith(
+        "| loss 0.5 | weights/loss 0.75 | best weights|loss 0.25 at step 3"
+    )
 
 
 def test_each_validation_set_has_a_line_with_seconds_and_best() -> None:
     metrics = {"dev": {"accuracy": 0.5}, "rare": {"accuracy": 0.25}, "best_dev|accuracy": 0.75}
-    built = report(9, "validation", total_steps=10, metrics=metrics, seconds=2.0, best=("dev|accuracy", 0.75, 3),
+    built = report(
+        9,
+        "validation",
+        total_steps=10,
+        metrics=metrics,
+        seconds=2.0,
+        best=("dev|accuracy", 0.75, 3),
         seconds_of_sets={"dev": 0.5, "rare": 1.25},
-    )  # fmt: skip
+    )
     assert lines.report_lines(built) == [
         "validation dev | step 9/10 | 0.5 s | accuracy 0.5 | best accuracy 0.75 at step 3",
         "validation rare | step 9/10 | 1.25 s | accuracy 0.25",
@@ -69,8 +82,13 @@ def test_each_validation_set_has_a_line_with_seconds_and_best() -> None:
         (601, 600, "batch 601/601 | 0:00:12 | 0:00:00 left"),
     ],
 )
-def test_a_running_evaluation_shows_its_progress_and_time_left(done: int, total: int | None, expected: str) -> None:
-    assert lines.activity_line(Activity(EVALUATING, 200, done, total, 12.0)) == f"evaluating | step 200 | {expected}"
+def test_a_running_evaluation_shows_its_progress_and_time_left(
+    done: int, total: int | None, expected: str
+) -> None:
+    assert (
+        lines.activity_line(Activity(EVALUATING, 200, done, total, 12.0))
+        == f"evaluating | step 200 | {expected}"
+    )
 
 
 def test_a_line_is_one_line_whatever_names_hold() -> None:
@@ -81,8 +99,21 @@ def test_a_line_is_one_line_whatever_names_hold() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        *((1.0, "1"), (0.123456, "0.1235"), (1e-5, "1e-05"), (123456.0, "123456"), (1234.567, "1234.6"), (0.0, "0")),
-        *((-0.5, "-0.5"), (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (1e300, "1e+300")),
+        *(
+            (1.0, "1"),
+            (0.123456, "0.1235"),
+            (1e-5, "1e-05"),
+            (123456.0, "123456"),
+            (1234.567, "1234.6"),
+            (0.0, "0"),
+        ),
+        *(
+            (-0.5, "-0.5"),
+            (math.nan, "nan"),
+            (math.inf, "inf"),
+            (-math.inf, "-inf"),
+            (1e300, "1e+300"),
+        ),
     ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
@@ -90,14 +121,21 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.98123456, "0.981235"), (1234.5678, "1234.57"), (1234567.25, "1234567.2"), (math.nan, "nan")]
+    ("value", "text"),
+    [
+        (0.98123456, "0.981235"),
+        (1234.5678, "1234.57"),
+        (1234567.25, "1234567.2"),
+        (math.nan, "nan"),
+    ],
 )
 def test_numbers_may_have_more_digits(value: float, text: str) -> None:
     assert lines.number_text(value, digits=6) == text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00:00"), (11.2, "0:00:12"), (3600, "1:00:00"), (443100, "123:05:00")]
+    ("seconds", "text"),
+    [(0, "0:00:00"), (11.2, "0:00:12"), (3600, "1:00:00"), (443100, "123:05:00")],
 )
 def test_durations_are_hours_minutes_seconds(seconds: float, text: str) -> None:
     assert lines.duration_text(seconds) == text
@@ -114,7 +152,9 @@ def test_durations_are_hours_minutes_seconds(seconds: float, text: str) -> None:
         (400, math.nan, None),
     ],
 )
-def test_the_time_left_is_told_where_it_can_be(total: int | None, rate: float | None, left: float | None) -> None:
+def test_the_time_left_is_told_where_it_can_be(
+    total: int | None, rate: float | None, left: float | None
+) -> None:
     built = report(100, total_steps=total, steps_per_second=rate)
     assert lines.seconds_left(built) == left
     assert len(lines.left_texts(built)) == (left is not None)

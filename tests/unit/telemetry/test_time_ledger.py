@@ -101,14 +101,20 @@ def test_a_wait_that_is_not_known_is_not_told_as_none(ledger: TimeLedger, clock:
     assert account.line() == "10.0 s: step with its input 100 %"
 
 
-def test_evaluations_are_counted_and_the_first_is_kept_apart(ledger: TimeLedger, clock: _Clock) -> None:
+def test_evaluations_are_counted_and_the_first_is_kept_apart(
+    ledger: TimeLedger, clock: _Clock
+) -> None:
     for seconds in (5, 2, 2):
         with ledger.during("evaluate"):
             clock.wait(seconds)
             with ledger.during("callbacks"):
                 clock.wait(1)
     account = ledger.account()
-    assert (account.evaluations, account.first_evaluation, account.seconds["evaluation"]) == (3, 5, 9)
+    assert (account.evaluations, account.first_evaluation, account.seconds["evaluation"]) == (
+        3,
+        5,
+        9,
+    )
 
 
 def test_what_another_thread_does_is_not_counted(ledger: TimeLedger, clock: _Clock) -> None:
@@ -126,7 +132,14 @@ def test_what_another_thread_does_is_not_counted(ledger: TimeLedger, clock: _Clo
 def test_the_record_has_every_name_in_seconds_and_adds_up() -> None:
     account = TimeAccount({"start": 1.00049, "input": 0.0, "step": 6.0}, wall=10.0, steps=3)
     record = account.record()
-    assert record == {"seconds": 10.0, "start": 1.0, "input": 0.0, "step": 6.0, "unaccounted": 3.0, "steps": 3}
+    assert record == {
+        "seconds": 10.0,
+        "start": 1.0,
+        "input": 0.0,
+        "step": 6.0,
+        "unaccounted": 3.0,
+        "steps": 3,
+    }
 
 
 def test_the_line_has_the_largest_first_without_tiny_shares() -> None:

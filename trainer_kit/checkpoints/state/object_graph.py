@@ -16,7 +16,8 @@ _GRAPH, _ATTRIBUTES = "_CHECKPOINTABLE_OBJECT_GRAPH", "/.ATTRIBUTES/"
 _SUFFIX = f"{_ATTRIBUTES}VARIABLE_VALUE"
 _BOOKKEEPING = ("save_counter", _GRAPH)
 ROOT = 0  # its node
-_MESSAGE = "tensorflow.TrackableObjectGraph"  # the public name of the format; its Python module is not public
+# The public name of the format; its Python module is not public
+_MESSAGE = "tensorflow.TrackableObjectGraph"
 
 
 class CheckpointGraph:
@@ -51,9 +52,18 @@ class CheckpointGraph:
             for key, shape in shapes.items()
             if key.endswith(_SUFFIX) and not key.startswith(_BOOKKEEPING)
         }
-        self._edges = [{child.local_name: child.node_id for child in node.children} for node in graph.nodes]
+        self._edges = [
+            {child.local_name: child.node_id for child in node.children} for node in graph.nodes
+        ]
         self._keys = [
-            next((one.checkpoint_key for one in node.attributes if one.checkpoint_key in self.shapes), None)
+            next(
+                (
+                    one.checkpoint_key
+                    for one in node.attributes
+                    if one.checkpoint_key in self.shapes
+                ),
+                None,
+            )
             for node in graph.nodes
         ]
 
@@ -81,7 +91,11 @@ class CheckpointGraph:
         found, layer = {"": ROOT}, {"": ROOT}
         for _ in range(depth):
             below = self._children_by_path(layer)
-            layer = {path: node for path, node in below.items() if self._edges[node] and node not in found.values()}
+            layer = {
+                path: node
+                for path, node in below.items()
+                if self._edges[node] and node not in found.values()
+            }
             found |= layer
         return found
 
@@ -89,7 +103,9 @@ class CheckpointGraph:
         """Returns the keys of the values in a section, such as "random/model", by name."""
         names = {readable(key): key for key in self.shapes}
         prefix = f"{name}/"
-        return {path.removeprefix(prefix): key for path, key in names.items() if path.startswith(prefix)}
+        return {
+            path.removeprefix(prefix): key for path, key in names.items() if path.startswith(prefix)
+        }
 
     def holds(self, section: str) -> bool:
         """Whether the checkpoint holds anything of a section, or of a part of one, "a/b"."""
@@ -106,7 +122,9 @@ class CheckpointGraph:
         layer = {"": ROOT}
         for _ in range(depth):
             layer = self._children_by_path(layer)
-            keys |= {path: key for path, node in layer.items() if (key := self._keys[node]) is not None}
+            keys |= {
+                path: key for path, node in layer.items() if (key := self._keys[node]) is not None
+            }
         keys |= {readable(key): key for key in self.shapes}
         return {path: self.shapes[key] for path, key in keys.items()}
 
@@ -151,8 +169,9 @@ def missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
       root: The tf.train.Checkpoint of this run; sections that it lacks entirely are left out.
 
     Returns:
-      A dict from the path of a missing object to the nearest owner that this run has and that is not a list or dict.
-      Slots that TensorFlow saves with their variable, like those of tf_keras.optimizers.legacy, are left out.
+      A dict from the path of a missing object to the nearest owner that this run has and that is
+      not a list or dict. Slots that TensorFlow saves with their variable, like those of
+      tf_keras.optimizers.legacy, are left out.
     """
     lost: dict[int, tuple[str, Any]] = {}
     found: set[int] = set()
@@ -195,5 +214,11 @@ def is_bookkeeping(key: str) -> bool:
 
 def unreadable(prefix: str, error: Exception) -> StorageError:
     """Returns the error for a checkpoint that TensorFlow cannot read."""
-    what = "is damaged and cannot be read" if os.path.exists(f"{prefix}.index") else "is gone or incomplete"
-    return StorageError(f"{prefix} {what}: {str(getattr(error, 'message', None) or error).splitlines()[0]}")
+    what = (
+        "is damaged and cannot be read"
+        if os.path.exists(f"{prefix}.index")
+        else "is gone or incomplete"
+    )
+    return StorageError(
+        f"{prefix} {what}: {str(getattr(error, 'message', None) or error).splitlines()[0]}"
+    )

@@ -1,9 +1,10 @@
 """PythonState: the Python state of a run, saved as one string variable of its checkpoint, and one for each array.
 
-TensorFlow serialises Python state in the save's thread, after it has copied the variables. So the parts are turned
-into JSON on the caller's thread, just before a save, and saved as a variable. Arrays in them, such as the values that
-each replica has of its own, become variables, and the JSON has their numbers. No part may hold a wall-clock value: a
-killed run and one that was not killed must have equal checkpoints.
+TensorFlow serialises Python state in the save's thread, after it has copied the variables. So the
+parts are turned into JSON on the caller's thread, just before a save, and saved as a variable.
+Arrays in them, such as the values that each replica has of its own, become variables, and the JSON
+has their numbers. No part may hold a wall-clock value: a killed run and one that was not killed
+must have equal checkpoints.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ class PythonState:
 
         Args:
           name: The part's key; it replaces an earlier part of this name.
-          get: Returns a value that JSON can hold; arrays and variables are allowed and come back as NumPy arrays.
-          put: Takes the value that `get` returned at the save; None when the checkpoint has no such part.
+          get: Returns a value that JSON can hold; arrays and variables are allowed and come back as
+            NumPy arrays.
+          put: Takes the value that `get` returned at the save; None when the checkpoint has no such
+            part.
         """
         self._parts[name] = (get, put)
 
@@ -74,7 +77,10 @@ class PythonState:
         self.variable.assign(text)
 
         forms = [(array.dtype, array.shape) for array in arrays]
-        if forms == [(variable.dtype.as_numpy_dtype, tuple(variable.shape)) for variable in self._array_variables]:
+        if forms == [
+            (variable.dtype.as_numpy_dtype, tuple(variable.shape))
+            for variable in self._array_variables
+        ]:
             for variable, array in zip(self._array_variables, arrays, strict=True):
                 variable.assign(array)
             return False
@@ -124,7 +130,12 @@ class PythonState:
         text = graph.value(_KEY) if _KEY in graph.shapes else b""
         value = _decode(text, path).get(name)
         if value is None:
-            _LOG.warning("the checkpoint %s holds no state of the %s; the %s is used as it is now", path, name, name)
+            _LOG.warning(
+                "the checkpoint %s holds no state of the %s; the %s is used as it is now",
+                path,
+                name,
+                name,
+            )
         else:
             self._parts[name][1](value)
 
@@ -167,8 +178,8 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
 def _create_on_host(values: Sequence[Any], name: str) -> list[tf.Variable]:
     """Returns variables on the host that belong to no strategy.
 
-    They are created in a separate thread: a strategy of several workers would broadcast the values, and strings cannot
-    be broadcast.
+    They are created in a separate thread: a strategy of several workers would broadcast the values,
+    and strings cannot be broadcast.
     """
 
     def create() -> list[tf.Variable]:

@@ -1,7 +1,8 @@
 """Random state that neither model.variables nor an optimizer lists; without it a resumed run draws other numbers.
 
-Keras 3 lists only its own variables, not a tf.random.Generator or a tf.Variable that a layer creates itself. Keras'
-global seed generator and TensorFlow's global generator belong to the process.
+Keras 3 lists only its own variables, not a tf.random.Generator or a tf.Variable that a layer
+creates itself. Keras' global seed generator and TensorFlow's global generator belong to the
+process.
 """
 
 from __future__ import annotations
@@ -26,20 +27,26 @@ TRACKED_BY_TASKS = (
 def process_generators(seed: int) -> dict[str, tf.Variable]:
     """Returns the states of the process's global random generators; runs eagerly, in strategy scope.
 
-    Keras' generator serves keras.random functions without a seed. TensorFlow's serves the random operations of training
-    steps. It is created from `seed` and the seed of tf.random.set_seed unless the user has set one. A generator that an
-    earlier run in this process left on the replicas of its strategy is replaced.
+    Keras' generator serves keras.random functions without a seed. TensorFlow's serves the random
+    operations of training steps. It is created from `seed` and the seed of tf.random.set_seed
+    unless the user has set one. A generator that an earlier run in this process left on the
+    replicas of its strategy is replaced.
     """
     keras_generator = global_seed_generator()
     if keras_generator is None or _is_of_another_strategy(keras_generator.state.value):
         before = random.getstate()
         keras_generator = keras.random.SeedGenerator()
-        random.setstate(before)  # the program's next model has the initial weights that it has without a run before it
+        random.setstate(
+            before
+        )  # the program's next model has the initial weights that it has without a run before it
         set_global_seed_generator(keras_generator)
     generator = _global_generator()
     if generator is None or _is_of_another_strategy(generator.state):
         tf.random.set_global_generator(tf.random.Generator.from_seed(tf.compat.v1.get_seed(seed)))
-    return {"keras": keras_generator.state.value, "tensorflow": tf.random.get_global_generator().state}
+    return {
+        "keras": keras_generator.state.value,
+        "tensorflow": tf.random.get_global_generator().state,
+    }
 
 
 def _global_generator() -> tf.random.Generator | None:
@@ -61,20 +68,26 @@ def _global_generator() -> tf.random.Generator | None:
 def _is_of_another_strategy(variable: Any) -> bool:
     """Whether a variable lies on the replicas of another strategy, so that the current one cannot use it."""
     mirrored = isinstance(variable, tf.distribute.DistributedValues)
-    return mirrored and not tf.distribute.get_strategy().extended.variable_created_in_scope(variable)
+    return mirrored and not tf.distribute.get_strategy().extended.variable_created_in_scope(
+        variable
+    )
 
 
 def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
     """Returns a dict from path to variable for the state that the section `model` of a checkpoint does not hold.
 
-    For a Keras 3 model these are tf.Variables and tf.random.Generators of its layers; for a tf_keras model the
-    generators of its layers, which it hides from checkpoints.
+    For a Keras 3 model these are tf.Variables and tf.random.Generators of its layers; for a
+    tf_keras model the generators of its layers, which it hides from checkpoints.
     """
     found = variables_below(model)
     if isinstance(model, keras.Layer):
         known = {id(variable.value) for variable in model.variables}
     else:
-        known = {id(item) for item in tf.train.TrackableView(model).descendants() if isinstance(item, tf.Variable)}
+        known = {
+            id(item)
+            for item in tf.train.TrackableView(model).descendants()
+            if isinstance(item, tf.Variable)
+        }
         found = {path: variable for path, variable in found.items() if path.endswith("/_state_var")}
     return {path: variable for path, variable in found.items() if id(variable) not in known}
 
@@ -82,7 +95,8 @@ def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
 def task_state(task: Any, model: Any = None) -> dict[str, tf.Variable]:
     """Returns a dict from path to variable for the tf.Variables and the random generators of a task.
 
-    Weights of Keras 3 layers are left out: a task does not train its teacher or its augmentation layers.
+    Weights of Keras 3 layers are left out: a task does not train its teacher or its augmentation
+    layers.
 
     Args:
       task: Any object; its attributes, lists, tuples, dicts, layers and modules are searched.
@@ -100,17 +114,20 @@ def variables_below(
 ) -> dict[str, tf.Variable]:
     """Returns the variables that attributes, lists, tuples and dicts lead to, each once, by the path of their names.
 
-    Attributes of one object are visited in the order of their names, public ones first, so that paths do not depend on
-    the order in which a process creates objects.
+    Attributes of one object are visited in the order of their names, public ones first, so that
+    paths do not depend on the order in which a process creates objects.
 
     Args:
       root: The object to start from.
       exclude: Objects to skip, together with what only they lead to.
       kinds: The classes of the objects to visit.
-      nearest_first: Whether a variable has its shortest path; if not, it has its first path, depth first.
+      nearest_first: Whether a variable has its shortest path; if not, it has its first path, depth
+        first.
     """
     variables: dict[str, tf.Variable] = {}
-    visited = {id(item): item for item in exclude}  # kept, so that no later object has the id of a deleted one
+    visited = {
+        id(item): item for item in exclude
+    }  # kept, so that no later object has the id of a deleted one
     waiting = deque([("", root)])
     while waiting:
         path, item = waiting.popleft() if nearest_first else waiting.pop()
@@ -125,8 +142,12 @@ def variables_below(
             variables[path] = item
             continue
 
-        children = [(str(name), child) for name, child in _children(item, root) if isinstance(child, kinds)]
-        children.sort(key=lambda pair: (pair[0].startswith("_"), pair[0]), reverse=not nearest_first)
+        children = [
+            (str(name), child) for name, child in _children(item, root) if isinstance(child, kinds)
+        ]
+        children.sort(
+            key=lambda pair: (pair[0].startswith("_"), pair[0]), reverse=not nearest_first
+        )
         waiting.extend((f"{path}/{name}".lstrip("/"), child) for name, child in children)
     return variables
 
@@ -134,7 +155,9 @@ def variables_below(
 def _children(item: Any, root: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(item, (list, tuple)):
         return enumerate(item)
-    if isinstance(item, dict):  # another mapping may read a file for each key, or be a file that is closed
+    if isinstance(
+        item, dict
+    ):  # another mapping may read a file for each key, or be a file that is closed
         return [(name, child) for name, child in item.items() if isinstance(name, (str, int))]
     # Of these, TensorFlow does not show everything.
     if isinstance(item, (keras.Layer, keras.Metric, tf.Module)) or item is root:

@@ -1,10 +1,11 @@
 """The section `step_state` of a checkpoint: the variables that training changes and that no other section contains.
 
-It has two sources. A variable in the attributes of the task, the model or the trainer is named by the path of these
-attributes, `task/critic/_layers/0/_kernel`. Any other variable that the traced training loop writes, such as one of a
-closure, is named by its place in the graph, its dtype and its shape, `written/0 float32 [3, 4]`: names that Keras or
-TensorFlow give depend on what the process did before. A variable that the loop only reads, and that no attribute
-leads to, is in no checkpoint.
+It has two sources. A variable in the attributes of the task, the model or the trainer is named by
+the path of these attributes, `task/critic/_layers/0/_kernel`. Any other variable that the traced
+training loop writes, such as one of a closure, is named by its place in the graph, its dtype and
+its shape, `written/0 float32 [3, 4]`: names that Keras or TensorFlow give depend on what the
+process did before. A variable that the loop only reads, and that no attribute leads to, is in no
+checkpoint.
 """
 
 from __future__ import annotations
@@ -19,13 +20,22 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, unreadable
 from trainer_kit.checkpoints.state.random_state import TRACKED_BY_TASKS, variables_below
-from trainer_kit.checkpoints.state.traced_writes import captured, description, variables_by_handle, written
+from trainer_kit.checkpoints.state.traced_writes import (
+    captured,
+    description,
+    variables_by_handle,
+    written,
+)
 from trainer_kit.errors import UsageError
 from trainer_kit.runtime.tensorflow_internals import trackable_class
 
 SECTION = "step_state"
 _WRITTEN = "written/"
-_COUNTERS = ("_train_counter", "_test_counter", "_predict_counter")  # of the loops of a tf_keras model, unused here
+_COUNTERS = (
+    "_train_counter",
+    "_test_counter",
+    "_predict_counter",
+)  # of the loops of a tf_keras model, unused here
 _TRACKABLE = (*TRACKED_BY_TASKS, trackable_class(), keras.Metric, keras.Optimizer, keras.Variable)
 _LOG = logging.getLogger(__name__)
 
@@ -34,15 +44,17 @@ class StepState:
     """The variables of the section, which grows as they are created. Used eagerly, in strategy scope.
 
     Args:
-      roots: The objects whose attributes are saved, by the first part of their paths: the model before the task.
+      roots: The objects whose attributes are saved, by the first part of their paths: the model
+        before the task.
       exclude: Objects whose attributes are not saved here, such as the optimizers of the run.
 
     Attributes:
       variables: The variables by name.
       section: The section of checkpoints, which contains the variables as attributes.
-      section_of_weights: The section of best weights, which may be saved before the training step is traced: the same
-        without what only the training step leads to.
-      allow_partial: Whether to leave out variables of a checkpoint that this run lacks or that have another shape.
+      section_of_weights: The section of best weights, which may be saved before the training step
+        is traced: the same without what only the training step leads to.
+      allow_partial: Whether to leave out variables of a checkpoint that this run lacks or that have
+        another shape.
     """
 
     def __init__(self, roots: Mapping[str, Any], exclude: Sequence[Any] = ()) -> None:
@@ -53,9 +65,13 @@ class StepState:
         self.allow_partial = False
         self._exclude = exclude
         self._path: str | None = None
-        self._saved: dict[str, tuple[int, ...]] = {}  # the shapes in the checkpoint that was restored last
+        self._saved: dict[
+            str, tuple[int, ...]
+        ] = {}  # the shapes in the checkpoint that was restored last
         self._restored_names: set[str] = set()
-        self._awaited: dict[str, tf.Variable] = {}  # values of the checkpoint for variables that do not exist yet
+        self._awaited: dict[
+            str, tf.Variable
+        ] = {}  # values of the checkpoint for variables that do not exist yet
         self._used_handles: set[int] = set()
         self._reported: set[str] = set()
 
@@ -88,7 +104,11 @@ class StepState:
             self._saved = {name: graph.shapes[key] for name, key in graph.section(SECTION).items()}
         self._restored_names = set()
         attributes = self._attributes() if self._saved.keys() - self.variables.keys() else {}
-        new = {name: attributes[name] for name in attributes if name in self._saved and name not in self.variables}
+        new = {
+            name: attributes[name]
+            for name in attributes
+            if name in self._saved and name not in self.variables
+        }
         self._add(new)
         self._read(self.variables)
         return bool(new)
@@ -100,7 +120,11 @@ class StepState:
           held: The `id` of each handle that other sections contain or that needs no saving.
         """
         held = held | handles(self.variables.values())
-        new = {name: variable for name, variable in self._attributes().items() if not handles([variable]) & held}
+        new = {
+            name: variable
+            for name, variable in self._attributes().items()
+            if not handles([variable]) & held
+        }
         self._add(new)
         self._read(new)
         return bool(new)
@@ -114,7 +138,8 @@ class StepState:
           required: Whether state that cannot be saved, or was not saved, is an error.
 
         Raises:
-          UsageError: if `required`, when the loop changes a table or a queue, or the checkpoint lacks a variable.
+          UsageError: if `required`, when the loop changes a table or a queue, or the checkpoint
+            lacks a variable.
         """
         self._used_handles = {id(handle) for handle in captured(graph)}
         held = held | handles(self.variables.values())
@@ -131,7 +156,9 @@ class StepState:
                     required,
                 )
             else:
-                new[f"{_WRITTEN}{len(new)} {variable.dtype.name} {variable.shape.as_list()}"] = variable
+                new[f"{_WRITTEN}{len(new)} {variable.dtype.name} {variable.shape.as_list()}"] = (
+                    variable
+                )
         self._add(new)
         self._read(new, required)
         return bool(new)
@@ -139,12 +166,13 @@ class StepState:
     def end_restore(self, strict: bool) -> bool:
         """Ends the restore before the first step, and returns whether variables were added to the section.
 
-        Attributes may get variables later, as when a callback or an evaluation creates them. Checkpoints keep the
-        values of those that are missing, which are restored when the variables appear. Variables that the checkpoint
-        lacks begin with their initial values.
+        Attributes may get variables later, as when a callback or an evaluation creates them.
+        Checkpoints keep the values of those that are missing, which are restored when the variables
+        appear. Variables that the checkpoint lacks begin with their initial values.
 
         Args:
-          strict: Whether a variable of another shape, or one that the loop no longer writes, is an error.
+          strict: Whether a variable of another shape, or one that the loop no longer writes, is an
+            error.
 
         Raises:
           UsageError: if `strict` and not `allow_partial`, when there is such a variable.
@@ -172,7 +200,9 @@ class StepState:
             )
             graph = CheckpointGraph(self._path)
             keys = graph.section(SECTION)
-            self._awaited = {name: tf.Variable(graph.value(keys[name]), trainable=False) for name in late}
+            self._awaited = {
+                name: tf.Variable(graph.value(keys[name]), trainable=False) for name in late
+            }
             self._add(self._awaited)
         self._path = None
         return bool(self._awaited)
@@ -180,7 +210,9 @@ class StepState:
     def report_unrestored(self) -> None:
         """Warns of variables that an evaluation does not restore: those to which only the training step leads."""
         unknown = self._saved.keys() - self._restored_names
-        names = [name for name in sorted(unknown) if name in self.variables or name.startswith(_WRITTEN)]
+        names = [
+            name for name in sorted(unknown) if name in self.variables or name.startswith(_WRITTEN)
+        ]
         if names:
             self._report(
                 f"{self._path} contains {', '.join(names)}, which this evaluation does not restore; keep it in an "
@@ -190,7 +222,8 @@ class StepState:
     def report_evaluation(self, graph: Any, exclude: set[int], required: bool) -> None:
         """Reports what an evaluation changes and the training step uses, such as the state of a recurrent layer.
 
-        A resumed run does not repeat recorded evaluations, and begins with the values from before them.
+        A resumed run does not repeat recorded evaluations, and begins with the values from before
+        them.
 
         Args:
           graph: The graph of the evaluation.
@@ -201,9 +234,14 @@ class StepState:
           UsageError: if `required`, when there is such a change.
         """
         variables = variables_by_handle(graph)
-        changed = [handle for handle in written(graph) if id(handle) in self._used_handles - exclude]
+        changed = [
+            handle for handle in written(graph) if id(handle) in self._used_handles - exclude
+        ]
         if changed:
-            names = sorted(getattr(variables.get(id(handle)), "name", description(handle)) for handle in changed)
+            names = sorted(
+                getattr(variables.get(id(handle)), "name", description(handle))
+                for handle in changed
+            )
             self._report(
                 f"the evaluation changes {', '.join(names)}, which training uses: a resumed run does not repeat "
                 "recorded evaluations, so it will differ from one that was never stopped; use a separate variable for "
@@ -225,7 +263,9 @@ class StepState:
         visited = list(self._exclude)
         for root, item in self.roots.items():
             below = variables_below(item, exclude=visited, kinds=_TRACKABLE, nearest_first=True)
-            variables |= {f"{root}/{path}": one for path, one in below.items() if not path.endswith(_COUNTERS)}
+            variables |= {
+                f"{root}/{path}": one for path, one in below.items() if not path.endswith(_COUNTERS)
+            }
             visited += [item, *below.values()]
         return variables
 
@@ -250,9 +290,16 @@ class StepState:
             return
         missing = sorted(variables.keys() - self._saved.keys())
         if missing:
-            self._report(f"{self._path} does not contain {', '.join(missing)}, which keeps its current value", required)
+            self._report(
+                f"{self._path} does not contain {', '.join(missing)}, which keeps its current value",
+                required,
+            )
 
-        fitting = {name: one for name, one in variables.items() if self._saved.get(name) == tuple(one.shape)}
+        fitting = {
+            name: one
+            for name, one in variables.items()
+            if self._saved.get(name) == tuple(one.shape)
+        }
         self._restored_names |= fitting.keys()
         if fitting:
             restore_section(self._path, SECTION, fitting)
@@ -272,7 +319,9 @@ class StepState:
 
 def handles(variables: Iterable[Any]) -> set[int]:
     """Returns the `id` of each resource handle of variables; a mirrored variable has one per replica."""
-    parts = [part for variable in variables for part in (getattr(variable, "values", None) or [variable])]
+    parts = [
+        part for variable in variables for part in (getattr(variable, "values", None) or [variable])
+    ]
     return {id(part.handle) for part in parts}
 
 

@@ -1,10 +1,10 @@
 """Defines the contents of a checkpoint and restores them strictly.
 
-The root keys are TF Model Garden's: global_step, model, optimizer. Further keys are `average`, the moving average of
-the weights; `more_averages`, those with other decays, by name; `run_state` and `run_arrays` (python_state.py, which
-also restores the arrays); `random` and `task`, state that the model does not list (random_state.py); `step_state`,
-other state that the training step changes (step_state.py, which also restores it); and the items that the model adds by
-`checkpoint_items`.
+The root keys are TF Model Garden's: global_step, model, optimizer. Further keys are `average`, the
+moving average of the weights; `more_averages`, those with other decays, by name; `run_state` and
+`run_arrays` (python_state.py, which also restores the arrays); `random` and `task`, state that the
+model does not list (random_state.py); `step_state`, other state that the training step changes
+(step_state.py, which also restores it); and the items that the model adds by `checkpoint_items`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
-from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, missing_objects, readable, unreadable
+from trainer_kit.checkpoints.state.object_graph import (
+    CheckpointGraph,
+    missing_objects,
+    readable,
+    unreadable,
+)
 from trainer_kit.checkpoints.state.python_state import ARRAYS
 from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
 from trainer_kit.checkpoints.state.variable_names import (
@@ -38,7 +43,9 @@ OPTIONAL = (
     "task",
 )  # what files of TF Model Garden and best checkpoints lack
 ROWS = 20  # of a table of differences
-_OTHER_DTYPE = re.compile(r"tensor_name = (\S+); expected dtype (\w+) does not equal original dtype (\w+)")
+_OTHER_DTYPE = re.compile(
+    r"tensor_name = (\S+); expected dtype (\w+) does not equal original dtype (\w+)"
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -56,12 +63,16 @@ def training_checkpoint(
 
     Args:
       global_step: The step counter, an int64 scalar.
-      model: A Keras 3 model, tf_keras model or tf.Module; its `checkpoint_items`, a dict of trackables, is saved too.
+      model: A Keras 3 model, tf_keras model or tf.Module; its `checkpoint_items`, a dict of
+        trackables, is saved too.
       optimizer: A Keras 3 optimizer or a dict of them; None leaves it out, for evaluation.
-      average: The moving average of the weights, by key (moving_average.average_keys); None leaves it out.
+      average: The moving average of the weights, by key (moving_average.average_keys); None leaves
+        it out.
       more_averages: The moving averages with other decays, by name, each by key.
-      trainable: The variables that count in the names of slots, if some were frozen; empty: the model's trainable ones.
-      **others: Further variables, or dicts of them by name; those in OPTIONAL may be missing in a file.
+      trainable: The variables that count in the names of slots, if some were frozen; empty: the
+        model's trainable ones.
+      **others: Further variables, or dicts of them by name; those in OPTIONAL may be missing in a
+        file.
     """
     items: dict[str, Any] = {"global_step": global_step, "model": model_variables(model)}
     if optimizer is not None:
@@ -70,16 +81,21 @@ def training_checkpoint(
         items["average"] = dict(average)
     if more_averages:
         items["more_averages"] = {name: dict(one) for name, one in more_averages.items()}
-    items.update({name: item for name, item in others.items() if not isinstance(item, Mapping) or item})
+    items.update(
+        {name: item for name, item in others.items() if not isinstance(item, Mapping) or item}
+    )
     items.update(item_variables(getattr(model, "checkpoint_items", None) or {}))
     return tf.train.Checkpoint(**items)
 
 
-def weights_checkpoint(*, global_step: tf.Variable, model: Any, **items: Any) -> tf.train.Checkpoint:
+def weights_checkpoint(
+    *, global_step: tf.Variable, model: Any, **items: Any
+) -> tf.train.Checkpoint:
     """Returns the checkpoint of the weights alone, as the best checkpoint holds them, with further items by name.
 
-    The file can be read by our names and, for a Keras 3 model, by `tf.train.Checkpoint(model=model)` as well. Use the
-    result only for writing: `restore` reads by our names.
+    The file can be read by our names and, for a Keras 3 model, by
+    `tf.train.Checkpoint(model=model)` as well. Use the result only for writing: `restore` reads by
+    our names.
     """
     parts = _items(training_checkpoint(global_step=global_step, model=model, **items))
     own = {STEP_STATE: items[STEP_STATE]} if STEP_STATE in items else {}
@@ -99,18 +115,25 @@ def restore(
     Args:
       checkpoint: The result of training_checkpoint.
       path: The prefix of the files, `model_dir/ckpt-<step>`.
-      whole: Whether to refuse a file with variables that the run does not have; False for evaluation.
+      whole: Whether to refuse a file with variables that the run does not have; False for
+        evaluation.
       partial: Whether to restore what fits by name and shape, and log what does not.
-      loose: The sections that are restored as far as both sides have them, including variables created later.
+      loose: The sections that are restored as far as both sides have them, including variables
+        created later.
 
     Raises:
-      UsageError: when a variable is missing, differs in shape or dtype or, if `whole`, is not in the run; lists all.
+      UsageError: when a variable is missing, differs in shape or dtype or, if `whole`, is not in
+        the run; lists all.
       StorageError: when the files are missing or damaged.
     """
     try:
         graph = CheckpointGraph(path)
         saved = graph.shapes_by_name(NAME_DEPTH)
-        saved = {name: shape for name, shape in saved.items() if not name.startswith(_RESTORED_SEPARATELY)}
+        saved = {
+            name: shape
+            for name, shape in saved.items()
+            if not name.startswith(_RESTORED_SEPARATELY)
+        }
         most = None if partial else ROWS  # who takes a part has to see all of the rest
         text = _difference(checkpoint, saved, whole, loose, most)
         if text and not partial:  # TensorFlow would say the same, later and at length
@@ -124,11 +147,15 @@ def restore(
                 _LOG.warning("%s holds no %s: it keeps its initial value", path, ", ".join(missing))
             existing = {name: item for name, item in optional.items() if name not in missing}
             tf.train.Checkpoint(**existing).read(path).expect_partial()
-            checkpoint = tf.train.Checkpoint(**{name: item for name, item in items.items() if name not in loose})
+            checkpoint = tf.train.Checkpoint(
+                **{name: item for name, item in items.items() if name not in loose}
+            )
 
         if text:
             _LOG.warning(
-                "%s is restored in part; the following keep their initial value or are not used:\n%s", path, text
+                "%s is restored in part; the following keep their initial value or are not used:\n%s",
+                path,
+                text,
             )
             tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()
             return
@@ -136,9 +163,14 @@ def restore(
         target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, whole))
         if whole and not loose and not graph.section(STEP_STATE):
             if arrays := graph.section(ARRAYS):  # they are read later, and count as consumed here
-                setattr(target, ARRAYS, {name: tf.Variable(graph.value(key)) for name, key in arrays.items()})
+                setattr(
+                    target,
+                    ARRAYS,
+                    {name: tf.Variable(graph.value(key)) for name, key in arrays.items()},
+                )
             _assert_consumed(target.restore(path), target, graph)
-        else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
+        # `read` does not ask for the counter of saves, which the best checkpoint does not hold
+        else:
             target.read(path).expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
         if isinstance(error, UsageError):
@@ -146,7 +178,10 @@ def restore(
         raise _does_not_fit(path, str(error), partial) from error
     except (tf.errors.OpError, IndexError) as error:
         dtypes = _OTHER_DTYPE.findall(str(error))
-        if rows := [(readable(key), f"{saved} saved, {here} here", None, None) for key, here, saved in dtypes]:
+        if rows := [
+            (readable(key), f"{saved} saved, {here} here", None, None)
+            for key, here, saved in dtypes
+        ]:
             raise _does_not_fit(path, differences_table(rows), True) from error
         raise unreadable(path, error) from error
 
@@ -167,18 +202,22 @@ def _assert_consumed(status: Any, target: tf.train.Checkpoint, graph: Checkpoint
     try:
         status.assert_consumed()
     except AssertionError:
-        status.expect_partial()  # else TensorFlow lists, later and at length, what our own message says
+        # Else TensorFlow lists, later and at length, what our own message says
+        status.expect_partial()
         missing = missing_objects(graph, target)
         if not missing or len(_of_optimizers(missing)) < len(missing):
             raise
         status.assert_existing_objects_matched()
 
 
-def made_in_first_step(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> list[str]:
+def made_in_first_step(
+    checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()
+) -> list[str]:
     """Returns the paths of saved variables that optimizers inside the model have not created yet; runs eagerly.
 
-    A tf_keras optimizer creates its slots in the first step, and TensorFlow restores each as it is created. So
-    `restore` allows them to be missing, and `check_made` checks afterwards that they were created.
+    A tf_keras optimizer creates its slots in the first step, and TensorFlow restores each as it is
+    created. So `restore` allows them to be missing, and `check_made` checks afterwards that they
+    were created.
 
     Args:
       checkpoint: The result of training_checkpoint.
@@ -188,7 +227,9 @@ def made_in_first_step(checkpoint: tf.train.Checkpoint, path: str, loose: Collec
     Raises:
       StorageError: when the files are gone or damaged.
     """
-    judged = tf.train.Checkpoint(**{name: item for name, item in _items(checkpoint).items() if name not in loose})
+    judged = tf.train.Checkpoint(
+        **{name: item for name, item in _items(checkpoint).items() if name not in loose}
+    )
     return sorted(_of_optimizers(missing_objects(CheckpointGraph(path), judged)))
 
 
@@ -202,7 +243,10 @@ def check_made(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str
       StorageError: when the files are gone or damaged.
     """
     rows: list[tuple[str, str, Any, Any]]
-    if rows := [(name, "not in this run", None, None) for name in made_in_first_step(checkpoint, path, loose)]:
+    if rows := [
+        (name, "not in this run", None, None)
+        for name in made_in_first_step(checkpoint, path, loose)
+    ]:
         raise _does_not_fit(path, differences_table(rows), partial=True)
 
 
@@ -221,19 +265,33 @@ def _difference(
 
     The table has at most `most` rows; None means all.
 
-    Models and optimizers of tf_keras, and tf.Module, are saved by structure, not by name, and are not compared.
+    Models and optimizers of tf_keras, and tf.Module, are saved by structure, not by name, and are
+    not compared.
     """
     saved = {name: shape for name, shape in saved.items() if name.split("/")[0] not in loose}
-    items = {name: item for name, item in _without_absent(checkpoint, saved, whole).items() if name not in loose}
+    items = {
+        name: item
+        for name, item in _without_absent(checkpoint, saved, whole).items()
+        if name not in loose
+    }
     wanted = wanted_shapes(items)
     rows: list[tuple[str, str, Any, Any]] = []
-    rows += [(name, "missing in the checkpoint", None, wanted[name]) for name in wanted.keys() - saved.keys()]
+    rows += [
+        (name, "missing in the checkpoint", None, wanted[name])
+        for name in wanted.keys() - saved.keys()
+    ]
     if whole:
         by_structure = tuple(_saved_by_structure(items))
-        others = {name for name in saved.keys() - wanted.keys() if not name.startswith(by_structure)}
+        others = {
+            name for name in saved.keys() - wanted.keys() if not name.startswith(by_structure)
+        }
         rows += [(name, "not in this run", saved[name], None) for name in others]
     both = wanted.keys() & saved.keys()
-    rows += [(name, "another shape", saved[name], wanted[name]) for name in both if saved[name] != wanted[name]]
+    rows += [
+        (name, "another shape", saved[name], wanted[name])
+        for name in both
+        if saved[name] != wanted[name]
+    ]
     return differences_table(sorted(rows, key=lambda row: row[0].rpartition("/")), most)
 
 
@@ -258,7 +316,11 @@ def differences_table(rows: Sequence[tuple[str, str, Any, Any]], most: int | Non
         if parent != layer:
             lines += [f"  {parent or name}"]
             layer = parent
-        shapes = [f"{list(shape)} {where}" for shape, where in ((saved, "saved"), (here, "here")) if shape is not None]
+        shapes = [
+            f"{list(shape)} {where}"
+            for shape, where in ((saved, "saved"), (here, "here"))
+            if shape is not None
+        ]
         lines += [f"    {leaf:24} {what:26} {', '.join(shapes)}"]
     left = 0 if most is None else len(rows) - most
     return "\n".join(lines + ([f"  ... and {left} more"] if left > 0 else []))
@@ -266,18 +328,28 @@ def differences_table(rows: Sequence[tuple[str, str, Any, Any]], most: int | Non
 
 def _items(checkpoint: tf.train.Checkpoint) -> dict[str, Any]:
     excluded = ("save_counter", STEP_STATE, ARRAYS)
-    return {name: item for name, item in vars(checkpoint).items() if not name.startswith("_") and name not in excluded}
+    return {
+        name: item
+        for name, item in vars(checkpoint).items()
+        if not name.startswith("_") and name not in excluded
+    }
 
 
 def _sections(names: Iterable[str]) -> set[str]:
     return {name.split("/")[0] for name in names}
 
 
-def _without_absent(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any], whole: bool) -> dict[str, Any]:
+def _without_absent(
+    checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any], whole: bool
+) -> dict[str, Any]:
     """Returns the items of `checkpoint` without optional ones that the file does not hold."""
     sections = _sections(saved)
     optional = OPTIONAL if whole else (*OPTIONAL, "optimizer")  # which a best checkpoint lacks
-    return {name: item for name, item in _items(checkpoint).items() if name in sections or name not in optional}
+    return {
+        name: item
+        for name, item in _items(checkpoint).items()
+        if name in sections or name not in optional
+    }
 
 
 def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,7 +357,11 @@ def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dic
 
     def fitting(name: str, item: Any) -> Any:
         if isinstance(item, Mapping):
-            return {key: kept for key, value in item.items() if (kept := fitting(f"{name}/{key}", value)) is not None}
+            return {
+                key: kept
+                for key, value in item.items()
+                if (kept := fitting(f"{name}/{key}", value)) is not None
+            }
         if isinstance(item, tf.Variable):
             return item if saved.get(name) == tuple(item.shape) else None
         return item

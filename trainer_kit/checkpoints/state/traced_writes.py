@@ -44,19 +44,26 @@ def written(graph: Any) -> list[Any]:
     return [
         handle
         for handle in captured(graph)
-        if not users[id(handle)] or any(not _READS.match(operation.type) for operation in users[id(handle)])
+        if not users[id(handle)]
+        or any(not _READS.match(operation.type) for operation in users[id(handle)])
     ]
 
 
 def captured(graph: Any) -> list[Any]:
     """Returns the handles of outer variables, tables, queues and iterators that a traced graph uses, in its order."""
-    return [outer for outer, _ in graph.captures if outer.dtype == tf.resource and _kind(outer) in _DESCRIPTIONS]
+    return [
+        outer
+        for outer, _ in graph.captures
+        if outer.dtype == tf.resource and _kind(outer) in _DESCRIPTIONS
+    ]
 
 
 def variables_by_handle(graph: Any) -> dict[int, tf.Variable]:
     """Returns the variables that a graph uses by the `id` of their handles; on replicas, the variable of each."""
     variables = [variable for part in _graphs(graph) for variable in part.variables]
-    parts = [part for variable in variables for part in (getattr(variable, "values", None) or [variable])]
+    parts = [
+        part for variable in variables for part in (getattr(variable, "values", None) or [variable])
+    ]
     return {id(part.handle): part for part in parts}
 
 

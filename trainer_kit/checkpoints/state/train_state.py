@@ -15,7 +15,11 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.python_state import ARRAYS, PythonState
-from trainer_kit.checkpoints.state.random_state import process_generators, task_state, untracked_model_state
+from trainer_kit.checkpoints.state.random_state import (
+    process_generators,
+    task_state,
+    untracked_model_state,
+)
 from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
 from trainer_kit.checkpoints.state.step_state import StepState, handles, restore_section
 from trainer_kit.checkpoints.state.strict_restore import (
@@ -33,7 +37,9 @@ from trainer_kit.runtime.replica_values import ReplicasState
 from trainer_kit.runtime.tensorflow_internals import end_saver
 
 _SMALL = 4096  # elements
-_GENERATOR = re.compile(r"(^|/)(StateVar|seed_generator_state)\b")  # TensorFlow's names and Keras', of their states
+_GENERATOR = re.compile(
+    r"(^|/)(StateVar|seed_generator_state)\b"
+)  # TensorFlow's names and Keras', of their states
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,13 +50,14 @@ class TrainState:
     Args:
       global_step: The step counter, an int64 scalar.
       model: A built Keras 3 model, tf_keras model or tf.Module.
-      optimizer: A built optimizer or a dict of them; None for evaluation, which has no run state either.
-      average: A MovingAverage, or an object with the same `begin`, `reset`, `section`, `variables` and
-        `more_variables`; None: there is none.
+      optimizer: A built optimizer or a dict of them; None for evaluation, which has no run state
+        either.
+      average: A MovingAverage, or an object with the same `begin`, `reset`, `section`, `variables`
+        and `more_variables`; None: there is none.
       task: The task, whose own variables and generators belong to the run.
       seed: The seed of the process's random generators.
-      items: Further parts of every checkpoint, the best included, by name; they are restored as far as both sides have
-        them.
+      items: Further parts of every checkpoint, the best included, by name; they are restored as far
+        as both sides have them.
       trainable: The variables that were trainable before some were frozen; empty: none were.
       require_exact: Whether state that cannot be saved is an error.
 
@@ -59,10 +66,12 @@ class TrainState:
       python_state: The Python state, which takes further parts before the restore.
       step_state: The variables that training changes and that no other section contains.
       loose: The names of the further parts.
-      random_generator: The generator that random operations of training steps draw from: TensorFlow's global one, which
-        checkpoints hold. None for evaluation.
-      model_replicas: The model's values on each replica; an evaluation shares those that a checkpoint holds.
-      in_use: A lock, held while variables have other values for an evaluation; a late save comes from another thread.
+      random_generator: The generator that random operations of training steps draw from:
+        TensorFlow's global one, which checkpoints hold. None for evaluation.
+      model_replicas: The model's values on each replica; an evaluation shares those that a
+        checkpoint holds.
+      in_use: A lock, held while variables have other values for an evaluation; a late save comes
+        from another thread.
       step_is_known: Whether `keep_written` has added what the training step writes.
 
     Raises:
@@ -88,7 +97,10 @@ class TrainState:
         self.python_state = PythonState()
         optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
         self.step_state = StepState({"model": model, "task": task}, exclude=optimizers)
-        self._evaluated_parts = {"task": task_state(task, model), "random/model": untracked_model_state(model)}
+        self._evaluated_parts = {
+            "task": task_state(task, model),
+            "random/model": untracked_model_state(model),
+        }
         of_model = self._evaluated_parts["random/model"]
         evaluated = {
             "task": self._evaluated_parts["task"],
@@ -106,23 +118,38 @@ class TrainState:
                 "random": generators,
             }
         self._items, self.loose = dict(items or {}), frozenset(items or ())
-        if taken := self.loose & {*OPTIONAL, ARRAYS, STEP_STATE, "global_step", "model", "optimizer"}:
+        if taken := self.loose & {
+            *OPTIONAL,
+            ARRAYS,
+            STEP_STATE,
+            "global_step",
+            "model",
+            "optimizer",
+        }:
             names = ", ".join(sorted(taken))
-            raise UsageError(f"every checkpoint already has a part named {names}; give your item another name")
+            raise UsageError(
+                f"every checkpoint already has a part named {names}; give your item another name"
+            )
         others |= {"optimizer": optimizer, **self._average_section(), **self._items}
         others[STEP_STATE] = self.step_state.section
         evaluated[STEP_STATE] = self.step_state.section_of_weights
-        self.checkpoint = training_checkpoint(global_step=global_step, model=model, trainable=trainable, **others)
+        self.checkpoint = training_checkpoint(
+            global_step=global_step, model=model, trainable=trainable, **others
+        )
         self._saved_with_weights = evaluated
         self._optimizer = optimizer
         self.model_replicas = ReplicasState(lambda: self._model.variables, self._strategy)
         self.step_is_known = False
         self._step_is_traced = False
         self._evaluations: set[Any] = set()  # the graphs that are checked
-        self._incomplete: str | None = None  # the checkpoint that was restored but for what the first step makes
+        self._incomplete: str | None = (
+            None  # the checkpoint that was restored but for what the first step makes
+        )
         self._weights_finite = tf.function(self.finite, autograph=False)
         self._others_finite: tuple[int, Any] = (0, None)  # of so many variables
-        self._generators: list[Any] | None = None  # the states of random generators; found at the first evaluation
+        self._generators: list[Any] | None = (
+            None  # the states of random generators; found at the first evaluation
+        )
         self._before_evaluation: list[tuple[Any, tf.Tensor]] = []
 
     @property
@@ -136,7 +163,10 @@ class TrainState:
     def weights(self) -> tf.train.Checkpoint:
         """The checkpoint of the weights alone, as the best checkpoint holds them; created at first use."""
         return weights_checkpoint(
-            global_step=self._global_step, model=self._model, **self._items, **self._saved_with_weights
+            global_step=self._global_step,
+            model=self._model,
+            **self._items,
+            **self._saved_with_weights,
         )
 
     def add_root(self, name: str, owner: Any) -> None:
@@ -152,7 +182,9 @@ class TrainState:
         self.python_state.add("replicas", self.model_replicas.state, self.model_replicas.restore)
         others = ReplicasState(lambda: self.other_variables, self._strategy)
         self.python_state.add("replicas of other variables", others.state, others.restore)
-        if generator := self.random_generator:  # replicas draw unequally often where they take different branches
+        if (
+            generator := self.random_generator
+        ):  # replicas draw unequally often where they take different branches
             draws = ReplicasState(lambda: [generator.state], self._strategy)
             self.python_state.add("replicas of the random generator", draws.state, draws.restore)
 
@@ -160,8 +192,8 @@ class TrainState:
         """Restores the state that is not in variables after a checkpoint was restored; runs eagerly, in strategy scope.
 
         Args:
-          path: The checkpoint's prefix; None when there was none. State that it does not hold starts from the
-            beginning: the moving average starts at the weights.
+          path: The checkpoint's prefix; None when there was none. State that it does not hold
+            starts from the beginning: the moving average starts at the weights.
         """
         awaited = path is not None and made_in_first_step(self.checkpoint, path, self.loose)
         self._incomplete = path if awaited else None
@@ -178,8 +210,8 @@ class TrainState:
     def restore_weights(self, path: str) -> None:
         """Restores the state that an evaluation uses from a checkpoint of a run; runs eagerly, in strategy scope.
 
-        This is the global step, model, average, and state of the task and the training step, but no optimizer; of the
-        run state only the task's part, which best weights lack.
+        This is the global step, model, average, and state of the task and the training step, but no
+        optimizer; of the run state only the task's part, which best weights lack.
 
         Raises:
           UsageError: when the checkpoint does not fit.
@@ -207,9 +239,15 @@ class TrainState:
         for name, more in self._average.more_variables.items():
             sections[name] = f"{self._average.more_section}/{name}", more
         for name, (section, averages) in sections.items():
-            if not isinstance(averages, Mapping):  # those of an optimizer that averages are restored with it
+            if not isinstance(
+                averages, Mapping
+            ):  # those of an optimizer that averages are restored with it
                 continue
-            lost = [key for key, one in averages.items() if saved.get(f"{section}/{key}") != tuple(one.shape)]
+            lost = [
+                key
+                for key, one in averages.items()
+                if saved.get(f"{section}/{key}") != tuple(one.shape)
+            ]
             if lost:
                 self._average.reset([name], lost)
 
@@ -220,7 +258,8 @@ class TrainState:
     def keep_attributes(self, exclude: Iterable[Any]) -> None:
         """Adds the variables in attributes of the task and the model to checkpoints, and restores them.
 
-        Called after each restore, also of nothing, and before weights are written. Runs eagerly, from any thread.
+        Called after each restore, also of nothing, and before weights are written. Runs eagerly,
+        from any thread.
 
         Args:
           exclude: Variables that need no saving, such as those of metrics that are reset.
@@ -244,19 +283,22 @@ class TrainState:
         """Adds and restores all state of the training step, before the first step; runs eagerly.
 
         Args:
-          graph: The graph of the traced loop or step; None when neither is compiled, so that its writes are not known.
+          graph: The graph of the traced loop or step; None when neither is compiled, so that its
+            writes are not known.
           exclude: See `keep_attributes`.
 
         Raises:
-          UsageError: when the run lacks variables of the restored checkpoint, or state that an exact resume requires
-            cannot be saved.
+          UsageError: when the run lacks variables of the restored checkpoint, or state that an
+            exact resume requires cannot be saved.
         """
         self.step_is_known = True
         self._step_is_traced = graph is not None
         self.keep_attributes(exclude)
         if graph is not None:
             with self._strategy.scope():
-                self._note_growth(self.step_state.add_written(graph, self._held(exclude), self._require_exact))
+                self._note_growth(
+                    self.step_state.add_written(graph, self._held(exclude), self._require_exact)
+                )
             self.first_step_done()
         self.end_restore()
 
@@ -264,7 +306,8 @@ class TrainState:
         """Ends the restore before the first step; see StepState. Runs eagerly, in strategy scope.
 
         Raises:
-          UsageError: when the training step is traced and the run lacks variables of the checkpoint.
+          UsageError: when the training step is traced and the run lacks variables of the
+            checkpoint.
         """
         self._note_growth(self.step_state.end_restore(strict=self._step_is_traced))
 
@@ -294,7 +337,9 @@ class TrainState:
             return
         self._evaluations.add(graph)
         generators = self._generators or ()
-        self.step_state.report_evaluation(graph, handles([*_native(exclude), *generators]), self._require_exact)
+        self.step_state.report_evaluation(
+            graph, handles([*_native(exclude), *generators]), self._require_exact
+        )
 
     @contextlib.contextmanager
     def undisturbed(self, *, everything: bool = False) -> Iterator[None]:
@@ -302,9 +347,16 @@ class TrainState:
 
         Runs eagerly, on the host.
         """
-        held = tf.train.TrackableView(self.checkpoint).descendants() if everything else self.other_variables
+        held = (
+            tf.train.TrackableView(self.checkpoint).descendants()
+            if everything
+            else self.other_variables
+        )
         parts = [
-            part for one in held if isinstance(one, tf.Variable) for part in (getattr(one, "values", None) or [one])
+            part
+            for one in held
+            if isinstance(one, tf.Variable)
+            for part in (getattr(one, "values", None) or [one])
         ]
         before = [(part, part.read_value()) for part in parts]
         try:
@@ -316,14 +368,18 @@ class TrainState:
     def remember_generators(self) -> None:
         """Remembers the states of all random generators for `put_generators_back`; runs eagerly, on the host.
 
-        An evaluation that draws random numbers would change those of later training, and a resumed run does not repeat
-        recorded evaluations.
+        An evaluation that draws random numbers would change those of later training, and a resumed
+        run does not repeat recorded evaluations.
         """
         if self._generators is None:
             checkpoint = self.checkpoint if self._optimizer is not None else self.weights
             items = tf.train.TrackableView(checkpoint).descendants()
-            states = [one for one in items if isinstance(one, tf.Variable) and _GENERATOR.search(one.name)]
-            self._generators = [part for one in states for part in (getattr(one, "values", None) or [one])]
+            states = [
+                one for one in items if isinstance(one, tf.Variable) and _GENERATOR.search(one.name)
+            ]
+            self._generators = [
+                part for one in states for part in (getattr(one, "values", None) or [one])
+            ]
         self._before_evaluation = [(part, part.read_value()) for part in self._generators]
 
     def put_generators_back(self) -> None:
@@ -339,7 +395,8 @@ class TrainState:
         """Returns the handles of all variables in other sections, and of `exclude`."""
         items = list(tf.train.TrackableView(self.checkpoint).descendants())
         variables = [one for one in items if isinstance(one, tf.Variable)]
-        # TensorFlow saves the slots of a Keras 2 optimizer without showing them, those of a wrapped one too.
+        # TensorFlow saves the slots of a Keras 2 optimizer without showing them, those of a wrapped
+        # one too.
         others = [one for one in items if not isinstance(one, tf.Variable)]
         _check_aggregations(items)
         optimizers = [self._optimizer, *(one for one in others if hasattr(one, "get_slot_names"))]
@@ -350,7 +407,9 @@ class TrainState:
         self._generators = None
         if grown:
             error = end_saver(self.checkpoint)  # it knows only the variables of its first save
-            if error is not None:  # the manager reports the failure at its next `sync`, but without the reason
+            if (
+                error is not None
+            ):  # the manager reports the failure at its next `sync`, but without the reason
                 _LOG.warning("a checkpoint was not written: %s", error)
 
     def _restore_evaluated(self, path: str | None) -> None:
@@ -363,14 +422,20 @@ class TrainState:
         graph = CheckpointGraph(path)
         for section, items in self._evaluated_parts.items():
             saved = {name: graph.shapes[key] for name, key in graph.section(section).items()}
-            fitting = {name: item for name, item in items.items() if saved.get(name) == tuple(item.shape)}
+            fitting = {
+                name: item for name, item in items.items() if saved.get(name) == tuple(item.shape)
+            }
             if fitting:
                 restore_section(path, section, fitting)
 
     def _average_section(self) -> dict[str, Any]:
         if self._average is None:
             return {}
-        more = {self._average.more_section: self._average.more_variables} if self._average.more_variables else {}
+        more = (
+            {self._average.more_section: self._average.more_variables}
+            if self._average.more_variables
+            else {}
+        )
         return {self._average.section: self._average.variables, **more}
 
     def weights_are_sound(self) -> bool:
@@ -379,18 +444,25 @@ class TrainState:
 
     def is_sound(self) -> bool:
         """Whether the weights, the optimizers' variables and the average are finite; runs eagerly, on the host."""
-        sections = [section for section in self._average_section().values() if isinstance(section, Mapping)]
+        sections = [
+            section for section in self._average_section().values() if isinstance(section, Mapping)
+        ]
         others = [*_kept_by(self._optimizer), *(one for one in tf.nest.flatten(sections))]
         if self._others_finite[0] != len(others):  # some optimizers make theirs in the first step
-            self._others_finite = len(others), tf.function(lambda: _all_finite(others), autograph=False)
-        return self.weights_are_sound() and bool(self._others_finite[1]().numpy() if others else True)
+            self._others_finite = (
+                len(others),
+                tf.function(lambda: _all_finite(others), autograph=False),
+            )
+        return self.weights_are_sound() and bool(
+            self._others_finite[1]().numpy() if others else True
+        )
 
     @tf.autograph.experimental.do_not_convert
     def finite(self) -> tf.Tensor:
         """Returns whether all floating-point variables of the model are finite, a bool scalar; runs in graph.
 
-        A sum is finite only if all its terms are, and it reads each value once. (A sum that overflows float32 also
-        belongs to a model that has diverged.)
+        A sum is finite only if all its terms are, and it reads each value once. (A sum that
+        overflows float32 also belongs to a model that has diverged.)
         """
         return _all_finite(self._model.variables)
 
@@ -408,7 +480,11 @@ def _check_aggregations(items: Iterable[Any]) -> None:
     unsaved = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
     for one in items:
         parts: Any = getattr(one, "values", None) or [one]
-        if isinstance(one, tf.Variable) and len(parts) > 1 and (one.synchronization, one.aggregation) == unsaved:
+        if (
+            isinstance(one, tf.Variable)
+            and len(parts) > 1
+            and (one.synchronization, one.aggregation) == unsaved
+        ):
             raise UsageError(
                 f"the variable {parts[0].name.partition(':')[0]} has synchronization ON_READ and aggregation NONE, and "
                 "TensorFlow cannot save such a variable of several replicas; give it the aggregation SUM, MEAN or "
@@ -422,10 +498,14 @@ def _native(variables: Iterable[Any]) -> list[Any]:
 
 
 def _all_finite(variables: Iterable[Any]) -> tf.Tensor:
-    alike: dict[Any, list[Any]] = {}  # small ones are summed together: each operation has to be traced, for a ms or so
+    alike: dict[
+        Any, list[Any]
+    ] = {}  # small ones are summed together: each operation has to be traced, for a ms or so
     for number, variable in enumerate(v for v in _native(variables) if v.dtype.is_floating):
         small = variable.shape.is_fully_defined() and variable.shape.num_elements() <= _SMALL
-        alike.setdefault((tuple(variable.shape), variable.dtype) if small else number, []).append(variable)
+        alike.setdefault((tuple(variable.shape), variable.dtype) if small else number, []).append(
+            variable
+        )
     groups = (tf.stack(group) if len(group) > 1 else group[0] for group in alike.values())
     sums = [tf.reduce_sum(tf.cast(group, tf.float32)) for group in groups]
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums))) if sums else tf.constant(True)

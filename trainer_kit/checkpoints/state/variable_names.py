@@ -1,10 +1,11 @@
 """Stable names for the variables of models and optimizers, as a checkpoint keys them.
 
-TensorFlow's asynchronous save fails at the second save of a tracked Keras 3 object, and tf.train.Checkpoint(model=...)
-leaves out Keras 3's seed generators. So the tf.Variables behind Keras 3's variables are tracked, by name. Keras numbers
-layers over the life of a process ("dense_7"); here the numbers count within one model, so that names do not depend on
-earlier models of the process. The numbers in names that the user gave ("stage_2") become ranks, too; `layer_names` has
-them, for comparisons with other models.
+TensorFlow's asynchronous save fails at the second save of a tracked Keras 3 object, and
+tf.train.Checkpoint(model=...) leaves out Keras 3's seed generators. So the tf.Variables behind
+Keras 3's variables are tracked, by name. Keras numbers layers over the life of a process
+("dense_7"); here the numbers count within one model, so that names do not depend on earlier models
+of the process. The numbers in names that the user gave ("stage_2") become ranks, too; `layer_names`
+has them, for comparisons with other models.
 """
 
 from __future__ import annotations
@@ -37,11 +38,15 @@ def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
 def layer_names(model: Any) -> dict[str, str] | None:
     """Returns, for names in `model_variables`, the names with the user's own numbers of layers, where the two differ.
 
-    Numbers that Keras gave stay ranks: those after the name of a class. None for a model that is not of Keras 3.
+    Numbers that Keras gave stay ranks: those after the name of a class. None for a model that is
+    not of Keras 3.
     """
     if not isinstance(model, keras.Layer):
         return None
-    paths, by_keras = [variable.path for variable in model.variables], _class_names(*_NAMED_BY_KERAS)
+    paths, by_keras = (
+        [variable.path for variable in model.variables],
+        _class_names(*_NAMED_BY_KERAS),
+    )
     own = canonical_paths(paths, lambda stem: stem.replace("_", "") in by_keras)
     names = zip(distinct(canonical_paths(paths)), distinct(own), strict=True)
     return {rank: name for rank, name in names if rank != name}
@@ -49,7 +54,11 @@ def layer_names(model: Any) -> dict[str, str] | None:
 
 def _class_names(*classes: type) -> set[str]:
     """Returns the names of classes and all their subclasses, in lower case."""
-    return {name for one in classes for name in (one.__name__.lower(), *_class_names(*one.__subclasses__()))}
+    return {
+        name
+        for one in classes
+        for name in (one.__name__.lower(), *_class_names(*one.__subclasses__()))
+    }
 
 
 def item_variables(item: Any) -> Any:
@@ -61,7 +70,9 @@ def item_variables(item: Any) -> Any:
     if isinstance(item, keras.Layer):
         return model_variables(item)
     if isinstance(item, (keras.Optimizer, keras.Metric)):
-        return _unique(canonical_paths([variable.path for variable in item.variables]), item.variables)
+        return _unique(
+            canonical_paths([variable.path for variable in item.variables]), item.variables
+        )
     if isinstance(item, keras.random.SeedGenerator):
         return item.state.value
     if isinstance(item, keras.Variable):
@@ -71,13 +82,19 @@ def item_variables(item: Any) -> Any:
     if isinstance(item, Mapping):
         return {name: item_variables(one) for name, one in item.items()}
     if type(item) is tf.train.Checkpoint:
-        children = {name: one for name, one in vars(item).items() if name != "save_counter" and name[0] != "_"}
+        children = {
+            name: one
+            for name, one in vars(item).items()
+            if name != "save_counter" and name[0] != "_"
+        }
         found = {name: item_variables(one) for name, one in children.items()}
         return tf.train.Checkpoint(**found)
     return item
 
 
-def optimizer_variables(optimizer: Any, model: Any, trainable: Sequence[Any] = ()) -> dict[str, tf.Variable] | Any:
+def optimizer_variables(
+    optimizer: Any, model: Any, trainable: Sequence[Any] = ()
+) -> dict[str, tf.Variable] | Any:
     """Returns the variables of a Keras 3 optimizer, slots named after the model's variables; any other unchanged.
 
     The slots of variables of other models are named after these, below `others`.
@@ -85,7 +102,8 @@ def optimizer_variables(optimizer: Any, model: Any, trainable: Sequence[Any] = (
     Args:
       optimizer: A built optimizer, or a dict of them by name.
       model: The model whose trainable variables the slots belong to.
-      trainable: The variables that count in the names, if some of them were frozen; empty: those of the model.
+      trainable: The variables that count in the names, if some of them were frozen; empty: those of
+        the model.
     """
     if isinstance(optimizer, Mapping):
         return {name: optimizer_variables(one, model, trainable) for name, one in optimizer.items()}
@@ -104,10 +122,13 @@ def optimizer_variables(optimizer: Any, model: Any, trainable: Sequence[Any] = (
     return _unique(canonical_paths([*names, *counted])[: len(names)], optimizer.variables)
 
 
-def canonical_paths(paths: Sequence[str], ranked: Callable[[str], bool] = lambda stem: True) -> list[str]:
+def canonical_paths(
+    paths: Sequence[str], ranked: Callable[[str], bool] = lambda stem: True
+) -> list[str]:
     """Returns `paths` with the numbers that end their parts replaced by ranks, counted below the same parent.
 
-    `["net_4/dense_8/kernel", "net_4/dense_9/kernel"]` becomes `["net/dense/kernel", "net/dense_1/kernel"]`.
+    `["net_4/dense_8/kernel", "net_4/dense_9/kernel"]` becomes `["net/dense/kernel",
+    "net/dense_1/kernel"]`.
 
     Args:
       paths: The paths.
@@ -117,7 +138,11 @@ def canonical_paths(paths: Sequence[str], ranked: Callable[[str], bool] = lambda
     done: list[list[str]] = [[] for _ in paths]
     for depth in range(max(map(len, split), default=0)):
         numbers: dict[tuple[tuple[str, ...], str], set[int]] = defaultdict(set)
-        parts = {i: _stem_and_number(parts[depth], ranked) for i, parts in enumerate(split) if depth < len(parts)}
+        parts = {
+            i: _stem_and_number(parts[depth], ranked)
+            for i, parts in enumerate(split)
+            if depth < len(parts)
+        }
         for i, (stem, number) in parts.items():
             numbers[tuple(done[i]), stem].add(number)
         parents = {i: tuple(done[i]) for i in parts}
@@ -142,7 +167,9 @@ def _owner_names(variables: Sequence[Any]) -> list[tuple[str, str]]:
 
 
 def _slot_name(path: str, owners: Iterable[tuple[str, str]]) -> str:
-    optimizer, _, slot = path.rpartition("/")  # a LossScaleOptimizer has the names of two optimizers in its paths
+    optimizer, _, slot = path.rpartition(
+        "/"
+    )  # a LossScaleOptimizer has the names of two optimizers in its paths
     for flattened, name in owners:
         if slot.startswith(flattened + "_"):
             return f"{optimizer}/{name}/{slot[len(flattened) + 1 :]}"

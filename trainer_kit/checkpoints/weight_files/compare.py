@@ -9,11 +9,13 @@ import numpy as np
 from trainer_kit.checkpoints.weight_files.weight_file import WeightFile, with_ranks
 
 
-def differences(first: WeightFile, second: WeightFile, values: bool = True) -> tuple[list[list[str]], int]:
+def differences(
+    first: WeightFile, second: WeightFile, values: bool = True
+) -> tuple[list[list[str]], int]:
     """Returns what differs between two files, and the number of variables that are equal. Runs on the host.
 
-    A difference is a list of three texts: the name of a variable, what differs (only one file has it, or its shape,
-    dtype or value), and how.
+    A difference is a list of three texts: the name of a variable, what differs (only one file has
+    it, or its shape, dtype or value), and how.
 
     Args:
       first: The one file.
@@ -40,8 +42,9 @@ def differences(first: WeightFile, second: WeightFile, values: bool = True) -> t
 def common_names(first: WeightFile, second: WeightFile) -> tuple[dict[str, str], dict[str, str]]:
     """Returns a dict from common name to name in the file, for each of two files.
 
-    Keras numbers layers over the life of a process, so that two files of one model may name a layer dense and dense_1.
-    If that makes more names equal, and each name that is equal without it means the same, ranks replace the numbers.
+    Keras numbers layers over the life of a process, so that two files of one model may name a layer
+    dense and dense_1. If that makes more names equal, and each name that is equal without it means
+    the same, ranks replace the numbers.
     """
     ours = {name: name for name in first.shapes}
     theirs = {name: name for name in second.shapes}

@@ -1,7 +1,8 @@
 """KerasFile: the variables in a `.keras`, `.weights.h5` or `.h5` file of Keras.
 
-Keras 3 stores the variables of a layer by number, in the order of `layer.weights`, and with them the layer's name. Here
-the variable is named layer/number, with the names of outer layers before it. Keras 2 stores the variables' own names.
+Keras 3 stores the variables of a layer by number, in the order of `layer.weights`, and with them
+the layer's name. Here the variable is named layer/number, with the names of outer layers before it.
+Keras 2 stores the variables' own names.
 """
 
 from __future__ import annotations
@@ -56,11 +57,17 @@ class KerasFile(WeightFile):
             raise UsageError(f"there is no file {path}")
         self.path, self.kind = path, f"a Keras file ({ending(path)})"
         try:
-            self._file = h5py.File(io.BytesIO(zipfile.ZipFile(path).read(WEIGHTS)) if path.endswith(".keras") else path)
-            top = self._file.get("model_weights", self._file)  # where Keras 2 keeps the weights of a whole model
+            self._file = h5py.File(
+                io.BytesIO(zipfile.ZipFile(path).read(WEIGHTS)) if path.endswith(".keras") else path
+            )
+            top = self._file.get(
+                "model_weights", self._file
+            )  # where Keras 2 keeps the weights of a whole model
             self.numbered = not _names(top, "layer_names")
             found = list(_numbered(self._file, "") if self.numbered else _named(top))
-            self.datasets = dict(zip(distinct(name for name, _ in found), (at for _, at in found), strict=True))
+            self.datasets = dict(
+                zip(distinct(name for name, _ in found), (at for _, at in found), strict=True)
+            )
             self.shapes = {name: tuple(self._file[at].shape) for name, at in self.datasets.items()}
             self.dtypes = {name: _dtype(self._file[at]) for name, at in self.datasets.items()}
         except (OSError, KeyError, zipfile.BadZipFile) as error:
@@ -88,7 +95,9 @@ class KerasFile(WeightFile):
             for item in archive.infolist():
                 content = archive.read(item)
                 is_weights = item.filename == WEIGHTS
-                archive_copy.writestr(item, self._with_values(content, values) if is_weights else content)
+                archive_copy.writestr(
+                    item, self._with_values(content, values) if is_weights else content
+                )
 
     def _with_values(self, content: bytes, values: Mapping[str, Any]) -> bytes:
         stream = io.BytesIO(content)
@@ -104,7 +113,9 @@ def _numbered(group: Any, outer: str) -> Iterator[tuple[str, str]]:
         if key == _VARIABLES:
             yield from ((f"{outer}/{number}".lstrip("/"), item[number].name) for number in item)
         elif isinstance(item, h5py.Group):
-            layer = str(item[_VARIABLES].attrs.get("name", key)) if _VARIABLES in item else ""  # "": a list of layers
+            layer = (
+                str(item[_VARIABLES].attrs.get("name", key)) if _VARIABLES in item else ""
+            )  # "": a list of layers
             yield from _numbered(item, "/".join(filter(None, [outer, layer])))
 
 
@@ -120,12 +131,18 @@ def _names(group: Any, attribute: str) -> list[str]:
     pieces = (
         [attribute]
         if attribute in group.attrs
-        else itertools.takewhile(group.attrs.__contains__, (f"{attribute}{number}" for number in itertools.count()))
+        else itertools.takewhile(
+            group.attrs.__contains__, (f"{attribute}{number}" for number in itertools.count())
+        )
     )
     return [
-        value.decode() if isinstance(value, bytes) else str(value) for piece in pieces for value in group.attrs[piece]
+        value.decode() if isinstance(value, bytes) else str(value)
+        for piece in pieces
+        for value in group.attrs[piece]
     ]
 
 
 def _dtype(dataset: Any) -> str:
-    return str(dataset.attrs.get("dtype", dataset.dtype.name))  # the attribute is bfloat16, which HDF5 does not know
+    return str(
+        dataset.attrs.get("dtype", dataset.dtype.name)
+    )  # the attribute is bfloat16, which HDF5 does not know

@@ -26,9 +26,9 @@ SAVED_MODEL = "a SavedModel"  # the kind of its variables
 class TensorFlowFile(WeightFile):
     """The variables in a checkpoint of TensorFlow. A SavedModel holds one too.
 
-    A name is the path of attributes that leads to the variable, such as model/net/dense/kernel; in a SavedModel and a
-    checkpoint of TensorFlow 1 it is the variable's own name. In a checkpoint of a run it has the numbers that the user
-    gave to layers, if the run has recorded them.
+    A name is the path of attributes that leads to the variable, such as model/net/dense/kernel; in
+    a SavedModel and a checkpoint of TensorFlow 1 it is the variable's own name. In a checkpoint of
+    a run it has the numbers that the user gave to layers, if the run has recorded them.
 
     Args:
       prefix: The prefix of the checkpoint.
@@ -46,7 +46,10 @@ class TensorFlowFile(WeightFile):
         self.path = prefix
         try:
             self._reader = tf.train.load_checkpoint(prefix)
-            shapes, kinds = self._reader.get_variable_to_shape_map(), self._reader.get_variable_to_dtype_map()
+            shapes, kinds = (
+                self._reader.get_variable_to_shape_map(),
+                self._reader.get_variable_to_dtype_map(),
+            )
             self.has_graph = has_object_graph(self._reader)
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
             raise unreadable(prefix, error) from error
@@ -63,7 +66,11 @@ class TensorFlowFile(WeightFile):
     def _name(self, key: str) -> str:
         name = readable(key) if self.has_graph else key
         inner = name.removeprefix(MODEL)
-        return f"{MODEL}{self.layer_names.get(inner, inner)}" if self.layer_names and inner != name else name
+        return (
+            f"{MODEL}{self.layer_names.get(inner, inner)}"
+            if self.layer_names and inner != name
+            else name
+        )
 
     @cached_property
     def graph(self) -> CheckpointGraph:
@@ -96,7 +103,12 @@ class TensorFlowFile(WeightFile):
         new = {self.keys[name]: value for name, value in values.items()}
         keys = sorted(self._reader.get_variable_to_shape_map())
         try:
-            tensors = [tf.constant(new[key] if key in new else self._reader.get_tensor(key)) for key in keys]
+            tensors = [
+                tf.constant(new[key] if key in new else self._reader.get_tensor(key))
+                for key in keys
+            ]
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
             raise unreadable(self.path, error) from error
-        tf.raw_ops.SaveV2(prefix=path, tensor_names=keys, shape_and_slices=[""] * len(keys), tensors=tensors)
+        tf.raw_ops.SaveV2(
+            prefix=path, tensor_names=keys, shape_and_slices=[""] * len(keys), tensors=tensors
+        )

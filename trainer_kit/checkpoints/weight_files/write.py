@@ -62,8 +62,8 @@ def write_average(files: Sequence[WeightFile], output: str) -> int:
 def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> None:
     """Writes a checkpoint of trainer_kit's form with the variables of a file under other names. Runs eagerly.
 
-    The part before the first slash of a name is a section of the checkpoint, such as model or optimizer. Names of a
-    file without sections are put into the section model.
+    The part before the first slash of a name is a section of the checkpoint, such as model or
+    optimizer. Names of a file without sections are put into the section model.
 
     Args:
       file: The file of weights.
@@ -77,7 +77,9 @@ def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> No
     has_sections = isinstance(file, TensorFlowFile) and file.kind != SAVED_MODEL and file.has_graph
     sections: dict[str, Any] = {}
     for new, name in names.items():
-        section, _, inner = (new if has_sections else f"{MODEL}{new.removeprefix(MODEL)}").partition("/")
+        section, _, inner = (
+            new if has_sections else f"{MODEL}{new.removeprefix(MODEL)}"
+        ).partition("/")
         place = sections.setdefault(section, {}) if inner else sections
         place[inner or section] = tf.Variable(file.read(name), trainable=False)
     with new_file(output) as path:
@@ -88,17 +90,21 @@ def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> No
 def new_file(output: str) -> Iterator[str]:
     """Yields a path to write to; then gives what was written there, the file or files of a prefix, the name `output`.
 
-    The files of a checkpoint are renamed one by one, the index last, since a checkpoint without it does not exist.
+    The files of a checkpoint are renamed one by one, the index last, since a checkpoint without it
+    does not exist.
 
     Args:
-      output: The path of the new file, or the prefix of the new checkpoint, without a slash at its end.
+      output: The path of the new file, or the prefix of the new checkpoint, without a slash at its
+        end.
 
     Raises:
       UsageError: when it exists already.
       StorageError: when it cannot be written.
     """
     if os.path.exists(output) or glob.glob(f"{glob.escape(output)}.*"):
-        raise UsageError(f"--output: {output} exists, and no file is overwritten; give another path")
+        raise UsageError(
+            f"--output: {output} exists, and no file is overwritten; give another path"
+        )
     folder, name = os.path.split(os.path.abspath(output))
     try:
         os.makedirs(folder, exist_ok=True)

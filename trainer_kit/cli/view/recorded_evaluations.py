@@ -20,7 +20,10 @@ from trainer_kit.evals.best.info_json import INFO, read_info
 from trainer_kit.evals.ledger import REWIND, active_records, read_records
 from trainer_kit.telemetry.scalars import as_scalar, flat_scalars
 
-VALIDATION, EVAL = "validation", "eval"  # the ledgers of training runs and of mode eval; the others are sidecars'
+VALIDATION, EVAL = (
+    "validation",
+    "eval",
+)  # the ledgers of training runs and of mode eval; the others are sidecars'
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Evaluation:
       dataset: The name of the validation set; "" if the ledger has none.
       metrics: The metrics; nested names are joined by "|".
       seconds: The duration, if the ledger has it.
-      checkpoint: The checkpoint with the weights, relative to the run's folder; "" if they were not saved.
+      checkpoint: The checkpoint with the weights, relative to the run's folder; "" if they were not
+        saved.
       lineage: How often the run had been rewound.
       active: Whether the evaluation counts, because no later lineage began before it.
     """
@@ -57,30 +61,41 @@ class Choice:
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the metric and the comparison that decide which evaluation is best."""
     parser.add_argument(
-        "--metric", help="The metric that decides what is best. Default: the run's best_checkpoint_eval_metric."
+        "--metric",
+        help="The metric that decides what is best. Default: the run's best_checkpoint_eval_metric.",
     )
     parser.add_argument(
-        "--comparison", choices=["higher", "lower"], help="Whether a higher or a lower value of the metric is better."
+        "--comparison",
+        choices=["higher", "lower"],
+        help="Whether a higher or a lower value of the metric is better.",
     )
 
 
 def choose(
-    metric: str | None, comparison: str | None, settings: Settings, evaluations: Iterable[Evaluation]
+    metric: str | None,
+    comparison: str | None,
+    settings: Settings,
+    evaluations: Iterable[Evaluation],
 ) -> Choice | None:
     """Returns the criterion that was asked for, or else the run's own; None when the run has none.
 
     Raises:
-      UsageError: when no evaluation has the metric that was asked for, or the metric or the comparison is missing.
+      UsageError: when no evaluation has the metric that was asked for, or the metric or the
+        comparison is missing.
     """
     if metric:
         check_metric(metric, evaluations, "--metric")
     if not (name := metric or settings.metric):
         if comparison:
-            raise UsageError("--comparison: needs --metric too, because the run keeps no best checkpoint")
+            raise UsageError(
+                "--comparison: needs --metric too, because the run keeps no best checkpoint"
+            )
         return None
     known = comparison or (settings.comparison if name == settings.metric else None)
     if known is None:
-        raise UsageError(f"--metric: is a higher or a lower {name!r} better? Give --comparison=higher or lower too")
+        raise UsageError(
+            f"--metric: is a higher or a lower {name!r} better? Give --comparison=higher or lower too"
+        )
     return Choice(name, known)
 
 
@@ -98,11 +113,15 @@ def require_ledgers(folder: Path, name: str | None) -> list[str]:
     """
     names = ledger_names(folder)
     if not names:
-        raise UsageError(f"{folder} has no evaluations (evals/<name>.jsonl); it holds: {listed(os.listdir(folder))}")
+        raise UsageError(
+            f"{folder} has no evaluations (evals/<name>.jsonl); it holds: {listed(os.listdir(folder))}"
+        )
     if name is None:
         return names
     if name not in names:
-        raise UsageError(f"--name: {folder / 'evals'} has no ledger {name!r}; {suggestion(name, names)}")
+        raise UsageError(
+            f"--name: {folder / 'evals'} has no ledger {name!r}; {suggestion(name, names)}"
+        )
     return [name]
 
 
@@ -116,7 +135,9 @@ def read_evaluations(folder: Path, name: str) -> list[Evaluation]:
         records = read_records(path)
     numbered = [{**record, "line": number} for number, record in enumerate(records)]
     active = {record["line"] for record in active_records(numbered)}
-    return [_evaluation(item, item["line"] in active) for item in numbered if item.get("kind") != REWIND]
+    return [
+        _evaluation(item, item["line"] in active) for item in numbered if item.get("kind") != REWIND
+    ]
 
 
 def metric_names(evaluations: Iterable[Evaluation]) -> list[str]:
@@ -139,7 +160,9 @@ def ranked(evaluations: Iterable[Evaluation], choice: Choice) -> dict[str, list[
     values = [(one, one.metrics.get(choice.metric, math.nan)) for one in evaluations if one.active]
     candidates = [(one, value) for one, value in values if math.isfinite(value)]
     found: dict[str, dict[int, Evaluation]] = {one.dataset: {} for one, _ in candidates}
-    for one, _ in sorted(candidates, key=lambda pair: -pair[1] if choice.comparison == "higher" else pair[1]):
+    for one, _ in sorted(
+        candidates, key=lambda pair: -pair[1] if choice.comparison == "higher" else pair[1]
+    ):
         found[one.dataset].setdefault(one.step, one)
     return {dataset: list(of.values()) for dataset, of in found.items()}
 
@@ -162,7 +185,10 @@ def kept(evaluations: Iterable[Evaluation], criterion: Criterion) -> dict[str, l
         scored = criterion.score(one.step, one.metrics, one) if one.active else None
         if scored is not None:
             found.setdefault(one.dataset, []).append(scored)
-    return {of: [one.record for one in criterion.ranked(criterion.fold(scored))] for of, scored in found.items()}
+    return {
+        of: [one.record for one in criterion.ranked(criterion.fold(scored))]
+        for of, scored in found.items()
+    }
 
 
 def weights_of(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> Path | None:
@@ -175,7 +201,14 @@ def weights_of(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> Pa
     """
     name = f"ckpt-{evaluation.step}"
     noted = [folder / evaluation.checkpoint] if evaluation.checkpoint else []
-    return next((place for place in (*(one / name for one in kept), *noted, folder / name) if _is_there(place)), None)
+    return next(
+        (
+            place
+            for place in (*(one / name for one in kept), *noted, folder / name)
+            if _is_there(place)
+        ),
+        None,
+    )
 
 
 def checkpoint_cell(evaluation: Evaluation, folder: Path) -> str:
@@ -194,7 +227,11 @@ def info_verdict(best: Iterable[Evaluation], choice: Choice, kept: Path) -> tupl
     """
     info = read_info(os.fspath(kept), quiet=True)
     if info is None:
-        return (False, f"{INFO} is damaged") if (kept / INFO).exists() else (None, f"there is no {INFO}")
+        return (
+            (False, f"{INFO} is damaged")
+            if (kept / INFO).exists()
+            else (None, f"there is no {INFO}")
+        )
     said = f"step {info['step']}, {info['metric']} {info['value']!r}"
     if info["metric"] != choice.metric:
         return None, f"{INFO} uses another metric: {said}"
@@ -218,6 +255,14 @@ def _evaluation(record: Mapping[str, Any], active: bool) -> Evaluation:
 
 def _is_there(prefix: Path) -> bool:
     """Whether the index and all data files of a checkpoint exist; their content is not checked."""
-    names = [path.name for path in prefix.parent.glob(f"{prefix.name}.*") if owner(path.name) == prefix.name]
-    parts = [match for name in names if (match := re.fullmatch(r".*-\d+\.data-\d{5}-of-(\d{5})", name))]
-    return f"{prefix.name}.index" in names and len(parts) == max((int(part[1]) for part in parts), default=-1)
+    names = [
+        path.name
+        for path in prefix.parent.glob(f"{prefix.name}.*")
+        if owner(path.name) == prefix.name
+    ]
+    parts = [
+        match for name in names if (match := re.fullmatch(r".*-\d+\.data-\d{5}-of-(\d{5})", name))
+    ]
+    return f"{prefix.name}.index" in names and len(parts) == max(
+        (int(part[1]) for part in parts), default=-1
+    )

@@ -1,7 +1,7 @@
 """Reads the state of a run from its files, from outside the run and without TensorFlow.
 
-Files that are missing, half written or foreign are left out, so that a run that has just begun, or was written by
-another version, can be read too. Nothing is written.
+Files that are missing, half written or foreign are left out, so that a run that has just begun, or
+was written by another version, can be read too. Nothing is written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from trainer_kit.evals.best.criterion import Criterion
 from trainer_kit.process.run_lock import HEARTBEAT, LOCK
 
 _LISTED = 12  # most names in a message
-_RUN_FILES = ("params.yaml", "manifest.json", "metrics.jsonl", "final.json", "attempts.jsonl", "evals", HEARTBEAT, LOCK)
+_RUN_FILES = (
+    "params.yaml",
+    "manifest.json",
+    "metrics.jsonl",
+    "final.json",
+    "attempts.jsonl",
+    "evals",
+    HEARTBEAT,
+    LOCK,
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,9 @@ def open_run(model_dir: str) -> Path:
       UsageError: when it is not a folder or holds no run; the message says what it holds.
     """
     if files.is_remote(model_dir):
-        raise UsageError(f"MODEL_DIR: {model_dir!r} is a remote folder; give the path that it is mounted at")
+        raise UsageError(
+            f"MODEL_DIR: {model_dir!r} is a remote folder; give the path that it is mounted at"
+        )
     folder = Path(model_dir)
     with readable(folder):
         if not folder.exists():
@@ -93,7 +104,9 @@ def listed(names: Iterable[str]) -> str:
 
 def holds_run(folder: Path) -> bool:
     """Whether the folder has any of the files that a run writes."""
-    return any((folder / name).exists() for name in _RUN_FILES) or bool(complete_checkpoints(os.fspath(folder)))
+    return any((folder / name).exists() for name in _RUN_FILES) or bool(
+        complete_checkpoints(os.fspath(folder))
+    )
 
 
 @contextlib.contextmanager
@@ -116,10 +129,15 @@ def read_settings(folder: Path) -> Settings:
     recorded = trainer if isinstance(trainer, dict) else {}
     plain = TrainerConfig()
     comparison = recorded.get("best_checkpoint_metric_comp")
-    metric, best = recorded.get("best_checkpoint_eval_metric"), recorded.get("best_checkpoint_export_subdir")
+    metric, best = (
+        recorded.get("best_checkpoint_eval_metric"),
+        recorded.get("best_checkpoint_export_subdir"),
+    )
     return Settings(
         metric=metric if isinstance(metric, str) else plain.best_checkpoint_eval_metric,
-        comparison=comparison if comparison in ("higher", "lower") else plain.best_checkpoint_metric_comp,
+        comparison=comparison
+        if comparison in ("higher", "lower")
+        else plain.best_checkpoint_metric_comp,
         best_folder=best if isinstance(best, str) else plain.best_checkpoint_export_subdir,
         named=_named_bests(recorded.get("best_checkpoints")),
     )
@@ -156,6 +174,8 @@ def read_trainer(folder: Path) -> Process | None:
 
 def _folders(folder: Path) -> list[Path]:
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return sorted(
+            path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+        )
     except OSError:
         return []  # the folder does not exist or cannot be read

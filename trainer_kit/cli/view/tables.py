@@ -35,7 +35,9 @@ class Table:
     def columns(self) -> list[list[str]]:
         """Returns each column's header and cells, without control characters."""
         rows = [self.headers, *self.rows]
-        return [[printable(row[number]) or NONE for row in rows] for number in range(len(self.headers))]
+        return [
+            [printable(row[number]) or NONE for row in rows] for number in range(len(self.headers))
+        ]
 
 
 def number(value: float | None) -> str:
@@ -63,6 +65,8 @@ def plain(table: Table) -> str:
     padded = []
     for column in table.columns():
         width = max(map(len, column))
-        padded.append([cell.ljust(width) if column[0] in table.left else cell.rjust(width) for cell in column])
+        padded.append(
+            [cell.ljust(width) if column[0] in table.left else cell.rjust(width) for cell in column]
+        )
     lines = [(" " * _GAP).join(row).rstrip() for row in zip(*padded, strict=True)]
     return "\n".join([printable(table.title), *lines])

@@ -1,6 +1,7 @@
 """Compatibility layer for Keras: compiled models and loops by hand run on trainer_kit's engine.
 
-The names are imported when they are first used, so that importing this module imports neither TensorFlow nor Keras.
+The names are imported when they are first used, so that importing this module imports neither
+TensorFlow nor Keras.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ __all__ = list(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(sorted(_HOME))}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(sorted(_HOME))}"
+        )
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
 
 

@@ -20,9 +20,11 @@ _MOST_BATCHES, _GATHERED_BYTES = 16, 2**18
 class ArrayEpochs:
     """A Source of the batches of one pass after the other. The last batch of a pass may be smaller, as in Keras.
 
-    If TensorFlow's global seed is set and `seed` is None, passes have the orders that Keras draws from the global
-    seed: in Keras 3 the same one in all passes, in tf_keras another one in each. Otherwise each pass has its own order,
-    a pure function of `seed` and the number of the pass. Batches are global: a strategy splits them among the replicas.
+    If TensorFlow's global seed is set and `seed` is None, passes have the orders that Keras draws
+    from the global
+    seed: in Keras 3 the same one in all passes, in tf_keras another one in each. Otherwise each
+    pass has its own order, a pure function of `seed` and the number of the pass. Batches are
+    global: a strategy splits them among the replicas.
 
     Args:
       arrays: Nested tensors with one first dimension, the examples.
@@ -56,16 +58,27 @@ class ArrayEpochs:
         self._draws = seeded and keras_2
         self._keras_order: tf.Tensor | None = None  # of Keras 3, int64 [num_examples]
         if seeded and not keras_2:
-            adapter = data_adapter(np.arange(self.num_examples), batch_size=self.num_examples, shuffle=True)
-            self._keras_order = tf.cast(tf.nest.flatten(next(iter(adapter.get_tf_dataset())))[0], tf.int64)
+            adapter = data_adapter(
+                np.arange(self.num_examples), batch_size=self.num_examples, shuffle=True
+            )
+            self._keras_order = tf.cast(
+                tf.nest.flatten(next(iter(adapter.get_tf_dataset())))[0], tf.int64
+            )
         self.element_spec = tf.nest.map_structure(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays
         )
-        row_bytes = sum(array.dtype.size * math.prod(array.shape[1:]) for array in tf.nest.flatten(arrays))
-        # A call of a function costs as much as a gather of some kilobytes: small batches are gathered together.
-        self._batches_at_once = max(1, min(_MOST_BATCHES, _GATHERED_BYTES // max(1, batch_size * row_bytes)))
+        row_bytes = sum(
+            array.dtype.size * math.prod(array.shape[1:]) for array in tf.nest.flatten(arrays)
+        )
+        # A call of a function costs as much as a gather of some kilobytes: small batches are
+        # gathered together.
+        self._batches_at_once = max(
+            1, min(_MOST_BATCHES, _GATHERED_BYTES // max(1, batch_size * row_bytes))
+        )
 
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    def at(
+        self, position: int, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         """Returns the dataset without end from batch `position` on, counted over all passes. Runs on the host."""
         del input_context
         first, used = divmod(position, self.batches_per_epoch)
@@ -89,7 +102,9 @@ class ArrayEpochs:
 
     def _batches(self, order: tf.Tensor) -> tf.data.Dataset:
         even = self.num_examples % self._batch_size == 0
-        indices = tf.data.Dataset.from_tensors(order).rebatch(self._batch_size * self._batches_at_once)
+        indices = tf.data.Dataset.from_tensors(order).rebatch(
+            self._batch_size * self._batches_at_once
+        )
         return indices.map(self._gather).rebatch(self._batch_size, drop_remainder=even)
 
     @tf.autograph.experimental.do_not_convert
@@ -99,7 +114,9 @@ class ArrayEpochs:
     def _orders(self, first: int, numbers: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the indices of the examples, int64 [num_examples], of each pass from pass `first` on."""
         if not self._shuffle:
-            return tf.data.Dataset.from_tensors(tf.range(self.num_examples, dtype=tf.int64)).repeat()
+            return tf.data.Dataset.from_tensors(
+                tf.range(self.num_examples, dtype=tf.int64)
+            ).repeat()
         if self._keras_order is not None:
             return tf.data.Dataset.from_tensors(self._keras_order).repeat()
         if self._draws:
@@ -115,4 +132,6 @@ class ArrayEpochs:
     def _own_order(self, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the order of a pass that is not Keras's; runs in graph."""
         seed = tf.stack([tf.constant(self._seed or 0, tf.int64), epoch])
-        return tf.random.experimental.stateless_shuffle(tf.range(self.num_examples, dtype=tf.int64), seed)
+        return tf.random.experimental.stateless_shuffle(
+            tf.range(self.num_examples, dtype=tf.int64), seed
+        )

@@ -24,8 +24,8 @@ _HISTORY = "history.json"
 class AttributeState:
     """The attributes of a callback that have changed since this object was made, before `on_train_begin`.
 
-    Numbers, texts, arrays, tuples, lists and dicts are state. Other attributes are left alone. What the program has
-    set, such as a patience, is no state: a restart uses what the program sets then.
+    Numbers, texts, arrays, tuples, lists and dicts are state. Other attributes are left alone. What
+    the program has set, such as a patience, is no state: a restart uses what the program sets then.
 
     Args:
       owner: The callback.
@@ -54,7 +54,8 @@ class AttributeState:
 def _encoded_attributes(owner: Any) -> dict[str, Any]:
     attributes = {}
     for name, value in vars(owner).items():
-        # Keras turns the sign of min_delta when it chooses the comparison, in the first epoch of each process.
+        # Keras turns the sign of min_delta when it chooses the comparison, in the first epoch of
+        # each process.
         if name in _NOT_STATE or (name == "min_delta" and hasattr(owner, "monitor_op")):
             continue
         with contextlib.suppress(TypeError):
@@ -107,14 +108,20 @@ def csv_lengths(callbacks: Sequence[Any]) -> dict[str, int]:
 def cut_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
     """Drops the rows that CSVLoggers have written after a checkpoint, and has them add rows to those before it.
 
-    By itself a CSVLogger begins a new file in each process, or with `append=True` adds to all that exists.
+    By itself a CSVLogger begins a new file in each process, or with `append=True` adds to all that
+    exists.
 
     Args:
       callbacks: The callbacks, before `on_train_begin` or during the training.
-      lengths: What `csv_lengths` returned for the checkpoint. A logger that is new in the run does as it says.
+      lengths: What `csv_lengths` returned for the checkpoint. A logger that is new in the run does
+        as it says.
     """
     for logger in callbacks:
-        if not is_stock(logger, "CSVLogger") or logger.filename not in lengths or not os.path.exists(logger.filename):
+        if (
+            not is_stock(logger, "CSVLogger")
+            or logger.filename not in lengths
+            or not os.path.exists(logger.filename)
+        ):
             continue
         size = os.path.getsize(logger.filename)
         length = min(size, lengths[logger.filename])
@@ -122,7 +129,9 @@ def cut_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
         logger.append_header = length == 0
         if length < size:
             os.truncate(logger.filename, length)
-            if getattr(logger, "csv_file", None) is not None:  # it is open at the position of the dropped rows
+            if (
+                getattr(logger, "csv_file", None) is not None
+            ):  # it is open at the position of the dropped rows
                 logger.csv_file.close()
                 logger.writer = None  # that of tf_keras would go on with the closed file
                 logger.on_train_begin()
@@ -141,7 +150,8 @@ def write_to_temporary_folders(callbacks: Sequence[Any]) -> None:
 def write_history(model_dir: str, history: Any) -> None:
     """Writes a History's epochs, counted from 0, and its values by name.
 
-    An array is written as nested lists. Of what a callback has added, JSON may have no form: its text is written then.
+    An array is written as nested lists. Of what a callback has added, JSON may have no form: its
+    text is written then.
     """
 
     def plain(value: Any) -> Any:
@@ -152,7 +162,9 @@ def write_history(model_dir: str, history: Any) -> None:
         return array.tolist() if array.dtype.kind in "biuf" else str(value)
 
     values = {name: [plain(value) for value in epochs] for name, epochs in history.history.items()}
-    files.write_json(os.path.join(model_dir, _HISTORY), {"epoch": list(history.epoch), "history": values})
+    files.write_json(
+        os.path.join(model_dir, _HISTORY), {"epoch": list(history.epoch), "history": values}
+    )
 
 
 def read_history(model_dir: str, history: Any) -> None:

@@ -21,12 +21,37 @@ _READ_AGAIN = (
     "x: a dataset that was read in this process before is read again from the middle, so that its shuffles draw other "
     "orders than in the first process; make a new dataset for each fit"
 )
-# Their iterators make those of their inputs when they are made; only a shuffle makes it when it is first read.
+# Their iterators make those of their inputs when they are made; only a shuffle makes it when it is
+# first read.
 _BEGIN_AT_ONCE = {
-    "AssertCardinality", "Batch", "Filter", "FlatMap", "IgnoreErrors", "Interleave", "Map", "Options", "PaddedBatch",
-    "ParallelBatch", "ParallelInterleave", "ParallelMap", "Prefetch", "Random", "Range", "Rebatch", "Restructured",
-    "Shard", "Shuffle", "Skip", "TFRecord", "Take", "Tensor", "TensorSlice", "TextLine", "Unbatch", "Zip",
-}  # fmt: skip
+    "AssertCardinality",
+    "Batch",
+    "Filter",
+    "FlatMap",
+    "IgnoreErrors",
+    "Interleave",
+    "Map",
+    "Options",
+    "PaddedBatch",
+    "ParallelBatch",
+    "ParallelInterleave",
+    "ParallelMap",
+    "Prefetch",
+    "Random",
+    "Range",
+    "Rebatch",
+    "Restructured",
+    "Shard",
+    "Shuffle",
+    "Skip",
+    "TFRecord",
+    "Take",
+    "Tensor",
+    "TensorSlice",
+    "TextLine",
+    "Unbatch",
+    "Zip",
+}
 # The passes that fits of this process have begun over a dataset: its shuffles go on from there.
 _BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 
@@ -34,9 +59,9 @@ _BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDiction
 class DatasetPasses:
     """A Source of the passes over one dataset.
 
-    A new iterator draws the next orders of the shuffles of its dataset, and begins random ops again. Within one
-    iterator of a repeated dataset they would go on instead, and a shuffle would fill its buffer for orders that Keras
-    draws and does not use.
+    A new iterator draws the next orders of the shuffles of its dataset, and begins random ops
+    again. Within one iterator of a repeated dataset they would go on instead, and a shuffle would
+    fill its buffer for orders that Keras draws and does not use.
 
     Args:
       dataset: The dataset of global batches.
@@ -47,8 +72,10 @@ class DatasetPasses:
     Attributes:
       batches_per_epoch, steps_per_pass: The number of batches in a pass.
       element_spec: The spec of a batch.
-      by_pass: Whether an iterator ends with its pass, so that the trainer has to begin the next one.
-      earlier: The number of passes over `given` before the first one of this run; None until that is known.
+      by_pass: Whether an iterator ends with its pass, so that the trainer has to begin the next
+        one.
+      earlier: The number of passes over `given` before the first one of this run; None until that
+        is known.
     """
 
     def __init__(
@@ -66,10 +93,14 @@ class DatasetPasses:
         self.batches_per_epoch = self.steps_per_pass = batches_per_epoch
         self.earlier: int | None = None
         self.element_spec = dataset.element_spec
-        self._quick = without_idle_tuner(dataset)  # iterators that are dropped at once need no tuner
+        self._quick = without_idle_tuner(
+            dataset
+        )  # iterators that are dropped at once need no tuner
         self._number = -1  # of the pass that is read
 
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    def at(
+        self, position: int, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         """Returns batches from `position` on, to the end of the pass if `by_pass`; see Source."""
         del input_context
         rest = self._dataset.skip(position % self.batches_per_epoch)
@@ -78,7 +109,8 @@ class DatasetPasses:
     def begin(self, position: int, *, reads: bool) -> bool:
         """Prepares the shuffles for the pass of a batch. Runs eagerly, in scope, on the host.
 
-        After a restart this draws the orders of the passes before, and reads these passes only as far as that needs.
+        After a restart this draws the orders of the passes before, and reads these passes only as
+        far as that needs.
 
         Args:
           position: The position of the next batch, counted over all passes.
@@ -119,7 +151,9 @@ class DatasetPasses:
 
     def restore(self, state: Any) -> None:
         """Takes the number of passes before the run, unless it is known: the run may go back in this process."""
-        if self.earlier is None and isinstance(state, int):  # a PyDataset of an earlier start has another state
+        if self.earlier is None and isinstance(
+            state, int
+        ):  # a PyDataset of an earlier start has another state
             self.earlier = state
 
     def resumption(self, *, deterministic_ops: bool) -> Resumption:
@@ -158,13 +192,23 @@ def needs_new_iterators(dataset: tf.data.Dataset) -> bool:
 def _batches_to_draw_orders(dataset: tf.data.Dataset) -> int | None:
     """Returns how many batches of a pass are read until its shuffles have drawn their orders; None: all of them.
 
-    A shuffle draws its order when its iterator is made, and random ops begin again then. Python and variables may
-    depend on all that was read, and below a `repeat` further iterators are made while the pass is read.
+    A shuffle draws its order when its iterator is made, and random ops begin again then. Python and
+    variables may depend on all that was read, and below a `repeat` further iterators are made while
+    the pass is read.
     """
     found = examine(dataset)
     parts = list(transformations(dataset))
-    operations = [node.op for part in parts for graph in functions_of(part) for node in nodes(graph.as_graph_def())]
-    if found.python or found.state or any(operation.startswith("Shuffle") for operation in operations):
+    operations = [
+        node.op
+        for part in parts
+        for graph in functions_of(part)
+        for node in nodes(graph.as_graph_def())
+    ]
+    if (
+        found.python
+        or found.state
+        or any(operation.startswith("Shuffle") for operation in operations)
+    ):
         return None
     kinds = [kind_of(part) for part in parts]
     if not _BEGIN_AT_ONCE.issuperset({*kinds} - {"Shuffle"}):

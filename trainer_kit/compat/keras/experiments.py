@@ -23,21 +23,26 @@ def register_keras_experiment(
 ) -> None:
     """Registers a compiled Keras model as an experiment. Nothing here needs TensorFlow.
 
-    The run trains the model with its own train_step, losses, metrics and optimizers. It evaluates it, and saves a
-    checkpoint, after each epoch. Every field of the config can be changed as in any experiment.
+    The run trains the model with its own train_step, losses, metrics and optimizers. It evaluates
+    it, and saves a checkpoint, after each epoch. Every field of the config can be changed as in any
+    experiment.
 
     Args:
       name: The name of the experiment.
-      build_fn: Returns the compiled model; called in the scope of the strategy, after seeds and precision are set.
-      data_fn: Gets a DataConfig and returns its data: (x, y), (x, y, sample_weight), a tf.data.Dataset of global
-        batches or a PyDataset. `params.is_training` tells training data from validation data.
+      build_fn: Returns the compiled model; called in the scope of the strategy, after seeds and
+        precision are set.
+      data_fn: Gets a DataConfig and returns its data: (x, y), (x, y, sample_weight), a
+        tf.data.Dataset of global batches or a PyDataset. `params.is_training` tells training data
+        from validation data.
       batch_size: The number of examples in a batch of arrays, over all replicas.
       epochs: The number of epochs.
-      callbacks: Returns callbacks of Keras and of trainer_kit, new ones for each run; called when a run begins that
-        trains. Their state is in checkpoints, as in `fit`. The metrics of such a run are those of the epoch so far.
+      callbacks: Returns callbacks of Keras and of trainer_kit, new ones for each run; called when a
+        run begins that trains. Their state is in checkpoints, as in `fit`. The metrics of such a
+        run are those of the epoch so far.
 
     Raises:
-      UsageError: when the name is taken, or one name is the beginning of the other; when callbacks is no function.
+      UsageError: when the name is taken, or one name is the beginning of the other; when callbacks
+        is no function.
     """
     if not callable(callbacks):
         raise UsageError(
@@ -58,7 +63,9 @@ def register_keras_experiment(
 
     @register_experiment(name)
     def experiment() -> ExperimentConfig:
-        validation = DataConfig(global_batch_size=batch_size, is_training=False, drop_remainder=False)
+        validation = DataConfig(
+            global_batch_size=batch_size, is_training=False, drop_remainder=False
+        )
         train = DataConfig(global_batch_size=batch_size, is_training=True)
         return ExperimentConfig(
             task=ExperimentTaskConfig(train_data=train, validation_data=validation),

@@ -53,27 +53,30 @@ def train_loop(
 ) -> Any:
     """Does what `for epoch ...: for batch in train_ds: train_step(*batch)` does, in a folder from which it resumes.
 
-    Runs eagerly, on the host. The functions run in graph, decorated with tf.function or not, with the parts of a batch
-    as their arguments. They use model, optimizer, loss and metrics that are around them, which are trained themselves.
+    Runs eagerly, on the host. The functions run in graph, decorated with tf.function or not, with
+    the parts of a batch as their arguments. They use model, optimizer, loss and metrics that are
+    around them, which are trained themselves.
 
     Args:
-      train_step: Trains on a batch and returns its loss, `(loss, ...)`, or a dict of scalars to report with "loss".
-      train_ds: A tf.data.Dataset of batches, read from its start in each epoch, also with steps_per_epoch; or what else
-        `fit` takes as x.
+      train_step: Trains on a batch and returns its loss, `(loss, ...)`, or a dict of scalars to
+        report with "loss".
+      train_ds: A tf.data.Dataset of batches, read from its start in each epoch, also with
+        steps_per_epoch; or what else `fit` takes as x.
       epochs: The total number of epochs, also of those before a restart.
       model: The model that train_step trains: a Keras model.
-      optimizer: The optimizer that train_step applies; a dict of optimizers by name if there are several.
+      optimizer: The optimizer that train_step applies; a dict of optimizers by name if there are
+        several.
       metrics: The metrics that train_step updates. They are reset where an epoch begins.
       test_step: Evaluates a batch; it may return the same.
       val_dataset: A tf.data.Dataset of batches for test_step, read once at the end of each epoch.
       val_metrics: The metrics that test_step updates. They are reset before each evaluation.
-      model_dir: The folder of the run.
-      steps_per_epoch, validation_steps, validation_freq, callbacks, verbose, best_mode, **options: See `fit`.
+      model_dir: The folder of the run. steps_per_epoch, validation_steps, validation_freq,
+      callbacks, verbose, best_mode, **options: See `fit`.
       best: See `fit`. None: "val_loss" if test_step returns a loss.
 
     Returns:
-      A History with `loss`, the metrics by name, and `val_` before those of the evaluation, for all epochs of the run.
-      `loss` and other scalars are means over the examples of the epoch.
+      A History with `loss`, the metrics by name, and `val_` before those of the evaluation, for all
+      epochs of the run. `loss` and other scalars are means over the examples of the epoch.
 
     Raises:
       UsageError: when an argument cannot be used.
@@ -82,18 +85,23 @@ def train_loop(
     check_arguments(train_loop, train_ds, epochs, options)
     if (test_step is None) != (val_dataset is None):
         missing = "val_dataset" if val_dataset is None else "test_step"
-        raise UsageError(f"{missing} is missing: an evaluation needs test_step and val_dataset; give both or none")
+        raise UsageError(
+            f"{missing} is missing: an evaluation needs test_step and val_dataset; give both or none"
+        )
     with _strategy_of_one_replica(model).scope():
         task = LoopTask(
             model,
             _epochs(train_ds, steps_per_epoch),
             val_dataset,
             model_dir,
-            HandWrittenLoop(train_step, test_step, optimizer, tuple(metrics or ()), tuple(val_metrics or ())),
+            HandWrittenLoop(
+                train_step, test_step, optimizer, tuple(metrics or ()), tuple(val_metrics or ())
+            ),
         )
         task.prepare(model, trains=True, evaluates=test_step is not None)
     options["runtime"] = {"enable_xla": False, **(options.get("runtime") or {})}
-    # Weights would become averages at the end of the training, as in `fit` and not in a loop by hand.
+    # Weights would become averages at the end of the training, as in `fit` and not in a loop by
+    # hand.
     has_average = isinstance(optimizer, Mapping) or bool(getattr(optimizer, "use_ema", False))
     if callbacks and getattr(model, "optimizer", None) is None and not has_average:
         model.optimizer = optimizer  # where callbacks look for the learning rate
@@ -114,8 +122,9 @@ def _strategy_of_one_replica(model: Any) -> tf.distribute.Strategy:
     """Returns the strategy of the model.
 
     Raises:
-      UsageError: when it is no Keras model, or has several replicas: a function that was written for one does not
-        divide its loss by their number, and would train with a multiple of the gradient.
+      UsageError: when it is no Keras model, or has several replicas: a function that was written
+        for one does not divide its loss by their number, and would train with a multiple of the
+        gradient.
     """
     if not hasattr(model, "distribute_strategy"):
         raise UsageError(
@@ -135,8 +144,9 @@ def _strategy_of_one_replica(model: Any) -> tf.distribute.Strategy:
 def _epochs(train_ds: Any, steps_per_epoch: int | None) -> TrainingData:
     """Returns the epochs of a loop by hand over the data.
 
-    A loop makes one iterator in each epoch, `Model.fit` two, so that fit reads every second order of a shuffle. A loop
-    that leaves an epoch after some steps begins the next one at the start of the data. Data without end goes on.
+    A loop makes one iterator in each epoch, `Model.fit` two, so that fit reads every second order
+    of a shuffle. A loop that leaves an epoch after some steps begins the next one at the start of
+    the data. Data without end goes on.
     """
     data = training_data(train_ds, steps_per_epoch=steps_per_epoch)
     if not isinstance(train_ds, tf.data.Dataset):
@@ -144,7 +154,9 @@ def _epochs(train_ds: Any, steps_per_epoch: int | None) -> TrainingData:
     ends = int(train_ds.cardinality()) != tf.data.INFINITE_CARDINALITY
     epoch = train_ds.take(steps_per_epoch) if steps_per_epoch and ends else train_ds
     if ends and needs_new_iterators(epoch):
-        return dataclasses.replace(data, batches=DatasetPasses(epoch, data.steps_per_epoch, given=train_ds))
+        return dataclasses.replace(
+            data, batches=DatasetPasses(epoch, data.steps_per_epoch, given=train_ds)
+        )
     return dataclasses.replace(data, batches=epoch.repeat())
 
 
@@ -153,7 +165,8 @@ class HandWrittenLoop:
     """The parts of a loop by hand.
 
     Attributes:
-      train_step: Trains on a batch and returns its loss, a tuple that begins with the loss, or a dict with "loss".
+      train_step: Trains on a batch and returns its loss, a tuple that begins with the loss, or a
+        dict with "loss".
       test_step: Evaluates a batch, and returns the same or None; None if there is no evaluation.
       optimizer: The optimizer, or a dict of optimizers by name.
       metrics: The metrics that train_step updates.
@@ -185,7 +198,9 @@ class LoopTask(FitTask):
 
     config_class = LoopTaskConfig
 
-    def __init__(self, model: Any, data: TrainingData, validation: Any, model_dir: str, loop: HandWrittenLoop) -> None:
+    def __init__(
+        self, model: Any, data: TrainingData, validation: Any, model_dir: str, loop: HandWrittenLoop
+    ) -> None:
         super().__init__(model, data, validation, model_dir)
         self.loop = loop
         self._evaluates_loss = False  # known when test_step is traced
@@ -194,8 +209,8 @@ class LoopTask(FitTask):
         """Traces the functions once, so that all variables are there; returns the optimizer. Called in strategy scope.
 
         Raises:
-          UsageError: when a function does not accept a batch, or returns something else than a loss; when an
-            evaluation has no result.
+          UsageError: when a function does not accept a batch, or returns something else than a
+            loss; when an evaluation has no result.
         """
         if trains and self._trained is not model:
             self._trace("train_step", self.data.batches, "metrics")
@@ -212,16 +227,22 @@ class LoopTask(FitTask):
 
     def evaluation_names(self) -> list[str]:
         """Returns the names of the single numbers that an evaluation gives, after `prepare`."""
-        return [*(["loss"] if self._evaluates_loss else []), *(metric.name for metric in self.loop.val_metrics)]
+        return [
+            *(["loss"] if self._evaluates_loss else []),
+            *(metric.name for metric in self.loop.val_metrics),
+        ]
 
     def _trace(self, name: str, data: Any, argument: str) -> None:
         """Traces a function, and warns of a metric that it updates and that is not in the argument for it.
 
-        Nothing resets such a metric, so that a step that returns its result would report a wrong one.
+        Nothing resets such a metric, so that a step that returns its result would report a wrong
+        one.
         """
         graph = traced(lambda batch: self._logs(name, batch) and None, data.element_spec).graph
         updated = {id(variable) for variable in graph.variables}
-        listed = {id(variable) for metric in getattr(self.loop, argument) for variable in metric.variables}
+        listed = {
+            id(variable) for metric in getattr(self.loop, argument) for variable in metric.variables
+        }
         kinds = (keras.metrics.Metric, sys.modules.get("tf_keras", keras).metrics.Metric)
         for metric in [value for value in gc.get_objects() if issubclass(type(value), kinds)]:
             others = [variable for variable in metric.variables if id(variable) not in listed]
@@ -243,7 +264,9 @@ class LoopTask(FitTask):
         # As a loop by hand calls it: with the parts of a tuple, or with the batch itself.
         parts = batch if isinstance(batch, tuple) else (batch,)
         signature = inspect.signature(step)
-        arguments = next((values for values in (parts, (batch,)) if _accepts(signature, values)), None)
+        arguments = next(
+            (values for values in (parts, (batch,)) if _accepts(signature, values)), None
+        )
         if arguments is None:
             raise UsageError(
                 f"{name}{signature} cannot be called with a batch, which has {len(parts)} parts; give it one "
@@ -254,13 +277,17 @@ class LoopTask(FitTask):
         if isinstance(returned, Sequence):
             returned = returned[0] if returned else None
             if returned is None or tf.convert_to_tensor(returned).shape.rank != 0:
-                raise UsageError(f'{name} returned a tuple that does not begin with the loss; return {{"loss": loss}}')
+                raise UsageError(
+                    f'{name} returned a tuple that does not begin with the loss; return {{"loss": loss}}'
+                )
         by_name = returned if isinstance(returned, Mapping) else {"loss": returned}
         logs = {str(key): value for key, value in by_name.items() if value is not None}
         if "loss" in logs:
             logs["loss"] = tf.reduce_mean(tf.convert_to_tensor(logs["loss"]))
         elif name == "train_step":
-            raise UsageError('train_step returned no loss; add `return loss`, or return a dict with "loss"')
+            raise UsageError(
+                'train_step returned no loss; add `return loss`, or return a dict with "loss"'
+            )
         if name == "test_step":
             self._evaluates_loss = "loss" in logs
         return logs
@@ -273,7 +300,9 @@ class LoopTask(FitTask):
         return self._logs("train_step", inputs)
 
     @tf.autograph.experimental.do_not_convert
-    def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+    def validation_step(
+        self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
         """Runs the caller's test_step, in graph."""
         return self._logs("test_step", inputs)
 
@@ -289,7 +318,8 @@ def _accepts(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
 class LoopMetrics(MetricSet):
     """The mean loss of an epoch and the metrics of the caller. Created in the scope of the strategy.
 
-    A batch counts as much as it has examples. A metric of the caller that is called "loss" replaces the mean loss.
+    A batch counts as much as it has examples. A metric of the caller that is called "loss" replaces
+    the mean loss.
     """
 
     def variables(self) -> list[Any]:
@@ -316,4 +346,6 @@ class LoopTrainer(KerasTrainer):
         return LoopMetrics("validation_loss", task.loop.val_metrics)
 
 
-register_task(LoopTaskConfig, LoopTask, trainer="trainer_kit.compat.keras.hand_written_loop:LoopTrainer")
+register_task(
+    LoopTaskConfig, LoopTask, trainer="trainer_kit.compat.keras.hand_written_loop:LoopTrainer"
+)

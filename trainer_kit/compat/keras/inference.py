@@ -27,14 +27,16 @@ def load(model: Any, model_dir: str, which: str | int | None = None) -> Any:
     Args:
       model: A built model, as the run has trained it; it need not be compiled.
       model_dir: The folder of the run.
-      which: best, latest, a step, or the path of a checkpoint. None: the best weights if the run keeps them, or else
-        the latest.
+      which: best, latest, a step, or the path of a checkpoint. None: the best weights if the run
+        keeps them, or else the latest.
 
     Raises:
       UsageError: when there is no such checkpoint, or it does not fit the model.
       StorageError: when the files are damaged.
     """
-    load_weights(model, select_checkpoint(model_dir, _checkpoint(model_dir, which), _best(model_dir)))
+    load_weights(
+        model, select_checkpoint(model_dir, _checkpoint(model_dir, which), _best(model_dir))
+    )
     return model
 
 
@@ -54,7 +56,8 @@ def evaluate(
 ) -> Any:
     """Evaluates a compiled model with weights of a run, as `model.evaluate` does. Runs eagerly, on the host.
 
-    The result is also recorded in `model_dir/evals`, once for each step and data. The model keeps the weights.
+    The result is also recorded in `model_dir/evals`, once for each step and data. The model keeps
+    the weights.
 
     Args:
       model: The compiled model.
@@ -71,26 +74,35 @@ def evaluate(
     native, of_keras = split_callbacks(callbacks)
     strategy = model.distribute_strategy
     with strategy.scope():
-        data = validation_dataset(keras.utils.pack_x_y_sample_weight(x, y, sample_weight), batch_size, steps)
-        # A name by which records of evaluations tell arrays with other contents and datasets of other forms.
+        data = validation_dataset(
+            keras.utils.pack_x_y_sample_weight(x, y, sample_weight), batch_size, steps
+        )
+        # A name by which records of evaluations tell arrays with other contents and datasets of
+        # other forms.
         name = f"data {zlib.crc32(repr(identity_of(data)).encode()):08x}"
         task = FitTask(model, TrainingData(None, 0), data, model_dir, validation_name=name)
     batches = steps
     if not steps:
-        length = int(data.cardinality()) if isinstance(data, tf.data.Dataset) else data.batches_per_epoch
+        length = (
+            int(data.cardinality()) if isinstance(data, tf.data.Dataset) else data.batches_per_epoch
+        )
         batches = length if length and length > 0 else None
     keras_callbacks = KerasCallbacks(of_keras, {"epochs": 1, "steps": batches, "verbose": verbose})
     _, logs = run_experiment(
         strategy,
         task,
         "eval",
-        ExperimentConfig(task=task.task_config, trainer=TrainerConfig(validation_steps=steps or -1)),
+        ExperimentConfig(
+            task=task.task_config, trainer=TrainerConfig(validation_steps=steps or -1)
+        ),
         model_dir,
         checkpoint=_checkpoint(model_dir, which),
         callbacks=[keras_callbacks, *native],
         console=keras_callbacks.console,
     )
-    by_name = {"loss" if name == "validation_loss" else name: float(value) for name, value in logs.items()}
+    by_name = {
+        "loss" if name == "validation_loss" else name: float(value) for name, value in logs.items()
+    }
     return by_name if return_dict else _in_order(model, by_name)
 
 
@@ -113,19 +125,26 @@ def predict(
       which: See `load`.
 
     Raises:
-      UsageError: when there is no such checkpoint, or it does not fit the model; for callbacks of trainer_kit.
+      UsageError: when there is no such checkpoint, or it does not fit the model; for callbacks of
+        trainer_kit.
     """
     native, of_keras = split_callbacks(callbacks)
     if native:
         names = ", ".join(callback.name for callback in native)
-        raise UsageError(f"callbacks: {names} has no method around predictions; give callbacks of Keras to predict")
+        raise UsageError(
+            f"callbacks: {names} has no method around predictions; give callbacks of Keras to predict"
+        )
     load(model, model_dir, which)
     return model.predict(x, batch_size=batch_size, callbacks=of_keras, **options)
 
 
 def _in_order(model: Any, logs: dict[str, float]) -> Any:
     """Returns the values in the order in which Keras lists them, or the single one."""
-    names = [one.name for metric in model.metrics for one in (getattr(metric, "metrics", None) or [metric])]
+    names = [
+        one.name
+        for metric in model.metrics
+        for one in (getattr(metric, "metrics", None) or [metric])
+    ]
     ordered = [name for name in names if name in logs]
     values = [logs[name] for name in [*ordered, *sorted(logs.keys() - set(ordered))]]
     return values[0] if len(values) == 1 else values

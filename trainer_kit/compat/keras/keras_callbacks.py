@@ -100,7 +100,9 @@ class KerasCallbacks(Callback):
         self._run = run
         if not self.params and run.epochs is not None:
             steps = math.ceil(run.epochs.steps)
-            if hasattr(run.trainer, "continue_metrics"):  # that of a native task has the metrics of each loop
+            if hasattr(
+                run.trainer, "continue_metrics"
+            ):  # that of a native task has the metrics of each loop
                 run.trainer.continue_metrics(steps)
             epochs = math.ceil(run.trainer.config.trainer.train_steps / steps)
             self.params = {"epochs": epochs, "steps": steps, "verbose": 1}
@@ -113,7 +115,9 @@ class KerasCallbacks(Callback):
                 callback.set_model(run.model)
 
         self._train_batches = TrainBatches(self, run)
-        if run.epochs is not None and any(acts_on_batches(callback, TRAIN_BATCHES) for callback in self.callbacks):
+        if run.epochs is not None and any(
+            acts_on_batches(callback, TRAIN_BATCHES) for callback in self.callbacks
+        ):
             run.trainer.split_training(self._train_batches)
         if any(acts_on_batches(callback, TEST_BATCHES) for callback in self.callbacks):
             run.trainer.split_evaluations(TestBatches(self, run.model))
@@ -125,8 +129,14 @@ class KerasCallbacks(Callback):
         saved = self.saved_state
         if saved is None or not (saved["stopped"] or saved["ended"] >= self.params["epochs"]):
             # The copy needs as much memory as the state, and callbacks of Keras change none of it.
-            changes_state = run.step > 0 and any(_runs_own_code(callback) for callback in self.callbacks)
-            restored = run.trainer.state.undisturbed(everything=True) if changes_state else contextlib.nullcontext()
+            changes_state = run.step > 0 and any(
+                _runs_own_code(callback) for callback in self.callbacks
+            )
+            restored = (
+                run.trainer.state.undisturbed(everything=True)
+                if changes_state
+                else contextlib.nullcontext()
+            )
             if saved is not None:
                 cut_csv_files(self.callbacks, saved.get("files", {}))
             with restored:
@@ -143,7 +153,9 @@ class KerasCallbacks(Callback):
             )
         trained = [id(variable) for variable in getattr(run.model, "trainable_variables", ())]
         if self._trained not in (None, trained):
-            _LOG.warning("layer.trainable was changed, but the step is traced and trains as before; use a second fit")
+            _LOG.warning(
+                "layer.trainable was changed, but the step is traced and trains as before; use a second fit"
+            )
         self._trained = trained
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
@@ -153,7 +165,8 @@ class KerasCallbacks(Callback):
 
     def training_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns logs of training under the names of Keras."""
-        # The engine adds the rate to all logs, Keras to none; but a step may return a log of this name.
+        # The engine adds the rate to all logs, Keras to none; but a step may return a log of this
+        # name.
         returned = getattr(self._run.trainer.task, "train_logs", ())
         return keras_logs(logs, {"learning_rate"} - set(returned))
 
@@ -165,7 +178,8 @@ class KerasCallbacks(Callback):
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Keeps the logs of the evaluation for the end of the epoch, and calls `on_test_end`.
 
-        A checkpoint is saved before its evaluation, so a resume repeats what both methods around it change.
+        A checkpoint is saved before its evaluation, so a resume repeats what both methods around it
+        change.
         """
         best = getattr(run.trainer.config.trainer, "best_checkpoint_eval_metric", "")
         self._eval_logs = keras_logs(logs, {f"best_{best}"})
@@ -180,15 +194,20 @@ class KerasCallbacks(Callback):
         if epoch <= self._ended:
             return
         frequency = self._validation_freq
-        has_evaluation = epoch % frequency == 0 if isinstance(frequency, int) else epoch in frequency
+        has_evaluation = (
+            epoch % frequency == 0 if isinstance(frequency, int) else epoch in frequency
+        )
         epoch_logs = dict(self._loop_logs)
         if has_evaluation:
             epoch_logs |= {f"val_{name}": value for name, value in self._eval_logs.items()}
         epoch_logs = dict(sorted(epoch_logs.items()))  # as Keras has them
         for callback in self.callbacks:
             callback.on_epoch_end(epoch - 1, epoch_logs)
-            # A History that holds a variable cannot be saved, and would show its last value for each epoch.
-            epoch_logs |= keras_logs({name: value for name, value in epoch_logs.items() if hasattr(value, "numpy")})
+            # A History that holds a variable cannot be saved, and would show its last value for
+            # each epoch.
+            epoch_logs |= keras_logs(
+                {name: value for name, value in epoch_logs.items() if hasattr(value, "numpy")}
+            )
         self._ended = epoch
 
         if run.model.stop_training:
@@ -205,8 +224,8 @@ class KerasCallbacks(Callback):
     def _end_training(self, run: Run, logs: dict[str, Any]) -> None:
         """Ends the training of the callbacks, which may change weights, and saves what they leave behind.
 
-        A History changes nothing, and a resume would repeat its last epoch: without other callbacks the checkpoint
-        before the end of the epoch has all.
+        A History changes nothing, and a resume would repeat its last epoch: without other callbacks
+        the checkpoint before the end of the epoch has all.
         """
         optimizer = getattr(run.model, "optimizer", None)
         if isinstance(optimizer, keras.Optimizer):
@@ -235,7 +254,9 @@ class KerasCallbacks(Callback):
         self._ended = state["ended"]
         self._stopped = bool(state["stopped"])
         saved = list(state["callbacks"])
-        for attributes in self._states:  # a callback that was added or removed since changes nothing for the others
+        for attributes in (
+            self._states
+        ):  # a callback that was added or removed since changes nothing for the others
             name = type(attributes.owner).__name__
             entry = next((entry for entry in saved if entry[0] == name), None)
             if entry is not None:
@@ -264,7 +285,9 @@ class KerasCallbacks(Callback):
                     getattr(callback, method)(*arguments)
                 except (StopIteration, tf.errors.OutOfRangeError) as error:
                     # A training loop would take them for the end of its data.
-                    raise RuntimeError(f"{type(callback).__name__}.{method} raised {error!r}") from error
+                    raise RuntimeError(
+                        f"{type(callback).__name__}.{method} raised {error!r}"
+                    ) from error
 
 
 class TrainBatches:
@@ -277,8 +300,8 @@ class TrainBatches:
       run: The run, whose model is compiled.
 
     Attributes:
-      begun: The step of a batch that has begun and is not trained yet; None if there is none. A run that SIGTERM stops
-        there resumes without beginning it twice.
+      begun: The step of a batch that has begun and is not trained yet; None if there is none. A run
+        that SIGTERM stops there resumes without beginning it twice.
     """
 
     def __init__(self, keras_callbacks: KerasCallbacks, run: Run) -> None:
@@ -371,7 +394,9 @@ class FitCallbacks(KerasCallbacks):
         """Says from which epoch a resumed run goes on."""
         if not self._has_trained and run.step and run.chief and self.params["verbose"]:
             epoch = run.step // self.params["steps"] + 1
-            _print_line(f"the run resumes in epoch {epoch} of {self.params['epochs']}, at step {run.step}")
+            _print_line(
+                f"the run resumes in epoch {epoch} of {self.params['epochs']}, at step {run.step}"
+            )
         self._has_trained = True
 
     def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
@@ -397,9 +422,14 @@ class FitCallbacks(KerasCallbacks):
             model.stop_training = self._stopped
             read_history(model_dir, self.history)
         if not self._has_trained:
-            if isinstance(self._data, (DatasetPasses, PyDatasetEpochs)) and self.saved_state is not None:
+            if (
+                isinstance(self._data, (DatasetPasses, PyDatasetEpochs))
+                and self.saved_state is not None
+            ):
                 # A later fit of the program may continue to read the same data.
-                steps = min(self.saved_state.get("step", 0), self.params["epochs"] * self.params["steps"])
+                steps = min(
+                    self.saved_state.get("step", 0), self.params["epochs"] * self.params["steps"]
+                )
                 self._data.begin_passes(math.ceil(steps / self._data.steps_per_pass))
             # At any verbosity: a program may have taken the folder of another fit.
             how = "was ended by a callback" if self._stopped else "ended"
@@ -429,12 +459,16 @@ def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
     Args:
       callbacks: What `Model.fit` takes: a list of callbacks, one callback, a CallbackList, or None.
     """
-    entries = [] if callbacks is None else keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
+    entries = (
+        [] if callbacks is None else keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
+    )
     native = [entry for entry in entries if isinstance(entry, Callback)]
     others = [entry for entry in entries if not isinstance(entry, Callback)]
     of_keras = [callback for callback in others if not is_stock(callback, "BackupAndRestore")]
     if len(of_keras) < len(others):
-        _LOG.warning("the callback BackupAndRestore is left out: checkpoints in model_dir do its work")
+        _LOG.warning(
+            "the callback BackupAndRestore is left out: checkpoints in model_dir do its work"
+        )
     return native, of_keras
 
 
@@ -475,4 +509,6 @@ def acts_on_batches(callback: Any, methods: Sequence[str]) -> bool:
 
 def _runs_own_code(callback: Any) -> bool:
     """Whether methods of a callback are the user's and not those of Keras."""
-    return is_stock(callback, "LambdaCallback") or not type(callback).__module__.startswith(("keras.", "tf_keras."))
+    return is_stock(callback, "LambdaCallback") or not type(callback).__module__.startswith(
+        ("keras.", "tf_keras.")
+    )

@@ -62,34 +62,40 @@ def fit(
 
     Runs eagerly, on the host.
 
-    The arguments before `model_dir` are those of `Model.fit`, and mean the same, but for two: `epochs` is a total, so
-    that a program that is started again trains the epochs that are left; and `verbose` shows a line for each epoch.
-    The model and its optimizers are trained themselves, in the strategy in whose scope the model was made.
+    The arguments before `model_dir` are those of `Model.fit`, and mean the same, but for two:
+    `epochs` is a total, so that a program that is started again trains the epochs that are left;
+    and `verbose` shows a line for each epoch. The model and its optimizers are trained themselves,
+    in the strategy in whose scope the model was made.
 
     Args:
-      model: A compiled model of Keras 3 or tf_keras.
-      x, y, batch_size, epochs, verbose, validation_split, validation_data, shuffle, class_weight, sample_weight,
+      model: A compiled model of Keras 3 or tf_keras. x, y, batch_size, epochs, verbose,
+      validation_split, validation_data, shuffle, class_weight, sample_weight,
         steps_per_epoch, validation_steps, validation_batch_size, validation_freq: See `Model.fit`.
       callbacks: Callbacks of Keras and of trainer_kit.
       initial_epoch: Has to be 0: the newest checkpoint in `model_dir` tells the epoch.
       model_dir: The folder of the run.
-      best: The log that decides which weights `model_dir/best_ckpt` keeps, such as "val_accuracy". None: "val_loss" if
-        an evaluation gives it. False: none are kept.
-      best_mode: Whether a lower value of `best` is better ("min") or a higher one ("max"); "auto": its name tells.
-      **options: `trainer` and `runtime`, dicts of fields of TrainerConfig and RuntimeConfig; `checkpoint_interval` and
-        `fuse_steps`, which are fields of TrainerConfig, too; and further arguments of `run_experiment`, such as
-        allow_config_change. A checkpoint is saved after each epoch by default.
+      best: The log that decides which weights `model_dir/best_ckpt` keeps, such as "val_accuracy".
+        None: "val_loss" if an evaluation gives it. False: none are kept.
+      best_mode: Whether a lower value of `best` is better ("min") or a higher one ("max"); "auto":
+        its name tells.
+      **options: `trainer` and `runtime`, dicts of fields of TrainerConfig and RuntimeConfig;
+        `checkpoint_interval` and `fuse_steps`, which are fields of TrainerConfig, too; and further
+        arguments of `run_experiment`, such as allow_config_change. A checkpoint is saved after each
+        epoch by default.
 
     Returns:
       The History, with all epochs of the run, also those before a restart.
 
     Raises:
-      UsageError: when an argument cannot be used, or epochs of the run in `model_dir` have another length.
+      UsageError: when an argument cannot be used, or epochs of the run in `model_dir` have another
+        length.
       ValueError: for data that Keras cannot read, with Keras's message.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
     """
     if not getattr(model, "compiled", True):  # tf_keras does not tell
-        raise UsageError(f"the model {model.name!r} is not compiled; call model.compile(optimizer, loss) before fit")
+        raise UsageError(
+            f"the model {model.name!r} is not compiled; call model.compile(optimizer, loss) before fit"
+        )
     if getattr(model, "optimizer", None) is None and not is_overridden(model, "train_step"):
         raise UsageError(
             f"the model {model.name!r} is compiled without an optimizer, so that it can only evaluate and predict; "
@@ -100,10 +106,14 @@ def fit(
             f"initial_epoch={initial_epoch}: a run begins with the epoch after its newest checkpoint; leave it out"
         )
     if keras.config.max_epochs() or keras.config.max_steps_per_epoch():
-        raise UsageError("keras.config limits the epochs or their steps; give fit epochs and steps_per_epoch instead")
+        raise UsageError(
+            "keras.config limits the epochs or their steps; give fit epochs and steps_per_epoch instead"
+        )
     check_arguments(fit, x, epochs, options)
     if validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = train_validation_split((x, y, sample_weight), validation_split)
+        (x, y, sample_weight), validation_data = train_validation_split(
+            (x, y, sample_weight), validation_split
+        )
 
     with model.distribute_strategy.scope():
         data = training_data(
@@ -118,7 +128,9 @@ def fit(
         )
         validation = None
         if validation_data is not None:
-            validation = validation_dataset(validation_data, validation_batch_size or batch_size, validation_steps)
+            validation = validation_dataset(
+                validation_data, validation_batch_size or batch_size, validation_steps
+            )
     return run_fit(
         FitTask(model, data, validation, model_dir),
         epochs,
@@ -132,17 +144,21 @@ def fit(
     )
 
 
-def check_arguments(function: Callable[..., Any], x: Any, epochs: Any, options: Mapping[str, Any]) -> None:
+def check_arguments(
+    function: Callable[..., Any], x: Any, epochs: Any, options: Mapping[str, Any]
+) -> None:
     """Checks arguments of `fit` or `train_loop`, in the words of Keras.
 
     Args:
       function: The function that was called.
       x: The training data.
       epochs: The number of epochs, an integer of any kind.
-      options: The further arguments, which are those of `run_fit` and of `run_experiment`, or settings of the run.
+      options: The further arguments, which are those of `run_fit` and of `run_experiment`, or
+        settings of the run.
 
     Raises:
-      UsageError: for a name that no argument has, a text as the number of epochs, or a dataset that cannot be used.
+      UsageError: for a name that no argument has, a text as the number of epochs, or a dataset that
+        cannot be used.
     """
     further = [
         parameter.name
@@ -166,7 +182,10 @@ def check_arguments(function: Callable[..., Any], x: Any, epochs: Any, options: 
             "runtime deterministic_ops comes too late for the dataset, which has been made without it; call "
             "tf.config.experimental.enable_op_determinism() at the start of the program"
         )
-    if any(isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0 for spec in tf.nest.flatten(x.element_spec)):
+    if any(
+        isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0
+        for spec in tf.nest.flatten(x.element_spec)
+    ):
         raise UsageError(
             "x is a dataset of single examples: a part of an element has the shape (); give batches, such as "
             "x.batch(32)"
@@ -189,12 +208,14 @@ def run_fit(
 
     Args:
       task: The task, with model, data and folder of the run.
-      epochs: The number of epochs, from the first one on.
-      validation_steps, validation_freq, callbacks, verbose, best, best_mode, **options: See `fit`. `trainer`,
-        `runtime` and the named fields of TrainerConfig replace what follows from the other arguments.
+      epochs: The number of epochs, from the first one on. validation_steps, validation_freq,
+      callbacks, verbose, best, best_mode, **options: See `fit`. `trainer`,
+        `runtime` and the named fields of TrainerConfig replace what follows from the other
+        arguments.
 
     Raises:
-      UsageError: when an argument cannot be used, or epochs of the run in the folder have another length.
+      UsageError: when an argument cannot be used, or epochs of the run in the folder have another
+        length.
       ConfigError: when a field has a wrong name or value.
     """
     model = task.model
@@ -210,7 +231,8 @@ def run_fit(
         with model.distribute_strategy.scope():
             evaluation_names = task.evaluation_names()
 
-    # A list of epochs is met by their greatest common divisor, so that epochs between are evaluated, too.
+    # A list of epochs is met by their greatest common divisor, so that epochs between are
+    # evaluated, too.
     fields: dict[str, Any] = {
         "train_steps": operator.index(epochs) * steps,
         "steps_per_epoch": steps,
@@ -221,18 +243,29 @@ def run_fit(
         **_best_fields(best, best_mode, evaluation_names),
     }
     if model.run_eagerly:
-        fields |= {"train_tf_function": False, "train_tf_while_loop": False, "eval_tf_function": False}
+        fields |= {
+            "train_tf_function": False,
+            "train_tf_while_loop": False,
+            "eval_tf_function": False,
+        }
     fields |= options.pop("trainer", None) or {}
     fields |= {name: options.pop(name) for name in _FIELDS if options.get(name) is not None}
     every = fields["checkpoint_interval"]
     fields.setdefault("steps_per_loop", min(steps, every) if isinstance(every, int) else steps)
     compiles = bool(model.jit_compile) and model.distribute_strategy.num_replicas_in_sync == 1
-    runtime = {"enable_xla": compiles and fields.get("fuse_steps", 1) == 1, **(options.pop("runtime", None) or {})}
-    config = ExperimentConfig(task=task.task_config, trainer=TrainerConfig(**fields), runtime=RuntimeConfig(**runtime))
+    runtime = {
+        "enable_xla": compiles and fields.get("fuse_steps", 1) == 1,
+        **(options.pop("runtime", None) or {}),
+    }
+    config = ExperimentConfig(
+        task=task.task_config, trainer=TrainerConfig(**fields), runtime=RuntimeConfig(**runtime)
+    )
 
     model_dir = follow_links(task.logging_dir)
     before = RunDirectory(model_dir, config.trainer).steps_per_epoch()
-    if before not in (None, config.trainer.steps_per_epoch) and _LENGTH not in options.get("allow_config_change", ()):
+    if before not in (None, config.trainer.steps_per_epoch) and _LENGTH not in options.get(
+        "allow_config_change", ()
+    ):
         raise UsageError(
             f"model_dir={model_dir!r}: an epoch of this run has {before} steps, and of this x, batch_size and "
             f"steps_per_epoch it has {config.trainer.steps_per_epoch}; give the data of the run, or steps_per_epoch="
@@ -263,14 +296,17 @@ def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None
     Args:
       best: The argument `best` of fit.
       mode: The argument `best_mode` of fit.
-      names: The names of the single numbers that an evaluation gives; None if there is no validation data.
+      names: The names of the single numbers that an evaluation gives; None if there is no
+        validation data.
 
     Raises:
       UsageError: when there is no such log, or its name does not tell which values are better.
     """
     logs = [f"val_{name}" for name in names or ()]
     if best is None and names is not None and "val_loss" not in logs:
-        _LOG.info("no best weights are kept, since an evaluation gives no loss; best= may name another of its logs")
+        _LOG.info(
+            "no best weights are kept, since an evaluation gives no loss; best= may name another of its logs"
+        )
     if best is None and "val_loss" in logs:
         best = "val_loss"
     if not best:

@@ -33,7 +33,8 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
       data: A dataset or a Source of global batches.
 
     Returns:
-      The specs of what the step returns, by name; empty if that is the results of the model's metrics.
+      The specs of what the step returns, by name; empty if that is the results of the model's
+      metrics.
 
     Raises:
       UsageError: when the step returns something else than a dict, or a value for each example.
@@ -46,9 +47,13 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
             return spec
         is_known = spec.shape[0] and spec.shape[0] % replicas == 0
-        return tf.TensorSpec([spec.shape[0] // replicas if is_known else None, *spec.shape[1:]], spec.dtype)
+        return tf.TensorSpec(
+            [spec.shape[0] // replicas if is_known else None, *spec.shape[1:]], spec.dtype
+        )
 
-    spec = data.element_spec if hasattr(data, "element_spec") else data.at(0).element_spec  # a Source may have none
+    spec = (
+        data.element_spec if hasattr(data, "element_spec") else data.at(0).element_spec
+    )  # a Source may have none
     batch = tf.nest.map_structure(spec_of_replica, spec)
 
     # What a step of Keras 3 does is known without a trace of its gradients.
@@ -86,8 +91,12 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
     for name, value in flattened(logs).items():
         tensor = tf.convert_to_tensor(value)  # a number or a variable, too
         if not tensor.shape.is_fully_defined():
-            raise UsageError(f"{step.__qualname__} returned {name!r} for each example; return numbers only")
-        specs[name] = tf.TensorSpec(tensor.shape, tensor.dtype if tensor.dtype.is_floating else tf.float32)
+            raise UsageError(
+                f"{step.__qualname__} returned {name!r} for each example; return numbers only"
+            )
+        specs[name] = tf.TensorSpec(
+            tensor.shape, tensor.dtype if tensor.dtype.is_floating else tf.float32
+        )
     return specs
 
 
@@ -105,7 +114,8 @@ def _updates_all(metrics: list[Any], graph: Any) -> bool:
 def with_autograph(method: Callable[..., Any], model: Any) -> Callable[..., Any]:
     """Returns a method of a model as its own Keras calls it in graph.
 
-    In tf_keras, AutoGraph converts layers, losses and metrics, and not the steps. In Keras 3 it converts nothing.
+    In tf_keras, AutoGraph converts layers, losses and metrics, and not the steps. In Keras 3 it
+    converts nothing.
     """
     return converted_by_autograph(method, itself=False) if of_keras_2(model) else method
 

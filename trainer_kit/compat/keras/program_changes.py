@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Keras numbers the names of the layers that a process makes, which stand in these parts of a config.
+# Keras numbers the names of the layers that a process makes, which stand in these parts of a
+# config.
 _NAMED = ("name", "inbound_nodes", "input_layers", "output_layers")
 
 
@@ -53,7 +54,11 @@ def _text(value: Any) -> str:
         return str(value.__name__)
     if hasattr(value, "get_config"):
         return f"{type(value).__name__} {_text(_config(value))}"
-    return value if isinstance(value, str) else _ADDRESS.sub("", json.dumps(_plain(value), default=repr))
+    return (
+        value
+        if isinstance(value, str)
+        else _ADDRESS.sub("", json.dumps(_plain(value), default=repr))
+    )
 
 
 def _plain(config: Any) -> Any:

@@ -41,7 +41,9 @@ class SequenceOfKeras2(keras.utils.PyDataset):
         self._has_begun = True
 
     def on_epoch_end(self) -> None:
-        if self._has_begun:  # Keras 3 also calls it before the first epoch, and twice between evaluations
+        if (
+            self._has_begun
+        ):  # Keras 3 also calls it before the first epoch, and twice between evaluations
             self._sequence.on_epoch_end()
         self._has_begun = False
 
@@ -49,9 +51,10 @@ class SequenceOfKeras2(keras.utils.PyDataset):
 class PyDatasetEpochs:
     """A Source of the batches of one pass after the other; they are global.
 
-    The `workers` of the PyDataset are threads here, also with use_multiprocessing. Its `on_epoch_begin` and
-    `on_epoch_end` are called for each epoch, also for those before a restart, so that a state which depends on them
-    is the same. The order of the batches in a pass is a pure function of `seed` and the number of the pass.
+    The `workers` of the PyDataset are threads here, also with use_multiprocessing. Its
+    `on_epoch_begin` and `on_epoch_end` are called for each epoch, also for those before a restart,
+    so that a state which depends on them is the same. The order of the batches in a pass is a pure
+    function of `seed` and the number of the pass.
 
     Args:
       dataset: The PyDataset, or a Sequence of tf_keras.
@@ -60,10 +63,12 @@ class PyDatasetEpochs:
 
     Attributes:
       batches_per_epoch: The number of batches in a pass; None if there is no end.
-      steps_per_pass: The number of batches in an epoch; those of a pass over the PyDataset at first.
-      by_pass: Whether an iterator ends with its epoch: no batch is then read before callbacks have begun its epoch.
-        False at first.
-      evaluation: The number of the evaluation that reads the next pass, counted from 0; None: it is for training.
+      steps_per_pass: The number of batches in an epoch; those of a pass over the PyDataset at
+        first.
+      by_pass: Whether an iterator ends with its epoch: no batch is then read before callbacks have
+        begun its epoch. False at first.
+      evaluation: The number of the evaluation that reads the next pass, counted from 0; None: it is
+        for training.
     """
 
     def __init__(self, dataset: Any, seed: int | None = None, class_weight: Any = None) -> None:
@@ -83,10 +88,14 @@ class PyDatasetEpochs:
         self._begun = 0  # epochs
         self._number = -1  # the number of the epoch that is read
 
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    def at(
+        self, position: int, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         """Returns the batches from `position` on, to the end of the epoch if `by_pass`; see Source."""
         del input_context
-        batches = tf.data.Dataset.from_generator(lambda: self._batches(position), output_signature=self.element_spec)
+        batches = tf.data.Dataset.from_generator(
+            lambda: self._batches(position), output_signature=self.element_spec
+        )
         if self._class_weight is not None:
             batches = data_adapter(batches, class_weight=self._class_weight).get_tf_dataset()
         return batches.prefetch(1)
@@ -105,7 +114,8 @@ class PyDatasetEpochs:
         """Calls the methods of the PyDataset that begin the first `count` epochs, unless this run has called them."""
         while self._begun < count:
             if self._begun and self.evaluation is not None:
-                self._dataset.on_epoch_end()  # Keras calls it after an evaluation and before the next one
+                # Keras calls it after an evaluation and before the next one
+                self._dataset.on_epoch_end()
             self._dataset.on_epoch_end()  # also before the first epoch, as in Keras
             self._dataset.on_epoch_begin()
             self._begun += 1
@@ -126,7 +136,11 @@ class PyDatasetEpochs:
         if self.batches_per_epoch is None:
             return position
         number, place = divmod(position, self.batches_per_epoch)
-        return place if self._seed is None else _drawn_order(self._seed, number, self.batches_per_epoch)[place]
+        return (
+            place
+            if self._seed is None
+            else _drawn_order(self._seed, number, self.batches_per_epoch)[place]
+        )
 
     def _read(self, numbers: Iterable[int]) -> Iterator[Any]:
         """Yields the batches of these numbers in order; as many threads read ahead as there are workers."""
@@ -158,9 +172,10 @@ def _drawn_order(seed: int, number: int, batches: int) -> list[int]:
 def with_own_memory(batch: Any) -> Any:
     """Returns a batch with copies of its arrays and tensors, for a tf.data.Dataset.from_generator. Runs on the host.
 
-    TensorFlow does not copy what a generator yields if its memory is aligned. When it then splits the batch over the
-    replicas, an operation such as dropout may write its result into a part: without the copies, into the arrays of the
-    user, and into batches that are kept for later evaluations.
+    TensorFlow does not copy what a generator yields if its memory is aligned. When it then splits
+    the batch over the replicas, an operation such as dropout may write its result into a part:
+    without the copies, into the arrays of the user, and into batches that are kept for later
+    evaluations.
     """
 
     def copied(part: Any) -> Any:

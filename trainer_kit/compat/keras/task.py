@@ -16,7 +16,12 @@ from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callb
 from trainer_kit.compat.keras.preparation import flattened, prepare_step, with_autograph
 from trainer_kit.compat.keras.program_changes import changes
 from trainer_kit.compat.keras.task_config import KerasExperiment, KerasTaskConfig
-from trainer_kit.compat.keras.training_data import DatasetEpochs, TrainingData, training_data, validation_dataset
+from trainer_kit.compat.keras.training_data import (
+    DatasetEpochs,
+    TrainingData,
+    training_data,
+    validation_dataset,
+)
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.base import Source
@@ -30,12 +35,12 @@ _LOG = logging.getLogger(__name__)
 class KerasTask(Task):
     """Trains a compiled model with its own `train_step` and evaluates it with its `test_step`.
 
-    A subclass has the methods `build_model`, which returns the compiled model, and `build_inputs`, which returns data
-    in global batches.
+    A subclass has the methods `build_model`, which returns the compiled model, and `build_inputs`,
+    which returns data in global batches.
 
     Attributes:
-      train_logs, eval_logs: The specs of what the steps return, by name; empty if that is the results of the model's
-        metrics. `prepare` sets them.
+      train_logs, eval_logs: The specs of what the steps return, by name; empty if that is the
+        results of the model's metrics. `prepare` sets them.
       program: The texts that describe the model, before it is trained.
     """
 
@@ -49,14 +54,18 @@ class KerasTask(Task):
         """Creates all variables that the steps need, once, and returns the optimizers. Called in strategy scope.
 
         Returns:
-          The optimizer; a dict by the names of the model's attributes if there are several, or none. None unless
-          `trains`.
+          The optimizer; a dict by the names of the model's attributes if there are several, or
+          none. None unless `trains`.
         """
         if trains and self._trained is not model:
-            self.train_logs = prepare_step(model.train_step, model, self.build_inputs(self.task_config.train_data))
+            self.train_logs = prepare_step(
+                model.train_step, model, self.build_inputs(self.task_config.train_data)
+            )
             self._trained = model
         if evaluates and self._evaluated is not model:
-            self.eval_logs = prepare_step(model.test_step, model, self.build_inputs(self.task_config.validation_data))
+            self.eval_logs = prepare_step(
+                model.test_step, model, self.build_inputs(self.task_config.validation_data)
+            )
             self._evaluated = model
         if not trains:
             return None
@@ -79,7 +88,9 @@ class KerasTask(Task):
         return dict(with_autograph(model.train_step, model)(inputs))
 
     @tf.autograph.experimental.do_not_convert
-    def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+    def validation_step(
+        self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
         """Runs the model's own evaluation step, in graph, on a replica."""
         del metrics
         return dict(with_autograph(model.test_step, model)(inputs))
@@ -117,11 +128,18 @@ class FitTask(KerasTask):
     config_class: type[KerasTaskConfig] = KerasTaskConfig
 
     def __init__(
-        self, model: Any, data: TrainingData, validation: Any, model_dir: str, validation_name: str = ""
+        self,
+        model: Any,
+        data: TrainingData,
+        validation: Any,
+        model_dir: str,
+        validation_name: str = "",
     ) -> None:
         params = self.config_class(
             train_data=DataConfig(global_batch_size=data.batch_size, is_training=True),
-            validation_data=DataConfig(input_path=validation_name, drop_remainder=False, is_training=False),
+            validation_data=DataConfig(
+                input_path=validation_name, drop_remainder=False, is_training=False
+            ),
         )
         super().__init__(params, os.fspath(model_dir))
         self.model = model
@@ -137,7 +155,9 @@ class FitTask(KerasTask):
     ) -> tf.data.Dataset | Source:
         """Returns the data of `params`, in global batches."""
         del input_context
-        data: tf.data.Dataset | Source = self.data.batches if params.is_training else self.validation
+        data: tf.data.Dataset | Source = (
+            self.data.batches if params.is_training else self.validation
+        )
         return data
 
     def evaluation_names(self) -> list[str]:
@@ -147,12 +167,19 @@ class FitTask(KerasTask):
         """
         self.prepare(self.model, trains=True, evaluates=True)
         values = self.eval_logs or flattened(self.model.get_metrics_result())
-        return [name for name, value in values.items() if not tf.TensorShape(getattr(value, "shape", ())).rank]
+        return [
+            name
+            for name, value in values.items()
+            if not tf.TensorShape(getattr(value, "shape", ())).rank
+        ]
 
     def state(self) -> dict[str, Any]:
         """Returns also what passes over the data draw from; see KerasTask."""
         batches = self.data.batches
-        return {**super().state(), "orders": batches.state() if isinstance(batches, DatasetPasses) else None}
+        return {
+            **super().state(),
+            "orders": batches.state() if isinstance(batches, DatasetPasses) else None,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on with the orders of the run that saved the checkpoint; see KerasTask."""

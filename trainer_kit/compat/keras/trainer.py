@@ -39,20 +39,25 @@ class GlobalBatches(TaskInputs):
 class KerasTrainer(Trainer):
     """Trains a KerasTask. Create it in the scope of its strategy; the arguments are those of Trainer.
 
-    If trainer.steps_per_epoch is set, training metrics are those of the epoch so far, as Keras has them: they are reset
-    where an epoch begins, and a checkpoint inside an epoch holds them. Otherwise they are those of a training loop.
+    If trainer.steps_per_epoch is set, training metrics are those of the epoch so far, as Keras has
+    them: they are reset where an epoch begins, and a checkpoint inside an epoch holds them.
+    Otherwise they are those of a training loop.
     """
 
     inputs_class: Any = GlobalBatches
     _epoch_steps: int | None = None
 
     @classmethod
-    def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
+    def create(
+        cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+    ) -> Any:
         """Returns a trainer with the task's model and, to train, its optimizers. Called in strategy scope."""
         model = task.build_model()
         task.program = description(model)
         optimizer = task.prepare(model, trains=train, evaluates=evaluate)
-        return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
+        return cls(
+            config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter
+        )
 
     def check_data(self) -> None:
         """Also warns of validation data that are shuffled, if the run trains; see Trainer."""
@@ -80,7 +85,9 @@ class KerasTrainer(Trainer):
         source = self.data.made
         if isinstance(source, (DatasetPasses, PyDatasetEpochs)) and source.by_pass:
             position = self.data.position
-            source.by_pass = not position.left_out  # a loop without such a batch ends in the next pass
+            source.by_pass = (
+                not position.left_out
+            )  # a loop without such a batch ends in the next pass
             if not source.by_pass or source.begin(position.batch, reads=self.data.started):
                 self.data.forget()
 
@@ -121,8 +128,8 @@ class KerasTrainer(Trainer):
 class KerasMetrics(MetricSet):
     """The metrics of a compiled model, as `Model.fit` reports them. Created in the scope of the strategy.
 
-    Of a metric it reports the result. If the step returns other logs than the results of the model's metrics, it
-    reports those of the last step, as Keras does: a mean over replicas.
+    Of a metric it reports the result. If the step returns other logs than the results of the
+    model's metrics, it reports those of the last step, as Keras does: a mean over replicas.
 
     Args:
       loss_name: The name under which the run reports the model's "loss".
@@ -134,13 +141,19 @@ class KerasMetrics(MetricSet):
         super().__init__(loss_name, [])
         self._model = model
         self._loss_name = loss_name
-        each = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.MEAN}
+        each = {
+            "synchronization": tf.VariableSynchronization.ON_READ,
+            "aggregation": tf.VariableAggregation.MEAN,
+        }
         self._last = {
-            name: tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False, **each) for name, spec in logs.items()
+            name: tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False, **each)
+            for name, spec in logs.items()
         }
 
     @tf.autograph.experimental.do_not_convert
-    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0) -> None:
+    def update_with_step(
+        self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
+    ) -> None:
         """Keeps what a training step has returned; runs in graph, on a replica. Its metrics are updated already."""
         self.update(task, logs, inputs)
 
@@ -177,7 +190,10 @@ class KerasMetrics(MetricSet):
     def variables(self) -> list[Any]:
         """Returns the variables of all metrics, in the order of the checkpoints of earlier releases."""
         metrics = [self.loss, *self._own_metrics, *self._model.metrics]
-        return [*(variable for metric in metrics for variable in metric.variables), *self._last.values()]
+        return [
+            *(variable for metric in metrics for variable in metric.variables),
+            *self._last.values(),
+        ]
 
     def names(self) -> list[str] | None:
         """Returns the names of the results; runs eagerly."""

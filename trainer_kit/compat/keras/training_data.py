@@ -29,8 +29,9 @@ class TrainingData:
     """The training data of a fit.
 
     Attributes:
-      batches: A Source or a tf.data.Dataset of global batches; None: there are none. A DatasetPasses ends with its
-        pass, and batches of a generator end with it; others have no end.
+      batches: A Source or a tf.data.Dataset of global batches; None: there are none. A
+        DatasetPasses ends with its pass, and batches of a generator end with it; others have no
+        end.
       steps_per_epoch: The number of steps in an epoch.
       batch_size: The number of examples in a full batch; 0 if it is not known.
     """
@@ -47,7 +48,8 @@ class DatasetEpochs:
     Attributes:
       dataset: The dataset of global batches, one pass after the other.
       batches_per_epoch: The number of batches in a pass.
-      arrays: The nested arrays that the dataset was made of, for its identity; None: there are none.
+      arrays: The nested arrays that the dataset was made of, for its identity; None: there are
+        none.
     """
 
     dataset: tf.data.Dataset
@@ -59,7 +61,9 @@ class DatasetEpochs:
         """The spec of a batch."""
         return self.dataset.element_spec
 
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    def at(
+        self, position: int, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         """Returns the dataset from batch `position` on; the batches before it are read. Runs on the host."""
         del input_context
         return self.dataset.skip(position)
@@ -95,23 +99,35 @@ def training_data(
       ValueError: for data that Keras cannot read, with Keras's message.
     """
     if hasattr(x, "on_epoch_end"):  # a PyDataset, or a Sequence of tf_keras
-        order_seed = tf.compat.v1.get_seed(1)[0] if seed is None else seed  # without a global seed it is a constant
+        order_seed = (
+            tf.compat.v1.get_seed(1)[0] if seed is None else seed
+        )  # without a global seed it is a constant
         source = PyDatasetEpochs(x, order_seed if shuffle else None, class_weight)
-        steps = epoch_steps(steps_per_epoch, source.batches_per_epoch, "a PyDataset without a length")
+        steps = epoch_steps(
+            steps_per_epoch, source.batches_per_epoch, "a PyDataset without a length"
+        )
         source.steps_per_pass = steps
         source.by_pass = seed is None
         return TrainingData(source, steps)
 
     if isinstance(x, GeneratorType):
         x = (with_own_memory(batch) for batch in x)
-    options = {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch, "class_weight": class_weight}
+    options = {
+        "batch_size": batch_size,
+        "steps_per_epoch": steps_per_epoch,
+        "class_weight": class_weight,
+    }
     adapter = data_adapter(x, y, sample_weight, shuffle=False, **options)
     if is_array_adapter(adapter):
         arrays = read_arrays(x, y, sample_weight, class_weight)
         if isinstance(shuffle, str):
-            raise UsageError(f"shuffle={shuffle!r}: give True, with which the examples of all batches are shuffled")
+            raise UsageError(
+                f"shuffle={shuffle!r}: give True, with which the examples of all batches are shuffled"
+            )
         epochs = ArrayEpochs(arrays, int(adapter.batch_size), bool(shuffle), seed, keras_2=keras_2)
-        return TrainingData(epochs, epoch_steps(steps_per_epoch, epochs.batches_per_epoch), adapter.batch_size)
+        return TrainingData(
+            epochs, epoch_steps(steps_per_epoch, epochs.batches_per_epoch), adapter.batch_size
+        )
 
     dataset = adapter.get_tf_dataset()
     size = int(tf.nest.flatten(dataset.element_spec)[0].shape[0] or 0)
@@ -120,28 +136,40 @@ def training_data(
     length = int(dataset.cardinality())
     is_known = length != tf.data.UNKNOWN_CARDINALITY
     if length == tf.data.INFINITE_CARDINALITY or (not is_known and steps_per_epoch):
-        return TrainingData(dataset.repeat(), epoch_steps(steps_per_epoch, None, "a dataset without end"), size)
+        return TrainingData(
+            dataset.repeat(), epoch_steps(steps_per_epoch, None, "a dataset without end"), size
+        )
     length = length if is_known else _count_batches(dataset)
     if not length:
-        raise UsageError("x is an empty dataset: it has no batch. Check its files, filters and batch size")
+        raise UsageError(
+            "x is an empty dataset: it has no batch. Check its files, filters and batch size"
+        )
     steps = epoch_steps(steps_per_epoch, length)
     if seed is not None or length % steps or not needs_new_iterators(dataset):
         return TrainingData(dataset.repeat(), steps, size)
-    # Keras makes one more iterator at the end of each pass, and in the scope of a strategy one at the begin of a fit;
-    # tf_keras always makes one there, and no other.
-    unused = (1, 0) if keras_2 else (int(tf.distribute.has_strategy()), int(is_known and not steps_per_epoch))
+    # Keras makes one more iterator at the end of each pass, and in the scope of a strategy one at
+    # the begin of a fit; tf_keras always makes one there, and no other.
+    unused = (
+        (1, 0)
+        if keras_2
+        else (int(tf.distribute.has_strategy()), int(is_known and not steps_per_epoch))
+    )
     given = x if isinstance(x, tf.data.Dataset) else dataset
     return TrainingData(DatasetPasses(dataset, length, given=given, unused=unused), steps, size)
 
 
-def validation_dataset(validation_data: Any, batch_size: int | None = None, steps: int | None = None) -> Any:
+def validation_dataset(
+    validation_data: Any, batch_size: int | None = None, steps: int | None = None
+) -> Any:
     """Returns one pass over validation data in global batches: a dataset, or a Source of arrays or of a PyDataset.
 
-    Runs eagerly, on the host. Batches of a generator are read here and kept, so that each evaluation has the same ones.
+    Runs eagerly, on the host. Batches of a generator are read here and kept, so that each
+    evaluation has the same ones.
 
     Args:
       validation_data: See `Model.fit`: (x, y), (x, y, sample_weight), or data that holds both.
-      batch_size: The number of examples in a batch, for arrays. None: 32, or what divides the arrays into `steps`.
+      batch_size: The number of examples in a batch, for arrays. None: 32, or what divides the
+        arrays into `steps`.
       steps: The number of batches in an evaluation. None: all.
 
     Raises:
@@ -179,13 +207,17 @@ def validation_dataset(validation_data: Any, batch_size: int | None = None, step
     return dataset
 
 
-def read_arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any = None, name: str = "x") -> Any:
+def read_arrays(
+    x: Any, y: Any, sample_weight: Any, class_weight: Any = None, name: str = "x"
+) -> Any:
     """Returns all examples as nested tensors, with the dtypes that Keras gives them.
 
     Raises:
       UsageError: when there are none, or they are sparse or ragged.
     """
-    parts = [part for part in keras.tree.flatten((x, y, sample_weight)) if part is not None]  # an input may be optional
+    parts = [
+        part for part in keras.tree.flatten((x, y, sample_weight)) if part is not None
+    ]  # an input may be optional
     examples = int(parts[0].shape[0])  # a sparse one has no len()
     if not examples:
         raise UsageError(
@@ -201,14 +233,18 @@ def read_arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any = None, na
         whole = next(iter(adapter.get_tf_dataset()))
     if all(isinstance(part, tf.Tensor) for part in tf.nest.flatten(whole)):
         return whole
-    raise UsageError(f"{name} is sparse or ragged; give batches: tf.data.Dataset.from_tensor_slices((x, y)).batch(32)")
+    raise UsageError(
+        f"{name} is sparse or ragged; give batches: tf.data.Dataset.from_tensor_slices((x, y)).batch(32)"
+    )
 
 
 def _count_batches(dataset: tf.data.Dataset) -> int:
     """Returns the number of batches, found by reading a copy without its shuffles, which would use up an order."""
     try:
         graph = graph_of(dataset)
-        shuffled = {node.name: node.input[0] for node in graph.node if node.op.startswith("ShuffleDataset")}
+        shuffled = {
+            node.name: node.input[0] for node in graph.node if node.op.startswith("ShuffleDataset")
+        }
         for node in graph.node:
             for place, name in enumerate(node.input):
                 while name.partition(":")[0] in shuffled:
@@ -217,9 +253,14 @@ def _count_batches(dataset: tf.data.Dataset) -> int:
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
         dataset = tf.data.experimental.from_variant(variant, dataset.element_spec)
     except tf.errors.OpError:
-        _LOG.info("x is counted by reading it, so that its shuffles draw other orders than in Keras")
+        _LOG.info(
+            "x is counted by reading it, so that its shuffles draw other orders than in Keras"
+        )
     count = int(dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
-    _LOG.info("x was read once to count the batches of an epoch: %d; give steps_per_epoch to save this time", count)
+    _LOG.info(
+        "x was read once to count the batches of an epoch: %d; give steps_per_epoch to save this time",
+        count,
+    )
     return count
 
 
@@ -232,11 +273,17 @@ def epoch_steps(wanted: int | None, batches: int | None, what: str = "") -> int:
       what: What x is, for the error.
     """
     if not wanted and not batches:
-        raise UsageError(f"x is {what}, which does not tell the length of an epoch; give steps_per_epoch")
+        raise UsageError(
+            f"x is {what}, which does not tell the length of an epoch; give steps_per_epoch"
+        )
     if not wanted or not batches:
         return int(wanted or batches or 0)
     if wanted > batches:
-        _LOG.warning("steps_per_epoch=%d: x has only %d batches; as in Keras, an epoch ends with them", wanted, batches)
+        _LOG.warning(
+            "steps_per_epoch=%d: x has only %d batches; as in Keras, an epoch ends with them",
+            wanted,
+            batches,
+        )
     elif batches % wanted:
         _LOG.warning(
             "steps_per_epoch=%d does not divide the %d batches of x: each epoch has so many steps and goes on where "

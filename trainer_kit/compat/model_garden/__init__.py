@@ -1,7 +1,8 @@
 """Compatibility layer for TF Model Garden: its tasks, experiments, YAML and gin files run on trainer_kit's engine.
 
-The names and signatures are those of `official.core`. Each name is imported when it is first used, so importing this
-module imports nothing of Model Garden. Names that need no translation are Model Garden's own objects.
+The names and signatures are those of `official.core`. Each name is imported when it is first used,
+so importing this module imports nothing of Model Garden. Names that need no translation are Model
+Garden's own objects.
 """
 
 from __future__ import annotations
@@ -25,11 +26,20 @@ _MODEL_GARDENS = {
     "official.core.exp_factory": ("get_exp_config", "register_config_factory"),
     "official.core.task_factory": ("get_task", "get_task_cls", "register_task_cls"),
     "official.core.train_utils": (
-        "ExperimentParser", "ParseConfigOptions", "cast_leaf_nested_dict", "get_leaf_nested_dict",
-        "read_global_step_from_checkpoint", "remove_ckpts", "save_gin_config", "try_count_flops", "try_count_params",
-        "write_json_summary", "write_model_params", "write_summary",
+        "ExperimentParser",
+        "ParseConfigOptions",
+        "cast_leaf_nested_dict",
+        "get_leaf_nested_dict",
+        "read_global_step_from_checkpoint",
+        "remove_ckpts",
+        "save_gin_config",
+        "try_count_flops",
+        "try_count_params",
+        "write_json_summary",
+        "write_model_params",
+        "write_summary",
     ),
-}  # fmt: skip
+}
 _HOME = {
     **{name: f"{__name__}.{module}" for module, names in _TRANSLATED.items() for name in names},
     **{name: module for module, names in _MODEL_GARDENS.items() for name in names},
@@ -40,7 +50,9 @@ __all__ = [name for name in _HOME if not name.startswith("_")]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(sorted(_HOME))}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(sorted(_HOME))}"
+        )
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -49,8 +49,9 @@ def get_train_actions(
 ) -> list[Any]:
     """Returns the actions that run after each training loop.
 
-    A Trainer of trainer_kit needs only pruning: its run recovers from divergence, and saves when preempted, without
-    actions. Any other trainer also gets the recovery and preemption actions that the config asks for.
+    A Trainer of trainer_kit needs only pruning: its run recovers from divergence, and saves when
+    preempted, without actions. Any other trainer also gets the recovery and preemption actions that
+    the config asks for.
 
     Args:
       params: The experiment's config, trainer_kit's or Model Garden's.
@@ -67,16 +68,27 @@ def get_train_actions(
     options = params.trainer
     if options.recovery_max_trials >= 0:
         condition = RecoveryCondition(
-            trainer.global_step, options.loss_upper_bound, options.recovery_begin_steps, options.recovery_max_trials
+            trainer.global_step,
+            options.loss_upper_bound,
+            options.recovery_begin_steps,
+            options.recovery_max_trials,
         )
         recovery = RecoveryAction(checkpoint_manager)
         actions.append(orbit.actions.ConditionalAction(condition, recovery))
-    # A run of trainer_kit saves by itself when it is preempted, and TensorFlow's handler cannot use its manager.
+    # A run of trainer_kit saves by itself when it is preempted, and TensorFlow's handler cannot use
+    # its manager.
     saves_itself = isinstance(checkpoint_manager, CheckpointManager)
-    if options.preemption_on_demand_checkpoint and trainer.strategy.cluster_resolver and not saves_itself:
+    if (
+        options.preemption_on_demand_checkpoint
+        and trainer.strategy.cluster_resolver
+        and not saves_itself
+    ):
         actions.append(
             orbit.actions.SaveCheckpointIfPreempted(
-                trainer.strategy.cluster_resolver, checkpoint_manager, trainer.global_step, keep_running_after_save=True
+                trainer.strategy.cluster_resolver,
+                checkpoint_manager,
+                trainer.global_step,
+                keep_running_after_save=True,
             )
         )
     return actions
@@ -153,8 +165,9 @@ class RecoveryAction(model_garden_actions.RecoveryAction):
 class AveragesSaver:
     """Saves a checkpoint with the averages in place of the model's weights, as Model Garden's EMACheckpointing does.
 
-    The checkpoint is `ema_checkpoints/average_weights-<step>` in `export_dir`. Afterwards the model has its weights
-    back, bit by bit, even when the save fails. Of several workers only the chief leaves files.
+    The checkpoint is `ema_checkpoints/average_weights-<step>` in `export_dir`. Afterwards the model
+    has its weights back, bit by bit, even when the save fails. Of several workers only the chief
+    leaves files.
 
     Args:
       trainer: The trainer; it knows when averages are in place, because a save may come meanwhile.

@@ -1,9 +1,10 @@
 """Runs Model Garden's trainers, and subclasses of them, under trainer_kit's runner.
 
-A subclass of official.core's Trainer that is not ported yet keeps its own loops. trainer_kit's runner adds what it adds
-to its own trainers: checkpoints with random state, stops between loops, ledgers and best checkpoints. A resume is exact
-if the trainer's data has a position; data that the trainer distributes itself starts from its beginning, and a warning
-says so. Several workers agree between loops whether to stop.
+A subclass of official.core's Trainer that is not ported yet keeps its own loops. trainer_kit's
+runner adds what it adds to its own trainers: checkpoints with random state, stops between loops,
+ledgers and best checkpoints. A resume is exact if the trainer's data has a position; data that the
+trainer distributes itself starts from its beginning, and a warning says so. Several workers agree
+between loops whether to stop.
 """
 
 from __future__ import annotations
@@ -77,18 +78,24 @@ class AdoptedTrainer(ActingTrainer):
             make_whole(optimizer, inner.model.trainable_variables)
         self._average: OptimizersAverage | None = None
         if (averaging_optimizer := averaging(optimizer)) is not None:
-            # Model Garden's own exchange, which the trainer's evaluations call, changes last bits of the weights.
+            # Model Garden's own exchange, which the trainer's evaluations call, changes last bits
+            # of the weights.
             self._average = OptimizersAverage(optimizer, inner.model)
             averaging_optimizer.swap_weights = self._average.swap
 
-        # Checkpoints also hold what the trainer's own checkpoint holds beyond the parts that every run has.
+        # Checkpoints also hold what the trainer's own checkpoint holds beyond the parts that every
+        # run has.
         saved_elsewhere = {*_KNOWN, *(getattr(inner.model, "checkpoint_items", None) or ())}
         own_items = {
-            name: item for name, item in inner.checkpoint._trackable_children().items() if name not in saved_elsewhere
+            name: item
+            for name, item in inner.checkpoint._trackable_children().items()
+            if name not in saved_elsewhere
         }
         trained = optimizer if self.trains else None
         task = getattr(inner, "task", None)
-        self.state = TrainState(inner.global_step, inner.model, trained, self._average, task, seed, own_items)
+        self.state = TrainState(
+            inner.global_step, inner.model, trained, self._average, task, seed, own_items
+        )
         self.data = TrainData(
             None,
             None,
@@ -189,8 +196,15 @@ class AdoptedTrainer(ActingTrainer):
 
         Missing data is reported by the trainer's own loops.
         """
-        dataset, options = getattr(self._inner, "_validation_dataset", None), getattr(self.config, "trainer", None)
-        if dataset is not None and getattr(options, "validation_steps", 0) == -1 and is_endless(dataset):
+        dataset, options = (
+            getattr(self._inner, "_validation_dataset", None),
+            getattr(self.config, "trainer", None),
+        )
+        if (
+            dataset is not None
+            and getattr(options, "validation_steps", 0) == -1
+            and is_endless(dataset)
+        ):
             raise DataError(endless("validation_data", "trainer.validation_steps"))
 
     def initialize(self) -> None:
@@ -223,6 +237,10 @@ class AdoptedTrainer(ActingTrainer):
     def _metric_variables(self) -> list[Any]:
         """Returns the variables of the trainer's metrics, which are not saved, because each loop resets them."""
         values = [item for value in vars(self._inner).values() for item in tf.nest.flatten(value)]
-        metrics = [value for value in values if hasattr(value, "update_state") and hasattr(value, "variables")]
+        metrics = [
+            value
+            for value in values
+            if hasattr(value, "update_state") and hasattr(value, "variables")
+        ]
         metrics += getattr(self._inner.model, "metrics", None) or []
         return [variable for metric in metrics for variable in metric.variables]

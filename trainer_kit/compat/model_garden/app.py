@@ -14,8 +14,8 @@ from trainer_kit.errors import explained
 def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> NoReturn:
     """Parses the flags, calls `main`, and ends the process, like absl.app.run except for errors of trainer_kit.
 
-    Those end the process with one line and their exit code, which supervisors and clusters read: 75 after a preemption,
-    2 for a mistake. All other errors end with a traceback.
+    Those end the process with one line and their exit code, which supervisors and clusters read: 75
+    after a preemption, 2 for a mistake. All other errors end with a traceback.
 
     Args:
       main: Called with a list of the command's name and its positional arguments.

@@ -1,9 +1,10 @@
 """The best checkpoint exporter with Model Garden's names, and with files that Model Garden's programs can read.
 
-The best weights are `ckpt-<step>.*`, which TensorFlow's pointer file `checkpoint` names: Model Garden finds them by it.
-`best_ckpt-1.*` are links to them, where the file system has links, for programs that know the name of Model Garden's
-first best weights, as its own tests do. info.json holds what Model Garden writes there: nested metrics and
-`best_ckpt_global_step`. Best weights that Model Garden has left in the folder are taken over.
+The best weights are `ckpt-<step>.*`, which TensorFlow's pointer file `checkpoint` names: Model
+Garden finds them by it. `best_ckpt-1.*` are links to them, where the file system has links, for
+programs that know the name of Model Garden's first best weights, as its own tests do. info.json
+holds what Model Garden writes there: nested metrics and `best_ckpt_global_step`. Best weights that
+Model Garden has left in the folder are taken over.
 """
 
 from __future__ import annotations
@@ -39,27 +40,35 @@ _OPTION = "trainer.best_checkpoint_metric_comp"
 class BestCheckpointExporter(BestCheckpoint):
     """Exports the weights of each evaluation that is better than all earlier ones, across restarts.
 
-    The weights are written before the record that names them, a value that is not finite is never best, and a damaged
-    info.json is rebuilt. trainer_kit's runner resumes and rewinds this exporter like its own.
+    The weights are written before the record that names them, a value that is not finite is never
+    best, and a damaged info.json is rebuilt. trainer_kit's runner resumes and rewinds this exporter
+    like its own.
 
     Args:
       export_dir: The local folder of the weights and of info.json; the first export creates it.
       metric_name: A metric in the evaluation logs; `a|b` is the entry b of the nested logs a.
       metric_comp: "higher" or "lower": which value is better.
-      keeps: Whether this process keeps files in the folder; None: if it is the chief of the current strategy.
+      keeps: Whether this process keeps files in the folder; None: if it is the chief of the current
+        strategy.
 
     Raises:
       UsageError: (a ValueError) for an unknown comparison, or a folder that is not local.
       StorageError: when Model Garden's best weights cannot be taken over.
     """
 
-    def __init__(self, export_dir: str, metric_name: str, metric_comp: str, *, keeps: bool | None = None) -> None:
+    def __init__(
+        self, export_dir: str, metric_name: str, metric_comp: str, *, keeps: bool | None = None
+    ) -> None:
         if metric_comp not in ("higher", "lower"):
             advice = suggestion(str(metric_comp), ("higher", "lower"))
-            problem = f"best checkpoint metric comp must be one of higher, lower. Got: {metric_comp!r}"
+            problem = (
+                f"best checkpoint metric comp must be one of higher, lower. Got: {metric_comp!r}"
+            )
             raise ConfigError([Mistake(_OPTION, problem, advice)])
         if files.is_remote(export_dir):
-            raise UsageError(f"the best checkpoint has to be in a local folder, not in {export_dir}")
+            raise UsageError(
+                f"the best checkpoint has to be in a local folder, not in {export_dir}"
+            )
         if keeps is None:
             keeps = bool(tf.distribute.get_strategy().extended.should_checkpoint)
         folder = GardenBestFolder(export_dir, keeps)
@@ -78,9 +87,11 @@ class BestCheckpointExporter(BestCheckpoint):
 
         Args:
           checkpoint: The checkpoint of the evaluated weights.
-          eval_logs: The evaluation's metrics, which may be nested. Values that are not single numbers are left out.
+          eval_logs: The evaluation's metrics, which may be nested. Values that are not single
+            numbers are left out.
           global_step: The step of the weights.
-          write_logs: Whether to call a subclass's own `export_best_eval_metric`; info.json is written in any case.
+          write_logs: Whether to call a subclass's own `export_best_eval_metric`; info.json is
+            written in any case.
 
         Returns:
           Whether the checkpoint was exported.
@@ -91,7 +102,9 @@ class BestCheckpointExporter(BestCheckpoint):
         """
         logs, step = numbers(eval_logs), int(to_numpy(global_step))
         exported = super().maybe_export_checkpoint(checkpoint, logs, step)
-        overridden = type(self).export_best_eval_metric is not BestCheckpointExporter.export_best_eval_metric
+        overridden = (
+            type(self).export_best_eval_metric is not BestCheckpointExporter.export_best_eval_metric
+        )
         if exported and write_logs and overridden:  # else info.json is written already
             self.export_best_eval_metric(logs, step)
         value = flat_scalars(logs, "|").get(self.metric_name)
@@ -115,7 +128,8 @@ class BestCheckpointExporter(BestCheckpoint):
     def best_ckpt_logs(self) -> dict[str, Any] | None:
         """The metrics of the best evaluation so far, nested as they were, with the deciding one under its own name too.
 
-        Until an evaluation has a finite metric, these are the last evaluation's; None before the first evaluation.
+        Until an evaluation has a finite metric, these are the last evaluation's; None before the
+        first evaluation.
         """
         best = self.criterion.best(self._so_far)
         if best is None:
@@ -134,7 +148,9 @@ class BestCheckpointExporter(BestCheckpoint):
         return path
 
     def _save(self, checkpoint: tf.train.Checkpoint, prefix: str) -> None:
-        _ = checkpoint.save_counter  # created now, it is saved too, so that restore(...).assert_consumed() passes
+        _ = (
+            checkpoint.save_counter
+        )  # created now, it is saved too, so that restore(...).assert_consumed() passes
         super()._save(checkpoint, prefix)
 
 
@@ -150,7 +166,9 @@ def maybe_create_best_ckpt_exporter(params: Any, data_dir: str) -> Any:
     if not (data_dir and folder and metric):
         return None
     _LOG.info("the best checkpoint by %s is kept in %s", metric, os.path.join(data_dir, folder))
-    return BestCheckpointExporter(os.path.join(data_dir, folder), metric, options.best_checkpoint_metric_comp)
+    return BestCheckpointExporter(
+        os.path.join(data_dir, folder), metric, options.best_checkpoint_metric_comp
+    )
 
 
 def numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +202,13 @@ class GardenBestFolder(BestFolder):
             raise not_written(f"{source} cannot be copied to {target}", self.path, error) from error
         self.note(info)
         self.name(info)
-        _LOG.info("Model Garden's %s was taken over: %s %s at step %d", source, metric, info["value"], info["step"])
+        _LOG.info(
+            "Model Garden's %s was taken over: %s %s at step %d",
+            source,
+            metric,
+            info["value"],
+            info["step"],
+        )
 
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
         """Returns the noted info of whole weights by step; on workers, also of those that the chief will take over."""
@@ -228,14 +252,25 @@ class GardenBestFolder(BestFolder):
             return None
         metrics = {name: value for name, value in written.items() if name != GARDEN_STEP}
         prefix = tf.train.latest_checkpoint(self.path)
-        finite = math.isfinite(step) and math.isfinite(flat_scalars(metrics, "|").get(metric, math.nan))
+        finite = math.isfinite(step) and math.isfinite(
+            flat_scalars(metrics, "|").get(metric, math.nan)
+        )
         if prefix is None or problem(prefix) or not finite:
-            _LOG.warning("Model Garden's best checkpoint in %s is damaged or has no finite %s", self.path, metric)
+            _LOG.warning(
+                "Model Garden's best checkpoint in %s is damaged or has no finite %s",
+                self.path,
+                metric,
+            )
             return None
-        # Model Garden writes info.json before the weights, so that a killed run leaves older weights.
+        # Model Garden writes info.json before the weights, so that a killed run leaves older
+        # weights.
         reader = tf.train.load_checkpoint(prefix)
         if reader.has_tensor(_COUNTER) and int(reader.get_tensor(_COUNTER)) != int(step):
-            _LOG.warning("Model Garden's best checkpoint in %s was not taken over: it is not of step %d", prefix, step)
+            _LOG.warning(
+                "Model Garden's best checkpoint in %s was not taken over: it is not of step %d",
+                prefix,
+                step,
+            )
             return None
         return info_of(int(step), metrics, metric)
 

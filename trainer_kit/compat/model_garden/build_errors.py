@@ -46,8 +46,12 @@ def explain_config_errors(path: str) -> Iterator[None]:
 
         # Without code of the user, an error in Model Garden is nearly always about a value.
         last = traceback.extract_tb(error.__traceback__)[-1]
-        is_on_purpose = "/official/" in last.filename and (last.line or "").startswith(("raise ", "assert "))
+        is_on_purpose = "/official/" in last.filename and (last.line or "").startswith(
+            ("raise ", "assert ")
+        )
         if is_on_purpose or "/official/" in file:
-            raise UsageError(f"{path}: Model Garden refuses its values: {reason(error)[0]}") from error
+            raise UsageError(
+                f"{path}: Model Garden refuses its values: {reason(error)[0]}"
+            ) from error
         add_note(error, f"this happened in the use of the section {path} of the config")
         raise

@@ -1,8 +1,9 @@
 """Translates Model Garden's config objects to trainer_kit config classes, and back.
 
-Model Garden's classes take any value for any key. A mirror is a trainer_kit config class with the fields of one Model
-Garden object, so that overrides are checked, mistakes reported, origins kept and changes at a resume found, as for
-every experiment. Model Garden's tasks never see a mirror: they get a copy of the original object with the changes.
+Model Garden's classes take any value for any key. A mirror is a trainer_kit config class with the
+fields of one Model Garden object, so that overrides are checked, mistakes reported, origins kept
+and changes at a resume found, as for every experiment. Model Garden's tasks never see a mirror:
+they get a copy of the original object with the changes.
 """
 
 from __future__ import annotations
@@ -80,10 +81,14 @@ def original(mirrored: Config) -> Any:
     _unlock(theirs)
     changed = _changes(mirrored.before, mirrored.as_dict(), theirs)
     try:
-        theirs.override(changed, is_strict=False)  # the mirror was strict, and has options that only our engine knows
+        theirs.override(
+            changed, is_strict=False
+        )  # the mirror was strict, and has options that only our engine knows
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{type(theirs).__name__} of Model Garden does not take {changed}"
-        raise ConfigError([Mistake("", problem, str(error.args[0]) if error.args else "")]) from error
+        raise ConfigError(
+            [Mistake("", problem, str(error.args[0]) if error.args else "")]
+        ) from error
     return theirs
 
 
@@ -94,11 +99,14 @@ def prefix_mistakes(name: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(
-            dataclasses.replace(mistake, path=join(name, mistake.path)) for mistake in error.mistakes
+            dataclasses.replace(mistake, path=join(name, mistake.path))
+            for mistake in error.mistakes
         ) from None
 
 
-def _mirror(theirs: TheirConfig, base: type[Config], changes: dict[str, Any], around: tuple[type, ...]) -> Any:
+def _mirror(
+    theirs: TheirConfig, base: type[Config], changes: dict[str, Any], around: tuple[type, ...]
+) -> Any:
     """Mirrors `theirs`; `around` are the classes of the optional sections that enclose it."""
     key = (base, around, _key(theirs), _key(changes))
     cls = _classes.get(key)
@@ -108,7 +116,9 @@ def _mirror(theirs: TheirConfig, base: type[Config], changes: dict[str, Any], ar
         mirrored = cls()
     except FieldError as error:
         origin = f"{type(theirs).__module__}.{type(theirs).__name__}"
-        raise ConfigError(dataclasses.replace(mistake, origin=origin) for mistake in error.inner) from None
+        raise ConfigError(
+            dataclasses.replace(mistake, origin=origin) for mistake in error.inner
+        ) from None
     if key not in _classes:
         cls.made_of = copy.deepcopy(theirs)  # type: ignore[attr-defined]
         cls.before = mirrored.as_dict()  # type: ignore[attr-defined]
@@ -130,7 +140,9 @@ def _mirror_class(
         **{name: _default(value) for name, (_, value) in fields.items()},
     }
     bases = (Mirrored, base)
-    return configclass(types.new_class(type(theirs).__name__, bases, exec_body=lambda space: space.update(body)))
+    return configclass(
+        types.new_class(type(theirs).__name__, bases, exec_body=lambda space: space.update(body))
+    )
 
 
 def _values(theirs: TheirConfig) -> Iterator[tuple[str, Any]]:
@@ -139,7 +151,9 @@ def _values(theirs: TheirConfig) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, around: tuple[type, ...]) -> tuple[Any, Any]:
+def _field(
+    theirs: TheirConfig, base: type[Config], name: str, value: Any, around: tuple[type, ...]
+) -> tuple[Any, Any]:
     """Returns the annotation and the default value of a field in the mirror of `theirs`."""
     hint: Any = hints_of(theirs.__class__).get(name, Any)
     mirrored = isinstance(value, Config)  # a section that `changes` has
@@ -148,8 +162,13 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
         field = fields_of(base)[name]
         if isinstance(value, TheirConfig):  # the changes of a section that only trainer_kit has
             default = field.get_default(call_default_factory=True)
-            value = {**(default.as_dict() if isinstance(default, Config) else {}), **value.as_dict()}
-        return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation, value
+            value = {
+                **(default.as_dict() if isinstance(default, Config) else {}),
+                **value.as_dict(),
+            }
+        return Annotated[
+            (field.annotation, *field.metadata)
+        ] if field.metadata else field.annotation, value
     if base is OneOfConfig and name == "type":
         return _type_annotation(theirs, value), value
     with prefix_mistakes(name):
@@ -159,11 +178,17 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
             return type(section) | None, None  # OneOfConfig makes the one that is chosen
         return Union[(type(section), *beside_section(hint))], section
     section_class = optional_section(hint)
-    if value is None and section_class not in (None, *around) and (missing := _missing(section_class, around)):
+    if (
+        value is None
+        and section_class not in (None, *around)
+        and (missing := _missing(section_class, around))
+    ):
         return type(missing) | None, None
     if isinstance(value, (list, tuple)) and (item_class := listed_section(hint)) is not None:
         mirror_class = type(_mirror(item_class(), Config, {}, (*around, item_class)))
-        with contextlib.suppress(FieldError):  # of items that have fields of their own, such as a task's config
+        with contextlib.suppress(
+            FieldError
+        ):  # of items that have fields of their own, such as a task's config
             return list[mirror_class], [mirror_class(**item.as_dict()) for item in value]  # type: ignore[valid-type]
     value = _plain(value)
     ours = _WIDER.get(name) or annotation(hint)
@@ -198,14 +223,20 @@ def _unlock(theirs: Any) -> None:
 def _key(value: Any) -> Any:
     """Returns a cache key, equal for values that give the same mirror."""
     if isinstance(value, TheirConfig):
-        return type(value), tuple((name, _key(field)) for name, field in vars(value).items() if name != "_locked")
+        return type(value), tuple(
+            (name, _key(field)) for name, field in vars(value).items() if name != "_locked"
+        )
     if isinstance(value, dict):
         return tuple((name, _key(entry)) for name, entry in value.items())
     if isinstance(value, (list, tuple)):
         return type(value), tuple(_key(item) for item in value)
     if isinstance(value, Config):
         return type(value), repr(value)
-    return (type(value), repr(value)) if isinstance(value, TheirConfig.IMMUTABLE_TYPES) else (id(value), object())
+    return (
+        (type(value), repr(value))
+        if isinstance(value, TheirConfig.IMMUTABLE_TYPES)
+        else (id(value), object())
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -228,7 +259,9 @@ def _changes(before: dict[str, Any], after: dict[str, Any], theirs: Any) -> dict
     for name, value in after.items():
         old = before.get(name)
         original_value = getattr(theirs, name, None)
-        if isinstance(value, dict) and (isinstance(old, dict) or isinstance(original_value, TheirConfig)):
+        if isinstance(value, dict) and (
+            isinstance(old, dict) or isinstance(original_value, TheirConfig)
+        ):
             if inner := _changes(old or {}, value, original_value):
                 changes[name] = inner
         elif name not in before or value != old or isinstance(value, bool) != isinstance(old, bool):
@@ -246,18 +279,28 @@ def hints_of(section_class: type[TheirConfig]) -> dict[str, Any]:
 def optional_section(hint: Any) -> type[TheirConfig] | None:
     """Returns the class of a section that may be None; None for any other field, and for a class without fields."""
     arms = [arm for arm in _arms(hint) if arm is not type(None)]
-    return arms[0] if len(arms) == 1 and _is_section(arms[0]) and arms[0] is not TheirConfig else None
+    return (
+        arms[0] if len(arms) == 1 and _is_section(arms[0]) and arms[0] is not TheirConfig else None
+    )
 
 
 def listed_section(hint: Any) -> type[TheirConfig] | None:
     """Returns the class of the sections in a list; None if `hint` is not a list of sections."""
-    items = [get_args(arm)[0] for arm in _arms(hint) if get_origin(arm) in (list, tuple, collections.abc.Sequence)]
+    items = [
+        get_args(arm)[0]
+        for arm in _arms(hint)
+        if get_origin(arm) in (list, tuple, collections.abc.Sequence)
+    ]
     return items[0] if len(items) == 1 and _is_section(items[0]) else None
 
 
 def beside_section(hint: Any) -> list[Any]:
     """Returns the annotations of the alternatives that `hint` allows in place of a section, None included."""
-    return [annotation(arm) for arm in get_args(hint) if not _is_section(arm)] if _is_union(hint) else []
+    return (
+        [annotation(arm) for arm in get_args(hint) if not _is_section(arm)]
+        if _is_union(hint)
+        else []
+    )
 
 
 def annotation(hint: Any) -> Any:
@@ -266,7 +309,9 @@ def annotation(hint: Any) -> Any:
     if _is_union(hint):
         return Union[tuple(annotation(arg) for arg in args)]  # noqa: UP007
     if origin is tuple:
-        return types.GenericAlias(tuple, tuple(arg if arg is Ellipsis else annotation(arg) for arg in args))
+        return types.GenericAlias(
+            tuple, tuple(arg if arg is Ellipsis else annotation(arg) for arg in args)
+        )
     if origin in (list, collections.abc.Sequence):
         return types.GenericAlias(list, (annotation(args[0]),))
     if _is_section(hint):

@@ -10,7 +10,12 @@ from typing import Any
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.multitask.configs import MultiTaskConfig
 
-from trainer_kit.compat.model_garden.config_classes import Mirrored, mirror, original, prefix_mistakes
+from trainer_kit.compat.model_garden.config_classes import (
+    Mirrored,
+    mirror,
+    original,
+    prefix_mistakes,
+)
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -19,7 +24,10 @@ from trainer_kit.errors import ConfigError, Mistake
 
 _DOOR = "trainer_kit.compat.model_garden"
 _TASK, _TRAINER = f"{_DOOR}.trainer:create_task", f"{_DOOR}.trainer:Trainer"
-_TASKS, _TRAINERS = f"{_DOOR}.multitask.train_lib:create_task", f"{_DOOR}.multitask.train_lib:MultiTaskTrainers"
+_TASKS, _TRAINERS = (
+    f"{_DOOR}.multitask.train_lib:create_task",
+    f"{_DOOR}.multitask.train_lib:MultiTaskTrainers",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,8 @@ class Sections:
 class _SeparateTask(Config):
     """The task's section in an experiment with separate evaluation tasks.
 
-    Equal sections share a class, and the trainer is registered for the class; this base gives them another class.
+    Equal sections share a class, and the trainer is registered for the class; this base gives them
+    another class.
     """
 
 
@@ -50,7 +59,11 @@ def broken_rules(config: Any) -> list[Mistake]:
     Args:
       config: A config of Model Garden, converted or not; any other config has no restrictions.
     """
-    theirs = original(config) if isinstance(config, ExperimentConfig) and isinstance(config, Mirrored) else config
+    theirs = (
+        original(config)
+        if isinstance(config, ExperimentConfig) and isinstance(config, Mirrored)
+        else config
+    )
     mistakes = []
     for restriction in theirs._restrictions if isinstance(theirs, TheirConfig) else ():
         restricted = copy.copy(theirs)
@@ -66,11 +79,12 @@ def broken_rules(config: Any) -> list[Mistake]:
 def convert(theirs: Any) -> ExperimentConfig:
     """Returns a Model Garden ExperimentConfig as a checked trainer_kit one; a trainer_kit config is returned unchanged.
 
-    Four values have another meaning here. A strategy left at Model Garden's default, `mirrored`, becomes `auto`:
-    mirroring over one device is up to 3 times as slow. With a best metric but no folder, the folder is `best_ckpt`.
-    `enable_xla` applies to one GPU only: Model Garden ignores it without `num_gpus`, as several of its experiments
-    require, and XLA cannot compile the step of several replicas. `loss_scale` applies to float16 only: Model Garden
-    ignores it for other types. Missing sections and values have trainer_kit's defaults.
+    Four values have another meaning here. A strategy left at Model Garden's default, `mirrored`,
+    becomes `auto`: mirroring over one device is up to 3 times as slow. With a best metric but no
+    folder, the folder is `best_ckpt`. `enable_xla` applies to one GPU only: Model Garden ignores it
+    without `num_gpus`, as several of its experiments require, and XLA cannot compile the step of
+    several replicas. `loss_scale` applies to float16 only: Model Garden ignores it for other types.
+    Missing sections and values have trainer_kit's defaults.
 
     Raises:
       ConfigError: when trainer_kit does not allow a value.
@@ -103,7 +117,10 @@ def convert(theirs: Any) -> ExperimentConfig:
 
 
 def _mirrored_trainer(trainer: Any) -> Config:
-    best = getattr(trainer, "best_checkpoint_export_subdir", "") or TrainerConfig().best_checkpoint_export_subdir
+    best = (
+        getattr(trainer, "best_checkpoint_export_subdir", "")
+        or TrainerConfig().best_checkpoint_export_subdir
+    )
     changes: dict[str, Any] = {"best_checkpoint_export_subdir": best}
     optimizer = getattr(trainer, "optimizer_config", None)
     if optimizer is not None:
@@ -130,7 +147,8 @@ def sections(config: Any, task: Any) -> Any:
     """Returns the sections of `config` that a Trainer of `task` reads.
 
     Args:
-      config: An ExperimentConfig of either framework, or an object with trainer_kit's sections trainer and runtime.
+      config: An ExperimentConfig of either framework, or an object with trainer_kit's sections
+        trainer and runtime.
       task: A Model Garden task, which has its own section.
     """
     if isinstance(config, ExperimentConfig):

@@ -1,6 +1,7 @@
 """Offers Model Garden's experiments in trainer_kit as `tfm/<name>`, and as `<name>` where that name is free.
 
-The names are known without an import. Model Garden is imported, which takes ten seconds, when a config is created.
+The names are known without an import. Model Garden is imported, which takes ten seconds, when a
+config is created.
 """
 
 from __future__ import annotations
@@ -22,34 +23,62 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "mock": ("official.utils.testing.mock_task",),
     **dict.fromkeys(
         (
-            "bert/pretraining", "bert/pretraining_dynamic", "bert/sentence_prediction", "bert/sentence_prediction_text",
-            "bert/squad", "bert/tagging", "bert/text_wiki_pretraining", "electra/pretraining", "wmt_transformer/large",
+            "bert/pretraining",
+            "bert/pretraining_dynamic",
+            "bert/sentence_prediction",
+            "bert/sentence_prediction_text",
+            "bert/squad",
+            "bert/tagging",
+            "bert/text_wiki_pretraining",
+            "electra/pretraining",
+            "wmt_transformer/large",
         ),
         _NLP,
     ),
     **dict.fromkeys(
         (
-            "image_classification", "resnet_imagenet", "resnet_rs_imagenet", "revnet_imagenet", "mobilenet_imagenet",
-            "deit_imagenet_pretrain", "vit_imagenet_pretrain", "vit_imagenet_finetune",
-            "fasterrcnn_resnetfpn_coco", "maskrcnn_resnetfpn_coco", "maskrcnn_spinenet_coco", "maskrcnn_mobilenet_coco",
+            "image_classification",
+            "resnet_imagenet",
+            "resnet_rs_imagenet",
+            "revnet_imagenet",
+            "mobilenet_imagenet",
+            "deit_imagenet_pretrain",
+            "vit_imagenet_pretrain",
+            "vit_imagenet_finetune",
+            "fasterrcnn_resnetfpn_coco",
+            "maskrcnn_resnetfpn_coco",
+            "maskrcnn_spinenet_coco",
+            "maskrcnn_mobilenet_coco",
             "cascadercnn_spinenet_coco",
-            "retinanet", "retinanet_resnetfpn_coco", "retinanet_spinenet_coco", "retinanet_mobile_coco",
-            "semantic_segmentation", "seg_deeplabv3_pascal", "seg_deeplabv3plus_pascal", "seg_resnetfpn_pascal",
-            "mnv2_deeplabv3_pascal", "seg_deeplabv3plus_cityscapes", "mnv2_deeplabv3_cityscapes",
+            "retinanet",
+            "retinanet_resnetfpn_coco",
+            "retinanet_spinenet_coco",
+            "retinanet_mobile_coco",
+            "semantic_segmentation",
+            "seg_deeplabv3_pascal",
+            "seg_deeplabv3plus_pascal",
+            "seg_resnetfpn_pascal",
+            "mnv2_deeplabv3_pascal",
+            "seg_deeplabv3plus_cityscapes",
+            "mnv2_deeplabv3_cityscapes",
             "mnv2_deeplabv3plus_cityscapes",
-            "video_classification", "video_classification_ucf101", "video_classification_kinetics400",
-            "video_classification_kinetics600", "video_classification_kinetics700",
+            "video_classification",
+            "video_classification_ucf101",
+            "video_classification_kinetics400",
+            "video_classification_kinetics600",
+            "video_classification_kinetics700",
             "video_classification_kinetics700_2020",
         ),
         _VISION,
     ),
-}  # fmt: skip
+}
 
 
 def find(name: str) -> None:
     """Registers Model Garden's experiment `name`, if it exists; for "", all of its experiments. Imports nothing.
 
-    Experiments that a module of `official.projects` or of a user registers are known once that module is imported.
+    Experiments that a module of `official.projects` or of a user registers are known once that
+    module is imported.
     """
     for own, modules in {**EXPERIMENTS, **dict.fromkeys(registered_names(), ())}.items():
         for full in (PREFIX + own, *([own] if own == name else [])):
@@ -72,7 +101,9 @@ def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
             ) from error
         return convert(exp_factory.get_exp_config(name))
 
-    factory.__doc__ = f"An experiment of Model Garden ({modules[0] if modules else 'an imported module'})."
+    factory.__doc__ = (
+        f"An experiment of Model Garden ({modules[0] if modules else 'an imported module'})."
+    )
     factory.__qualname__ = factory.__name__ = f"get_exp_config({name!r})"
     return factory
 

@@ -16,8 +16,8 @@ _R = TypeVar("_R")
 def takes_bindings_of(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Returns a decorator that makes a function take its namesake's bindings, and is not registered with gin itself.
 
-    gin would refuse a short name that two modules have registered. As always, a binding never overrides an argument
-    that the caller passed.
+    gin would refuse a short name that two modules have registered. As always, a binding never
+    overrides an argument that the caller passed.
 
     Args:
       theirs: The full name of the function in Model Garden.

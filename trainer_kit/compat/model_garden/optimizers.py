@@ -65,7 +65,8 @@ def make_whole(optimizer: Any, variables: Sequence[Any]) -> None:
     A checkpoint is restored strictly into existing variables, before the first step.
 
     Args:
-      optimizer: A Keras 2 optimizer, legacy or not, wrapped for loss scaling or not; others are left unchanged.
+      optimizer: A Keras 2 optimizer, legacy or not, wrapped for loss scaling or not; others are
+        left unchanged.
       variables: The variables that the optimizer will train.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -99,7 +100,10 @@ class _Wrapped(ExponentialMovingAverage):
     """ExponentialMovingAverage that accepts the extra argument which a loss-scale wrapper passes."""
 
     def apply_gradients(
-        self, grads_and_vars: Any, name: str | None = None, experimental_aggregate_gradients: bool = True
+        self,
+        grads_and_vars: Any,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
     ) -> Any:
         """Applies gradients and moves the averages; in replica context."""
         aggregates = {"experimental_aggregate_gradients": experimental_aggregate_gradients}
@@ -111,7 +115,8 @@ class _Wrapped(ExponentialMovingAverage):
 class OptimizersAverage:
     """The averages of an optimizer that averages the weights itself, for evaluations. Created in strategy scope.
 
-    Model Garden swaps by adding and subtracting, which changes last bits of the weights; this class exchanges values.
+    Model Garden swaps by adding and subtracting, which changes last bits of the weights; this class
+    exchanges values.
 
     Args:
       optimizer: An ExponentialMovingAverage, wrapped for loss scaling or not.
@@ -119,7 +124,8 @@ class OptimizersAverage:
     """
 
     names, evaluated, more_variables = (AVERAGE,), (AVERAGE,), MappingProxyType[str, Any]({})
-    section = "optimizer"  # the section of a checkpoint that holds the averages: they are slots of the optimizer
+    # The section of a checkpoint that holds the averages: they are slots of the optimizer
+    section = "optimizer"
 
     def __init__(self, optimizer: Any, model: Any) -> None:
         inner = averaging(optimizer)
@@ -163,4 +169,6 @@ class OptimizersAverage:
     def _copy_each(self) -> None:
         with self._strategy.scope():
             for average, weight in zip(self._averages, self._weights, strict=True):
-                self._strategy.extended.update(average, lambda one, other: one.assign(other), args=(weight,))
+                self._strategy.extended.update(
+                    average, lambda one, other: one.assign(other), args=(weight,)
+                )

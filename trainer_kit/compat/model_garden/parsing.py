@@ -29,7 +29,8 @@ _CHOSEN = (("runtime", "distribution_strategy"), ("trainer", "best_checkpoint_ex
 def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
     """Returns the Model Garden config that the flags describe.
 
-    The experiment's defaults come first, then config files in order, flags and overrides; the last one wins.
+    The experiment's defaults come first, then config files in order, flags and overrides; the last
+    one wins.
 
     Args:
       flags_obj: absl's FLAGS, a ParseConfigOptions, or an object with the same attributes.
@@ -43,14 +44,17 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
     """
     name = flags_obj.experiment
     if name is None:
-        raise UsageError("The flag --experiment must be specified. Give the name of a registered experiment")
+        raise UsageError(
+            "The flag --experiment must be specified. Give the name of a registered experiment"
+        )
     try:
         params = exp_factory.get_exp_config(name)
     except LookupError as error:
         advice = suggestion(name, registered_names())
         raise UsageError(f"--experiment: no experiment is called {name!r}; {advice}") from error
 
-    # All at once: a later source may repair what an earlier one breaks, and one report has all mistakes.
+    # All at once: a later source may repair what an earlier one breaks, and one report has all
+    # mistakes.
     layers = [_layer(path, read_config_file, "config_file") for path in flags_obj.config_file or ()]
     layers.append(Layer({"runtime": {"tpu": flags_obj.tpu}}, {"runtime.tpu": "--tpu"}))
     if "tf_data_service" in flags_obj and flags_obj.tf_data_service:
@@ -62,9 +66,14 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
         layers.append(_layer(override, read_params_override, "params_override"))
     resolved = apply(convert(params), layers)
     params = original(resolved.config)
-    for section, field in _CHOSEN:  # an explicit value counts, even if it equals the one that `convert` chooses
+    for (
+        section,
+        field,
+    ) in _CHOSEN:  # an explicit value counts, even if it equals the one that `convert` chooses
         if not resolved.origins[f"{section}.{field}"].startswith(DEFAULT):
-            setattr(getattr(params, section), field, getattr(getattr(resolved.config, section), field))
+            setattr(
+                getattr(params, section), field, getattr(getattr(resolved.config, section), field)
+            )
 
     params.validate()
     if lock_return:

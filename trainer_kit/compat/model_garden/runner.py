@@ -30,10 +30,11 @@ _LOG = logging.getLogger(__name__)
 class OrbitExperimentRunner:
     """Runs an experiment of Model Garden.
 
-    A subclass may create another trainer (`_build_trainer`) or another exporter of the best checkpoint
-    (`_build_best_checkpoint_exporter`); the constructor then creates the trainer. Otherwise `run` creates it, or the
-    first use of the property `trainer`. `run` also creates the checkpoint manager and the controller. These two are
-    trainer_kit's; a subclass that creates its own is refused.
+    A subclass may create another trainer (`_build_trainer`) or another exporter of the best
+    checkpoint (`_build_best_checkpoint_exporter`); the constructor then creates the trainer.
+    Otherwise `run` creates it, or the first use of the property `trainer`. `run` also creates the
+    checkpoint manager and the controller. These two are trainer_kit's; a subclass that creates its
+    own is refused.
 
     Args:
       distribution_strategy: The strategy; None: the current one.
@@ -46,15 +47,18 @@ class OrbitExperimentRunner:
       train_actions: Called with the logs of each training loop.
       eval_actions: Called with the logs of each evaluation.
       trainer: A ready-made trainer of trainer_kit or of Model Garden, created in strategy scope.
-      controller_cls: A subclass of orbit.Controller; orbit.Controller itself stands for trainer_kit's Controller.
+      controller_cls: A subclass of orbit.Controller; orbit.Controller itself stands for
+        trainer_kit's Controller.
       summary_manager: A summary manager that replaces the one for `model_dir/train`.
       eval_summary_manager: A summary manager that replaces the one for the validation summaries.
       enable_async_checkpointing: Whether to save in the background.
       options: Keyword arguments of trainer_kit.run_experiment that Model Garden's does not have.
 
     Raises:
-      UsageError: for an unknown mode, or a subclass that creates its own checkpoint manager or controller.
-      ConfigError: when trainer_kit does not allow a value of `params`, or it differs from the run in `model_dir`.
+      UsageError: for an unknown mode, or a subclass that creates its own checkpoint manager or
+        controller.
+      ConfigError: when trainer_kit does not allow a value of `params`, or it differs from the run
+        in `model_dir`.
     """
 
     _own_hooks = ("_build_trainer", "_build_best_checkpoint_exporter")
@@ -107,7 +111,10 @@ class OrbitExperimentRunner:
             "enable_async_checkpointing": enable_async_checkpointing,
             **options,
         }
-        if any(getattr(type(self), name) is not getattr(OrbitExperimentRunner, name) for name in self._own_hooks):
+        if any(
+            getattr(type(self), name) is not getattr(OrbitExperimentRunner, name)
+            for name in self._own_hooks
+        ):
             self._create_trainer()
 
     @property
@@ -135,7 +142,9 @@ class OrbitExperimentRunner:
           UsageError: before `run` has begun.
         """
         if self._controller is None:
-            raise UsageError("controller and checkpoint_manager do not exist before run(); it creates them")
+            raise UsageError(
+                "controller and checkpoint_manager do not exist before run(); it creates them"
+            )
         return self._controller
 
     @property
@@ -151,20 +160,29 @@ class OrbitExperimentRunner:
         """Runs the experiment.
 
         Returns:
-          (model, logs): the last evaluation's logs with run_post_eval or in mode train_and_post_eval, else {}.
+          (model, logs): the last evaluation's logs with run_post_eval or in mode
+          train_and_post_eval, else {}.
         """
         with self.strategy.scope():
-            trainer = adopted(self._trainer, self._config.runtime.random_seed)  # None: the engine makes it
+            trainer = adopted(
+                self._trainer, self._config.runtime.random_seed
+            )  # None: the engine makes it
 
         options = dict(self._options)
         if self._mode == "eval":
-            # As in Model Garden: task.init_checkpoint needs no training, and summaries are beside those of training.
+            # As in Model Garden: task.init_checkpoint needs no training, and summaries are beside
+            # those of training.
             if "checkpoint" not in options and newest_checkpoint(self._model_dir) is None:
                 _LOG.warning(
-                    "%s holds no checkpoint: evaluating the weights as the task initializes them", self._model_dir
+                    "%s holds no checkpoint: evaluating the weights as the task initializes them",
+                    self._model_dir,
                 )
                 options["checkpoint"] = INITIAL
-            if options["save_summary"] and options["eval_summary_manager"] is None and is_chief(self.strategy):
+            if (
+                options["save_summary"]
+                and options["eval_summary_manager"] is None
+                and is_chief(self.strategy)
+            ):
                 options["eval_summary_manager"] = SummaryManager(self._directory.eval_summaries)
 
         model, logs = runner.run_experiment(
@@ -177,7 +195,9 @@ class OrbitExperimentRunner:
             controller_cls=self._observed_controller_class(),
             **options,
         )
-        return model, logs if options["run_post_eval"] or self._mode == "train_and_post_eval" else {}
+        return model, logs if options[
+            "run_post_eval"
+        ] or self._mode == "train_and_post_eval" else {}
 
     def _observed_controller_class(self) -> type[Any]:
         """Returns a subclass of the controller's class, whose object becomes `controller` when it is created."""
@@ -195,15 +215,24 @@ class OrbitExperimentRunner:
         return ObservedController
 
     def _create_trainer(self) -> None:
-        if self._trains:  # a config that does not fit the run is refused before an exporter changes the run's files
+        # A config that does not fit the run is refused before an exporter changes the run's files
+        if self._trains:
             allowed_changes = self._options.get("allow_config_change", ())
-            check_model_dir(self._directory, self._config, self._options.get("experiment", ""), allowed_changes)
-        self._trainer = self._trainer or self._build_trainer(self._task, self._trains, self._evaluates)
+            check_model_dir(
+                self._directory, self._config, self._options.get("experiment", ""), allowed_changes
+            )
+        self._trainer = self._trainer or self._build_trainer(
+            self._task, self._trains, self._evaluates
+        )
 
     def _build_trainer(self, task: Any, train: bool, evaluate: bool) -> Any:
         """Returns the trainer; override it to create another one."""
         with self.strategy.scope():
-            exporter = self._build_best_checkpoint_exporter() if evaluate and self._mode != "eval" else None
+            exporter = (
+                self._build_best_checkpoint_exporter()
+                if evaluate and self._mode != "eval"
+                else None
+            )
             return Trainer.create(self._config, task, train, evaluate, exporter)
 
     def _build_best_checkpoint_exporter(self) -> Any:
@@ -216,13 +245,14 @@ class OrbitExperimentRunner:
         return create_exporter(self._config, directory, is_chief(self.strategy))
 
 
-# The 15 parameters are not repeated here, so that the two lists cannot drift apart. inspect.signature and help() show
-# them; type checkers do not.
+# The 15 parameters are not repeated here, so that the two lists cannot drift apart.
+# inspect.signature and help() show them; type checkers do not.
 @functools.wraps(OrbitExperimentRunner, assigned=(), updated=())
 def run_experiment(*arguments: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
     """Runs an experiment of Model Garden in one mode; arguments and errors are those of OrbitExperimentRunner.
 
     Returns:
-      (model, logs): the last evaluation's logs with run_post_eval or in mode train_and_post_eval, else {}.
+      (model, logs): the last evaluation's logs with run_post_eval or in mode train_and_post_eval,
+      else {}.
     """
     return OrbitExperimentRunner(*arguments, **options).run()

@@ -27,16 +27,17 @@ def get_distribution_strategy(
 ) -> tf.distribute.Strategy:
     """Returns a strategy by its name; runs eagerly, on the host.
 
-    Mirroring over one device gives TensorFlow's default strategy. Model Garden creates a MirroredStrategy with one
-    replica, which computes the same but takes three times as long for a small step (0.3 ms instead of 0.1 on a CPU).
+    Mirroring over one device gives TensorFlow's default strategy. Model Garden creates a
+    MirroredStrategy with one replica, which computes the same but takes three times as long for a
+    small step (0.3 ms instead of 0.1 on a CPU).
 
     Args:
-      distribution_strategy: off, one_device, mirrored, multi_worker_mirrored, parameter_server, tpu, or auto (which
-        uses what the machine has); case does not matter.
-      num_gpus: The number of GPUs for one_device and mirrored; with 0 they use the CPU, even if there are GPUs. The
-        other strategies use all GPUs.
-      all_reduce_alg: The algorithm that sums gradients: nccl or hierarchical_copy for mirrored, ring or nccl for
-        multi_worker_mirrored, None or auto for TensorFlow's choice.
+      distribution_strategy: off, one_device, mirrored, multi_worker_mirrored, parameter_server,
+        tpu, or auto (which uses what the machine has); case does not matter.
+      num_gpus: The number of GPUs for one_device and mirrored; with 0 they use the CPU, even if
+        there are GPUs. The other strategies use all GPUs.
+      all_reduce_alg: The algorithm that sums gradients: nccl or hierarchical_copy for mirrored,
+        ring or nccl for multi_worker_mirrored, None or auto for TensorFlow's choice.
       num_packs: The number of packs in which mirrored sums gradients, if all_reduce_alg is set.
       tpu_address: The name or address of the TPU, for tpu.
       **kwargs: Ignored, as in Model Garden.
@@ -63,10 +64,15 @@ def get_distribution_strategy(
             "multi_worker_mirrored: no cluster is configured, so this process trains alone; set TF_CONFIG, or call "
             "configure_cluster with the addresses of the workers"
         )
-        return model_gardens(name, all_reduce_alg=None if all_reduce_alg == "auto" else all_reduce_alg)
+        return model_gardens(
+            name, all_reduce_alg=None if all_reduce_alg == "auto" else all_reduce_alg
+        )
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and name in ("one_device", "mirrored") and num_gpus == 0:
-        _LOG.warning("num_gpus=0: training on the CPU; %d GPU(s) are left unused, set num_gpus to use them", len(gpus))
+        _LOG.warning(
+            "num_gpus=0: training on the CPU; %d GPU(s) are left unused, set num_gpus to use them",
+            len(gpus),
+        )
         return tf.distribute.OneDeviceStrategy("CPU:0")
     return create_strategy(config)
 
@@ -74,7 +80,8 @@ def get_distribution_strategy(
 def _refused(error: FieldError, name: Any, num_gpus: Any, all_reduce_alg: str | None) -> UsageError:
     """Returns the error for arguments that RuntimeConfig refuses; it begins with Model Garden's words, if it has any.
 
-    Model Garden is not asked about auto, which it does not know, or tpu, for which it would connect to a TPU.
+    Model Garden is not asked about auto, which it does not know, or tpu, for which it would connect
+    to a TPU.
     """
     if name not in ("auto", "tpu") and type(num_gpus) is int:
         try:

@@ -1,6 +1,7 @@
 """Trainer: trainer_kit's engine for a Model Garden task, with the signature of Model Garden's Trainer.
 
-The functions that gin files may bind are imported with this module, because bindings are read before anything is built.
+The functions that gin files may bind are imported with this module, because bindings are read
+before anything is built.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ from trainer_kit.runtime.datasets import whole_steps
 from trainer_kit.training import trainer as engine
 from trainer_kit.training.task_inputs import TaskInputs
 
-# Model Garden's own classes, looked up at import: a program may later replace them with trainer_kit's.
+# Model Garden's own classes, looked up at import: a program may later replace them with
+# trainer_kit's.
 _MODEL_GARDENS = getattr(base_trainer, "Trainer", None)
-_AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)  # the base of trainers with loops of their own
+_AsyncTrainer = getattr(
+    base_trainer, "_AsyncTrainer", None
+)  # the base of trainers with loops of their own
 
 
 class EqualPassPipeline(OnePassPipeline):
@@ -60,7 +64,8 @@ class ModelGardenInputs(TaskInputs):
       config, task: See TaskInputs.
 
     Attributes:
-      section_paths: The dotted paths in the config of those sections that are not sections of `task`.
+      section_paths: The dotted paths in the config of those sections that are not sections of
+        `task`.
     """
 
     pass_pipeline = EqualPassPipeline
@@ -79,9 +84,10 @@ class ModelGardenInputs(TaskInputs):
 class Trainer(ActingTrainer, engine.Trainer):
     """Trains and evaluates a Model Garden task, with the arguments and methods of trainer_kit's Trainer.
 
-    The argument `config` is a config of either framework. The property `config` has Model Garden's section of the task,
-    and trainer_kit's other sections. In the scope of a parameter-server strategy the constructor returns Model Garden's
-    own Trainer, because trainer_kit's loops do not support that strategy yet.
+    The argument `config` is a config of either framework. The property `config` has Model Garden's
+    section of the task, and trainer_kit's other sections. In the scope of a parameter-server
+    strategy the constructor returns Model Garden's own Trainer, because trainer_kit's loops do not
+    support that strategy yet.
     """
 
     best_checkpoint = BestCheckpointExporter  # its files can be read by Model Garden too
@@ -133,13 +139,21 @@ class Trainer(ActingTrainer, engine.Trainer):
 
     @classmethod
     def create(
-        cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+        cls,
+        config: ExperimentConfig,
+        task: Any,
+        train: bool,
+        evaluate: bool,
+        checkpoint_exporter: Any = None,
     ) -> Any:
         """Returns a trainer of this class with the task's model and optimizer; called in strategy scope.
 
-        The optimizer keeps the moving average. For Trainer itself, gin can bind another class of either framework.
+        The optimizer keeps the moving average. For Trainer itself, gin can bind another class of
+        either framework.
         """
-        own_class = {} if cls is Trainer else {"trainer_cls": cls}  # an argument overrides gin's binding
+        own_class = (
+            {} if cls is Trainer else {"trainer_cls": cls}
+        )  # an argument overrides gin's binding
         trainer = create_trainer(config, task, train, evaluate, checkpoint_exporter, **own_class)
         return adopted(trainer, config.runtime.random_seed)
 
@@ -184,7 +198,8 @@ def create_trainer(
 ) -> Any:
     """Returns a trainer with the task's model and optimizer; called in strategy scope.
 
-    gin can bind `trainer_cls`, and the arguments of Model Garden's Trainer that are not passed here.
+    gin can bind `trainer_cls`, and the arguments of Model Garden's Trainer that are not passed
+    here.
 
     Args:
       params: The experiment's config, Model Garden's or trainer_kit's.
@@ -250,7 +265,10 @@ def with_numpy(logs: Any) -> Any:
 
 def _kind(number: Any) -> Any:
     """Returns a subclass of a NumPy scalar type with a method `numpy()`; it is pickled as the NumPy type."""
-    methods = {"numpy": lambda self: number(self), "__reduce__": lambda self: number(self).__reduce__()}
+    methods = {
+        "numpy": lambda self: number(self),
+        "__reduce__": lambda self: number(self).__reduce__(),
+    }
     return type(number.__name__, (number,), methods)
 
 

@@ -19,13 +19,16 @@ from trainer_kit.runtime.keras_internals import of_keras_2
 def write_history_csv(path: str, history: Mapping[str, Sequence[Any]]) -> None:
     """Writes the values of a history by name, as `pandas.DataFrame(history).to_csv(path)` does.
 
-    A log that began later than others, such as one of a callback that was added for a restart, has empty cells before.
+    A log that began later than others, such as one of a callback that was added for a restart, has
+    empty cells before.
 
     Raises:
       StorageError: when the file cannot be written.
     """
     epochs = max(map(len, history.values()), default=0)
-    columns = {name: [*[math.nan] * (epochs - len(values)), *values] for name, values in history.items()}
+    columns = {
+        name: [*[math.nan] * (epochs - len(values)), *values] for name, values in history.items()
+    }
     files.write_text(path, pd.DataFrame(columns).to_csv())
 
 
@@ -35,7 +38,8 @@ def export_saved_model(model: Any, path: str) -> None:
     Runs eagerly, on the host.
 
     Args:
-      model: A built model. One of Keras 3 is exported with an endpoint `serve`; one of tf_keras is saved in its format.
+      model: A built model. One of Keras 3 is exported with an endpoint `serve`; one of tf_keras is
+        saved in its format.
       path: The folder of the SavedModel.
 
     Raises:

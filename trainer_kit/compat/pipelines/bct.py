@@ -19,12 +19,14 @@ _HEAD = "keras.Model(old.get_layer(NAME_OF_THE_EMBEDDING).output, old.outputs[0]
 class RetrievalAccuracy(keras.metrics.Mean):
     """The share of queries whose most similar embedding in a gallery has their label. Similarity is the cosine.
 
-    If an old model has embedded the gallery and a new model embeds the queries, this is the cross-test of
-    backward-compatible training (arXiv 2003.11942). A query must not be in the gallery.
+    If an old model has embedded the gallery and a new model embeds the queries, this is the
+    cross-test of backward-compatible training (arXiv 2003.11942). A query must not be in the
+    gallery.
 
     Args:
       gallery: The embeddings that are searched, float [examples, size].
-      labels: Their labels: int [examples], or rows with one value for each class, [examples, classes].
+      labels: Their labels: int [examples], or rows with one value for each class, [examples,
+        classes].
       name: The name of the metric.
 
     Raises:
@@ -53,7 +55,9 @@ class RetrievalAccuracy(keras.metrics.Mean):
         """
         queries = tf.math.l2_normalize(tf.cast(embeddings, tf.float32), axis=1)
         nearest = tf.argmax(tf.matmul(queries, self._gallery, transpose_b=True), axis=1)
-        hits = tf.equal(tf.gather(self._labels, nearest), _class_numbers(tf.convert_to_tensor(y_true)))
+        hits = tf.equal(
+            tf.gather(self._labels, nearest), _class_numbers(tf.convert_to_tensor(y_true))
+        )
         super().update_state(tf.cast(hits, tf.float32), sample_weight)
 
 
@@ -67,25 +71,29 @@ def _class_numbers(labels: tf.Tensor) -> tf.Tensor:
 class BCTModel(keras.Model):
     """A functional model of Keras 3 with the outputs [predictions, embedding], for backward-compatible training.
 
-    The loss is that of `compile`, of the predictions, plus the influence loss times its weight. The influence loss is
-    the cross entropy of an old model's classifier at the new embeddings (Shen et al. 2020, arXiv 2003.11942). It is the
-    mean over all examples of a batch, and 0 for an example whose class the old classifier lacks. The old classifier is
+    The loss is that of `compile`, of the predictions, plus the influence loss times its weight. The
+    influence loss is the cross entropy of an old model's classifier at the new embeddings (Shen et
+    al. 2020, arXiv 2003.11942). It is the mean over all examples of a batch, and 0 for an example
+    whose class the old classifier lacks. The old classifier is
     frozen: it is in checkpoints, and in no optimizer.
 
-    Batches are those of Keras, (x, y) or (x, y, sample_weight), and y is the labels as ints or one-hot rows. Labels of
-    the old classifier that y does not tell are given as (x, (y, y_old)) or, as rows, as (x, y, y_old): ints, -1 for no
-    class, or rows [batch, old classes] of zeros for no class. Metrics of `compile` are those of the predictions. Logs
-    also have `influence_loss`, `old_accuracy`, which is the accuracy of the old classifier at the new embeddings of
-    classes that it has, and `cross_retrieval` with a gallery.
+    Batches are those of Keras, (x, y) or (x, y, sample_weight), and y is the labels as ints or
+    one-hot rows. Labels of the old classifier that y does not tell are given as (x, (y, y_old)) or,
+    as rows, as (x, y, y_old): ints, -1 for no class, or rows [batch, old classes] of zeros for no
+    class. Metrics of `compile` are those of the predictions. Logs also have `influence_loss`,
+    `old_accuracy`, which is the accuracy of the old classifier at the new embeddings of classes
+    that it has, and `cross_retrieval` with a gallery.
 
     Args:
       *args, **kwargs: Those of `keras.Model`: inputs, outputs and a name.
-      old_classifier: The old model's classifier of embeddings: a model or layer of Keras 3, or the path of a SavedModel
-        or a `.keras` file.
-      old_classes: The label in y of each class of the old classifier; None: its classes are the first ones.
+      old_classifier: The old model's classifier of embeddings: a model or layer of Keras 3, or the
+        path of a SavedModel or a `.keras` file.
+      old_classes: The label in y of each class of the old classifier; None: its classes are the
+        first ones.
       influence_weight: The weight of the influence loss.
       old_from_logits: Whether the old classifier returns logits. False: it returns probabilities.
-      gallery: Embeddings by the old model and their labels, for the cross-test of each batch; see RetrievalAccuracy.
+      gallery: Embeddings by the old model and their labels, for the cross-test of each batch; see
+        RetrievalAccuracy.
 
     Raises:
       UsageError: when the outputs, the old classifier, its classes or the gallery do not fit.
@@ -113,12 +121,19 @@ class BCTModel(keras.Model):
         self.cross_retrieval = None if gallery is None else RetrievalAccuracy(*gallery)
 
     def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
     ) -> Any:
         """Returns the loss with the term of the old classifier, and updates its metrics; called on a replica."""
         predictions, embedding = y_pred
         y, y_old, sample_weight = self._labels(y, sample_weight)
-        loss = super().compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training)
+        loss = super().compute_loss(
+            x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training
+        )
         outputs = only_output(self.old_classifier(embedding, training=False))
         outputs = tf.cast(outputs, tf.float32)
         examples = self.influence_loss(y_old, outputs)
@@ -126,8 +141,12 @@ class BCTModel(keras.Model):
             examples *= tf.cast(tf.reshape(sample_weight, [-1]), examples.dtype)
         self.influence_tracker.update_state(examples)
         self.old_accuracy.update_state(y_old, outputs, sample_weight=tf.reduce_sum(y_old, axis=1))
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync  # Keras adds up the losses of all replicas
-        count = tf.cast(tf.size(examples) * replicas, examples.dtype)  # 0 on a replica that a small batch leaves empty
+        replicas = (
+            tf.distribute.get_strategy().num_replicas_in_sync
+        )  # Keras adds up the losses of all replicas
+        count = tf.cast(
+            tf.size(examples) * replicas, examples.dtype
+        )  # 0 on a replica that a small batch leaves empty
         mean = tf.math.divide_no_nan(tf.reduce_sum(examples), count)
         return loss + self.influence_weight * tf.cast(mean, loss.dtype)
 
@@ -135,18 +154,23 @@ class BCTModel(keras.Model):
         """Returns the influence loss of each example, float [batch]; override it for a loss with a margin, or others.
 
         Args:
-          y_old: The targets of the old classifier, float [batch, old classes]; zeros for an example of another class.
-          outputs: What the old classifier returns for the new embeddings, float [batch, old classes].
+          y_old: The targets of the old classifier, float [batch, old classes]; zeros for an example
+            of another class.
+          outputs: What the old classifier returns for the new embeddings, float [batch, old
+            classes].
         """
-        # Not by the cross entropy of TensorFlow, whose gradient for a row of zeros is softmax(logits) and not 0, nor by
-        # that of Keras, whose gradient is 0 where a probability is below 1e-7: at first, new embeddings are far off.
+        # Not by the cross entropy of TensorFlow, whose gradient for a row of zeros is
+        # softmax(logits) and not 0, nor by that of Keras, whose gradient is 0 where a probability
+        # is below 1e-7: at first, new embeddings are far off.
         if self.old_from_logits:
             logs = tf.nn.log_softmax(outputs)
         else:
             logs = tf.math.log(tf.maximum(outputs, _LEAST_PROBABILITY))
         return -tf.reduce_sum(y_old * logs, axis=1)
 
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Any]:
         """Updates the metrics of `compile` and the cross-test, and returns all results; see keras.Model."""
         predictions, embedding = y_pred
         y, _, sample_weight = self._labels(y, sample_weight)
@@ -167,7 +191,9 @@ class BCTModel(keras.Model):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Returns the model of a config."""
-        old = keras.saving.deserialize_keras_object(config["old_classifier"], custom_objects=custom_objects)
+        old = keras.saving.deserialize_keras_object(
+            config["old_classifier"], custom_objects=custom_objects
+        )
         return super().from_config({**config, "old_classifier": old}, custom_objects=custom_objects)
 
     def _labels(self, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, Any]:
@@ -176,8 +202,13 @@ class BCTModel(keras.Model):
         if isinstance(y, (tuple, list)):
             y, y_old = y
             return y, _rows(y_old, range(count)), sample_weight
-        # Such rows are no weights of examples: programs of this method give the old labels as the third part.
-        if sample_weight is not None and sample_weight.shape.rank == 2 and sample_weight.shape[1] == count:
+        # Such rows are no weights of examples: programs of this method give the old labels as the
+        # third part.
+        if (
+            sample_weight is not None
+            and sample_weight.shape.rank == 2
+            and sample_weight.shape[1] == count
+        ):
             return y, _rows(sample_weight, range(count)), None
         return y, _rows(y, self.old_classes), sample_weight
 
@@ -202,7 +233,9 @@ def _embedding_size(model: Any) -> int:
     return int(outputs[1].shape[1])
 
 
-def _checked_classes(labels: Sequence[int] | None, count: int, new_count: int | None) -> tuple[int, ...]:
+def _checked_classes(
+    labels: Sequence[int] | None, count: int, new_count: int | None
+) -> tuple[int, ...]:
     """Returns the label of each old class; raises UsageError if they are not different labels of the new model."""
     classes = tuple(range(count) if labels is None else (int(label) for label in labels))
     all_new = new_count is None or set(classes) <= set(range(new_count))
@@ -238,7 +271,9 @@ def _load_classifier(path: str) -> keras.Layer:
     try:
         if path.endswith((".keras", ".h5")):
             return keras.saving.load_model(path, compile=False)
-        exported = hasattr(tf.saved_model.load(path), "serve")  # by Keras 3; older programs have a signature
+        exported = hasattr(
+            tf.saved_model.load(path), "serve"
+        )  # by Keras 3; older programs have a signature
         endpoint = "serve" if exported else "serving_default"
         return keras.layers.TFSMLayer(path, call_endpoint=endpoint, trainable=False)
     except (OSError, ValueError) as error:
@@ -252,7 +287,9 @@ def only_output(outputs: Any) -> Any:
     flat = tf.nest.flatten(outputs)
     if len(flat) == 1:
         return flat[0]
-    raise UsageError(f"old_classifier: it has {len(flat)} outputs; give the part with the classes alone: {_HEAD}")
+    raise UsageError(
+        f"old_classifier: it has {len(flat)} outputs; give the part with the classes alone: {_HEAD}"
+    )
 
 
 def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
@@ -266,12 +303,17 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
       from_logits: Whether the classifier returns logits.
 
     Raises:
-      UsageError: when it does not take embeddings of this size, or returns the other kind of numbers.
+      UsageError: when it does not take embeddings of this size, or returns the other kind of
+        numbers.
     """
     embeddings = np.random.RandomState(0).normal(size=(4, size)).astype(np.float32)
     try:
         outputs = only_output(classifier(embeddings, training=False))
-    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:  # a TFSMLayer raises a TypeError
+    except (
+        ValueError,
+        TypeError,
+        tf.errors.InvalidArgumentError,
+    ) as error:  # a TFSMLayer raises a TypeError
         raise UsageError(
             f"old_classifier: it does not take the new embeddings, [batch, {size}]; old and new embeddings have the "
             f"same size, and the classifier is the part of the old model behind them: {_HEAD}. {error!s:.300}"

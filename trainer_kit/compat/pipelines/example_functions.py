@@ -34,7 +34,8 @@ def preprocessed(records: tf.data.Dataset, function: Callable[..., Any]) -> tf.d
 def augmented(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
     """Returns `examples` with `function` called for the parts of each. Runs eagerly; the function runs in graph.
 
-    A function that needs one argument of several parts, such as a Keras layer, gets the first one, and the others stay.
+    A function that needs one argument of several parts, such as a Keras layer, gets the first one,
+    and the others stay.
 
     Raises:
       UsageError: when the function cannot be called so.
@@ -45,7 +46,9 @@ def augmented(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.dat
     if needed is None or needed == parts:
         return _mapped(examples, lambda *example: converted(function)(*example), label)
     if needed == 1:
-        return _mapped(examples, lambda first, *others: (converted(function)(first), *others), label)
+        return _mapped(
+            examples, lambda first, *others: (converted(function)(first), *others), label
+        )
     raise UsageError(
         f"{label}: it needs {needed} arguments, but preprocessing returns {parts} part{'s' * (parts > 1)}; let it take "
         "all parts, or the first one alone"
@@ -55,8 +58,8 @@ def augmented(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.dat
 def _mapped(dataset: tf.data.Dataset, call: Callable[..., Any], label: str) -> tf.data.Dataset:
     """Returns `dataset` with a function applied to each element, in order.
 
-    Examples go through in parallel, unless the function has a state, such as that of stateful random ops: their numbers
-    would come in another order in each run.
+    Examples go through in parallel, unless the function has a state, such as that of stateful
+    random ops: their numbers would come in another order in each run.
     """
     call = tf.autograph.experimental.do_not_convert(call)
     mapped = dataset.map(call)
@@ -83,4 +86,7 @@ def _needed_arguments(function: Any) -> int | None:
     kinds = [parameter.kind for parameter in parameters if parameter.default is parameter.empty]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return None
-    return sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    return sum(
+        kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for kind in kinds
+    )

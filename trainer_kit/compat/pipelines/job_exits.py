@@ -20,8 +20,9 @@ def exit_codes() -> Iterator[None]:
 
     Runs eagerly, on the host.
 
-    Any other error, such as one of the user's code, goes on as it is: Python prints its traceback and ends with 1.
-    SIGTERM outside of a run, which handles it, ends the process at once with 75, as there is nothing to save.
+    Any other error, such as one of the user's code, goes on as it is: Python prints its traceback
+    and ends with 1. SIGTERM outside of a run, which handles it, ends the process at once with 75,
+    as there is nothing to save.
 
     Raises:
       SystemExit: with a code of `errors.EXIT_CODES`, after an error that explains itself.
@@ -43,7 +44,8 @@ def exit_codes() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    # An exception could be lost in a library. What was begun outside of a run, the next start does again.
+    # An exception could be lost in a library. What was begun outside of a run, the next start does
+    # again.
     with contextlib.suppress(Exception):  # the program may be in the middle of a print
         sys.stdout.flush()
     os.write(2, b"error: stopped by SIGTERM; there was nothing to save; start the job again\n")

@@ -37,7 +37,10 @@ class JobFolder:
 
     def last_epoch(self) -> int:
         """Returns the number of epochs whose training steps are all in the newest checkpoint."""
-        newest, steps = self.last_checkpoint(), RunDirectory(self.checkpoints, TrainerConfig()).steps_per_epoch()
+        newest, steps = (
+            self.last_checkpoint(),
+            RunDirectory(self.checkpoints, TrainerConfig()).steps_per_epoch(),
+        )
         return step_of(newest) // steps if newest and steps else 0
 
     def read_meta(self) -> dict[str, Any]:

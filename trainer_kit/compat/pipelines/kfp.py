@@ -1,6 +1,7 @@
 """KFPVisualization: metrics and tables of a component for the user interface of Kubeflow Pipelines.
 
-A component writes two JSON files, and Kubeflow shows what is in them. Their form is that of version 1 of the SDK.
+A component writes two JSON files, and Kubeflow shows what is in them. Their form is that of version
+1 of the SDK.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.telemetry.scalars import as_scalar
 
 METRICS_FILE, UI_METADATA_FILE = "mlpipeline-metrics.json", "mlpipeline-ui-metadata.json"
-FOLDER_VARIABLE = "KFP_OUTPUT_FOLDER"  # an environment variable: the folder of the two files instead of /
+FOLDER_VARIABLE = (
+    "KFP_OUTPUT_FOLDER"  # an environment variable: the folder of the two files instead of /
+)
 _FORMATS = ("PERCENTAGE", "RAW")
 _LOG = logging.getLogger(__name__)
 
@@ -25,8 +28,9 @@ _LOG = logging.getLogger(__name__)
 class KFPVisualization:
     """Collects metrics and tables, and writes the files that Kubeflow Pipelines reads. Runs eagerly, on the host.
 
-    The files are /mlpipeline-metrics.json and /mlpipeline-ui-metadata.json, where the manifests of components expect
-    them. The environment variable KFP_OUTPUT_FOLDER names another folder, for a run outside of a container.
+    The files are /mlpipeline-metrics.json and /mlpipeline-ui-metadata.json, where the manifests of
+    components expect them. The environment variable KFP_OUTPUT_FOLDER names another folder, for a
+    run outside of a container.
 
     Args:
       pipeline_name: The name of the pipeline.
@@ -40,19 +44,24 @@ class KFPVisualization:
     """
 
     def __init__(self, pipeline_name: str, bucket_name: str, job_id: str) -> None:
-        is_folder = os.sep in bucket_name or os.path.isdir(bucket_name)  # a slash is not allowed in a bucket's name
-        self.job_dir = f"{bucket_name if is_folder else f'gs://{bucket_name}'}/tmp/{pipeline_name}/{job_id}"
+        is_folder = os.sep in bucket_name or os.path.isdir(
+            bucket_name
+        )  # a slash is not allowed in a bucket's name
+        self.job_dir = (
+            f"{bucket_name if is_folder else f'gs://{bucket_name}'}/tmp/{pipeline_name}/{job_id}"
+        )
         self.metrics: list[dict[str, Any]] = []
         self.metadata_outputs: list[dict[str, Any]] = []
 
     def produce_metrics(self, name: str, value: Any, f: str = "PERCENTAGE") -> None:
         """Adds a metric; one of the same name is replaced.
 
-        Kubeflow cannot read NaN or infinity, and ignores the whole file because of one. Such a metric is left out,
-        with a warning.
+        Kubeflow cannot read NaN or infinity, and ignores the whole file because of one. Such a
+        metric is left out, with a warning.
 
         Args:
-          name: The name of the metric: letters, digits, hyphens and underscores. Kubeflow stores no other.
+          name: The name of the metric: letters, digits, hyphens and underscores. Kubeflow stores no
+            other.
           value: A Python number, or a scalar of NumPy or TensorFlow.
           f: The format in which it is shown: RAW, or PERCENTAGE for a share from 0 to 1.
 
@@ -65,9 +74,15 @@ class KFPVisualization:
                 f"produce_metrics({name!r}): {value!r:.60} is not a single number; give one number per name"
             )
         if kind not in _FORMATS:
-            raise UsageError(f"produce_metrics({name!r}): f is {f!r}, not a format; {suggestion(kind, _FORMATS)}")
+            raise UsageError(
+                f"produce_metrics({name!r}): f is {f!r}, not a format; {suggestion(kind, _FORMATS)}"
+            )
         if not math.isfinite(number):
-            _LOG.warning("the metric %s is %s and is left out: Kubeflow reads finite numbers only", name, number)
+            _LOG.warning(
+                "the metric %s is %s and is left out: Kubeflow reads finite numbers only",
+                name,
+                number,
+            )
             return
         self.metrics = [one for one in self.metrics if one["name"] != name]
         self.metrics.append({"name": name, "numberValue": number, "format": kind})
@@ -76,7 +91,8 @@ class KFPVisualization:
         """Writes all metrics; after the last call of `produce_metrics`.
 
         Args:
-          path: The file, such as the one that a component is given as an output; None: /mlpipeline-metrics.json.
+          path: The file, such as the one that a component is given as an output; None:
+            /mlpipeline-metrics.json.
 
         Raises:
           UsageError: when the path is a remote one.
@@ -85,15 +101,20 @@ class KFPVisualization:
         _write(path, METRICS_FILE, {"metrics": self.metrics})
 
     def produce_ui_metadata_table(
-        self, source: str | os.PathLike[str], header: Iterable[Any], storage: str = "gcs", f: str = "csv"
+        self,
+        source: str | os.PathLike[str],
+        header: Iterable[Any],
+        storage: str = "gcs",
+        f: str = "csv",
     ) -> None:
         """Adds a table.
 
-        Kubeflow cannot read a local file: its content is then taken into the file that Kubeflow reads. If there is no
-        such file, the source stays as it is, with a warning.
+        Kubeflow cannot read a local file: its content is then taken into the file that Kubeflow
+        reads. If there is no such file, the source stays as it is, with a warning.
 
         Args:
-          source: The address of a CSV file without a header line; with storage "inline" its content; or a local file.
+          source: The address of a CSV file without a header line; with storage "inline" its
+            content; or a local file.
           header: The names of the columns.
           storage: Where the source is: "gcs", "inline", or another storage that Kubeflow knows.
           f: The format of the source.
@@ -102,17 +123,26 @@ class KFPVisualization:
           UsageError: when the header is a text instead of a list.
         """
         if isinstance(header, str):
-            raise UsageError(f"produce_ui_metadata_table: header is {header!r}; give a list of the names of columns")
+            raise UsageError(
+                f"produce_ui_metadata_table: header is {header!r}; give a list of the names of columns"
+            )
         storage, source = _reachable(storage, source)
         columns = [str(column) for column in header]
-        output = {"type": "table", "storage": storage, "format": f, "header": columns, "source": source}
+        output = {
+            "type": "table",
+            "storage": storage,
+            "format": f,
+            "header": columns,
+            "source": source,
+        }
         self.metadata_outputs.append(output)
 
     def write_ui_metadata(self, path: str | os.PathLike[str] | None = None) -> None:
         """Writes all outputs; after the last one was added.
 
         Args:
-          path: The file, such as the one that a component is given as an output; None: /mlpipeline-ui-metadata.json.
+          path: The file, such as the one that a component is given as an output; None:
+            /mlpipeline-ui-metadata.json.
 
         Raises:
           UsageError: when the path is a remote one.
@@ -130,13 +160,21 @@ def _reachable(storage: str, source: str | os.PathLike[str]) -> tuple[str, str]:
         return "inline", Path(text).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         _LOG.warning(
-            "Kubeflow gets the path %s of a local file, which it cannot read, nor this process: %s", text, error
+            "Kubeflow gets the path %s of a local file, which it cannot read, nor this process: %s",
+            text,
+            error,
         )
         return storage, text
 
 
 def _write(path: str | os.PathLike[str] | None, name: str, content: dict[str, Any]) -> None:
-    target = os.path.join(os.environ.get(FOLDER_VARIABLE) or "/", name) if path is None else os.fspath(path)
+    target = (
+        os.path.join(os.environ.get(FOLDER_VARIABLE) or "/", name)
+        if path is None
+        else os.fspath(path)
+    )
     if files.is_remote(target):
-        raise UsageError(f"path: {target!r} is a remote file; give a local path, from which Kubeflow collects it")
+        raise UsageError(
+            f"path: {target!r} is a remote file; give a local path, from which Kubeflow collects it"
+        )
     files.write_json(target, content)

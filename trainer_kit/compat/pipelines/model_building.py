@@ -36,8 +36,8 @@ def job_strategy(use_tpu: bool) -> tf.distribute.Strategy:
       use_tpu: Whether to look for a TPU.
 
     Raises:
-      ConfigError: when an environment variable names a TPU and it does not answer: a job that should run on it would
-        take days on a CPU.
+      ConfigError: when an environment variable names a TPU and it does not answer: a job that
+        should run on it would take days on a CPU.
     """
     current = tf.distribute.get_strategy()
     if not use_tpu or tf.distribute.has_strategy():
@@ -69,7 +69,9 @@ def build_model(
     seed_keras()
     built = _call(build_model_func)
     if not isinstance(built, keras.Model) and not of_keras_2(built):
-        raise UsageError(f"build_model_func returned a {type(built).__name__}; it has to return a model of Keras")
+        raise UsageError(
+            f"build_model_func returned a {type(built).__name__}; it has to return a model of Keras"
+        )
     model = _wrapped(built, custom_model_class)
     _compile(model, built, {"optimizer": optimizer, "loss": loss, "metrics": metrics})
     return model
@@ -78,8 +80,8 @@ def build_model(
 def seed_keras() -> None:
     """Seeds Keras with the seed of `tf.random.set_seed`, if the program has called it. Runs eagerly, on the host.
 
-    Keras 2 took its initial weights from this seed. Keras 3 draws them from Python's random numbers, which go on from
-    the seed afterwards; those of NumPy stay as they are.
+    Keras 2 took its initial weights from this seed. Keras 3 draws them from Python's random
+    numbers, which go on from the seed afterwards; those of NumPy stay as they are.
     """
     if not has_global_seed():
         return
@@ -110,7 +112,9 @@ def input_size(model: Any) -> Any:
     channels_first = len(shape) == 4 and keras.config.image_data_format() == "channels_first"
     sizes = shape[2:] if channels_first else shape[1:3] if len(shape) == 4 else shape[1:2]
     if not sizes or None in sizes:
-        raise UsageError(f"the model {model.name!r} does not tell the size of its inputs; give input_shape a size")
+        raise UsageError(
+            f"the model {model.name!r} does not tell the size of its inputs; give input_shape a size"
+        )
     return sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
 
 
@@ -119,7 +123,11 @@ def _call(build_model_func: Callable[..., Any]) -> Any:
     try:
         signature = inspect.signature(build_model_func)
         checkpoint = signature.parameters.get("checkpoint")
-        arguments = {"checkpoint": None} if checkpoint is not None and checkpoint.default is checkpoint.empty else {}
+        arguments = (
+            {"checkpoint": None}
+            if checkpoint is not None and checkpoint.default is checkpoint.empty
+            else {}
+        )
         signature.bind(**arguments)
     except TypeError as error:
         raise UsageError(
@@ -134,7 +142,9 @@ def _wrapped(model: Any, custom_model_class: type | None) -> Any:
     if custom_model_class is None or isinstance(model, custom_model_class):
         return model
     try:
-        if isinstance(model, keras.Sequential):  # its property `input` is that of a layer, which was not called
+        if isinstance(
+            model, keras.Sequential
+        ):  # its property `input` is that of a layer, which was not called
             ends = model.inputs[0], model.outputs[0]
         else:
             ends = model.input, model.output
@@ -161,8 +171,12 @@ def _compile(model: Any, built: Any, arguments: dict[str, Any]) -> None:
         return
     if is_compiled(built):
         before = compile_arguments(built)
-        if is_overridden(model, "compile"):  # it need not know the other arguments, nor what is not given
-            before = {name: before[name] for name in ("optimizer", "loss") if before.get(name) is not None}
+        if is_overridden(
+            model, "compile"
+        ):  # it need not know the other arguments, nor what is not given
+            before = {
+                name: before[name] for name in ("optimizer", "loss") if before.get(name) is not None
+            }
         changes = {**before, **changes}
     if changes:
         model.compile(**changes)

@@ -20,8 +20,8 @@ from trainer_kit.process.error_report import reason
 _LABELS_FILE = "labels.txt"
 _TRAIN, _VALID = "train", "valid"
 _READ_AT_ONCE = 16  # files
-# With a seed of its own a shuffle depends on tf.random.set_seed, if there is one, and on nothing else that the program
-# has done: it is the same in a process that goes on.
+# With a seed of its own a shuffle depends on tf.random.set_seed, if there is one, and on nothing
+# else that the program has done: it is the same in a process that goes on.
 _FILES_SEED, _RECORDS_SEED = 1, 2
 
 
@@ -36,20 +36,25 @@ class MissingFilesError(DataError, FileNotFoundError):
     """A data set has not the files that were asked for; as in the original, it is a FileNotFoundError."""
 
 
-def get_labels(dataset_path: str | os.PathLike[str], percentage: float = 100) -> tuple[int, list[str]]:
+def get_labels(
+    dataset_path: str | os.PathLike[str], percentage: float = 100
+) -> tuple[int, list[str]]:
     """Returns the number of classes and their labels, from `dataset_path`/labels.txt: UTF-8, one label a line.
 
-    The index of a label in the list is the number of its class. Blank lines, and spaces around a label, do not count.
+    The index of a label in the list is the number of its class. Blank lines, and spaces around a
+    label, do not count.
 
     Args:
       dataset_path: The folder of the data set.
-      percentage: The share of the classes, from 1 to 100: the first ones of the file, rounded down, and at
-        least one. So the classes of a smaller share have the same numbers in a larger one. `get_train_ds` and
-        `get_valid_ds` with the same percentage read the examples of these classes only.
+      percentage: The share of the classes, from 1 to 100: the first ones of the file, rounded down,
+        and at least one. So the classes of a smaller share have the same numbers in a larger one.
+        `get_train_ds` and `get_valid_ds` with the same percentage read the examples of these
+        classes only.
 
     Raises:
       UsageError: for a percentage out of its bounds, and for a remote folder.
-      DataError: when the file is missing (it is a FileNotFoundError too), has no label or one twice, or is not UTF-8.
+      DataError: when the file is missing (it is a FileNotFoundError too), has no label or one
+        twice, or is not UTF-8.
     """
     share = _checked_percentage(percentage)
     folder = _local_folder(dataset_path)
@@ -58,7 +63,9 @@ def get_labels(dataset_path: str | os.PathLike[str], percentage: float = 100) ->
         with open(path, encoding="utf-8-sig") as file:  # with or without a byte order mark
             lines = [line.strip() for line in file]  # open() reads \r\n as \n
     except FileNotFoundError as error:
-        raise MissingFilesError(f"{path} is missing; {_content_of(folder, _LABELS_FILE)}") from error
+        raise MissingFilesError(
+            f"{path} is missing; {_content_of(folder, _LABELS_FILE)}"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
@@ -86,44 +93,51 @@ def get_tfrecord_dataset(
 
     Runs eagerly.
 
-    Training data comes in another order in each pass: the files are shuffled, 16 of them are read in turn, and their
-    records are shuffled in a buffer. The orders follow from `tf.random.set_seed` alone, so that a run that is started
-    again reads the same batches. A smaller last batch is left out, as models for TPUs need it. Other splits are one
-    pass in the order of names and records, with all examples and without augmentation.
+    Training data comes in another order in each pass: the files are shuffled, 16 of them are read
+    in turn, and their records are shuffled in a buffer. The orders follow from `tf.random.set_seed`
+    alone, so that a run that is started again reads the same batches. A smaller last batch is left
+    out, as models for TPUs need it. Other splits are one pass in the order of names and records,
+    with all examples and without augmentation.
 
-    Files may be compressed (GZIP or ZLIB); each is recognised by its first bytes. The records are counted: of plain
-    files by their headers, which takes less than a second for a million; compressed ones are read once. So the length
-    of the dataset is known.
+    Files may be compressed (GZIP or ZLIB); each is recognised by its first bytes. The records are
+    counted: of plain files by their headers, which takes less than a second for a million;
+    compressed ones are read once. So the length of the dataset is known.
 
     Args:
       dataset_path: A local folder.
-      preprocessing: A function that is called as `preprocessing(example=record)`, with a serialized example, string
-        []; it returns the parts of an example, such as (image, label). It runs in graph.
+      preprocessing: A function that is called as `preprocessing(example=record)`, with a serialized
+        example, string []; it returns the parts of an example, such as (image, label). It runs in
+        graph.
       global_batch_size: The number of examples in a batch, over all replicas.
       split: The first part of the names of the files: "train", "valid", or another one.
-      data_augmentation: A function that is called with the parts of each training example, `data_augmentation(image,
-        label)`, and returns them; one with a single required argument, such as a Keras layer, gets the first part,
-        and the others stay. It runs in graph, and may draw random numbers: one example after the other is changed
-        then, so that two runs draw the same.
+      data_augmentation: A function that is called with the parts of each training example,
+        `data_augmentation(image, label)`, and returns them; one with a single required argument,
+        such as a Keras layer, gets the first part, and the others stay. It runs in graph, and may
+        draw random numbers: one example after the other is changed then, so that two runs draw the
+        same.
       is_train: True for split="train", False for split="valid".
-      percentage: See `get_labels`. Below 100, only examples of the first classes of labels.txt are read, by their
-        feature `label`, a string.
+      percentage: See `get_labels`. Below 100, only examples of the first classes of labels.txt are
+        read, by their feature `label`, a string.
       shuffle_buffer: The number of serialized examples among which the next one is drawn.
 
     Raises:
       UsageError: when an argument cannot be used, or the folder is remote.
-      DataError: when no file matches (it is a FileNotFoundError too), a file is damaged, or there are no examples or
-        fewer than a batch.
+      DataError: when no file matches (it is a FileNotFoundError too), a file is damaged, or there
+        are no examples or fewer than a batch.
     """
     split = _split_name(split, is_train)
     training = split == _TRAIN
     size: Any = global_batch_size
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise UsageError(f"global_batch_size={size!r} is not a number of examples; give a whole number above 0")
+        raise UsageError(
+            f"global_batch_size={size!r} is not a number of examples; give a whole number above 0"
+        )
     share = _checked_percentage(percentage)
 
     files = _SplitFiles(dataset_path, split)
-    records, number = _records_of_classes(files, dataset_path, share, _FILES_SEED if training else None)
+    records, number = _records_of_classes(
+        files, dataset_path, share, _FILES_SEED if training else None
+    )
     if number < (size if training else 1):
         of_classes = "" if share == 100 else f" of the first {share:g} % of the classes"
         raise DataError(
@@ -167,18 +181,21 @@ def get_valid_ds(
     percentage: float = 100,
 ) -> tf.data.Dataset:
     """Returns the batches of the split "valid"; see `get_tfrecord_dataset`."""
-    return get_tfrecord_dataset(dataset_path, preprocessing, global_batch_size, _VALID, percentage=percentage)
+    return get_tfrecord_dataset(
+        dataset_path, preprocessing, global_batch_size, _VALID, percentage=percentage
+    )
 
 
 def preprocess_image(image: Any, size: int | tuple[int, int]) -> tf.Tensor:
     """Returns a decoded image as the input of a model: scaled to [0, 1], cropped at its centre, resized.
 
-    The largest part in the middle with the proportions of `size` is resized, bilinearly. In graph or eager.
+    The largest part in the middle with the proportions of `size` is resized, bilinearly. In graph
+    or eager.
 
     Args:
-      image: Tensor or array, [height, width, channels]. Integers are scaled by the largest value of their dtype, as
-        `tf.image.convert_image_dtype` does; floats are in [0, 1] already. The shape may be unknown, as that of
-        `tf.image.decode_image`.
+      image: Tensor or array, [height, width, channels]. Integers are scaled by the largest value of
+        their dtype, as `tf.image.convert_image_dtype` does; floats are in [0, 1] already. The shape
+        may be unknown, as that of `tf.image.decode_image`.
       size: The height and the width of the result; one number for a square.
 
     Returns:
@@ -229,15 +246,18 @@ class _SplitFiles:
             raise MissingFilesError(f"no file matches {self.pattern}; {advice}")
         self.paths = [path for path in matches if os.path.getsize(path)]
         if not self.paths:
-            raise DataError(f"{self.pattern} matches only empty files, without a record; write them again")
+            raise DataError(
+                f"{self.pattern} matches only empty files, without a record; write them again"
+            )
         self.compressions = [compression_of(path) for path in self.paths]
 
     def records(self, shuffle_seed: int | None = None) -> tf.data.Dataset:
         """Returns a dataset of the serialized examples, string []. Runs eagerly, on the host.
 
         Args:
-          shuffle_seed: The seed of the order of the files. Each pass draws another order, and several files are read
-            in turn. None: one file after the other. The order of records is the same on every machine.
+          shuffle_seed: The seed of the order of the files. Each pass draws another order, and
+            several files are read in turn. None: one file after the other. The order of records is
+            the same on every machine.
         """
         files = tf.data.Dataset.from_tensor_slices((self.paths, self.compressions))
         cycle_length = 1
@@ -260,7 +280,9 @@ class _SplitFiles:
         number = 0
         for path, compression in zip(self.paths, self.compressions, strict=True):
             if compression:
-                number += _number_of(tf.data.TFRecordDataset(path, compression_type=compression), path)
+                number += _number_of(
+                    tf.data.TFRecordDataset(path, compression_type=compression), path
+                )
             else:
                 number += len(RecordFiles([path]))
         return number
@@ -300,7 +322,9 @@ def _number_of(dataset: tf.data.Dataset, name: str) -> int:
 def _local_folder(dataset_path: Any) -> str:
     """Returns the path of a data set's folder; raises UsageError for a remote one."""
     if is_remote(dataset_path):
-        raise UsageError(f"dataset_path={os.fspath(dataset_path)} is remote, which is not supported; copy the files")
+        raise UsageError(
+            f"dataset_path={os.fspath(dataset_path)} is remote, which is not supported; copy the files"
+        )
     return os.fspath(dataset_path)
 
 
@@ -314,16 +338,22 @@ def _content_of(folder: str, missing: str) -> str:
 def _split_name(split: Any, is_train: Any) -> str:
     """Returns the name of the split; raises UsageError unless exactly one of the two arguments gives it."""
     if (split is None) == (is_train is None):
-        raise UsageError("which files? Give either split='train' or split='valid', or is_train=True or False")
+        raise UsageError(
+            "which files? Give either split='train' or split='valid', or is_train=True or False"
+        )
     if is_train is not None:
         return _TRAIN if is_train else _VALID
     if not isinstance(split, str) or not split or os.sep in split or glob.escape(split) != split:
-        raise UsageError(f"split={split!r} is not the first part of the names of files, such as 'train' or 'valid'")
+        raise UsageError(
+            f"split={split!r} is not the first part of the names of files, such as 'train' or 'valid'"
+        )
     return split
 
 
 def _checked_percentage(percentage: Any) -> float:
     """Returns a percentage as a float; raises UsageError below 1, which was probably meant as a fraction."""
     if not isinstance(percentage, (int, float, np.number)) or not 1 <= percentage <= 100:
-        raise UsageError(f"percentage={percentage!r} is not from 1 to 100: give 100 for all classes, 50 for half")
+        raise UsageError(
+            f"percentage={percentage!r} is not from 1 to 100: give 100 for all classes, 50 for half"
+        )
     return float(percentage)

@@ -35,33 +35,39 @@ _HISTORY, _MODEL = "history.csv", "saved_model"  # in artifacts_dir
 class Training:
     """A training job whose model, data and folders a component of a pipeline gives. Runs eagerly, on the host.
 
-    A job that was stopped or killed goes on when the same program is started again: with the optimizer, the callbacks
-    and the epochs that are left. A subclass may replace `__init__` and `run_train`.
+    A job that was stopped or killed goes on when the same program is started again: with the
+    optimizer, the callbacks and the epochs that are left. A subclass may replace `__init__` and
+    `run_train`.
 
     Args:
-      build_model_func: A function without arguments that returns a model of Keras 3 or tf_keras, compiled or not. An
-        argument `checkpoint` of it is not used, since the engine restores the checkpoint.
-      job_dir: The folder for checkpoints/, logs/ and job_meta.json. "": a temporary folder, from which no later start
-        can go on.
+      build_model_func: A function without arguments that returns a model of Keras 3 or tf_keras,
+        compiled or not. An argument `checkpoint` of it is not used, since the engine restores the
+        checkpoint.
+      job_dir: The folder for checkpoints/, logs/ and job_meta.json. "": a temporary folder, from
+        which no later start can go on.
       artifacts_dir: The folder for saved_model/ and history.csv. "": they are not written.
-      use_tpu: Whether to train on a TPU. If there is none, one line says so, and the current strategy is used.
-      custom_model_class: A class of models with its own steps. It gets the inputs and outputs of the model that
-        build_model_func returns, unless that is one of this class.
+      use_tpu: Whether to train on a TPU. If there is none, one line says so, and the current
+        strategy is used.
+      custom_model_class: A class of models with its own steps. It gets the inputs and outputs of
+        the model that build_model_func returns, unless that is one of this class.
       custom_objects: Objects by name that Keras finds while the model is built or loaded.
-      optimizer, loss, metrics: The arguments of `compile`. None: as build_model_func has compiled the model.
+      optimizer, loss, metrics: The arguments of `compile`. None: as build_model_func has compiled
+      the model.
 
     Attributes:
       model: The model, which `run_train` trains. A finished job leaves it with the trained weights.
-      callbacks: The callbacks of Keras and of trainer_kit that `run_train` uses; a TensorBoard at first.
+      callbacks: The callbacks of Keras and of trainer_kit that `run_train` uses; a TensorBoard at
+        first.
       last_epoch: The number of complete epochs, 0 at first.
-      last_checkpoint: The path of the newest checkpoint, without the endings of its files; None at first.
+      last_checkpoint: The path of the newest checkpoint, without the endings of its files; None at
+        first.
       distribute_strategy: The strategy in whose scope the model was built.
       history: The History of `run_train`; None before.
       job_dir, artifacts_dir, use_tpu, custom_objects: The arguments.
 
     Raises:
-      SystemExit: after a message, with exit code 2 when an argument cannot be used, and 6 when a folder cannot be
-        written.
+      SystemExit: after a message, with exit code 2 when an argument cannot be used, and 6 when a
+        folder cannot be written.
     """
 
     def __init__(
@@ -87,11 +93,18 @@ class Training:
             self.distribute_strategy = job_strategy(use_tpu)
             with self.distribute_strategy.scope(), custom_objects_known(custom_objects):
                 self.model = build_model(
-                    build_model_func, custom_model_class, optimizer=optimizer, loss=loss, metrics=metrics
+                    build_model_func,
+                    custom_model_class,
+                    optimizer=optimizer,
+                    loss=loss,
+                    metrics=metrics,
                 )
         if not self.job_dir:
             self.job_dir = tempfile.mkdtemp(prefix="trainer_kit-job-")
-            _LOG.warning("job_dir is not given: the files are in %s, and no later start goes on there", self.job_dir)
+            _LOG.warning(
+                "job_dir is not given: the files are in %s, and no later start goes on there",
+                self.job_dir,
+            )
         self.last_epoch = self._folder.last_epoch()
         self.last_checkpoint = self._folder.last_checkpoint()
         library = sys.modules["tf_keras"] if of_keras_2(self.model) else keras
@@ -134,14 +147,16 @@ class Training:
         A finished job trains nothing and leaves its artifacts alone.
 
         Args:
-          train_ds: The training data in global batches, a tf.data.Dataset or whatever `Model.fit` takes.
+          train_ds: The training data in global batches, a tf.data.Dataset or whatever `Model.fit`
+            takes.
           valid_ds: The validation data, evaluated after each epoch; None: nothing is evaluated.
           epochs: The number of epochs in all, also those of earlier starts.
-          **options: Further arguments of `trainer_kit.compat.keras.fit`, such as checkpoint_interval.
+          **options: Further arguments of `trainer_kit.compat.keras.fit`, such as
+            checkpoint_interval.
 
         Raises:
-          SystemExit: after a message, with an exit code of `errors.EXIT_CODES`: 75 after SIGTERM, 3 if the loss or a
-            weight is not finite, 2 for a mistake of the caller.
+          SystemExit: after a message, with an exit code of `errors.EXIT_CODES`: 75 after SIGTERM, 3
+            if the loss or a weight is not finite, 2 for a mistake of the caller.
         """
         with exit_codes(), custom_objects_known(self.custom_objects):
             self.history = self._train(train_ds, valid_ds, epochs, options)
@@ -152,7 +167,8 @@ class Training:
         """Writes the history to artifacts_dir/history.csv, as a DataFrame of pandas is written.
 
         Args:
-          history: A History, or a dict of the values of the epochs by name; None: the one of `run_train`.
+          history: A History, or a dict of the values of the epochs by name; None: the one of
+            `run_train`.
 
         Raises:
           UsageError: when there is no artifacts_dir or no history yet.
@@ -177,7 +193,8 @@ class Training:
         """Trains up to the end of an epoch, and returns the History of all epochs."""
         if train_ds is None:
             raise UsageError("train_ds is None; give the training data")
-        # A job whose loss is not finite ends with an error. Keras would go on, and the artifact would hold NaN.
+        # A job whose loss is not finite ends with an error. Keras would go on, and the artifact
+        # would hold NaN.
         trainer = {"recovery_max_trials": 0, **options.pop("trainer", {})}
         callbacks = [*self.callbacks, *(options.pop("callbacks", None) or ()), _Progress(self)]
         try:
@@ -192,7 +209,9 @@ class Training:
                 **options,
             )
         finally:
-            with contextlib.suppress(StorageError):  # an error of the run says more, and has the exit code
+            with contextlib.suppress(
+                StorageError
+            ):  # an error of the run says more, and has the exit code
                 self.note_progress()
         read_history(self.checkpoints_dir, history)  # the same types of numbers as in a later start
         return history
@@ -212,7 +231,9 @@ class Training:
         if not self.artifacts_dir:
             return
         checkpoint = os.path.basename(self.last_checkpoint or "")
-        exist = all(os.path.exists(os.path.join(self.artifacts_dir, name)) for name in (_HISTORY, _MODEL))
+        exist = all(
+            os.path.exists(os.path.join(self.artifacts_dir, name)) for name in (_HISTORY, _MODEL)
+        )
         if exist and self._folder.read_meta().get("artifacts_of") == checkpoint:
             return
         self.save_history()

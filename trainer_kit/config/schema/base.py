@@ -1,8 +1,8 @@
 """Makes config classes: `@configclass`, the base class Config, and OneOfConfig for the choice of a branch.
 
-A config class is a pydantic dataclass: frozen, keyword-only, without extra keys. Fields are strict one by one ("5" is
-not an int, "yes" is not a bool), nested sections may be given as dicts and tuples as lists. A strict class would
-refuse the nested dicts, hence the rewriting of annotations.
+A config class is a pydantic dataclass: frozen, keyword-only, without extra keys. Fields are strict
+one by one ("5" is not an int, "yes" is not a bool), nested sections may be given as dicts and
+tuples as lists. A strict class would refuse the nested dicts, hence the rewriting of annotations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, Discriminator, Field, Strict, Tag, ValidationError
@@ -22,20 +32,30 @@ from typing_extensions import Self, dataclass_transform
 
 from trainer_kit.config.allowed_values import show
 from trainer_kit.config.merge import find_mistakes, merge_layers
-from trainer_kit.config.schema.section import ONE, SEVERAL, FieldError, Section, gives_several, is_configclass
+from trainer_kit.config.schema.section import (
+    ONE,
+    SEVERAL,
+    FieldError,
+    Section,
+    gives_several,
+    is_configclass,
+)
 from trainer_kit.config.sources.layer import Layer, join
 from trainer_kit.errors import Mistake
 
 ConfigT = TypeVar("ConfigT")
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field, Field))
+@dataclass_transform(
+    kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field, Field)
+)
 def configclass(cls: type[ConfigT]) -> type[ConfigT]:
     """Makes a config class of `cls`: frozen, keyword-only, typed and checked when built.
 
-    Every int, float, bool and str in its annotations becomes strict. To check a rule across fields, define
-    `rules(self)`, yielding (field name, what is wrong and what to do) for each broken one. The class raises a
-    FieldError, which is a ConfigError and a ValueError, for unknown fields, wrong types and broken rules.
+    Every int, float, bool and str in its annotations becomes strict. To check a rule across fields,
+    define `rules(self)`, yielding (field name, what is wrong and what to do) for each broken one.
+    The class raises a FieldError, which is a ConfigError and a ValueError, for unknown fields,
+    wrong types and broken rules.
 
     Raises:
       TypeError: when `cls` does not inherit from Config (usually from TaskConfig).
@@ -45,12 +65,19 @@ def configclass(cls: type[ConfigT]) -> type[ConfigT]:
             f"{cls.__qualname__} must inherit from trainer_kit.Config (a task's from trainer_kit.TaskConfig)"
         )
     declared = inspect.get_annotations(cls)
-    hints = get_type_hints(cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True)
-    hints.update({name: _one_or_several(hints[name]) for name in cls.one_or_several if name in declared})
+    hints = get_type_hints(
+        cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True
+    )
+    hints.update(
+        {name: _one_or_several(hints[name]) for name in cls.one_or_several if name in declared}
+    )
     cls.__annotations__ = {
-        name: hints[name] if get_origin(hints[name]) is ClassVar else _strict(hints[name]) for name in declared
+        name: hints[name] if get_origin(hints[name]) is ClassVar else _strict(hints[name])
+        for name in declared
     }
-    settings = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True, arbitrary_types_allowed=True)
+    settings = ConfigDict(
+        extra="forbid", allow_inf_nan=False, defer_build=True, arbitrary_types_allowed=True
+    )
     made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
     return made  # type: ignore[return-value]
 
@@ -79,15 +106,18 @@ class Config(Section):
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with the given fields changed; a dict for a nested section changes only what it names.
 
-        So does a dict for sections by name: None removes one, and where a single section was, each begins as that.
+        So does a dict for sections by name: None removes one, and where a single section was, each
+        begins as that.
 
         Raises:
-          FieldError: a ConfigError and ValueError, for unknown fields, wrong types and broken rules: all of them, with
-            their whole paths.
+          FieldError: a ConfigError and ValueError, for unknown fields, wrong types and broken
+            rules: all of them, with their whole paths.
         """
         config, _, mistakes = merge_layers(self, [Layer(changes)])
         if mistakes:
-            raise FieldError(type(self), [dataclasses.replace(mistake, origin="") for mistake in mistakes])
+            raise FieldError(
+                type(self), [dataclasses.replace(mistake, origin="") for mistake in mistakes]
+            )
         return config
 
 
@@ -106,9 +136,14 @@ class OneOfConfig(Config):
             value = getattr(self, name) if name == self.type else None
             if name == self.type and value is None:
                 try:
-                    value = branch()  # only of the chosen one: a class's first object costs milliseconds
+                    value = (
+                        branch()
+                    )  # only of the chosen one: a class's first object costs milliseconds
                 except FieldError as error:  # a field without a default
-                    mistakes = [dataclasses.replace(mistake, path=join(name, mistake.path)) for mistake in error.inner]
+                    mistakes = [
+                        dataclasses.replace(mistake, path=join(name, mistake.path))
+                        for mistake in error.inner
+                    ]
                     raise FieldError(type(self), mistakes) from error
             object.__setattr__(self, name, value)
         super().__post_init__()
@@ -118,7 +153,11 @@ class OneOfConfig(Config):
         """Returns the name and the config class of each branch."""
         found = {}
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-            classes = [part for part in get_args(field.type) if isinstance(part, type) and issubclass(part, Config)]
+            classes = [
+                part
+                for part in get_args(field.type)
+                if isinstance(part, type) and issubclass(part, Config)
+            ]
             if classes:
                 found[field.name] = classes[0]
         return found
@@ -145,7 +184,10 @@ def _with_field_errors(checked_init: Callable[..., None]) -> Callable[..., None]
 
 
 def _mistakes(
-    config_class: type[Section], args: tuple[Any, ...], values: dict[str, Any], error: ValidationError
+    config_class: type[Section],
+    args: tuple[Any, ...],
+    values: dict[str, Any],
+    error: ValidationError,
 ) -> list[Mistake]:
     """Returns the mistakes in the arguments of a config class that pydantic has refused, each once."""
     if args:
@@ -157,7 +199,9 @@ def _mistakes(
         path = join(*(part for part in details["loc"] if part not in (ONE, SEVERAL)))
         cause = details.get("ctx", {}).get("error")
         if isinstance(cause, FieldError):  # of broken rules
-            mistakes += (dataclasses.replace(inner, path=join(path, inner.path)) for inner in cause.inner)
+            mistakes += (
+                dataclasses.replace(inner, path=join(path, inner.path)) for inner in cause.inner
+            )
         elif details["type"] == "missing":
             mistakes.append(Mistake(path, "is needed", "give it a value"))
         else:  # of a check of the user's own
@@ -171,7 +215,8 @@ def _one_or_several(annotation: Any) -> Any:
         return annotation
 
     def which(value: Any) -> str:
-        # So that a mistake is reported once, for what was meant, and not for each part of the union.
+        # So that a mistake is reported once, for what was meant, and not for each part of the
+        # union.
         return SEVERAL if isinstance(value, Mapping) and gives_several(annotation, value) else ONE
 
     one, several = Annotated[annotation, Tag(ONE)], Annotated[dict[str, annotation], Tag(SEVERAL)]

@@ -108,7 +108,9 @@ class TakesDurations:
     units: tuple[str, ...]
     ge: int | None = None
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         """Returns the schema of the field: a strict int of at least `ge`, or a duration."""
         del source, handler
         steps = core_schema.int_schema(strict=True, ge=self.ge)
@@ -162,9 +164,15 @@ def interval_rules(options: Any) -> Iterator[tuple[str, str]]:
     # Loops are cut where an interval of rounded steps is due.
     in_steps = type(loop) is int and type(summary) is int
     if in_steps and summary % loop and summary != SUMMARY_INTERVAL:
-        yield "summary_interval", f"{summary} is not a multiple of steps_per_loop ({loop}); set it to a multiple"
+        yield (
+            "summary_interval",
+            f"{summary} is not a multiple of steps_per_loop ({loop}); set it to a multiple",
+        )
     for name in ("checkpoint_interval", "summary_interval"):
         value = getattr(options, name)
         if options.require_exact_resume and seconds_of(value):
             problem = f"{value!r} comes at steps that differ from run to run"
-            yield name, f"{problem}, which require_exact_resume=true forbids; give steps, epochs or a share"
+            yield (
+                name,
+                f"{problem}, which require_exact_resume=true forbids; give steps, epochs or a share",
+            )

@@ -28,7 +28,8 @@ def validation_sets(task: Any) -> dict[str, Any]:
     """Returns the datasets that a task is evaluated on, by name; a single one is called "".
 
     Args:
-      task: The section `task` of a config. One that has several tasks says itself what they are evaluated on.
+      task: The section `task` of a config. One that has several tasks says itself what they are
+        evaluated on.
     """
     if callable(own := getattr(task, "validation_sets", None)):
         return dict(own())
@@ -40,7 +41,8 @@ def training_sets(task: Any) -> dict[str, Any]:
     """Returns the datasets that a task trains on, by their dotted paths in the config of an experiment.
 
     Args:
-      task: The section `task` of a config. One that has several tasks says itself what they train on.
+      task: The section `task` of a config. One that has several tasks says itself what they train
+        on.
     """
     if callable(own := getattr(task, "training_sets", None)):
         return dict(own())
@@ -52,10 +54,10 @@ class ValidationSetConfig(Config):
     """How one of several validation sets is evaluated.
 
     Attributes:
-      steps: The number of batches in an evaluation of this set; -1 takes all of them, and unset means
-        trainer.validation_steps.
-      interval: Steps between evaluations of this set in mode train_and_eval, or epochs or a share of the run; unset
-        means trainer.validation_interval.
+      steps: The number of batches in an evaluation of this set; -1 takes all of them, and unset
+        means trainer.validation_steps.
+      interval: Steps between evaluations of this set in mode train_and_eval, or epochs or a share
+        of the run; unset means trainer.validation_interval.
     """
 
     steps: StepsOrAll | None = None
@@ -72,11 +74,12 @@ class ContinuousEvalConfig(Config):
     """How a training run and the sidecars that evaluate it share checkpoints.
 
     Attributes:
-      policy: Which checkpoints a sidecar evaluates: `all` takes each one in order, `latest` takes the newest one next
-        and logs the ones that it leaves out.
-      validation_sets: Names of the validation sets that a sidecar evaluates; empty means all of them.
-      max_wait_checkpoints: How many checkpoints beyond trainer.max_to_keep the training run keeps for a sidecar that
-        has not evaluated them yet.
+      policy: Which checkpoints a sidecar evaluates: `all` takes each one in order, `latest` takes
+        the newest one next and logs the ones that it leaves out.
+      validation_sets: Names of the validation sets that a sidecar evaluates; empty means all of
+        them.
+      max_wait_checkpoints: How many checkpoints beyond trainer.max_to_keep the training run keeps
+        for a sidecar that has not evaluated them yet.
     """
 
     policy: Literal["all", "latest"] = "all"
@@ -89,15 +92,18 @@ class EarlyStoppingConfig(Config):
     """When a run ends before its last step: when evaluations bring no improvement any more.
 
     Attributes:
-      metric: The metric that decides whether an evaluation is an improvement; `a|b` is the entry b of the nested
-        metrics a. It has to be set.
+      metric: The metric that decides whether an evaluation is an improvement; `a|b` is the entry b
+        of the nested metrics a. It has to be set.
       metric_comp: Whether a higher or a lower value of the metric is better.
-      patience: How many evaluations in a row may pass without an improvement; the last of them ends the run.
-      min_delta: A value is an improvement if it is better than the best before it by more than this. NaN never is one.
+      patience: How many evaluations in a row may pass without an improvement; the last of them ends
+        the run.
+      min_delta: A value is an improvement if it is better than the best before it by more than
+        this. NaN never is one.
       start_step: Evaluations before this step do not count.
-      eval_name: The name of the sidecar whose evaluations decide; empty means those of the training run. A sidecar's
-        evaluations come at times that differ from run to run, and so does the step at which the run ends; with the
-        run's own it is the same step however often the run is killed.
+      eval_name: The name of the sidecar whose evaluations decide; empty means those of the training
+        run. A sidecar's evaluations come at times that differ from run to run, and so does the step
+        at which the run ends; with the run's own it is the same step however often the run is
+        killed.
     """
 
     metric: str = ""
@@ -124,8 +130,8 @@ class BestCheckpointConfig(Config):
       metric: The metric that decides what is best; `a|b` is the entry b of the nested metrics a.
       metric_comp: Whether a higher or a lower value of the metric is better.
       keep: How many checkpoints are kept under this name.
-      min_delta: Once `keep` checkpoints are kept, another one has to be better than the worst of them by more than
-        this.
+      min_delta: Once `keep` checkpoints are kept, another one has to be better than the worst of
+        them by more than this.
     """
 
     metric: str

@@ -1,7 +1,7 @@
 """The typed, frozen config classes: ExperimentConfig(task, trainer, runtime) and DataConfig.
 
-Field names and defaults are those of TF Model Garden 2.20, so that its YAML files can be read. The exceptions, with
-their reasons, are listed in tests/unit/config/schema/test_experiment.py.
+Field names and defaults are those of TF Model Garden 2.20, so that its YAML files can be read. The
+exceptions, with their reasons, are listed in tests/unit/config/schema/test_experiment.py.
 """
 
 from __future__ import annotations
@@ -28,9 +28,19 @@ from trainer_kit.config.schema.evaluation import (
 from trainer_kit.config.schema.gradient_processors import problem_with_xla
 from trainer_kit.config.schema.initial_weights import InitCheckpoint
 from trainer_kit.config.schema.metrics import MetricConfig, SummaryConfig
-from trainer_kit.config.schema.number_types import SomeSteps, Steps, StepsOrAll, broken_patterns, uneven_batch_message
+from trainer_kit.config.schema.number_types import (
+    SomeSteps,
+    Steps,
+    StepsOrAll,
+    broken_patterns,
+    uneven_batch_message,
+)
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
-from trainer_kit.config.schema.optimization import EMAConfig, NamedOptimizerConfig, OptimizationConfig
+from trainer_kit.config.schema.optimization import (
+    EMAConfig,
+    NamedOptimizerConfig,
+    OptimizationConfig,
+)
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import suggestion
 
@@ -42,7 +52,8 @@ class DatasetConfig(OpenOneOfConfig):
     """Which registered dataset. `trainer_kit.register_dataset` adds one.
 
     Attributes:
-      type: The name of a registered dataset; unset means that the task's build_inputs makes the data.
+      type: The name of a registered dataset; unset means that the task's build_inputs makes the
+        data.
     """
 
     registry: ClassVar[Registry[Branch]] = Registry("dataset")
@@ -55,42 +66,47 @@ class DataConfig(Config):
     """What a dataset is made of. All of it reaches `Task.build_inputs`; the readers in `inputs/` use what fits them.
 
     Attributes:
-      input_path: The files to read: a path or a glob, several of them separated by commas, a list of them, or a
-        mapping of those by name.
+      input_path: The files to read: a path or a glob, several of them separated by commas, a list
+        of them, or a mapping of those by name.
       tfds_name: The name of a dataset of TensorFlow Datasets, for tasks that read one.
       tfds_split: The split of the dataset of TensorFlow Datasets, such as train[:90%].
       global_batch_size: The number of examples in a batch, summed over all replicas.
       is_training: Whether the data is shuffled and repeated without end, as training needs it.
       drop_remainder: Whether a last batch with fewer examples than global_batch_size is left out.
-      shuffle_buffer_size: The number of examples in a shuffle buffer, for readers that use one; ArraySource and
-        TFRecordSource shuffle the whole data without it.
+      shuffle_buffer_size: The number of examples in a shuffle buffer, for readers that use one;
+        ArraySource and TFRecordSource shuffle the whole data without it.
       cache: Whether decoded examples are kept in memory, for readers that can do so.
       cycle_length: How many files are read at once, for readers that interleave files.
-      block_length: How many records in a row are read from one file; TFRecordSource keeps so many together in its
-        shuffled order.
-      ram_budget: The memory in gigabytes that the input pipeline may use, for readers that hand it to tf.data.
-      deterministic: Whether batches come in the same order in each run; unset leaves it to tf.data, whose default is
-        true.
-      sharding: Whether each worker reads only its own part of the files, for readers that split the files.
-      data_is_sharded: Whether each of several workers has its own part of the data already, such as other files, so
-        that build_inputs need not read the input_pipeline_id of its input context.
-      enable_tf_data_service: Whether batches come from a tf.data service, for tasks that read with one.
-      tf_data_service_address: The address of the tf.data service; the flag --tf_data_service sets it.
-      tf_data_service_job_name: The name of the job in the tf.data service, by which several trainers share one stream
-        of batches.
+      block_length: How many records in a row are read from one file; TFRecordSource keeps so many
+        together in its shuffled order.
+      ram_budget: The memory in gigabytes that the input pipeline may use, for readers that hand it
+        to tf.data.
+      deterministic: Whether batches come in the same order in each run; unset leaves it to tf.data,
+        whose default is true.
+      sharding: Whether each worker reads only its own part of the files, for readers that split the
+        files.
+      data_is_sharded: Whether each of several workers has its own part of the data already, such as
+        other files, so that build_inputs need not read the input_pipeline_id of its input context.
+      enable_tf_data_service: Whether batches come from a tf.data service, for tasks that read with
+        one.
+      tf_data_service_address: The address of the tf.data service; the flag --tf_data_service sets
+        it.
+      tf_data_service_job_name: The name of the job in the tf.data service, by which several
+        trainers share one stream of batches.
       tfds_data_dir: The folder of the files of TensorFlow Datasets; empty means its default.
       tfds_as_supervised: Whether TensorFlow Datasets returns pairs of features and label.
-      tfds_skip_decoding_feature: Names of features, separated by commas, that TensorFlow Datasets does not decode.
-      enable_shared_tf_data_service_between_parallel_trainers: Whether trainers that run at the same time share the
-        batches of one tf.data service.
-      apply_tf_data_service_before_batching: Whether the tf.data service hands out single examples, which are batched
-        by the trainer.
+      tfds_skip_decoding_feature: Names of features, separated by commas, that TensorFlow Datasets
+        does not decode.
+      enable_shared_tf_data_service_between_parallel_trainers: Whether trainers that run at the same
+        time share the batches of one tf.data service.
+      apply_tf_data_service_before_batching: Whether the tf.data service hands out single examples,
+        which are batched by the trainer.
       trainer_id: The name of this trainer among those that share a tf.data service.
-      seed: The seed of the order of examples and of random preprocessing; unset means 0 for ArraySource and
-        TFRecordSource.
-      prefetch_buffer_size: How many batches are made ahead; unset leaves the number to tf.data.
-      autotune_algorithm: The tuner of tf.data, a name in tf.data.experimental.AutotuneAlgorithm; unset turns it off in
+      seed: The seed of the order of examples and of random preprocessing; unset means 0 for
         ArraySource and TFRecordSource.
+      prefetch_buffer_size: How many batches are made ahead; unset leaves the number to tf.data.
+      autotune_algorithm: The tuner of tf.data, a name in tf.data.experimental.AutotuneAlgorithm;
+        unset turns it off in ArraySource and TFRecordSource.
       dataset: A registered dataset that makes the data in place of the task's build_inputs.
     """
 
@@ -133,13 +149,14 @@ class TaskConfig(Config):
     """What a task is configured by. Inherit from it, and decorate the subclass with `@trainer_kit.configclass`.
 
     Attributes:
-      init_checkpoint: The path of a checkpoint, or of a folder of checkpoints, whose weights a new run starts from; or
-        a list of sections, each with a path and a choice of variables. In mode continuous_train_and_eval it is the
-        folder of the run whose checkpoints are fine-tuned, each by a run of its own.
+      init_checkpoint: The path of a checkpoint, or of a folder of checkpoints, whose weights a new
+        run starts from; or a list of sections, each with a path and a choice of variables. In mode
+        continuous_train_and_eval it is the folder of the run whose checkpoints are fine-tuned, each
+        by a run of its own.
       model: The section of the model; a task's own config class gives it a type.
       train_data: The data to train on.
-      validation_data: The data to evaluate on: one dataset, or several as a mapping by name. A name has to be one that
-        a folder can have.
+      validation_data: The data to evaluate on: one dataset, or several as a mapping by name. A name
+        has to be one that a folder can have.
       name: The name of the task; unset means the name of its class.
       differential_privacy_config: Differential privacy is not supported, so this has to be unset.
       allow_image_summary: Whether tasks that can show images in TensorBoard do so.
@@ -167,7 +184,8 @@ class CallbackConfig(Config):
     """A callback of a run, by name.
 
     Attributes:
-      name: The name that the callback is registered by with @trainer_kit.register_callback, or "module:Class".
+      name: The name that the callback is registered by with @trainer_kit.register_callback, or
+        "module:Class".
       args: The arguments that the callback's class is called with.
     """
 
@@ -179,92 +197,103 @@ class CallbackConfig(Config):
 class TrainerConfig(Config):
     """How long to train, and how often to report, save and evaluate.
 
-    A plain number counts steps. Where the table names more, "3 epochs" counts passes over the training data, "20 %" is
-    a share of the run, and "30 min" is a time.
+    A plain number counts steps. Where the table names more, "3 epochs" counts passes over the
+    training data, "20 %" is a share of the run, and "30 min" is a time.
 
     Attributes:
-      optimizer_config: The optimizer, the learning rate, the warm-up and the moving average of the weights.
-      optimizers: Several optimizers by name, each for variables of its own, in place of the optimizer in
-        optimizer_config. A name has no slash or dot.
-      freeze: Regular expressions of the variables that training leaves as they are. Each is searched in the path of a
-        variable. They get no gradient, no slots of an optimizer and no average; a layer of batch normalization all of
-        whose variables match uses its moving averages.
-      trainer_class: The subclass of trainer_kit.Trainer that trains, as module:Class; empty means the class that the
-        task is registered with, or Trainer itself.
-      train_tf_while_loop: Whether the steps of a training loop are a loop in the graph; false calls each step from
-        Python.
+      optimizer_config: The optimizer, the learning rate, the warm-up and the moving average of the
+        weights.
+      optimizers: Several optimizers by name, each for variables of its own, in place of the
+        optimizer in optimizer_config. A name has no slash or dot.
+      freeze: Regular expressions of the variables that training leaves as they are. Each is
+        searched in the path of a variable. They get no gradient, no slots of an optimizer and no
+        average; a layer of batch normalization all of whose variables match uses its moving
+        averages.
+      trainer_class: The subclass of trainer_kit.Trainer that trains, as module:Class; empty means
+        the class that the task is registered with, or Trainer itself.
+      train_tf_while_loop: Whether the steps of a training loop are a loop in the graph; false calls
+        each step from Python.
       train_tf_function: Whether training steps run as a tf.function; false runs them eagerly.
       eval_tf_function: Whether evaluation steps run as a tf.function; false runs them eagerly.
-      eval_tf_while_loop: Whether an evaluation that aggregates logs is one graph too; evaluations without
-        aggregate_logs always are. It is for an aggregate_logs made of TensorFlow operations, whose state is nested
-        tensors of any shape. Where it needs Python (NumPy, strings, lists that grow), a warning says so and the
-        evaluation goes step by step.
-      eval_recreate_iterator: Whether each evaluation starts at the first example; false goes on where the last one
-        stopped.
-      allow_tpu_summary: Summaries from inside a TPU program are not supported, so this has to be false.
-      steps_per_epoch: The number of training steps in an epoch; unset means that the training data decides. It has to
-        be set for data without an end, if the config names epochs.
-      steps_per_loop: The number of training steps in a loop; logs, checkpoints and evaluations come at the ends of
-        loops only.
-      fuse_steps: The number of training steps that XLA compiles into one program; 1 fuses none. It takes at most the
-        steps of a loop. Small dense models train several times as fast, convolutions on a CPU slower; compare two short
-        runs. It is for one replica. Results equal those of separate steps to the last digits of float32, but dropout
-        draws other masks. A stop waits for the end of a program.
-      accumulate_steps: The number of micro-batches that a batch is split into, for batches that do not fit into memory:
-        global_batch_size is the batch of one update, and each replica adds up the gradients of this number of parts of
-        its share.
-      summary_interval: Steps between the summaries that the task itself writes, and between histograms and images of
-        named tensors. A number of your own has to be a multiple of steps_per_loop. A time is looked at when a loop
-        ends.
+      eval_tf_while_loop: Whether an evaluation that aggregates logs is one graph too; evaluations
+        without aggregate_logs always are. It is for an aggregate_logs made of TensorFlow
+        operations, whose state is nested tensors of any shape. Where it needs Python (NumPy,
+        strings, lists that grow), a warning says so and the evaluation goes step by step.
+      eval_recreate_iterator: Whether each evaluation starts at the first example; false goes on
+        where the last one stopped.
+      allow_tpu_summary: Summaries from inside a TPU program are not supported, so this has to be
+        false.
+      steps_per_epoch: The number of training steps in an epoch; unset means that the training data
+        decides. It has to be set for data without an end, if the config names epochs.
+      steps_per_loop: The number of training steps in a loop; logs, checkpoints and evaluations come
+        at the ends of loops only.
+      fuse_steps: The number of training steps that XLA compiles into one program; 1 fuses none. It
+        takes at most the steps of a loop. Small dense models train several times as fast,
+        convolutions on a CPU slower; compare two short runs. It is for one replica. Results equal
+        those of separate steps to the last digits of float32, but dropout draws other masks. A stop
+        waits for the end of a program.
+      accumulate_steps: The number of micro-batches that a batch is split into, for batches that do
+        not fit into memory: global_batch_size is the batch of one update, and each replica adds up
+        the gradients of this number of parts of its share.
+      summary_interval: Steps between the summaries that the task itself writes, and between
+        histograms and images of named tensors. A number of your own has to be a multiple of
+        steps_per_loop. A time is looked at when a loop ends.
       checkpoint_interval: Steps between checkpoints. A time is looked at when a loop ends.
       max_to_keep: How many of the newest checkpoints are kept.
-      keep_interval: Which older checkpoints are kept, too: the first one after each so many steps, epochs or hours;
-        unset keeps none of them.
-      continuous_eval: Which checkpoints mode continuous_eval evaluates, and how long they are kept for it.
-      continuous_eval_timeout: Seconds that mode continuous_eval waits for a checkpoint without a sign of life of the
-        training run; unset waits without end.
-      train_steps: The global step at which training ends; -1 trains until the data is exhausted. With a number of
-        epochs, a dataset that ends starts again.
-      max_time: The time after which this process saves and ends with exit code 75; the same command resumes. Unset sets
-        no limit.
-      overfit_batches: The number of batches, counted from the start of the training data, that the run trains on again
-        and again and evaluates on; they are an epoch then. Unset for real runs. A model and a loss without a mistake
-        learn them by heart.
+      keep_interval: Which older checkpoints are kept, too: the first one after each so many steps,
+        epochs or hours; unset keeps none of them.
+      continuous_eval: Which checkpoints mode continuous_eval evaluates, and how long they are kept
+        for it.
+      continuous_eval_timeout: Seconds that mode continuous_eval waits for a checkpoint without a
+        sign of life of the training run; unset waits without end.
+      train_steps: The global step at which training ends; -1 trains until the data is exhausted.
+        With a number of epochs, a dataset that ends starts again.
+      max_time: The time after which this process saves and ends with exit code 75; the same command
+        resumes. Unset sets no limit.
+      overfit_batches: The number of batches, counted from the start of the training data, that the
+        run trains on again and again and evaluates on; they are an epoch then. Unset for real runs.
+        A model and a loss without a mistake learn them by heart.
       validation_steps: The number of batches in an evaluation; -1 takes all of them.
       validation_interval: Steps between evaluations in mode train_and_eval.
       validation_sets: What differs for one of several validation sets, by the name of the set.
-      best_checkpoint_export_subdir: The folder inside model_dir for the best weights; it may be empty if no best is
-        kept.
-      best_checkpoint_eval_metric: The metric that decides which weights are the best; empty keeps no best.
+      best_checkpoint_export_subdir: The folder inside model_dir for the best weights; it may be
+        empty if no best is kept.
+      best_checkpoint_eval_metric: The metric that decides which weights are the best; empty keeps
+        no best.
       best_checkpoint_metric_comp: Whether a higher or a lower value of the metric is better.
-      early_stopping: When training ends before train_steps because evaluations no longer improve; unset never ends it
-        early.
+      early_stopping: When training ends before train_steps because evaluations no longer improve;
+        unset never ends it early.
       best_checkpoints: Further best checkpoints by name, each in a folder of its own.
-      metrics: Metrics of training and of evaluation, in addition to those of the task's build_metrics. The task's
-        process_metrics updates them with labels and outputs, or the step with a named tensor.
-      summaries: Tensors, by name, whose values are written at the end of training loops or evaluations.
-      report_gradient_norm: Whether training reports gradient_norm, the L2 norm of all gradients of an update before
-        gradient processors and clipping, as its mean over the loop; with several optimizers, that of each. On several
-        replicas each update sums the gradients over replicas once more for it, unless a processor or a bound does so
-        anyway.
-      callbacks: Callbacks around training steps, in the order in which they are called; each has a name and args.
-      loss_upper_bound: A run has diverged when its loss is above this value. It has also diverged when the loss or a
-        weight is not finite.
+      metrics: Metrics of training and of evaluation, in addition to those of the task's
+        build_metrics. The task's process_metrics updates them with labels and outputs, or the step
+        with a named tensor.
+      summaries: Tensors, by name, whose values are written at the end of training loops or
+        evaluations.
+      report_gradient_norm: Whether training reports gradient_norm, the L2 norm of all gradients of
+        an update before gradient processors and clipping, as its mean over the loop; with several
+        optimizers, that of each. On several replicas each update sums the gradients over replicas
+        once more for it, unless a processor or a bound does so anyway.
+      callbacks: Callbacks around training steps, in the order in which they are called; each has a
+        name and args.
+      loss_upper_bound: A run has diverged when its loss is above this value. It has also diverged
+        when the loss or a weight is not finite.
       recovery_begin_steps: The step from which loss_upper_bound counts.
-      recovery_max_trials: How often a run that has diverged goes back to its last sound checkpoint; 0 ends the run,
-        and -1 turns all checks for divergence off.
-      recovery_policy: What changes after a run that diverged went back: `skip` leaves out the batch that made it
-        diverge, `lower_learning_rate` multiplies the rate by recovery_learning_rate_factor, `retry` changes nothing
-        (for faulty machines).
+      recovery_max_trials: How often a run that has diverged goes back to its last sound checkpoint;
+        0 ends the run, and -1 turns all checks for divergence off.
+      recovery_policy: What changes after a run that diverged went back: `skip` leaves out the batch
+        that made it diverge, `lower_learning_rate` multiplies the rate by
+        recovery_learning_rate_factor, `retry` changes nothing (for faulty machines).
       recovery_learning_rate_factor: The factor of the learning rate at each recovery with
         recovery_policy=lower_learning_rate.
-      validation_summary_subdir: The folder inside model_dir for the TensorBoard summaries of evaluations.
-      preemption_on_demand_checkpoint: Whether a checkpoint is saved when SIGTERM or Ctrl-C stops the run.
+      validation_summary_subdir: The folder inside model_dir for the TensorBoard summaries of
+        evaluations.
+      preemption_on_demand_checkpoint: Whether a checkpoint is saved when SIGTERM or Ctrl-C stops
+        the run.
       preemption_grace_seconds: Seconds after SIGTERM within which the process saves and ends.
-      hang_timeout_seconds: Seconds without any progress after which the process ends with exit code 7, so that it can
-        be started again; unset never ends it.
-      require_exact_resume: Whether training is refused when a resumed run could differ from one that was never
-        stopped; false only warns.
+      hang_timeout_seconds: Seconds without any progress after which the process ends with exit code
+        7, so that it can be started again; unset never ends it.
+      require_exact_resume: Whether training is refused when a resumed run could differ from one
+        that was never stopped; false only warns.
     """
 
     place = "trainer"
@@ -319,7 +348,10 @@ class TrainerConfig(Config):
         """Checks that the intervals of the trainer fit each other, and that no two switches exclude each other."""
         yield from durations.interval_rules(self)
         if self.validation_steps == 0:
-            yield "validation_steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"
+            yield (
+                "validation_steps",
+                "0 evaluates nothing; use -1 for all of the data or a number above 0",
+            )
         if self.train_tf_while_loop and not self.train_tf_function:
             yield "train_tf_while_loop", "needs train_tf_function; set both to false, or neither"
         if self.fuse_steps > 1 and not self.train_tf_while_loop:
@@ -327,19 +359,31 @@ class TrainerConfig(Config):
         if self.eval_tf_while_loop and not self.eval_tf_function:
             yield "eval_tf_while_loop", "needs eval_tf_function; set eval_tf_while_loop to false"
         if not self.eval_recreate_iterator and self.validation_steps == -1:
-            yield "eval_recreate_iterator", "false needs validation_steps; set it to a number of batches"
+            yield (
+                "eval_recreate_iterator",
+                "false needs validation_steps; set it to a number of batches",
+            )
         if self.trainer_class and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.trainer_class):
-            yield "trainer_class", f"{self.trainer_class!r} names no class; write it as module:Class"
+            yield (
+                "trainer_class",
+                f"{self.trainer_class!r} names no class; write it as module:Class",
+            )
         yield from broken_patterns("freeze", self.freeze)
         yield from self._optimizer_rules()
 
         # Early stopping needs a metric, and no sidecar where resume has to be exact.
         early = self.early_stopping
         if early is not None and not early.metric:
-            yield "early_stopping.metric", "is needed to recognise an improvement; name a metric of the evaluations"
+            yield (
+                "early_stopping.metric",
+                "is needed to recognise an improvement; name a metric of the evaluations",
+            )
         if self.require_exact_resume and early is not None and early.eval_name:
             problem = "lets a sidecar's speed decide the last step"
-            yield "early_stopping.eval_name", f"{problem}, which require_exact_resume=true forbids; leave it empty"
+            yield (
+                "early_stopping.eval_name",
+                f"{problem}, which require_exact_resume=true forbids; leave it empty",
+            )
 
         # Folders lie in model_dir, and differ from each other and from all files of the run.
         best = self.best_checkpoint_export_subdir
@@ -349,9 +393,15 @@ class TrainerConfig(Config):
         if best and (problem := folder_name_problem(best, RUN_NAMES)):
             yield "best_checkpoint_export_subdir", problem
         if best and best == summaries:
-            yield "best_checkpoint_export_subdir", f"{best!r} is validation_summary_subdir too; choose another"
+            yield (
+                "best_checkpoint_export_subdir",
+                f"{best!r} is validation_summary_subdir too; choose another",
+            )
         if self.best_checkpoint_eval_metric and not best:
-            yield "best_checkpoint_export_subdir", "is needed to keep the best; name a folder, such as best_ckpt"
+            yield (
+                "best_checkpoint_export_subdir",
+                "is needed to keep the best; name a folder, such as best_ckpt",
+            )
         for name in self.best_checkpoints:
             if problem := folder_name_problem(name, ()):
                 yield "best_checkpoints", problem
@@ -360,28 +410,46 @@ class TrainerConfig(Config):
         """Checks that there is one optimizer or several, and that all averages are evaluated alike."""
         for name in self.optimizers:
             if not re.fullmatch(r"\w+", name):
-                yield "optimizers", f"{name!r} cannot be a name; use letters, digits and underscores"
+                yield (
+                    "optimizers",
+                    f"{name!r} cannot be a name; use letters, digits and underscores",
+                )
         for field in ("optimizer", "learning_rate", "warmup"):
             if self.optimizers and getattr(self.optimizer_config, field).type:
-                yield "optimizers", f"do not use optimizer_config.{field}; set its type=null, or remove these"
+                yield (
+                    "optimizers",
+                    f"do not use optimizer_config.{field}; set its type=null, or remove these",
+                )
         averaged = [name for name, section in self.optimizers.items() if section.ema is not None]
         if averaged and getattr(self.optimizer_config, "ema", None) is not None:
             names = ", ".join(averaged)
-            yield "optimizers", f"optimizer_config.ema averages all weights; remove it, or that of {names}"
+            yield (
+                "optimizers",
+                f"optimizer_config.ema averages all weights; remove it, or that of {names}",
+            )
 
         # Several evaluations of a step see the same data.
-        averages = {f"optimizers.{name}.ema": section.ema for name, section in self.optimizers.items()}
+        averages = {
+            f"optimizers.{name}.ema": section.ema for name, section in self.optimizers.items()
+        }
         # The section of a Model Garden task may have no such field, or one of another type.
         averages["optimizer_config.ema"] = getattr(self.optimizer_config, "ema", None)
-        evaluated = {path: list(ema.evaluate) for path, ema in averages.items() if isinstance(ema, EMAConfig)}
+        evaluated = {
+            path: list(ema.evaluate) for path, ema in averages.items() if isinstance(ema, EMAConfig)
+        }
         first, *others = evaluated or [""]
         for path in others:
             if evaluated[path] != evaluated[first]:
-                problem = f"{evaluated[path]} differs from trainer.{first}.evaluate, {evaluated[first]}"
+                problem = (
+                    f"{evaluated[path]} differs from trainer.{first}.evaluate, {evaluated[first]}"
+                )
                 yield f"{path}.evaluate", f"{problem}; set both to the same list"
         if first and len(evaluated[first]) > 1 and not self.eval_recreate_iterator:
             problem = f"{evaluated[first]} needs the same data for each"
-            yield f"{first}.evaluate", f"{problem}; set eval_recreate_iterator=true, or evaluate one of them"
+            yield (
+                f"{first}.evaluate",
+                f"{problem}; set eval_recreate_iterator=true, or evaluate one of them",
+            )
 
 
 @configclass
@@ -406,7 +474,9 @@ class ExperimentConfig(Config):
         The replicas of other strategies are known only on the machine.
         """
         yield from self._set_rules()
-        if isinstance(self.task, TaskConfig):  # the door to Model Garden has sections of other classes
+        if isinstance(
+            self.task, TaskConfig
+        ):  # the door to Model Garden has sections of other classes
             yield from self.task.rules_with(self.trainer)
 
         # A batch has an example for each micro-batch.
@@ -419,7 +489,9 @@ class ExperimentConfig(Config):
         # XLA can compile the gradient processors, where it compiles the training step.
         runtime = self.runtime
         fused = self.trainer.fuse_steps
-        several = {f"optimizers.{name}": section for name, section in self.trainer.optimizers.items()}
+        several = {
+            f"optimizers.{name}": section for name, section in self.trainer.optimizers.items()
+        }
         for path, section in {"optimizer_config": self.trainer.optimizer_config, **several}.items():
             # The section of a Model Garden task has no such field.
             for place, processor in enumerate(getattr(section, "gradient_processors", ())):
@@ -427,12 +499,22 @@ class ExperimentConfig(Config):
                     yield f"trainer.{path}.gradient_processors.{place}.type", problem
 
         if runtime.run_eagerly and fused > 1:
-            yield "trainer.fuse_steps", f"{fused} needs steps that run as a graph; set runtime.run_eagerly=false"
-        if runtime.virtual_cpus < 2 or runtime.tpu or runtime.distribution_strategy not in ("auto", "mirrored"):
+            yield (
+                "trainer.fuse_steps",
+                f"{fused} needs steps that run as a graph; set runtime.run_eagerly=false",
+            )
+        if (
+            runtime.virtual_cpus < 2
+            or runtime.tpu
+            or runtime.distribution_strategy not in ("auto", "mirrored")
+        ):
             return
         replicas = runtime.virtual_cpus
         if fused > 1:
-            yield "trainer.fuse_steps", f"{fused} needs one replica; {ONE_REPLICA}: set fuse_steps=1, or use one device"
+            yield (
+                "trainer.fuse_steps",
+                f"{fused} needs one replica; {ONE_REPLICA}: set fuse_steps=1, or use one device",
+            )
         for path, batch in self.equal_batches():
             if batch % replicas:
                 yield path, uneven_batch_message(batch, replicas, " (runtime.virtual_cpus)")
@@ -442,10 +524,16 @@ class ExperimentConfig(Config):
         sets = validation_sets(self.task)
         several = "" not in sets
         if several and not sets:
-            yield "task.validation_data", "holds no validation set; name one, or give the fields of a single one"
+            yield (
+                "task.validation_data",
+                "holds no validation set; name one, or give the fields of a single one",
+            )
         for name in sets if several else ():
             if "." in name or "|" in name or folder_name_problem(name, ()):
-                yield "task.validation_data", f"{name!r} cannot name a validation set; use letters, digits, _ and -"
+                yield (
+                    "task.validation_data",
+                    f"{name!r} cannot name a validation set; use letters, digits, _ and -",
+                )
         options = self.trainer
         for section, names in (
             ("", options.validation_sets),
@@ -454,14 +542,21 @@ class ExperimentConfig(Config):
             path = f"trainer{section}.validation_sets"
             for name in names:
                 if not several:
-                    yield path, f"names {name!r}, but task.validation_data is a single set; remove it"
+                    yield (
+                        path,
+                        f"names {name!r}, but task.validation_data is a single set; remove it",
+                    )
                 elif name not in sets:
-                    yield path, f"there is no validation set {name!r}; {suggestion(name, list(sets))}"
+                    yield (
+                        path,
+                        f"there is no validation set {name!r}; {suggestion(name, list(sets))}",
+                    )
 
     def equal_batches(self) -> Iterator[tuple[str, int]]:
         """Yields path and size of the global batches that replicas have to share equally: those of training.
 
-        In an evaluation each example counts by itself, so one replica may get more examples than another.
+        In an evaluation each example counts by itself, so one replica may get more examples than
+        another.
         """
         sections = training_sets(self.task)
         for name, data in validation_sets(self.task).items():

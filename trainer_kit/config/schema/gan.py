@@ -17,10 +17,10 @@ class GanConfig(TaskConfig):
     Attributes:
       latent_size: The number of random numbers from which the generator makes an example.
       loss: The losses of both nets, as functions of the discriminator's logits.
-      updates: When the nets are updated. `in_turns` updates the discriminator first, and the generator against the
-        updated discriminator. `joint` updates both from one forward pass.
-      r1_penalty: The weight of the discriminator's squared gradient at real examples (R1), which keeps it smooth; 0:
-        no penalty.
+      updates: When the nets are updated. `in_turns` updates the discriminator first, and the
+        generator against the updated discriminator. `joint` updates both from one forward pass.
+      r1_penalty: The weight of the discriminator's squared gradient at real examples (R1), which
+        keeps it smooth; 0: no penalty.
     """
 
     latent_size: SomeSteps = 64

@@ -16,8 +16,8 @@ class ScaleGradientsConfig(Config):
     """Multiplies each gradient by a factor.
 
     Attributes:
-      factor: The factor of the gradients. Optimizers that divide by the size of gradients, such as Adam, undo it; for
-        another learning rate of some variables use learning_rate_multipliers.
+      factor: The factor of the gradients. Optimizers that divide by the size of gradients, such as
+        Adam, undo it; for another learning rate of some variables use learning_rate_multipliers.
     """
 
     factor: float
@@ -60,12 +60,14 @@ class ClipGlobalNormConfig(Config):
 class GradientNoiseConfig(Config):
     """Adds Gaussian noise, whose standard deviation is stddev / (1 + t) ** decay in update t, counted from 0.
 
-    The paper (arXiv 1511.06807) has the variance eta / (1 + t) ** 0.55; this is stddev = sqrt(eta) and decay = 0.275.
+    The paper (arXiv 1511.06807) has the variance eta / (1 + t) ** 0.55; this is stddev = sqrt(eta)
+    and decay = 0.275.
 
     Attributes:
       stddev: The standard deviation in the first update.
       decay: The exponent of the decay; 0: the standard deviation stays the same.
-      seed: Makes the numbers differ from those of another processor; they depend on runtime.random_seed too.
+      seed: Makes the numbers differ from those of another processor; they depend on
+        runtime.random_seed too.
     """
 
     stddev: Rate
@@ -102,8 +104,8 @@ class GradientProcessorConfig(OpenOneOfConfig):
       centralize: Subtracts the mean of each gradient.
       check: Ends a step with a gradient that is not finite.
       summarize: Writes norms to TensorBoard.
-      variables: Regular expressions of the variables whose gradients are processed. Each is searched in the path of a
-        variable; empty means all variables.
+      variables: Regular expressions of the variables whose gradients are processed. Each is
+        searched in the path of a variable; empty means all variables.
     """
 
     registry: ClassVar[Registry[Branch]] = Registry("gradient processor")
@@ -139,7 +141,13 @@ def problem_with_xla(processor: str | None, enable_xla: bool, fuse_steps: int) -
       enable_xla: The value of runtime.enable_xla.
       fuse_steps: The value of trainer.fuse_steps.
     """
-    cause = "runtime.enable_xla=true" if enable_xla else f"trainer.fuse_steps={fuse_steps}" if fuse_steps > 1 else ""
+    cause = (
+        "runtime.enable_xla=true"
+        if enable_xla
+        else f"trainer.fuse_steps={fuse_steps}"
+        if fuse_steps > 1
+        else ""
+    )
     instead = "runtime.enable_xla=false" if enable_xla else "trainer.fuse_steps=1"
     if processor == "check" and enable_xla:
         return f"check has no effect with {cause}: XLA leaves out assertions; remove check, or set {instead}"

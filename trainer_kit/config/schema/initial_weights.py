@@ -18,15 +18,16 @@ class InitCheckpointConfig(Config):
     """The variables that a new run takes from one checkpoint. Each chosen variable has to be in the checkpoint.
 
     Attributes:
-      path: The path of a checkpoint of trainer_kit or another program, a folder of checkpoints, the folder of a run, a
-        SavedModel, or a `.keras`, `.weights.h5` or `.h5` file.
-      variables: Regular expressions of the model's variables that are loaded. Each is searched in the path of a
-        variable, such as encoder/dense/kernel. Empty means all variables.
+      path: The path of a checkpoint of trainer_kit or another program, a folder of checkpoints, the
+        folder of a run, a SavedModel, or a `.keras`, `.weights.h5` or `.h5` file.
+      variables: Regular expressions of the model's variables that are loaded. Each is searched in
+        the path of a variable, such as encoder/dense/kernel. Empty means all variables.
       exclude: Regular expressions of variables that are not loaded, such as those of a new head.
-      rename: Replacements in the names of the checkpoint's variables, by regular expression. They are applied in order;
-        the result is the path of the model's variable. `trainer-kit checkpoint list` shows the names.
-      other_shapes: What happens to a variable that has another shape in the checkpoint. `error` refuses it, `skip`
-        leaves the new value, and `slice` copies the part that both shapes have.
+      rename: Replacements in the names of the checkpoint's variables, by regular expression. They
+        are applied in order; the result is the path of the model's variable. `trainer-kit
+        checkpoint list` shows the names.
+      other_shapes: What happens to a variable that has another shape in the checkpoint. `error`
+        refuses it, `skip` leaves the new value, and `slice` copies the part that both shapes have.
     """
 
     path: str
@@ -57,5 +58,6 @@ def _form(value: Any) -> str:
 
 
 InitCheckpoint = Annotated[
-    Annotated[str, Tag(ONE)] | Annotated[tuple[InitCheckpointConfig, ...], Tag(SEVERAL)], Discriminator(_form)
+    Annotated[str, Tag(ONE)] | Annotated[tuple[InitCheckpointConfig, ...], Tag(SEVERAL)],
+    Discriminator(_form),
 ]

@@ -32,8 +32,9 @@ class MetricConfig(OpenOneOfConfig):
     Attributes:
       type: Which of the metrics below, or of those that are registered, is used.
       keras: A metric of Keras, and its arguments.
-      tensor: The name of a tensor, of trainer_kit.expose or of a layer, that training and evaluation steps update the
-        metric with. Empty: the task's process_metrics updates it with labels and outputs.
+      tensor: The name of a tensor, of trainer_kit.expose or of a layer, that training and
+        evaluation steps update the metric with. Empty: the task's process_metrics updates it with
+        labels and outputs.
     """
 
     registry: ClassVar[Registry[Branch]] = Registry("metric")
@@ -57,8 +58,9 @@ class SummaryConfig(Config):
 
     Attributes:
       tensor: The name of the tensor, of trainer_kit.expose or of a layer.
-      type: What is written: `scalar` reports the tensor with the metrics of the loop; `histogram` and `image` go to
-        TensorBoard. An image is a tensor [batch, height, width, channels], of which the first three are shown.
+      type: What is written: `scalar` reports the tensor with the metrics of the loop; `histogram`
+        and `image` go to TensorBoard. An image is a tensor [batch, height, width, channels], of
+        which the first three are shown.
       of: Which steps expose the tensor: those of training, of evaluation, or both.
     """
 

@@ -19,9 +19,10 @@ class TaskRoutine(Config):
     """One of several tasks.
 
     Attributes:
-      task_config: The config of the task, with its training and validation data. Its class decides the task's class.
-      task_weight: With joint training, the factor of the task's loss. With interleaving, the task's share of the steps,
-        as the sampler uses it.
+      task_config: The config of the task, with its training and validation data. Its class decides
+        the task's class.
+      task_weight: With joint training, the factor of the task's loss. With interleaving, the task's
+        share of the steps, as the sampler uses it.
     """
 
     task_config: SerializeAsAny[TaskConfig]
@@ -48,7 +49,8 @@ class ProportionalSampleConfig(Config):
 class AnnealingSampleConfig(Config):
     """Tasks are drawn in proportion to task_weight ** alpha, where alpha falls from 1 in the first epoch to 0.2.
 
-    In epoch e of E it is 1 - 0.8 (e - 1) / (E - 1). Source: Stickland and Murray 2019 (arXiv 1902.02671).
+    In epoch e of E it is 1 - 0.8 (e - 1) / (E - 1). Source: Stickland and Murray 2019 (arXiv
+    1902.02671).
 
     Attributes:
       steps_per_epoch: The number of steps after which alpha falls.
@@ -82,8 +84,9 @@ class MultiTaskConfig(TaskConfig):
 
     Attributes:
       task_routines: The tasks by name. The order in which they are given changes nothing.
-      training: How a step trains. `interleaving` draws one task for each step and trains on a batch of it. `joint`
-        trains on a batch of every task, by the sum of their losses times their weights.
+      training: How a step trains. `interleaving` draws one task for each step and trains on a batch
+        of it. `joint` trains on a batch of every task, by the sum of their losses times their
+        weights.
       task_sampler: How interleaving draws the tasks.
       sampling_seed: The seed of these draws.
       evaluated_tasks: The names of the tasks that are evaluated; empty means all of them.
@@ -107,7 +110,10 @@ class MultiTaskConfig(TaskConfig):
     def training_sets(self) -> dict[str, Any]:
         """Returns the training data of each task, by its dotted path in the config of the experiment."""
         sections = {name: routine.task_config for name, routine in self.task_routines.items()}
-        return {f"task.task_routines.{name}.task_config.train_data": sections[name].train_data for name in sections}
+        return {
+            f"task.task_routines.{name}.task_config.train_data": sections[name].train_data
+            for name in sections
+        }
 
     def evaluated_values(self, name: str) -> dict[str, Any]:
         """Returns the plain values that an evaluation depends on.
@@ -131,14 +137,23 @@ class MultiTaskConfig(TaskConfig):
         for name, routine in self.task_routines.items():
             path = f"task_routines.{name}.task_config"
             if not re.fullmatch(r"[\w-]+", name) or name in ("training_loss", "learning_rate"):
-                yield "task_routines", f"{name!r} cannot name a task; use another word of letters, digits, _ and -"
+                yield (
+                    "task_routines",
+                    f"{name!r} cannot name a task; use another word of letters, digits, _ and -",
+                )
             if isinstance(routine.task_config, MultiTaskConfig):
                 yield path, "is a MultiTaskConfig itself; give its tasks one by one"
             elif isinstance(routine.task_config.validation_data, Mapping):
-                yield f"{path}.validation_data", "has several sets; a task among several has one, so keep one"
+                yield (
+                    f"{path}.validation_data",
+                    "has several sets; a task among several has one, so keep one",
+                )
         for name in self.evaluated_tasks:
             if name not in self.task_routines:
-                yield "evaluated_tasks", f"there is no task {name!r}; {suggestion(name, list(self.task_routines))}"
+                yield (
+                    "evaluated_tasks",
+                    f"there is no task {name!r}; {suggestion(name, list(self.task_routines))}",
+                )
 
     def rules_with(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
         """Checks that no setting is used that is for one task: cut data, micro-batches and tensors of a step."""
@@ -151,4 +166,7 @@ class MultiTaskConfig(TaskConfig):
         for name, is_used in settings.items():
             if is_used:
                 tensors = "tensors of " if name in ("metrics", "summaries") else ""
-                yield f"trainer.{name}", f"is for {tensors}the step of one task, and there are several; remove it"
+                yield (
+                    f"trainer.{name}",
+                    f"is for {tensors}the step of one task, and there are several; remove it",
+                )

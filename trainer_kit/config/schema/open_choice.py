@@ -1,7 +1,8 @@
 """OpenOneOfConfig: a choice to which users add branches, such as the choice of an optimizer.
 
-A branch is registered with a name, a config class and a function that builds something from its config. From then on
-the choice has a section of that name, like those of the branches that it declares: in Python, YAML, gin and overrides.
+A branch is registered with a name, a config class and a function that builds something from its
+config. From then on the choice has a section of that name, like those of the branches that it
+declares: in Python, YAML, gin and overrides.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Branch:
 
     Attributes:
       config_class: The class of its section.
-      build: The function that the user registered. The registering decorator says what it gets and returns.
+      build: The function that the user registered. The registering decorator says what it gets and
+        returns.
     """
 
     config_class: type[Config]
@@ -44,7 +46,8 @@ class OpenOneOfConfig(OneOfConfig):
     A subclass has a `registry` of its own and the field `type: str | None = None`.
 
     Attributes:
-      own: The section of the chosen branch if that is a registered one. It is given and shown under the branch's name.
+      own: The section of the chosen branch if that is a registered one. It is given and shown under
+        the branch's name.
     """
 
     registry: ClassVar[Registry[Branch]] = Registry("branch")
@@ -54,7 +57,9 @@ class OpenOneOfConfig(OneOfConfig):
     def __post_init__(self) -> None:
         known = self.branches()
         if self.type is not None and self.type not in known:
-            names = ", ".join(known) or f"the registered ones: no {self.registry.kind} is registered"
+            names = (
+                ", ".join(known) or f"the registered ones: no {self.registry.kind} is registered"
+            )
             raise FieldError(type(self), [Mistake("type", f"{self.type!r} is not one of {names}")])
         registered = self.type in self.registry
         if registered:
@@ -66,7 +71,10 @@ class OpenOneOfConfig(OneOfConfig):
     def branches(cls) -> dict[str, builtins.type[Config]]:
         """Returns the name and the config class of each branch: the declared ones first, then the registered ones."""
         declared = {name: branch for name, branch in super().branches().items() if name != "own"}
-        return {**declared, **{name: cls.registry.lookup(name).config_class for name in cls.registry.names()}}
+        return {
+            **declared,
+            **{name: cls.registry.lookup(name).config_class for name in cls.registry.names()},
+        }
 
     @classmethod
     def field_infos(cls) -> dict[str, FieldInfo]:
@@ -110,20 +118,27 @@ def register_branch(
     """Returns a decorator that registers a function as the builder of a new branch of `choice`.
 
     Raises:
-      UsageError: when `config_class` is not made by `@configclass`, or the name is taken or no name for a section.
+      UsageError: when `config_class` is not made by `@configclass`, or the name is taken or no name
+        for a section.
     """
     kind = choice.registry.kind
     if not is_configclass(config_class):
-        raise UsageError(f"{kind} {name!r}: decorate {config_class!r:.80} with @trainer_kit.configclass")
+        raise UsageError(
+            f"{kind} {name!r}: decorate {config_class!r:.80} with @trainer_kit.configclass"
+        )
     taken = {field.name for field in dataclasses.fields(choice)} - choice.branches().keys()
     if not name.isidentifier() or name in taken:
-        raise UsageError(f"{name!r} is not a name for a {kind}; use letters, digits and _, as in a Python name")
+        raise UsageError(
+            f"{name!r} is not a name for a {kind}; use letters, digits and _, as in a Python name"
+        )
     if name in choice.branches() and name not in choice.registry:
         raise UsageError(f"the {kind} {name!r} is one of trainer_kit's own; choose another name")
 
     def register(build: Builder) -> Builder:
         if not callable(build):
-            raise UsageError(f"{kind} {name!r}: {build!r:.80} cannot be called; decorate a function or a class")
+            raise UsageError(
+                f"{kind} {name!r}: {build!r:.80} cannot be called; decorate a function or a class"
+            )
         choice.registry.register(name)(Branch(config_class, build))
         return build
 

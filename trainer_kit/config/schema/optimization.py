@@ -1,7 +1,7 @@
 """Config of optimization as a whole: optimizer, learning rate, warm-up and the moving average of weights.
 
-The sections of optimizers and schedules are in optimizers.py and schedules.py. Names and defaults are those of TF Model
-Garden 2.20.
+The sections of optimizers and schedules are in optimizers.py and schedules.py. Names and defaults
+are those of TF Model Garden 2.20.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerC
 from trainer_kit.config.schema.schedules import LrConfig, WarmupConfig
 from trainer_kit.errors import suggestion
 
-AVERAGE, WEIGHTS = "average", "weights"  # the names of the main average and of the trained weights in `ema.evaluate`
+AVERAGE, WEIGHTS = (
+    "average",
+    "weights",
+)  # the names of the main average and of the trained weights in `ema.evaluate`
 
 
 @configclass
@@ -37,16 +40,17 @@ class EMAConfig(BaseOptimizerConfig):
 
     Attributes:
       name: The name of the moving average; it changes nothing in training.
-      trainable_weights_only: Whether only trainable weights are averaged; false averages batch statistics too.
+      trainable_weights_only: Whether only trainable weights are averaged; false averages batch
+        statistics too.
       average_decay: The share of the average that each step keeps.
       start_step: The step at which averaging begins.
-      dynamic_decay: Whether the average keeps less at first: min(average_decay, (1 + n) / (10 + n)) after n averaged
-        steps.
-      more_decays: Further averages of the same variables, by name, each with a decay of its own. They have the same
-        start_step and dynamic_decay.
-      evaluate: What evaluations use: `average`, `weights` (the trained ones) or names of more_decays. The first one
-        reports its metrics under their plain names, and load_model loads it; the metrics of each other one are nested
-        under its name, such as `weights|accuracy`.
+      dynamic_decay: Whether the average keeps less at first: min(average_decay, (1 + n) / (10 + n))
+        after n averaged steps.
+      more_decays: Further averages of the same variables, by name, each with a decay of its own.
+        They have the same start_step and dynamic_decay.
+      evaluate: What evaluations use: `average`, `weights` (the trained ones) or names of
+        more_decays. The first one reports its metrics under their plain names, and load_model loads
+        it; the metrics of each other one are nested under its name, such as `weights|accuracy`.
     """
 
     name: str = "ExponentialMovingAverage"
@@ -62,7 +66,10 @@ class EMAConfig(BaseOptimizerConfig):
         yield from super().rules()
         for name in self.more_decays:
             if not re.fullmatch(r"\w+", name):
-                yield "more_decays", f"{name!r} cannot be a name; use letters, digits and underscores"
+                yield (
+                    "more_decays",
+                    f"{name!r} cannot be a name; use letters, digits and underscores",
+                )
             elif name in (AVERAGE, WEIGHTS):
                 yield "more_decays", f"{name!r} is a name of trainer_kit; choose another one"
         if not self.evaluate:
@@ -80,8 +87,10 @@ class RateMultiplierConfig(Config):
     """A learning rate for some variables, as a multiple of the learning rate.
 
     Attributes:
-      variables: A regular expression that is searched in the path of a variable, such as encoder/layer_0/kernel.
-      multiplier: The factor of the learning rate of these variables; 0 leaves them and their slots as they are.
+      variables: A regular expression that is searched in the path of a variable, such as
+        encoder/layer_0/kernel.
+      multiplier: The factor of the learning rate of these variables; 0 leaves them and their slots
+        as they are.
     """
 
     variables: str
@@ -100,8 +109,9 @@ class LayerDecayConfig(Config):
 
     Attributes:
       decay: The factor of the learning rate from one layer to the layer before it.
-      layers: Regular expressions of the variables of each layer, ordered from input to output. Each is searched in the
-        path of a variable, and the first one that is found counts; variables of no layer keep their learning rate.
+      layers: Regular expressions of the variables of each layer, ordered from input to output. Each
+        is searched in the path of a variable, and the first one that is found counts; variables of
+        no layer keep their learning rate.
     """
 
     decay: PositiveFraction
@@ -120,15 +130,17 @@ class OptimizationConfig(Config):
 
     Attributes:
       optimizer: The optimizer and its settings.
-      ema: The exponential moving average of the weights; unset means that evaluations use the weights themselves.
+      ema: The exponential moving average of the weights; unset means that evaluations use the
+        weights themselves.
       learning_rate: The learning-rate schedule and its settings.
       warmup: The warm-up of the learning rate and its settings.
-      learning_rate_multipliers: Factors of the learning rate for variables by patterns; of several patterns that are
-        found in the path of a variable, the first one counts.
-      layer_decay: Learning rates that become smaller from the output of the model to its input; unset means no such
-        decay. A variable that also has a multiplier has both factors.
-      gradient_processors: What is done to the gradients, in this order, before the optimizer's own bounds clip them.
-        They are the gradients of an update, summed over replicas and without the loss scale.
+      learning_rate_multipliers: Factors of the learning rate for variables by patterns; of several
+        patterns that are found in the path of a variable, the first one counts.
+      layer_decay: Learning rates that become smaller from the output of the model to its input;
+        unset means no such decay. A variable that also has a multiplier has both factors.
+      gradient_processors: What is done to the gradients, in this order, before the optimizer's own
+        bounds clip them. They are the gradients of an update, summed over replicas and without the
+        loss scale.
     """
 
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -142,7 +154,10 @@ class OptimizationConfig(Config):
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that an optimizer has a learning rate, and that groups and processors have an optimizer."""
         if self.optimizer.type and not self.learning_rate.type:
-            yield "learning_rate.type", "is needed when an optimizer is set; the simplest is constant"
+            yield (
+                "learning_rate.type",
+                "is needed when an optimizer is set; the simplest is constant",
+            )
         for name in ("learning_rate_multipliers", "layer_decay", "gradient_processors"):
             if getattr(self, name) and not self.optimizer.type:
                 yield name, "has no effect on the optimizer of the task; set optimizer.type"
@@ -153,13 +168,14 @@ class NamedOptimizerConfig(OptimizationConfig):
     """One of several optimizers, for some of the variables.
 
     Attributes:
-      variables: Regular expressions of the variables that this optimizer updates. Each is searched in the path of a
-        variable; a variable belongs to the first optimizer with a pattern that is found. Empty means that the task's
-        method optimizer_variables names them.
+      variables: Regular expressions of the variables that this optimizer updates. Each is searched
+        in the path of a variable; a variable belongs to the first optimizer with a pattern that is
+        found. Empty means that the task's method optimizer_variables names them.
       period: The optimizer updates its variables in every n-th step.
-      accumulate: Whether an update takes the mean of the gradients of all steps of a period; false takes those of the
-        last step.
-      loss_scale: The factor of the loss under float16, `dynamic` or a fixed number; unset means runtime.loss_scale.
+      accumulate: Whether an update takes the mean of the gradients of all steps of a period; false
+        takes those of the last step.
+      loss_scale: The factor of the loss under float16, `dynamic` or a fixed number; unset means
+        runtime.loss_scale.
     """
 
     variables: tuple[str, ...] = ()
@@ -171,10 +187,16 @@ class NamedOptimizerConfig(OptimizationConfig):
         """Checks that an optimizer is chosen, the patterns, and that no setting is without an effect."""
         yield from super().rules()
         if not self.optimizer.type:
-            yield "optimizer.type", "is needed: each of trainer.optimizers has an optimizer of its own"
+            yield (
+                "optimizer.type",
+                "is needed: each of trainer.optimizers has an optimizer of its own",
+            )
         yield from broken_patterns("variables", self.variables)
         if self.accumulate and self.period == 1:
-            yield "accumulate", "has no effect with period=1; set the number of steps of an update in period"
+            yield (
+                "accumulate",
+                "has no effect with period=1; set the number of steps of an update in period",
+            )
         if isinstance(self.ema, EMAConfig) and not self.ema.trainable_weights_only:
             problem = "cannot be false: ema averages the variables of its optimizer only"
             yield "ema.trainable_weights_only", f"{problem}; use trainer.optimizer_config.ema"

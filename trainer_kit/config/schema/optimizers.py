@@ -1,7 +1,7 @@
 """Configs of optimizers: a section for each, and the choice between them.
 
-Names and defaults are those of TF Model Garden 2.20, and of Keras for what Model Garden does not have. A "oneof" names
-its chosen branch in `type`.
+Names and defaults are those of TF Model Garden 2.20, and of Keras for what Model Garden does not
+have. A "oneof" names its chosen branch in `type`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from pydantic import Field
 
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import Above0, Decay, Fraction, PositiveFraction, Rate, SomeSteps, Steps
+from trainer_kit.config.schema.number_types import (
+    Above0,
+    Decay,
+    Fraction,
+    PositiveFraction,
+    Rate,
+    SomeSteps,
+    Steps,
+)
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 
 
@@ -23,8 +31,10 @@ class BaseOptimizerConfig(Config):
 
     Attributes:
       clipnorm: The upper bound of the L2 norm of each gradient; unset means no bound.
-      clipvalue: The upper bound of the absolute value of each element of a gradient; unset means no bound.
-      global_clipnorm: The upper bound of the L2 norm of all gradients together; unset means no bound.
+      clipvalue: The upper bound of the absolute value of each element of a gradient; unset means no
+        bound.
+      global_clipnorm: The upper bound of the L2 norm of all gradients together; unset means no
+        bound.
     """
 
     clipnorm: Above0 | None = None
@@ -33,7 +43,11 @@ class BaseOptimizerConfig(Config):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that at most one way of clipping is set."""
-        given = [name for name in ("clipnorm", "clipvalue", "global_clipnorm") if getattr(self, name) is not None]
+        given = [
+            name
+            for name in ("clipnorm", "clipvalue", "global_clipnorm")
+            if getattr(self, name) is not None
+        ]
         if len(given) > 1:
             yield given[1], f"cannot be combined with {given[0]}; choose one way of clipping"
 
@@ -44,7 +58,8 @@ class SGDConfig(BaseOptimizerConfig):
 
     Attributes:
       name: The name of the Keras optimizer.
-      decay: A decay inside the optimizer is not supported, so this has to be 0; use a learning-rate schedule.
+      decay: A decay inside the optimizer is not supported, so this has to be 0; use a learning-rate
+        schedule.
       nesterov: Whether Nesterov momentum is used.
       momentum: The share of the last update that is added to the next one; 0 means no momentum.
     """
@@ -64,7 +79,8 @@ class RMSPropConfig(BaseOptimizerConfig):
       rho: The decay of the moving average of squared gradients.
       momentum: The share of the last update that is added to the next one; 0 means no momentum.
       epsilon: A small number that is added to a denominator, so that it is never 0.
-      centered: Whether gradients are divided by their estimated variance instead of their mean square.
+      centered: Whether gradients are divided by their estimated variance instead of their mean
+        square.
     """
 
     name: str = "RMSprop"
@@ -98,7 +114,8 @@ class AdamConfig(BaseOptimizerConfig):
       beta_1: The decay of the moving average of gradients.
       beta_2: The decay of the moving average of squared gradients.
       epsilon: A small number that is added to a denominator, so that it is never 0.
-      amsgrad: Whether the AMSGrad variant is used, which keeps the largest moving average of squared gradients.
+      amsgrad: Whether the AMSGrad variant is used, which keeps the largest moving average of
+        squared gradients.
     """
 
     name: str = "Adam"
@@ -113,10 +130,13 @@ class AdamWeightDecayConfig(AdamConfig):
     """Adam with decoupled weight decay.
 
     Attributes:
-      weight_decay_rate: The share of a weight that each step subtracts from it, times the learning rate.
-      include_in_weight_decay: Regular expressions of variables that are decayed even if they are excluded.
+      weight_decay_rate: The share of a weight that each step subtracts from it, times the learning
+        rate.
+      include_in_weight_decay: Regular expressions of variables that are decayed even if they are
+        excluded.
       exclude_from_weight_decay: Regular expressions of variables that are not decayed.
-      gradient_clip_norm: The upper bound of the L2 norm of all gradients together; 0 means no bound.
+      gradient_clip_norm: The upper bound of the L2 norm of all gradients together; 0 means no
+        bound.
     """
 
     name: str = "AdamWeightDecay"
@@ -135,7 +155,8 @@ class LAMBConfig(BaseOptimizerConfig):
       beta_1: The decay of the moving average of gradients.
       beta_2: The decay of the moving average of squared gradients.
       epsilon: A small number that is added to a denominator, so that it is never 0.
-      weight_decay_rate: The share of a weight that each step subtracts from it, times the learning rate.
+      weight_decay_rate: The share of a weight that each step subtracts from it, times the learning
+        rate.
       exclude_from_weight_decay: Regular expressions of variables that are not decayed.
       exclude_from_layer_adaptation: Keras' LAMB adapts every layer, so this has to be unset.
     """
@@ -156,8 +177,8 @@ class AdafactorConfig(BaseOptimizerConfig):
     Attributes:
       name: The name of the Keras optimizer.
       factored: Keras' Adafactor always factors the second moment, so this has to be true.
-      multiply_by_parameter_scale: Keras' Adafactor always scales updates by the size of the weights, so this has to be
-        true.
+      multiply_by_parameter_scale: Keras' Adafactor always scales updates by the size of the
+        weights, so this has to be true.
       beta1: Keras' Adafactor has no first moment, so this has to be unset.
       decay_rate: The exponent of the decay of the second moment.
       step_offset: Keras' Adafactor counts from step 0, so this has to be 0.
@@ -166,7 +187,8 @@ class AdafactorConfig(BaseOptimizerConfig):
       epsilon1: A small number that is added to squared gradients.
       epsilon2: The lower bound of the scale of a weight, by which its updates are multiplied.
       weight_decay: The share of a weight that each step subtracts from it; unset means no decay.
-      include_in_weight_decay: A regular expression of the variables that are decayed; unset decays all of them.
+      include_in_weight_decay: A regular expression of the variables that are decayed; unset decays
+        all of them.
     """
 
     name: str = "Adafactor"
@@ -193,10 +215,11 @@ class LARSConfig(BaseOptimizerConfig):
       eeta: The trust coefficient: the length of an update as a share of the length of the weight.
       weight_decay_rate: The share of a weight that is added to its gradient.
       nesterov: Whether Nesterov momentum is used.
-      classic_momentum: Whether the learning rate is applied when the velocity is updated; false applies it afterwards.
+      classic_momentum: Whether the learning rate is applied when the velocity is updated; false
+        applies it afterwards.
       exclude_from_weight_decay: Regular expressions of variables that are not decayed.
-      exclude_from_layer_adaptation: Regular expressions of variables whose updates are not scaled by the length of the
-        weight; unset means those of exclude_from_weight_decay.
+      exclude_from_layer_adaptation: Regular expressions of variables whose updates are not scaled
+        by the length of the weight; unset means those of exclude_from_weight_decay.
     """
 
     name: str = "LARS"
@@ -214,8 +237,10 @@ class DecayingOptimizerConfig(BaseOptimizerConfig):
     """Clipping and decoupled weight decay.
 
     Attributes:
-      weight_decay: The share of a weight that each step subtracts from it, times the learning rate; unset means none.
-      include_in_weight_decay: Regular expressions of variables that are decayed even if they are excluded.
+      weight_decay: The share of a weight that each step subtracts from it, times the learning rate;
+        unset means none.
+      include_in_weight_decay: Regular expressions of variables that are decayed even if they are
+        excluded.
       exclude_from_weight_decay: Regular expressions of variables that are not decayed.
     """
 
@@ -277,16 +302,18 @@ class AdadeltaConfig(DecayingOptimizerConfig):
 class FtrlConfig(DecayingOptimizerConfig):
     """FTRL, which makes weights exactly 0 if l1_regularization_strength is set.
 
-    It computes the weights from sums of gradients, so that initial or loaded weights count little after the first step.
-    Its learning rate has to be above 0 at each step.
+    It computes the weights from sums of gradients, so that initial or loaded weights count little
+    after the first step. Its learning rate has to be above 0 at each step.
 
     Attributes:
       name: The name of the Keras optimizer.
-      learning_rate_power: The exponent by which the sum of squared gradients lowers the learning rate; 0 keeps it.
+      learning_rate_power: The exponent by which the sum of squared gradients lowers the learning
+        rate; 0 keeps it.
       initial_accumulator_value: The value that the sums of squared gradients start from.
       l1_regularization_strength: The strength of the L1 penalty.
       l2_regularization_strength: The strength of the L2 penalty, which steadies the weights.
-      l2_shrinkage_regularization_strength: The strength of an L2 penalty that is added to the gradient.
+      l2_shrinkage_regularization_strength: The strength of an L2 penalty that is added to the
+        gradient.
       beta: The beta of the paper, which lowers the learning rate of the first steps.
     """
 
@@ -324,20 +351,24 @@ class MuonConfig(DecayingOptimizerConfig):
       name: The name of the Keras optimizer.
       momentum: The decay of the moving average of gradients in Muon.
       nesterov: Whether Nesterov momentum is used in Muon.
-      ns_steps: The number of Newton-Schulz iterations that make the singular values of an update equal.
+      ns_steps: The number of Newton-Schulz iterations that make the singular values of an update
+        equal.
       muon_a: The first coefficient of a Newton-Schulz iteration.
       muon_b: The second coefficient of a Newton-Schulz iteration.
       muon_c: The third coefficient of a Newton-Schulz iteration.
-      rms_rate: The root mean square of an update of Muon, so that it is as large as one of Adam; unset leaves updates
-        as they are.
-      exclude_layers: Regular expressions of variables that Adam updates, such as those of the last layer.
+      rms_rate: The root mean square of an update of Muon, so that it is as large as one of Adam;
+        unset leaves updates as they are.
+      exclude_layers: Regular expressions of variables that Adam updates, such as those of the last
+        layer.
       exclude_embeddings: Whether Adam updates variables with "embedding" in their paths.
-      weight_decay: The share of a weight that each step of Muon subtracts from it, times the learning rate.
+      weight_decay: The share of a weight that each step of Muon subtracts from it, times the
+        learning rate.
       adam_beta_1: The decay of the moving average of gradients in Adam.
       adam_beta_2: The decay of the moving average of squared gradients in Adam.
       epsilon: A small number that is added to a denominator of Adam, so that it is never 0.
       adam_lr_ratio: The learning rate of Adam as a share of the learning rate.
-      adam_weight_decay: The share of a weight that each step of Adam subtracts from it, times the learning rate.
+      adam_weight_decay: The share of a weight that each step of Adam subtracts from it, times the
+        learning rate.
     """
 
     name: str = "Muon"

@@ -1,7 +1,7 @@
 """Configs of learning-rate schedules and warm-ups: a section for each, and the choice between them.
 
-Names and defaults are those of TF Model Garden 2.20, and of Keras for what Model Garden does not have. A "oneof" names
-its chosen branch in `type`.
+Names and defaults are those of TF Model Garden 2.20, and of Keras for what Model Garden does not
+have. A "oneof" names its chosen branch in `type`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class _PiecewiseConfig(Config):
             yield "boundaries", f"{list(self.boundaries)} does not increase from one to the next"
         needed = len(self.boundaries) + self.values_more_than_boundaries
         if self.values is not None and len(self.values) != needed:
-            yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need {needed}"
+            yield (
+                "values",
+                f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need {needed}",
+            )
 
 
 @configclass
@@ -64,7 +67,8 @@ class StepwiseLrConfig(_PiecewiseConfig):
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
-      values: The learning rates, one more than boundaries: values[i] is used up to step boundaries[i].
+      values: The learning rates, one more than boundaries: values[i] is used up to step
+        boundaries[i].
     """
 
     values_more_than_boundaries: ClassVar[int] = 1
@@ -77,8 +81,8 @@ class StepCosineLrConfig(_PiecewiseConfig):
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
-      values: The learning rates at the boundaries, as many as there are boundaries; the rate follows half a cosine
-        between two of them.
+      values: The learning rates at the boundaries, as many as there are boundaries; the rate
+        follows half a cosine between two of them.
     """
 
     name: str = "StepCosineDecayWithOffset"
@@ -107,8 +111,8 @@ class ExponentialLrConfig(_DecayConfig):
     Attributes:
       decay_steps: The number of steps in which the learning rate is multiplied by decay_rate once.
       decay_rate: The factor of the learning rate for each decay_steps steps.
-      staircase: Whether the learning rate changes only every decay_steps steps; unset means false, which changes it at
-        each step.
+      staircase: Whether the learning rate changes only every decay_steps steps; unset means false,
+        which changes it at each step.
     """
 
     name: str = "ExponentialDecay"
@@ -157,7 +161,8 @@ class CosineRestartsLrConfig(Config):
       t_mul: The factor of the number of steps from one half cosine to the next.
       m_mul: The factor of the highest learning rate from one half cosine to the next.
       alpha: The lowest learning rate, as a share of initial_learning_rate.
-      offset: The number of steps by which the schedule starts later; before that, the rate is initial_learning_rate.
+      offset: The number of steps by which the schedule starts later; before that, the rate is
+        initial_learning_rate.
     """
 
     name: str = "SGDRDecay"
@@ -173,9 +178,10 @@ class CosineRestartsLrConfig(Config):
 class OneCycleLrConfig(Config):
     """The 1cycle policy (Smith, arXiv 1803.09820): the rate rises to max_learning_rate, then falls lower than it began.
 
-    With peak = pct_start * total_steps, first = max_learning_rate / div_factor and last = first / final_div_factor, the
-    rate goes from first at step 0 to max_learning_rate at step `peak`, by half a cosine or in a straight line. From
-    there it goes by half a cosine to last at step total_steps, and stays.
+    With peak = pct_start * total_steps, first = max_learning_rate / div_factor and last = first /
+    final_div_factor, the rate goes from first at step 0 to max_learning_rate at step `peak`, by
+    half a cosine or in a straight line. From there it goes by half a cosine to last at step
+    total_steps, and stays.
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
@@ -185,7 +191,8 @@ class OneCycleLrConfig(Config):
       rise: The form of the rise: half a cosine, or a straight line.
       div_factor: The learning rate of step 0 is max_learning_rate divided by this number.
       final_div_factor: The last learning rate is that of step 0 divided by this number.
-      offset: The number of steps by which the schedule starts later; before that, the rate is that of step 0.
+      offset: The number of steps by which the schedule starts later; before that, the rate is that
+        of step 0.
     """
 
     name: str = "OneCycle"
@@ -205,8 +212,10 @@ class InverseTimeLrConfig(_DecayConfig):
     Attributes:
       decay_steps: The number of steps in which the divisor grows by decay_rate.
       decay_rate: The growth of the divisor in decay_steps steps.
-      staircase: Whether the learning rate changes only every decay_steps steps; false changes it at each step.
-      offset: The number of steps by which the schedule starts later; before that, the rate is initial_learning_rate.
+      staircase: Whether the learning rate changes only every decay_steps steps; false changes it at
+        each step.
+      offset: The number of steps by which the schedule starts later; before that, the rate is
+        initial_learning_rate.
     """
 
     name: str = "InverseTimeDecay"
@@ -238,8 +247,8 @@ class PowerAndLinearDecayLrConfig(Config):
       initial_learning_rate: The learning rate at step 1.
       total_decay_steps: The step at which the learning rate reaches 0.
       power: The exponent of the step.
-      linear_decay_fraction: The last share of total_decay_steps, in which the learning rate also falls to 0 in a
-        straight line.
+      linear_decay_fraction: The last share of total_decay_steps, in which the learning rate also
+        falls to 0 in a straight line.
       offset: The number of steps by which the schedule starts later.
     """
 
@@ -257,8 +266,8 @@ class PowerDecayWithOffsetLrConfig(Config):
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
-      initial_learning_rate: The factor of the power of the step: the learning rate one step after `offset`, if that is
-        below pre_offset_learning_rate.
+      initial_learning_rate: The factor of the power of the step: the learning rate one step after
+        `offset`, if that is below pre_offset_learning_rate.
       power: The exponent of the step, which is counted from `offset`.
       offset: The step at which the power begins to apply.
       pre_offset_learning_rate: The learning rate up to step `offset`, and the upper bound after it.
@@ -272,9 +281,16 @@ class PowerDecayWithOffsetLrConfig(Config):
 
 
 _NEEDED = (
-    "initial_learning_rate", "max_learning_rate", "decay_rate", "boundaries", "values",
-    "decay_steps", "first_decay_steps", "total_decay_steps", "total_steps",
-)  # fmt: skip
+    "initial_learning_rate",
+    "max_learning_rate",
+    "decay_rate",
+    "boundaries",
+    "values",
+    "decay_steps",
+    "first_decay_steps",
+    "total_decay_steps",
+    "total_steps",
+)
 
 
 @configclass
@@ -289,7 +305,8 @@ class LrConfig(OpenOneOfConfig):
       polynomial: The settings of a polynomial decay.
       cosine: The settings of a decay by half a cosine.
       power: The settings of a decay by a power of the step.
-      power_linear: The settings of a decay by a power of the step that ends in a straight line to 0.
+      power_linear: The settings of a decay by a power of the step that ends in a straight line to
+        0.
       power_with_offset: The settings of a decay by a power of the step that begins at a given step.
       step_cosine_with_offset: The settings of half cosines between given steps.
       cosine_restarts: The settings of half cosines with restarts.
@@ -318,7 +335,10 @@ class LrConfig(OpenOneOfConfig):
         chosen = self.get()
         for name in _NEEDED:
             if chosen is not None and getattr(chosen, name, 0) is None:
-                yield f"{self.type}.{name}", f"is needed by the schedule {self.type}; give it a number"
+                yield (
+                    f"{self.type}.{name}",
+                    f"is needed by the schedule {self.type}; give it a number",
+                )
 
 
 @configclass

@@ -13,7 +13,10 @@ from trainer_kit.config.sources.layer import join
 from trainer_kit.errors import ConfigError, Mistake, add_note
 from trainer_kit.errors.user_frames import caller_location
 
-ONE, SEVERAL = "(one)", "(several)"  # what pydantic puts into the place of a mistake in such a field
+ONE, SEVERAL = (
+    "(one)",
+    "(several)",
+)  # what pydantic puts into the place of a mistake in such a field
 _BUILDERS = (__name__, "trainer_kit.config.schema.base")
 
 
@@ -21,11 +24,13 @@ class Section:
     """A section of a config, or a whole config.
 
     Attributes:
-      one_or_several: names of sections that may also be given several times, as a dict by name: in this class and in
-        those that inherit from it, whatever class they give the section.
-      merges_values: whether a mapping that is a value, and a list of sections as long as the one before, change only
-        what they name when another source gives them; else they replace the one before.
-      place: The path of such a section in an experiment, for messages; None: the name of the class stands for it.
+      one_or_several: names of sections that may also be given several times, as a dict by name: in
+        this class and in those that inherit from it, whatever class they give the section.
+      merges_values: whether a mapping that is a value, and a list of sections as long as the one
+        before, change only what they name when another source gives them; else they replace the one
+        before.
+      place: The path of such a section in an experiment, for messages; None: the name of the class
+        stands for it.
     """
 
     one_or_several: tuple[str, ...] = ()
@@ -51,13 +56,16 @@ class FieldError(ConfigError):
     """An error for values that a config class refuses, with the message that the command line shows for them.
 
     Attributes:
-      inner: The mistakes with their paths inside the class; those in `mistakes` begin at its place in an experiment.
+      inner: The mistakes with their paths inside the class; those in `mistakes` begin at its place
+        in an experiment.
     """
 
     def __init__(self, config_class: type[Section], inner: Sequence[Mistake]) -> None:
         self.inner = tuple(inner)
         place = place_of(config_class)
-        super().__init__(dataclasses.replace(mistake, path=join(place, mistake.path)) for mistake in inner)
+        super().__init__(
+            dataclasses.replace(mistake, path=join(place, mistake.path)) for mistake in inner
+        )
         if location := caller_location(_BUILDERS):
             add_note(self, f"given in {location}")
 
@@ -75,7 +83,9 @@ def is_configclass(cls: object) -> bool:
 def gives_several(section: type[Section], value: Mapping[Any, Any]) -> bool:
     """Whether a mapping, given for a section that may be one or several, gives several of them by name."""
     fields = vars(section)["__pydantic_fields__"].keys()
-    are_sections = all(item is None or isinstance(item, (Mapping, Section)) for item in value.values())
+    are_sections = all(
+        item is None or isinstance(item, (Mapping, Section)) for item in value.values()
+    )
     return bool(value) and not fields & value.keys() and are_sections
 
 

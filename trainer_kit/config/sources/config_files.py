@@ -25,8 +25,9 @@ def read_config_file(path: str | os.PathLike[str]) -> Layer:
       path: A local file.
 
     Raises:
-      ConfigError: when the file is missing (with the near names in its folder) or unreadable, when the text is broken
-        or has a key twice (all of them, as file:line:column), or when its top level is not a mapping.
+      ConfigError: when the file is missing (with the near names in its folder) or unreadable, when
+        the text is broken or has a key twice (all of them, as file:line:column), or when its top
+        level is not a mapping.
     """
     name = os.fspath(path)
     text = read_text(name)
@@ -38,9 +39,10 @@ def read_config_file(path: str | os.PathLike[str]) -> Layer:
 def read_params_override(text: str) -> Layer:
     """Reads the value of --params_override in any of its three spellings.
 
-    They are `a.b=c,d=[1,2]` (dotted keys; a value is a bare word, a quoted text, a list or a mapping; a comma inside
-    brackets or quotes belongs to the value), YAML or JSON text with nested keys, and the path of a file with a name
-    that ends in .yaml, .yml or .json. Nothing is evaluated.
+    They are `a.b=c,d=[1,2]` (dotted keys; a value is a bare word, a quoted text, a list or a
+    mapping; a comma inside brackets or quotes belongs to the value), YAML or JSON text with nested
+    keys, and the path of a file with a name that ends in .yaml, .yml or .json. Nothing is
+    evaluated.
 
     Raises:
       ConfigError: when the text is none of them, is broken, or is too long.
@@ -63,13 +65,16 @@ def read_text(name: str) -> str:
     """Returns the text of the local file `name`.
 
     Raises:
-      ConfigError: when it is not there (with near names), is a folder, cannot be read, is not UTF-8, or is too long.
+      ConfigError: when it is not there (with near names), is a folder, cannot be read, is not
+        UTF-8, or is too long.
     """
     if is_remote(name):
         raise ConfigError([Mistake("", "is not a local file", "copy it here first", name)])
     try:
         with open(name, encoding="utf-8") as stream:
-            text = stream.read(yaml_loader.MOST_CHARACTERS + 1)  # of a file that has no end, no more
+            text = stream.read(
+                yaml_loader.MOST_CHARACTERS + 1
+            )  # of a file that has no end, no more
     except FileNotFoundError:
         near = [
             file.name
@@ -79,7 +84,9 @@ def read_text(name: str) -> str:
         advice = path_suggestion(Path(name), near, "config files")
         raise ConfigError([Mistake("", "there is no such file", advice, name)]) from None
     except OSError as error:
-        raise ConfigError([Mistake("", f"cannot be read: {error.strerror or error}", "", name)]) from None
+        raise ConfigError(
+            [Mistake("", f"cannot be read: {error.strerror or error}", "", name)]
+        ) from None
     except UnicodeDecodeError as error:
         problem = f"is not text in UTF-8 (byte {error.start})"
         raise ConfigError([Mistake("", problem, "save it as UTF-8", name)]) from None
@@ -91,7 +98,11 @@ def _mapping(values: Any, origin: str) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        problem = f"{values!r} is not a setting" if not isinstance(values, list) else "is a list, not settings"
+        problem = (
+            f"{values!r} is not a setting"
+            if not isinstance(values, list)
+            else "is a list, not settings"
+        )
         advice = "write a.b=c, nested keys such as {trainer: {train_steps: 5}}, or the path of a YAML or JSON file"
         raise ConfigError([Mistake("", problem, advice, origin)])
     return values
@@ -105,7 +116,9 @@ def _read_assignments(text: str) -> Layer:
         key, equals, written = (part.strip() for part in piece.partition("="))
         if not equals or not all(key.split(".")):
             advice = "write a.b=c,d=e; put a value with commas in brackets or quotes"
-            mistakes.append(Mistake("", f"{piece.strip()!r} is not a setting", advice, OVERRIDE_FLAG))
+            mistakes.append(
+                Mistake("", f"{piece.strip()!r} is not a setting", advice, OVERRIDE_FLAG)
+            )
             continue
         try:
             value: Any = ""
@@ -133,7 +146,11 @@ def _pieces(text: str) -> list[str]:
     for index, char in enumerate(text):
         if quote:
             quote = "" if char == quote and before != "\\" else quote
-        elif char in "'\"" and before in ("", char, *"=,[{(:"):  # after `char`: YAML doubles a quote inside quotes
+        elif char in "'\"" and before in (
+            "",
+            char,
+            *"=,[{(:",
+        ):  # after `char`: YAML doubles a quote inside quotes
             quote = char
         elif char in _PAIRS:
             expected = _PAIRS[char] + expected

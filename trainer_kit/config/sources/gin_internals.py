@@ -1,8 +1,8 @@
 """The name of gin that is not public and that trainer_kit still needs. No other module may use one.
 
-gin has no public function that lists the registered names: `gin.get_configurable` fails both for no match and for
-several. tests/unit/config/sources/test_gin_internals.py fails with a release that has no such table. The gin module is
-passed in.
+gin has no public function that lists the registered names: `gin.get_configurable` fails both for no
+match and for several. tests/unit/config/sources/test_gin_internals.py fails with a release that has
+no such table. The gin module is passed in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads gin text into statements with their places. Nothing is bound and nothing imported here.
 
-gin's own reader stops at the first mistake and keeps no lines; this one uses gin's grammar and keeps both.
-The gin module is passed in: only gin_source.py imports it.
+gin's own reader stops at the first mistake and keeps no lines; this one uses gin's grammar and
+keeps both. The gin module is passed in: only gin_source.py imports it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Binding:
     @property
     def name(self) -> str:
         """The left side, as written."""
-        return "/".join(filter(None, [self.scope, ".".join(filter(None, [self.selector, self.argument]))]))
+        return "/".join(
+            filter(None, [self.scope, ".".join(filter(None, [self.selector, self.argument]))])
+        )
 
 
 @dataclass
@@ -65,7 +67,9 @@ def scan(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> Scan:
 
 def _scan_file(gin: Any, path: str, found: Scan, around: tuple[str, ...]) -> None:
     if os.path.abspath(path) in around:
-        found.mistakes.append(Mistake("", "includes itself", "remove one of the include lines", path))
+        found.mistakes.append(
+            Mistake("", "includes itself", "remove one of the include lines", path)
+        )
         return
     try:
         text = read_text(path)
@@ -77,7 +81,9 @@ def _scan_file(gin: Any, path: str, found: Scan, around: tuple[str, ...]) -> Non
 
 def _scan_text(gin: Any, text: str, path: str, found: Scan, around: tuple[str, ...]) -> None:
     try:
-        for statement in gin.config_parser.ConfigParser(text, gin.config.ParserDelegate(skip_unknown=True)):
+        for statement in gin.config_parser.ConfigParser(
+            text, gin.config.ParserDelegate(skip_unknown=True)
+        ):
             _note(gin, statement, path, found, around)
     except (SyntaxError, tokenize.TokenError, ValueError) as error:
         line, problem = _where(error)
@@ -91,11 +97,15 @@ def _note(gin: Any, statement: Any, path: str, found: Scan, around: tuple[str, .
     origin = f"{path}:{statement.location.line_num}" if path else PARAMS_FLAG
     if isinstance(statement, parser.BindingStatement):
         names = statement.scope, statement.selector, statement.arg_name
-        found.bindings.append(Binding(*names, statement.value, origin, _unknown_names(gin, statement.value)))
+        found.bindings.append(
+            Binding(*names, statement.value, origin, _unknown_names(gin, statement.value))
+        )
     elif isinstance(statement, parser.ImportStatement):
         if statement.module.startswith("__gin__."):
             problem = f"{statement.module} is not supported"
-            found.mistakes.append(Mistake("", problem, "register with @gin.configurable instead", origin))
+            found.mistakes.append(
+                Mistake("", problem, "register with @gin.configurable instead", origin)
+            )
         else:
             found.imports.append((statement.module, origin))
     elif isinstance(statement, parser.IncludeStatement):
@@ -111,7 +121,9 @@ def _unknown_names(gin: Any, value: Any) -> tuple[str, ...]:
             inside += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple)):
             inside += item
-        elif type(item).__module__ == "gin.config" and not isinstance(item, gin.config.ConfigurableReference):
+        elif type(item).__module__ == "gin.config" and not isinstance(
+            item, gin.config.ConfigurableReference
+        ):
             unknown.append(item.selector)
     return tuple(unknown)
 

@@ -1,16 +1,18 @@
 """Reads values from gin, which only this module imports.
 
-In gin a section is called by the name of its config class, and a scope named after its field distinguishes it from
-others of that class: `TrainerConfig.train_steps = 500`, `validation_data/DataConfig.global_batch_size = 8` (which wins
-over `DataConfig.global_batch_size`). The branch of a "oneof" goes by its own class: `AdamConfig.beta_1 = 0.8`. A
-section that is None by default (ema) needs its field's name when another section has the same class.
+In gin a section is called by the name of its config class, and a scope named after its field
+distinguishes it from others of that class: `TrainerConfig.train_steps = 500`,
+`validation_data/DataConfig.global_batch_size = 8` (which wins over `DataConfig.global_batch_size`).
+The branch of a "oneof" goes by its own class: `AdamConfig.beta_1 = 0.8`. A section that is None by
+default (ema) needs its field's name when another section has the same class.
 
-An experiment's factory is called by the experiment's name: `digits.learning_rate = 3e-4`. For `vision/cifar-10` write
-`vision/cifar_10.learning_rate`, or with dots, or the last part alone: a character that gin does not allow in a name
-becomes `_`, and a part that begins with a digit gets one in front.
+An experiment's factory is called by the experiment's name: `digits.learning_rate = 3e-4`. For
+`vision/cifar-10` write `vision/cifar_10.learning_rate`, or with dots, or the last part alone: a
+character that gin does not allow in a name becomes `_`, and a part that begins with a digit gets
+one in front.
 
-Only names of other code are bound in gin itself, whose state belongs to the process: a second run of the process may
-not leave out a name that the first one has bound.
+Only names of other code are bound in gin itself, whose state belongs to the process: a second run
+of the process may not leave out a name that the first one has bound.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # the module parts of our
 
 # The selectors of the experiment of the last first pass, and the scopes in which each is read.
 _selectors: dict[str, list[str]] = {}
-# The names of other code that this process has bound, as (scope, selector, argument). gin cannot unbind a single one.
+# The names of other code that this process has bound, as (scope, selector, argument). gin cannot
+# unbind a single one.
 _bound: set[tuple[str, str, str]] = set()
 
 
@@ -52,8 +55,9 @@ class FirstPass:
       layer: The values for its sections.
       arguments: The place of each bound argument of the factory, by its name in gin.
       mistakes: The mistakes so far; names that are not known yet are left to the second pass.
-      near_misses: Mistakes about unknown names that look like a name of trainer_kit. They are reported only together
-        with other mistakes: a module that is imported later may register such a name.
+      near_misses: Mistakes about unknown names that look like a name of trainer_kit. They are
+        reported only together with other mistakes: a module that is imported later may register
+        such a name.
     """
 
     config: ExperimentConfig
@@ -66,7 +70,8 @@ class FirstPass:
 def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> FirstPass:
     """Reads what gin binds for the experiment `name`: its factory's arguments and its sections; skips unknown names.
 
-    gin's imports are left to the second pass. Files go before bindings; the last binding of a value wins.
+    gin's imports are left to the second pass. Files go before bindings; the last binding of a value
+    wins.
 
     Args:
       files: The paths of gin files.
@@ -75,7 +80,8 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
 
     Raises:
       UsageError: when there is no such experiment, or its factory fails without the bindings.
-      ConfigError: when the factory passes wrong values to its config; it also has the mistakes of gin found before.
+      ConfigError: when the factory passes wrong values to its config; it also has the mistakes of
+        gin found before.
     """
     experiments.lookup(name)
     gin = importlib.import_module("gin")
@@ -88,7 +94,9 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
         layer = reading.read_sections(config)
         reading.note_unread()
     mistakes = dict.fromkeys(reading.mistakes)  # sections of one class may have the same one
-    return FirstPass(config, layer, reading.arguments, tuple(mistakes), tuple(reading.near_misses()))
+    return FirstPass(
+        config, layer, reading.arguments, tuple(mistakes), tuple(reading.near_misses())
+    )
 
 
 def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
@@ -97,8 +105,8 @@ def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
     Modules that a gin file imports are imported here.
 
     Raises:
-      ConfigError: for each name that is still unknown, with its file:line or flag and near names; for bindings that
-        gin itself refuses.
+      ConfigError: for each name that is still unknown, with its file:line or flag and near names;
+        for bindings that gin itself refuses.
     """
     if not files and not bindings:
         return
@@ -138,7 +146,9 @@ class _Reading:
     def __init__(self, gin: Any, statements: Scan) -> None:
         self._gin = gin
         self._statements = statements
-        self._read: set[tuple[str, str]] = set()  # the scopes and selectors of bindings that something reads
+        self._read: set[tuple[str, str]] = (
+            set()
+        )  # the scopes and selectors of bindings that something reads
         self.mistakes = list(statements.mistakes)
         self.arguments: dict[str, str] = {}
 
@@ -159,12 +169,16 @@ class _Reading:
 
         values, origins = self._read_values(selector, scope)
         parameters = inspect.signature(experiments.lookup(name)).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        takes_any = any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
         for argument in list(values):
             if argument not in parameters and not takes_any:
                 problem = "the experiment's factory has no such argument"
                 advice = suggestion(argument, list(parameters))
-                self.mistakes.append(Mistake(f"{name}.{argument}", problem, advice, origins.pop(argument)))
+                self.mistakes.append(
+                    Mistake(f"{name}.{argument}", problem, advice, origins.pop(argument))
+                )
                 del values[argument]
 
         self.arguments = {f"{name}.{argument}": origin for argument, origin in origins.items()}
@@ -174,7 +188,9 @@ class _Reading:
             except Exception as error:
                 given = ", ".join(f"{argument}={show(value)}" for argument, value in values.items())
                 places = ", ".join(dict.fromkeys(origins.values()))
-                self.mistakes.append(Mistake(name, f"the factory fails with {given}", _reason(error), places))
+                self.mistakes.append(
+                    Mistake(name, f"the factory fails with {given}", _reason(error), places)
+                )
         return get_experiment(name)
 
     def read_sections(self, config: ExperimentConfig) -> Layer:
@@ -189,7 +205,9 @@ class _Reading:
         uses = Counter(selector for _, selector, _, _ in parts)
         layer = Layer({}, {})
         for path, selector, scope, is_present in parts:
-            is_named = any(b.scope == scope and _selector_of(b) == selector for b in self._statements.bindings)
+            is_named = any(
+                b.scope == scope and _selector_of(b) == selector for b in self._statements.bindings
+            )
             if not is_present and uses[selector] > 1 and not is_named:
                 continue  # a binding for others of this class must not bring this one into being
             values, origins = self._read_values(selector, scope)
@@ -207,7 +225,11 @@ class _Reading:
             if not selector or (binding.scope, selector) in self._read:
                 continue
             scopes = [scope for scope in dict.fromkeys(_selectors[selector]) if scope]
-            where = f"in the scope {binding.scope}" if binding.scope else "without a scope: several have this class"
+            where = (
+                f"in the scope {binding.scope}"
+                if binding.scope
+                else "without a scope: several have this class"
+            )
             problem = f"no section reads {binding.selector} {where}"
             advice = suggestion(binding.scope, scopes) if scopes else "write it without a scope"
             if not binding.scope:
@@ -232,13 +254,17 @@ class _Reading:
         bindings = [
             binding
             for binding in self._statements.bindings
-            if _selector_of(binding) == selector and f"{scope}/".startswith(f"{binding.scope}/".lstrip("/"))
+            if _selector_of(binding) == selector
+            and f"{scope}/".startswith(f"{binding.scope}/".lstrip("/"))
         ]
         self._read |= {(binding.scope, selector) for binding in bindings}
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
         # The longest scope wins, and of equal ones the last binding.
-        chosen = {binding.argument: binding for binding in sorted(bindings, key=lambda binding: len(binding.scope))}
+        chosen = {
+            binding.argument: binding
+            for binding in sorted(bindings, key=lambda binding: len(binding.scope))
+        }
         for argument, binding in chosen.items():
             if binding.unknown:
                 problem = f"refers to @{binding.unknown[0]}, which is not registered yet"
@@ -247,7 +273,9 @@ class _Reading:
                 continue
             try:
                 with self._gin.config_scope(scope.split("/") if scope else None):
-                    values[argument] = copy.deepcopy(binding.value)  # a reference makes its value in a copy
+                    values[argument] = copy.deepcopy(
+                        binding.value
+                    )  # a reference makes its value in a copy
                 origins[argument] = binding.origin
             except Exception as error:
                 problem = "gin cannot make the value"
@@ -263,7 +291,9 @@ def _selector_of(binding: Binding) -> str:
     """Returns the complete selector of the present experiment that a binding is for; "" if there is none."""
     if not binding.argument:
         return ""
-    return next((selector for selector in _selectors if f".{selector}".endswith(f".{binding.selector}")), "")
+    return next(
+        (selector for selector in _selectors if f".{selector}".endswith(f".{binding.selector}")), ""
+    )
 
 
 def _bind_others(gin: Any, statements: Scan, strict: bool) -> list[Mistake]:
@@ -277,16 +307,31 @@ def _bind_others(gin: Any, statements: Scan, strict: bool) -> list[Mistake]:
             continue
         matches = matching_names(gin, binding.selector)
         if not matches or binding.unknown:
-            for name in [*([] if matches else [binding.selector]), *binding.unknown] if strict else []:
-                others = [other.rpartition(".")[2] for other in (*registered_names(gin), *_selectors)]
+            for name in (
+                [*([] if matches else [binding.selector]), *binding.unknown] if strict else []
+            ):
+                others = [
+                    other.rpartition(".")[2] for other in (*registered_names(gin), *_selectors)
+                ]
                 advice = suggestion(name.rpartition(".")[2], others)
-                mistakes.append(Mistake(binding.name, f"nothing called {name} is registered", advice, binding.origin))
+                mistakes.append(
+                    Mistake(
+                        binding.name, f"nothing called {name} is registered", advice, binding.origin
+                    )
+                )
         else:
             try:
-                gin.bind_parameter((binding.scope, binding.selector, binding.argument), binding.value)
+                gin.bind_parameter(
+                    (binding.scope, binding.selector, binding.argument), binding.value
+                )
                 _bound.add((binding.scope, matches[0], binding.argument))
-            except (KeyError, ValueError) as error:  # for an argument that is not there, and for an ambiguous name
-                mistakes.append(Mistake(binding.name, "gin refuses the binding", _reason(error), binding.origin))
+            except (
+                KeyError,
+                ValueError,
+            ) as error:  # for an argument that is not there, and for an ambiguous name
+                mistakes.append(
+                    Mistake(binding.name, "gin refuses the binding", _reason(error), binding.origin)
+                )
     return mistakes
 
 

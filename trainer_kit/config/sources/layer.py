@@ -12,10 +12,12 @@ class Layer:
     """The values of one source.
 
     Attributes:
-      values: Nested dicts of the values, as in the source; they are not checked against the config's classes.
-      origins: The place of each value or section by its dotted path: "conf.yaml:12", "--params_override",
-        "conf.gin:3", "--gin_params".
-      complete: Whether named sections that the source leaves out do not exist, as in the record of a run.
+      values: Nested dicts of the values, as in the source; they are not checked against the
+        config's classes.
+      origins: The place of each value or section by its dotted path: "conf.yaml:12",
+        "--params_override", "conf.gin:3", "--gin_params".
+      complete: Whether named sections that the source leaves out do not exist, as in the record of
+        a run.
     """
 
     values: dict[str, Any] = field(default_factory=dict)

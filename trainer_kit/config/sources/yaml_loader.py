@@ -1,8 +1,9 @@
 """Reads YAML and JSON text into plain values with the line of each, and writes plain values as YAML.
 
-YAML 1.1 turns `off` into a truth value, `1e-3` into text, `010` into 8 and `12:30` into 750. Here a scalar means what
-it looks like: only true and false are truth values, 1e-3 is a number, 010 is ten, 12:30 and 2024-01-01 stay words. Text
-is written in quotes wherever a YAML 1.1 reader would misread it, so that other tools read the same values.
+YAML 1.1 turns `off` into a truth value, `1e-3` into text, `010` into 8 and `12:30` into 750. Here a
+scalar means what it looks like: only true and false are truth values, 1e-3 is a number, 010 is ten,
+12:30 and 2024-01-01 stay words. Text is written in quotes wherever a YAML 1.1 reader would misread
+it, so that other tools read the same values.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _SCALARS: tuple[tuple[str, str, str], ...] = (
     ),
     ("merge", r"<<", "<"),
 )
-_TUPLE = _TAG + "python/tuple"  # as TF Model Garden writes its lists; read as a list, which makes no object
+_TUPLE = (
+    _TAG + "python/tuple"
+)  # as TF Model Garden writes its lists; read as a list, which makes no object
 MOST_CHARACTERS = 2**18  # of a text; PyYAML takes some seconds for so many
 _MOST_VALUES = 30_000  # of a document, with each alias replaced by what it stands for
 _MOST_LEVELS = 64
@@ -47,7 +50,9 @@ class _Loader(yaml.SafeLoader):
     def construct_whole_number(self, node: yaml.ScalarNode) -> int | str:
         text = str(self.construct_scalar(node)).replace("_", "")
         if len(text) > _MOST_DIGITS:
-            return text  # no field takes so large a number, and Python itself refuses it with an error
+            return (
+                text  # no field takes so large a number, and Python itself refuses it with an error
+            )
         return int(text, 0 if re.match(r"[-+]?0[xo]", text) else 10)
 
 
@@ -55,7 +60,8 @@ class _Dumper(yaml.SafeDumper):
     """Writes a word in quotes when our reader or one of YAML 1.1 would take it for something else."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own form
-        first: list(resolvers) for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
+        first: list(resolvers)
+        for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
     }
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -89,17 +95,19 @@ def parse(text: str, name: str, own: bool = False) -> Parsed:
     Args:
       text: The document; an empty one gives None.
       name: The name of the document in messages.
-      own: Whether trainer_kit wrote the file, such as params.yaml: it may be of any length, and may hold as many values
-        as can be written in it.
+      own: Whether trainer_kit wrote the file, such as params.yaml: it may be of any length, and may
+        hold as many values as can be written in it.
 
     Raises:
-      ConfigError: when the text is not YAML, has a key twice, is too long, or would become too many values; every place
-        as name:line:column.
+      ConfigError: when the text is not YAML, has a key twice, is too long, or would become too many
+        values; every place as name:line:column.
     """
     if not own:
         check_length(text, name)
     if text.lstrip().startswith("{"):  # JSON may be indented with tabs, which YAML refuses
-        text = re.sub(r"^[ \t]+", lambda indent: indent[0].replace("\t", " "), text, flags=re.MULTILINE)
+        text = re.sub(
+            r"^[ \t]+", lambda indent: indent[0].replace("\t", " "), text, flags=re.MULTILINE
+        )
     try:
         loader = _Loader(text)
         reader = _Reader(loader, name, max(_MOST_VALUES, len(text)) if own else _MOST_VALUES)
@@ -117,7 +125,9 @@ def parse(text: str, name: str, own: bool = False) -> Parsed:
 def check_length(text: str, name: str) -> None:
     """Raises ConfigError when `text` is longer than a config can be; `name` is its name in the message."""
     if len(text) > MOST_CHARACTERS:
-        raise ConfigError([Mistake("", f"is longer than {MOST_CHARACTERS:,} characters", _TOO_LARGE, name)])
+        raise ConfigError(
+            [Mistake("", f"is longer than {MOST_CHARACTERS:,} characters", _TOO_LARGE, name)]
+        )
 
 
 def parse_scalar(text: str) -> Any:
@@ -129,13 +139,21 @@ def parse_scalar(text: str) -> Any:
 
 def dump(values: Any) -> str:
     """Returns `values` (dicts, lists and scalars) as YAML in the order of the keys; floats keep every bit."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100, default_flow_style=False)
+    return yaml.dump(
+        values,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
+        default_flow_style=False,
+    )
 
 
 class _Reader:
     """Turns YAML nodes into values; PyYAML itself lets the last of equal keys win and forgets the lines.
 
-    It counts what an alias stands for each time, and stops before aliases have multiplied ("billion laughs").
+    It counts what an alias stands for each time, and stops before aliases have multiplied ("billion
+    laughs").
     """
 
     def __init__(self, loader: _Loader, name: str, most_values: int) -> None:
@@ -179,7 +197,11 @@ class _Reader:
                 reason = f" ({getattr(error, 'problem', None) or error})"
             else:
                 # JSON may write a character as a pair of escapes.
-                return value.encode("utf-16", "surrogatepass").decode("utf-16") if isinstance(value, str) else value
+                return (
+                    value.encode("utf-16", "surrogatepass").decode("utf-16")
+                    if isinstance(value, str)
+                    else value
+                )
         advice = "use plain values: text, numbers, lists and mappings"
         self._note(node, path, f"{node.tag!r} cannot be read{reason}", advice)
         return None
@@ -190,7 +212,9 @@ class _Reader:
         first_line: dict[Any, int] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
-                sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                sources = (
+                    value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                )
                 for source in reversed(sources):
                     if isinstance(source, yaml.MappingNode):
                         merged.update(self.read(source, path) or {})
@@ -201,7 +225,9 @@ class _Reader:
             key = self._scalar(key_node, path)
             where = join(path, key)
             if key in values:
-                self._note(key_node, where, f"is given twice, first on line {first_line[key]}", "keep one")
+                self._note(
+                    key_node, where, f"is given twice, first on line {first_line[key]}", "keep one"
+                )
                 continue
             first_line[key] = key_node.start_mark.line + 1
             values[key] = self.read(value_node, where)
@@ -221,7 +247,14 @@ def _broken(error: yaml.YAMLError, text: str, name: str) -> Mistake:
         place = f"{name}:{text.count(chr(10), 0, error.position) + 1}"
     elif isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         place = f"{name}:{error.problem_mark.line + 1}:{error.problem_mark.column + 1}"
-    parts = (getattr(error, "context", None), getattr(error, "problem", None) or getattr(error, "reason", None))
+    parts = (
+        getattr(error, "context", None),
+        getattr(error, "problem", None) or getattr(error, "reason", None),
+    )
     problem = ", ".join(part for part in parts if part) or str(error)
-    advice = "indent with spaces, not tabs" if "\\t" in problem else "correct it there; words with : or # need quotes"
+    advice = (
+        "indent with spaces, not tabs"
+        if "\\t" in problem
+        else "correct it there; words with : or # need quotes"
+    )
     return Mistake("", f"is not YAML: {problem}", advice, place)

@@ -14,11 +14,13 @@ from trainer_kit.telemetry.scalars import flat_scalars
 class BestCheckpoints:
     """Exports the best of a trainer's evaluations, follows the ledger of the run, and reports the primary best.
 
-    Iterating yields the exporters that follow the ledger. Runs eagerly, on the host, on every worker.
+    Iterating yields the exporters that follow the ledger. Runs eagerly, on the host, on every
+    worker.
 
     Args:
-      primary: The exporter of best_checkpoint_eval_metric; None if there is none. It may be an object of the
-        caller that only has `maybe_export_checkpoint` and `best_ckpt_logs`, as Model Garden's has.
+      primary: The exporter of best_checkpoint_eval_metric; None if there is none. It may be an
+        object of the caller that only has `maybe_export_checkpoint` and `best_ckpt_logs`, as Model
+        Garden's has.
       named: The exporters of best_checkpoints, by name.
     """
 
@@ -63,8 +65,10 @@ class BestCheckpoints:
 
         Args:
           trainer: An Evaluator.
-          logs: The logs of the evaluation; with several validation sets, those of the evaluated sets by name.
-          sets: The names of the evaluated sets; a single one is called "". By metrics of others nothing is exported.
+          logs: The logs of the evaluation; with several validation sets, those of the evaluated
+            sets by name.
+          sets: The names of the evaluated sets; a single one is called "". By metrics of others
+            nothing is exported.
         """
         step = int(trainer.global_step.numpy())
         left_out = set(trainer.validation_sets) - set(sets)
@@ -76,7 +80,9 @@ class BestCheckpoints:
                 with trainer.evaluated_weights(metric) as weights:
                     exporter.maybe_export_checkpoint(weights, logs, step)
 
-    def maybe_export_checkpoint(self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int) -> None:
+    def maybe_export_checkpoint(
+        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int
+    ) -> None:
         """Offers `checkpoint` to each exporter, for a trainer that calls this itself, such as Model Garden's."""
         for exporter in self:
             exporter.maybe_export_checkpoint(checkpoint, eval_logs, step)
@@ -89,7 +95,8 @@ class BestCheckpoints:
           logs: The logs, which may lack those of some validation sets.
         """
         if self.primary is None or not hasattr(trainer, "config"):
-            return  # the config may name the metric, and an own subclass of BaseTrainer need not have one
+            # The config may name the metric, and an own subclass of BaseTrainer need not have one
+            return
         metric = _metric_of(self.primary, trainer)
         value = flat_scalars(self.best_ckpt_logs or {}, "|").get(metric)
         groups, name = trainer.place_of_metric(metric)

@@ -19,7 +19,8 @@ from trainer_kit.evals.best.info_json import INFO, read_info, recorded_info
 class BestFolder(WeightsFolder):
     """A folder with `ckpt-<step>.*`, whose commit records hold the metrics, and info.json, which names the best.
 
-    TensorFlow's pointer file `checkpoint` names the best one too, so that `tf.train.latest_checkpoint` finds it.
+    TensorFlow's pointer file `checkpoint` names the best one too, so that
+    `tf.train.latest_checkpoint` finds it.
 
     Args:
       path: The local folder.
@@ -54,7 +55,8 @@ class BestFolder(WeightsFolder):
         """Writes info.json, then the pointer file, to name existing weights; unchanged files are not written.
 
         Raises:
-          StorageError: when a file cannot be written. The pointer file then still names whole weights.
+          StorageError: when a file cannot be written. The pointer file then still names whole
+            weights.
         """
         if not self.writes:
             return

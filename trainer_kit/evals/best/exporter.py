@@ -1,15 +1,17 @@
 """Exports the best checkpoints by one criterion: the weights first, the record second.
 
-`ckpt-<step>.*` holds evaluated weights (averaged ones, if there is a moving average), and `info.json` names the best of
-them with its metric. It is written after the weights, and weights that are no longer kept are deleted after it: at
-every moment info.json names existing weights. The commit record of weights holds the same information, so that a lost
-or damaged info.json can be written again.
+`ckpt-<step>.*` holds evaluated weights (averaged ones, if there is a moving average), and
+`info.json` names the best of them with its metric. It is written after the weights, and weights
+that are no longer kept are deleted after it: at every moment info.json names existing weights. The
+commit record of weights holds the same information, so that a lost or damaged info.json can be
+written again.
 
-The recorded evaluations decide which weights are kept (criterion.py). Weights are exported before their evaluation is
-recorded. A killed run resumes from its last checkpoint and evaluates some steps again. It reports the best up to the
-step it has reached; weights that it exported later stay in place until the run reaches their step again. A run that
-goes back by request moves later exports to `archived/`. If weights are lost, the next evaluation that is better than
-the existing weights is exported.
+The recorded evaluations decide which weights are kept (criterion.py). Weights are exported before
+their evaluation is recorded. A killed run resumes from its last checkpoint and evaluates some steps
+again. It reports the best up to the step it has reached; weights that it exported later stay in
+place until the run reaches their step again. A run that goes back by request moves later exports to
+`archived/`. If weights are lost, the next evaluation that is better than the existing weights is
+exported.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ class BestCheckpoint:
 
     Args:
       export_dir: The folder of the weights and info.json.
-      metric_name: The metric's name in the logs of an evaluation; `a|b` is the entry b of the nested logs a.
+      metric_name: The metric's name in the logs of an evaluation; `a|b` is the entry b of the
+        nested logs a.
       metric_comp: "higher" or "lower": which value is better.
       keep: The number of weights to keep.
       min_delta: An evaluation must be better by more than this to displace the worst kept one.
-      keeps: Whether this worker writes the folder. False on workers that are not the chief: they take the same
-        decisions and part in each save, since reading a variable can involve all workers, but discard what they save.
+      keeps: Whether this worker writes the folder. False on workers that are not the chief: they
+        take the same decisions and part in each save, since reading a variable can involve all
+        workers, but discard what they save.
       option: The config field that names the metric, for messages.
       folder: The files of `export_dir`, if their form differs from that of BestFolder.
 
@@ -74,7 +78,9 @@ class BestCheckpoint:
         # The evaluations whose weights are kept, in the order of steps. All workers have the same,
         # and decide by it about exports: the chief may be changing the folder meanwhile.
         infos = self._folder.infos(metric_name)
-        self._weights = self.criterion.fold(Scored(step, info["value"], info) for step, info in infos.items())
+        self._weights = self.criterion.fold(
+            Scored(step, info["value"], info) for step, info in infos.items()
+        )
         self._so_far = list(self._weights)  # evaluations, which may have lost their weights
         self._lost: set[int] = set()  # the steps of weights that a warning has named
         self._folder.name_best(self._ranked(self._weights))
@@ -94,12 +100,15 @@ class BestCheckpoint:
     def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
         """Selects the weights to keep by the recorded evaluations, for a run which resumes from `step`.
 
-        Records of several validation sets at one step count as one evaluation. If they lack the metric, because the run
-        was killed between two of them, the record of that step's weights is used.
+        Records of several validation sets at one step count as one evaluation. If they lack the
+        metric, because the run was killed between two of them, the record of that step's weights is
+        used.
 
         Args:
-          step: The step of the restored checkpoint; None for a sidecar, for which all evaluations count.
-          evaluations: The recorded evaluations that count, with "step" and "metrics", in order, later ones included.
+          step: The step of the restored checkpoint; None for a sidecar, for which all evaluations
+            count.
+          evaluations: The recorded evaluations that count, with "step" and "metrics", in order,
+            later ones included.
 
         Raises:
           StorageError: when a file cannot be written.
@@ -114,11 +123,17 @@ class BestCheckpoint:
                 if math.isfinite(info["value"]):
                     candidates.append(Scored(info["step"], info["value"], info))
         candidates += unrecorded.values()
-        self._so_far = self.criterion.fold(item for item in candidates if step is None or item.step <= step)
+        self._so_far = self.criterion.fold(
+            item for item in candidates if step is None or item.step <= step
+        )
 
         before = {item.step: item for item in self._weights}
         steps = self._folder.steps()
-        whole = {number for number in steps if number in before or not problem(self._folder.prefix(number))}
+        whole = {
+            number
+            for number in steps
+            if number in before or not problem(self._folder.prefix(number))
+        }
         wanted = {item.step for item in self.criterion.fold(candidates)}
         self._warn_of_lost(wanted.intersection(item.step for item in self._so_far) - whole)
 
@@ -155,7 +170,8 @@ class BestCheckpoint:
         """Raises UsageError when no evaluation will report the metric as a single number.
 
         Args:
-          names: The names of all metrics that an evaluation reports as single numbers, nested ones joined by `|`.
+          names: The names of all metrics that an evaluation reports as single numbers, nested ones
+            joined by `|`.
         """
         known = list(names)
         if self.metric_name not in known:
@@ -165,14 +181,17 @@ class BestCheckpoint:
                 + (f" (all: {names})" if names not in advice else "")
             )
 
-    def maybe_export_checkpoint(self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int) -> bool:
+    def maybe_export_checkpoint(
+        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int
+    ) -> bool:
         """Exports `checkpoint` if its evaluation is kept; a value that is not finite is never kept.
 
         Runs eagerly, on every worker.
 
         Args:
           checkpoint: The checkpoint of the evaluated weights.
-          eval_logs: The evaluation's metrics, possibly nested; values that are not single numbers are left out.
+          eval_logs: The evaluation's metrics, possibly nested; values that are not single numbers
+            are left out.
           step: The global step of the weights.
 
         Returns:
@@ -186,11 +205,18 @@ class BestCheckpoint:
         self.check_metric(logs)
         value = logs[self.metric_name]
         if not math.isfinite(value):
-            _LOG.warning("%s is %s at step %d: not a candidate for the best checkpoint", self.metric_name, value, step)
+            _LOG.warning(
+                "%s is %s at step %d: not a candidate for the best checkpoint",
+                self.metric_name,
+                value,
+                step,
+            )
             return False
 
         new = Scored(int(step), value, info_of(int(step), logs, self.metric_name))
-        was_evaluated = any(item.step == new.step for item in self._so_far)  # the first evaluation of a step counts
+        was_evaluated = any(
+            item.step == new.step for item in self._so_far
+        )  # the first evaluation of a step counts
         self._so_far = self.criterion.add(self._so_far, new)
         self._warn_of_lost({item.step for item in self._weights} - set(self._folder.steps()))
 

@@ -1,7 +1,7 @@
 """Reads and checks info.json, which names the best checkpoint. No TensorFlow.
 
-The file may also be in the form of TF Model Garden, which has only the metrics and the step; the rest then comes from
-the commit record of the weights of that step.
+The file may also be in the form of TF Model Garden, which has only the metrics and the step; the
+rest then comes from the commit record of the weights of that step.
 """
 
 from __future__ import annotations
@@ -48,15 +48,25 @@ def recorded_info(export_dir: str, step: int) -> dict[str, Any] | None:
 def info_of(step: int, metrics: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """Returns the info of weights, for their record and for info.json; `metrics` may be nested."""
     flat = flat_scalars(metrics, "|")
-    return {"checkpoint": f"ckpt-{step}", "step": step, "metric": metric, "value": flat[metric], "metrics": flat}
+    return {
+        "checkpoint": f"ckpt-{step}",
+        "step": step,
+        "metric": metric,
+        "value": flat[metric],
+        "metrics": flat,
+    }
 
 
 def is_info(value: Any) -> bool:
     """Whether `value` has the content that trainer_kit writes to info.json."""
     kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
-    if not isinstance(value, dict) or not all(isinstance(value.get(key), kind) for key, kind in kinds.items()):
+    if not isinstance(value, dict) or not all(
+        isinstance(value.get(key), kind) for key, kind in kinds.items()
+    ):
         return False
     numbers = (value["step"], value["value"], *value["metrics"].values())
     if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
         return False
-    return value.get("checkpoint") == f"ckpt-{value['step']}" and math.isfinite(from_json_number(value["value"]))
+    return value.get("checkpoint") == f"ckpt-{value['step']}" and math.isfinite(
+        from_json_number(value["value"])
+    )

@@ -25,41 +25,46 @@ _CHECKED_BYTES = 2**24  # of each array; a checksum of so many takes about 10 ms
 class ArraySource:
     """Batches from NumPy arrays, in an order that is a pure function of (seed, epoch, index).
 
-    For training (`params.is_training`) the data has no end: each epoch is a permutation of its own, drawn from
-    (`params.seed` or 0, epoch), and batches may cross from one epoch into the next, so that every batch is full and
-    global batch p begins at example p * global_batch_size of the stream. Otherwise it is one pass in the arrays' own
-    order, and the last batch is kept, smaller, unless `params.drop_remainder`.
+    For training (`params.is_training`) the data has no end: each epoch is a permutation of its own,
+    drawn from (`params.seed` or 0, epoch), and batches may cross from one epoch into the next, so
+    that every batch is full and global batch p begins at example p * global_batch_size of the
+    stream. Otherwise it is one pass in the arrays' own order, and the last batch is kept, smaller,
+    unless `params.drop_remainder`.
 
-    R replicas together get exactly the batches that one replica would get: each takes its part of every global batch,
-    in order. Where it cannot be divided, in a pass, the parts differ by one example at most; with fewer examples than
-    replicas the last replicas get empty batches.
+    R replicas together get exactly the batches that one replica would get: each takes its part of
+    every global batch, in order. Where it cannot be divided, in a pass, the parts differ by one
+    example at most; with fewer examples than replicas the last replicas get empty batches.
 
-    Of `params` it also uses prefetch_buffer_size (batches; None: tf.data decides), deterministic and
-    autotune_algorithm. `cache` changes nothing, since the arrays are in memory anyway, and neither does `sharding`,
-    since no two workers get the same example. Fields about files and services do not apply: a warning names those that
-    are set.
+    Of `params` it also uses prefetch_buffer_size (batches; None: tf.data decides), deterministic
+    and autotune_algorithm. `cache` changes nothing, since the arrays are in memory anyway, and
+    neither does `sharding`, since no two workers get the same example. Fields about files and
+    services do not apply: a warning names those that are set.
 
-    A batch costs one gather per array: 23,000 batches of 32 x 64 floats a second on 2 CPU cores, where tf.data's
-    slices, shuffle buffer and batch make 16,500. A permutation costs, once an epoch and in the background, 0.4 ms for
-    1,800 examples and 0.2 s for 10 million.
+    A batch costs one gather per array: 23,000 batches of 32 x 64 floats a second on 2 CPU cores,
+    where tf.data's slices, shuffle buffer and batch make 16,500. A permutation costs, once an epoch
+    and in the background, 0.4 ms for 1,800 examples and 0.2 s for 10 million.
 
     Args:
-      arrays: nested tuples and dicts of arrays with one first dimension, the examples. They are copied once to host
-        memory, not into the graphs of the datasets; dtypes stay as they are.
+      arrays: nested tuples and dicts of arrays with one first dimension, the examples. They are
+        copied once to host memory, not into the graphs of the datasets; dtypes stay as they are.
       params: the data's section of the config.
-      transform: Changes a batch, in graph, on the host. It gets one argument, of the structure of `arrays` (so a tuple
-        for arrays in a tuple), first dimension the batch. It has to be a pure function, or a resumed run differs. For
-        random changes give it a second parameter named `seed`: int32 [batch, 2], one row for each example, a pure
-        function of (`params.seed` or 0, epoch, index of the example), for ops such as tf.random.stateless_uniform.
-        An evaluation has epoch 0.
+      transform: Changes a batch, in graph, on the host. It gets one argument, of the structure of
+        `arrays` (so a tuple for arrays in a tuple), first dimension the batch. It has to be a pure
+        function, or a resumed run differs. For random changes give it a second parameter named
+        `seed`: int32 [batch, 2], one row for each example, a pure function of (`params.seed` or 0,
+        epoch, index of the example), for ops such as tf.random.stateless_uniform. An evaluation has
+        epoch 0.
 
     Raises:
-      UsageError: when the batch size is 0, autotune_algorithm is unknown, or `transform` takes other arguments.
-      DataError: when there are no examples, the first dimensions differ, or there are fewer examples than a batch,
-        except in a pass that keeps its last batch.
+      UsageError: when the batch size is 0, autotune_algorithm is unknown, or `transform` takes
+        other arguments.
+      DataError: when there are no examples, the first dimensions differ, or there are fewer
+        examples than a batch, except in a pass that keeps its last batch.
     """
 
-    def __init__(self, arrays: Any, params: DataConfig, *, transform: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, arrays: Any, params: DataConfig, *, transform: Callable[..., Any] | None = None
+    ) -> None:
         self._params = params
         self._transform = None if transform is None else BatchFunction(transform, "transform")
         self._seeded = self._transform is not None and self._transform.takes_seed
@@ -72,13 +77,17 @@ class ArraySource:
         if warning:
             _LOG.warning(warning)
 
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    def at(
+        self, position: int, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         """Returns the dataset from global batch `position` on, in batches for one replica. Runs on the host.
 
-        A worker with several replicas hands successive batches to them. In training the batch dimension is static.
+        A worker with several replicas hands successive batches to them. In training the batch
+        dimension is static.
 
         Args:
-          position: how many global batches have been used already, from the start of the first epoch.
+          position: how many global batches have been used already, from the start of the first
+            epoch.
           input_context: the worker's place among the others; None for a single replica.
 
         Raises:
@@ -88,11 +97,19 @@ class ArraySource:
         if rows > 1:
             gathered = self._order.at(position, rows=rows, seeds=self._seeded).map(self._gather)
             batches = gathered.rebatch(self._params.global_batch_size, drop_remainder=True)
-            batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-        elif self._params.is_training or self._seeded or (input_context and input_context.num_input_pipelines > 1):
+            batches = batches.apply(
+                tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+            )
+        elif (
+            self._params.is_training
+            or self._seeded
+            or (input_context and input_context.num_input_pipelines > 1)
+        ):
             batches = self._order.at(position, input_context, seeds=self._seeded).map(self._gather)
         else:
-            batches = self._slices(position, input_context.num_replicas_in_sync if input_context else 1)
+            batches = self._slices(
+                position, input_context.num_replicas_in_sync if input_context else 1
+            )
         if self._transform is not None:
             batches = self._transform.over(batches, seeded=self._seeded)
         return finished(batches, self._params, self._options)
@@ -106,8 +123,12 @@ class ArraySource:
         several = input_context is not None and input_context.num_replicas_in_sync > 1
         if several or not self._params.is_training:
             return 1
-        of_one = sum(array.dtype.size * math.prod(array.shape[1:]) for array in tf.nest.flatten(self._arrays))
-        return max(1, min(_MOST_ROWS, _GATHERED_BYTES // max(1, of_one * self._params.global_batch_size)))
+        of_one = sum(
+            array.dtype.size * math.prod(array.shape[1:]) for array in tf.nest.flatten(self._arrays)
+        )
+        return max(
+            1, min(_MOST_ROWS, _GATHERED_BYTES // max(1, of_one * self._params.global_batch_size))
+        )
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
         """Returns the dataset of `at` for one replica, with `size` successive batches in each element, by one gather.
@@ -122,14 +143,19 @@ class ArraySource:
         if not self._params.is_training or self._transform is not None:
             return None
         batch = self._params.global_batch_size
-        indices = self._order.at(position, rows=size).map(lambda rows: tf.reshape(rows, [size, batch]))
-        return finished(indices.map(self._gather), self._params.replace(prefetch_buffer_size=0), self._options)
+        indices = self._order.at(position, rows=size).map(
+            lambda rows: tf.reshape(rows, [size, batch])
+        )
+        return finished(
+            indices.map(self._gather), self._params.replace(prefetch_buffer_size=0), self._options
+        )
 
     def _slices(self, position: int, replicas: int) -> tf.data.Dataset:
         """Returns the batches of one pass for all replicas, without a function in it.
 
-        Every new iterator instantiates the functions of its dataset, each for some milliseconds: an evaluation of 50
-        batches, which begins with a new iterator, took twice as long with a gather for each.
+        Every new iterator instantiates the functions of its dataset, each for some milliseconds: an
+        evaluation of 50 batches, which begins with a new iterator, took twice as long with a gather
+        for each.
         """
         begin, full, sizes, rest = self._order.one_pass(position, replicas)
         alike = len(set(sizes)) == 1 and not rest
@@ -137,7 +163,9 @@ class ArraySource:
         batches = whole.rebatch(sizes[0] if alike else sizes, drop_remainder=alike)
         count = (full - begin) // self._params.global_batch_size * replicas + len(rest)
         for size in rest:
-            batches = batches.concatenate(tf.data.Dataset.from_tensors(self._part(full, full + size)))
+            batches = batches.concatenate(
+                tf.data.Dataset.from_tensors(self._part(full, full + size))
+            )
             full += size
         return batches.apply(tf.data.experimental.assert_cardinality(count))
 
@@ -153,7 +181,8 @@ class ArraySource:
 def array_identity(arrays: Any) -> dict[str, Any]:
     """Returns dtype, shape and a checksum of each of some nested arrays or tensors. Runs on the host.
 
-    The checksum covers all of an array of up to 16 MiB. Of a larger one it covers evenly spaced examples.
+    The checksum covers all of an array of up to 16 MiB. Of a larger one it covers evenly spaced
+    examples.
     """
     described = {}
     for number, part in enumerate(tf.nest.flatten(arrays, expand_composites=True)):
@@ -161,7 +190,9 @@ def array_identity(arrays: Any) -> dict[str, Any]:
         sample = array[:: -(-array.nbytes // _CHECKED_BYTES) or 1]
         # Strings are objects in NumPy, whose bytes are addresses.
         content = repr(sample.tolist()).encode() if array.dtype == object else sample.tobytes()
-        described[f"array {number}"] = f"{array.dtype} {list(array.shape)}, checksum {zlib.crc32(content):08x}"
+        described[f"array {number}"] = (
+            f"{array.dtype} {list(array.shape)}, checksum {zlib.crc32(content):08x}"
+        )
     return described
 
 
@@ -175,7 +206,9 @@ def _count(arrays: Any) -> int:
         )
     counts = {shape[0] for shape in shapes}
     if len(counts) > 1:
-        raise DataError(f"the arrays differ in their number of examples, the first dimension: shapes {shapes[:8]}")
+        raise DataError(
+            f"the arrays differ in their number of examples, the first dimension: shapes {shapes[:8]}"
+        )
     if counts == {0}:
         raise DataError(f"the arrays hold no examples: shapes {shapes[:8]}")
     return int(counts.pop())

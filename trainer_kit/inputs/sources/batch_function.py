@@ -16,8 +16,9 @@ from trainer_kit.inputs.autograph import converted
 class BatchFunction:
     """A user's function of a batch, such as `parse` or `transform`.
 
-    It gets one argument, the structure of the batch: for examples (image, label) a tuple of two tensors. If its second
-    parameter is named `seed`, or a keyword-only one is, it also gets a seed for each example, int32 [batch, 2].
+    It gets one argument, the structure of the batch: for examples (image, label) a tuple of two
+    tensors. If its second parameter is named `seed`, or a keyword-only one is, it also gets a seed
+    for each example, int32 [batch, 2].
 
     Args:
       function: Any callable; one whose signature Python cannot read gets the structure alone.
@@ -43,7 +44,9 @@ class BatchFunction:
                 "parameter named `seed` gets a seed for each example, int32 [batch, 2]"
             )
 
-    def over(self, batches: tf.data.Dataset, *, seeded: bool, keep_seeds: bool = False) -> tf.data.Dataset:
+    def over(
+        self, batches: tf.data.Dataset, *, seeded: bool, keep_seeds: bool = False
+    ) -> tf.data.Dataset:
         """Returns `batches` with the function applied to each, in graph on the host.
 
         Args:
@@ -51,7 +54,9 @@ class BatchFunction:
           seeded: Whether seeds come with the batches.
           keep_seeds: Whether the result keeps the seeds, for another function.
         """
-        unpacked = type(batches.element_spec) is tuple  # tf.data passes a tuple as several arguments
+        unpacked = (
+            type(batches.element_spec) is tuple
+        )  # tf.data passes a tuple as several arguments
 
         @tf.autograph.experimental.do_not_convert
         def call(*parts: Any) -> Any:
@@ -59,7 +64,10 @@ class BatchFunction:
             changed = self._call(batch, seeds)
             if not keep_seeds:
                 return changed
-            return (tuple(changed) if isinstance(changed, list) else changed, seeds)  # as tf.data packs a list
+            return (
+                tuple(changed) if isinstance(changed, list) else changed,
+                seeds,
+            )  # as tf.data packs a list
 
         made = batches.map(call, num_parallel_calls=tf.data.AUTOTUNE)
         made.label = self.label
@@ -69,7 +77,9 @@ class BatchFunction:
         function = converted(self._function)
         if self._seed_by is None:
             return function(batch)
-        return function(batch, seeds) if self._seed_by == "position" else function(batch, seed=seeds)
+        return (
+            function(batch, seeds) if self._seed_by == "position" else function(batch, seed=seeds)
+        )
 
 
 def label_of(dataset: Any) -> str | None:
@@ -92,7 +102,11 @@ def _seed_parameter(function: Any) -> Literal["position", "keyword"] | None:
     for place, parameter in enumerate(parameters):
         if parameter.name == "seed" and parameter.kind is parameter.KEYWORD_ONLY:
             return "keyword"
-        if parameter.name == "seed" and place == 1 and parameter.kind is not parameter.VAR_POSITIONAL:
+        if (
+            parameter.name == "seed"
+            and place == 1
+            and parameter.kind is not parameter.VAR_POSITIONAL
+        ):
             return None if parameter.kind is parameter.VAR_KEYWORD else "position"
     return None
 

@@ -16,10 +16,11 @@ _FOREVER = 2**62  # epochs, or batches: more than any run will see
 class Order:
     """Which examples are in which batch, as indices 0 to `examples` - 1.
 
-    For training (`params.is_training`) there is no end: each epoch is a permutation of its own, drawn from
-    (`params.seed` or 0, epoch), and batches may cross from one epoch into the next. Otherwise it is one pass in order,
-    whose last batch is kept, smaller, unless `params.drop_remainder`. R replicas together get exactly the batches that
-    one would get: each takes its part of every global batch, in order.
+    For training (`params.is_training`) there is no end: each epoch is a permutation of its own,
+    drawn from (`params.seed` or 0, epoch), and batches may cross from one epoch into the next.
+    Otherwise it is one pass in order, whose last batch is kept, smaller, unless
+    `params.drop_remainder`. R replicas together get exactly the batches that one would get: each
+    takes its part of every global batch, in order.
 
     Args:
       examples: The number of examples.
@@ -28,7 +29,8 @@ class Order:
 
     Raises:
       UsageError: when the batch size is 0.
-      DataError: when there are fewer examples than a batch, except in a pass that keeps its last batch.
+      DataError: when there are fewer examples than a batch, except in a pass that keeps its last
+        batch.
     """
 
     def __init__(self, examples: int, params: DataConfig, *, block: int = 1) -> None:
@@ -45,14 +47,15 @@ class Order:
     ) -> tf.data.Dataset:
         """Returns the indices, int64 of shape [batch], of each batch for one replica from global batch `position` on.
 
-        A worker with several replicas gets successive batches for them. In training the batch dimension is static. On
-        the host.
+        A worker with several replicas gets successive batches for them. In training the batch
+        dimension is static. On the host.
 
         Args:
           position: The position of the first batch.
           input_context: The worker's place among the others; None for a single replica.
           rows: The number of batches that come as one larger batch; for training on one replica.
-          seeds: Whether elements are pairs of indices and the seeds of the examples, int32 [batch, 2].
+          seeds: Whether elements are pairs of indices and the seeds of the examples, int32 [batch,
+            2].
 
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
@@ -66,21 +69,27 @@ class Order:
         """Returns how `at` shares one pass among the replicas from global batch `position` on.
 
         Returns:
-          The index of the first example; the index after the last full batch; the number of examples that each replica
-          gets of a full batch; the same for the last, smaller batch, empty if there is none.
+          The index of the first example; the index after the last full batch; the number of
+          examples that each replica gets of a full batch; the same for the last, smaller batch,
+          empty if there is none.
         """
         batch = self._params.global_batch_size
         full = self._count - self._count % batch
         begin = min(position * batch, self._count)
         rest = 0 if self._params.drop_remainder or begin >= self._count else self._count % batch
-        return min(begin, full), full, _parts(batch, replicas), _parts(rest, replicas) if rest else []
+        return (
+            min(begin, full),
+            full,
+            _parts(batch, replicas),
+            _parts(rest, replicas) if rest else [],
+        )
 
     def _shuffled(self, position: int, share: _Share, rows: int, seeds: bool) -> tf.data.Dataset:
         """Returns the indices of each batch for training. Seeds are made for a whole epoch at once, in the background.
 
-        The permutation is TensorFlow's stateless shuffle, not `index_shuffle`: that one uses 8 bits of each word of its
-        seed for less than 65,536 examples (epochs repeat after 256), is far from uniform near powers of 4, and took
-        half of the time of a batch.
+        The permutation is TensorFlow's stateless shuffle, not `index_shuffle`: that one uses 8 bits
+        of each word of its seed for less than 65,536 examples (epochs repeat after 256), is far
+        from uniform near powers of 4, and took half of the time of a batch.
         """
         count, block, seed = self._count, self._block, self._params.seed or 0
         first_epoch, used = divmod(position * share.batch, count)
@@ -91,7 +100,9 @@ class Order:
             blocks = tf.range(-(-count // block), dtype=tf.int64)
             order = tf.random.experimental.stateless_shuffle(blocks, key, alg="philox")
             if block > 1:
-                order = tf.reshape(order[:, tf.newaxis] * block + tf.range(block, dtype=tf.int64), [-1])
+                order = tf.reshape(
+                    order[:, tf.newaxis] * block + tf.range(block, dtype=tf.int64), [-1]
+                )
                 order = order[order < count]
             order = order[tf.where(epoch == first_epoch, tf.constant(used, tf.int64), 0) :]
             return (order, example_seeds(epoch_key(seed, epoch), order)) if seeds else order
@@ -100,7 +111,9 @@ class Order:
         batches = epochs.rebatch(share.batch * rows, drop_remainder=True)
         if share.replicas > 1:
             rows_here = slice(share.first * share.size, (share.first + share.here) * share.size)
-            cut = lambda *parts: tuple(part[rows_here] for part in parts) if seeds else parts[0][rows_here]  # noqa: E731
+            cut = lambda *parts: (
+                tuple(part[rows_here] for part in parts) if seeds else parts[0][rows_here]
+            )  # noqa: E731
             batches = batches.map(cut).rebatch(share.size, drop_remainder=True)
         return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
@@ -130,8 +143,8 @@ class _Share:
     """The part of a global batch that one input pipeline hands out.
 
     Attributes:
-      batch, size: examples in a global batch, and in a replica's; in an evaluation some get one more.
-      replicas, here: replicas in all, and those that this pipeline serves.
+      batch, size: examples in a global batch, and in a replica's; in an evaluation some get one
+      more. replicas, here: replicas in all, and those that this pipeline serves.
       first: number of the first of these.
     """
 
@@ -156,15 +169,25 @@ def _parts(examples: int, replicas: int) -> list[int]:
 
 def replicas_here(input_context: tf.distribute.InputContext | None) -> int:
     """Returns how many replicas one input pipeline serves: so many of its batches make its part of a global one."""
-    return input_context.num_replicas_in_sync // input_context.num_input_pipelines if input_context else 1
+    return (
+        input_context.num_replicas_in_sync // input_context.num_input_pipelines
+        if input_context
+        else 1
+    )
 
 
 def _check_batch(examples: int, params: DataConfig) -> None:
     batch = params.global_batch_size
     if batch < 1:
-        raise UsageError("global_batch_size is 0; set it in the data's section, such as train_data, to 1 or more")
+        raise UsageError(
+            "global_batch_size is 0; set it in the data's section, such as train_data, to 1 or more"
+        )
     if batch > examples and (params.is_training or params.drop_remainder):
-        advice = "" if params.is_training else ", or drop_remainder to false to use them in one smaller batch"
+        advice = (
+            ""
+            if params.is_training
+            else ", or drop_remainder to false to use them in one smaller batch"
+        )
         raise DataError(
             f"global_batch_size is {batch}, but there are {examples} examples, so that no batch is full; "
             f"set it to {examples} or less{advice}"

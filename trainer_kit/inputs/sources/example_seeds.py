@@ -1,9 +1,9 @@
 """A seed for each example: a pure function of the data's seed, the epoch and the index of the example.
 
-The seeds do not depend on where an example stands in a batch, nor on the number of replicas, workers or threads. The
-hash is SplitMix64 (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): each
-stage adds a multiple of the golden ratio and mixes all 64 bits. Its last stage is a bijection, so no two examples of
-one epoch get the same seed.
+The seeds do not depend on where an example stands in a batch, nor on the number of replicas,
+workers or threads. The hash is SplitMix64 (G. Steele, D. Lea, C. Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014): each stage adds a multiple of the golden ratio and
+mixes all 64 bits. Its last stage is a bijection, so no two examples of one epoch get the same seed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 _GOLDEN = 0x9E3779B97F4A7C15
-_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # shift right, xor, multiply
+_ROUNDS = (
+    (30, 0xBF58476D1CE4E5B9),
+    (27, 0x94D049BB133111EB),
+    (31, 1),
+)  # shift right, xor, multiply
 
 
 def epoch_key(seed: int | None, epoch: tf.Tensor) -> tf.Tensor:
@@ -21,7 +25,9 @@ def epoch_key(seed: int | None, epoch: tf.Tensor) -> tf.Tensor:
       seed: of the data; None counts as 0, as it does for the order.
       epoch: int64 scalar, from 0 on.
     """
-    return _mixed(_mixed(tf.constant((seed or 0) % 2**64, tf.uint64)) + _GOLDEN * tf.cast(epoch, tf.uint64))
+    return _mixed(
+        _mixed(tf.constant((seed or 0) % 2**64, tf.uint64)) + _GOLDEN * tf.cast(epoch, tf.uint64)
+    )
 
 
 def example_seeds(key: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
@@ -38,6 +44,8 @@ def _mixed(state: tf.Tensor) -> tf.Tensor:
     """Returns the next output of SplitMix64 from each state, uint64; sums and products are taken modulo 2**64."""
     state += _GOLDEN
     for shift, factor in _ROUNDS:
-        state = tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, tf.constant(shift, tf.uint64)))
+        state = tf.bitwise.bitwise_xor(
+            state, tf.bitwise.right_shift(state, tf.constant(shift, tf.uint64))
+        )
         state = state * factor if factor > 1 else state
     return state

@@ -14,8 +14,8 @@ from trainer_kit.inputs.sources.example_order import replicas_here
 class FirstBatches:
     """The first global batches of a Source or a tf.data.Dataset. Each pass has the same batches in the same order.
 
-    A Source is asked for them again in each pass. Another dataset may shuffle in a new order then, so its batches are
-    kept in memory.
+    A Source is asked for them again in each pass. Another dataset may shuffle in a new order then,
+    so its batches are kept in memory.
 
     Args:
       made: The Source or dataset, in batches for one replica.
@@ -26,13 +26,20 @@ class FirstBatches:
     def __init__(self, made: Any, batches: int, repeats: bool) -> None:
         self._made, self._batches, self._repeats = made, batches, repeats
 
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    def at(
+        self, position: int, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         """Returns the batches for one replica from global batch `position` on, counted over all passes.
 
         Raises:
           DataError: when a pass is to be repeated, and the data is known to have fewer batches.
         """
-        made, here, batches, repeats = self._made, replicas_here(input_context), self._batches, self._repeats
+        made, here, batches, repeats = (
+            self._made,
+            replicas_here(input_context),
+            self._batches,
+            self._repeats,
+        )
         whole = made.at(0, input_context) if isinstance(made, Source) else made
         first = whole.take(batches * here)
         if repeats and 0 <= (found := int(first.cardinality())) < batches * here:

@@ -1,6 +1,7 @@
 """The training data of several tasks as one stream: batches of all tasks in each element, or of one task.
 
-If the data of every task is a Source, so is the stream: it begins at any position. Else it is a tf.data.Dataset.
+If the data of every task is a Source, so is the stream: it begins at any position. Else it is a
+tf.data.Dataset.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from trainer_kit.inputs.task_sampler import TaskSampler
 
 
 def tasks_data(
-    parts: Mapping[str, Any], sampler: TaskSampler | None, input_context: tf.distribute.InputContext | None = None
+    parts: Mapping[str, Any],
+    sampler: TaskSampler | None,
+    input_context: tf.distribute.InputContext | None = None,
 ) -> Any:
     """Returns the data of several tasks as one stream. Runs eagerly, on the host.
 
@@ -38,11 +41,12 @@ def tasks_data(
 class TasksSource:
     """A Source whose elements have a batch of each task, {task: batch}, or of one task that a sampler draws.
 
-    An element with a batch of one task is (number of the task, {task: batch}). The number counts the tasks in the order
-    of `parts`, int64. The batches of the other tasks have no examples.
+    An element with a batch of one task is (number of the task, {task: batch}). The number counts
+    the tasks in the order of `parts`, int64. The batches of the other tasks have no examples.
 
     Args:
-      parts: The data of each task: a Source, or a tf.data.Dataset, which can only be read from its beginning.
+      parts: The data of each task: a Source, or a tf.data.Dataset, which can only be read from its
+        beginning.
       sampler: Draws the task of each element; None: each element has a batch of every task.
     """
 
@@ -50,7 +54,9 @@ class TasksSource:
         self._parts = dict(parts)
         self._sampler = sampler
 
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    def at(
+        self, position: int, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         """Returns the dataset from element `position` on, each task from its own batch on; see Source."""
         datasets = self._datasets_at(position, input_context)
         if self._sampler is None:
@@ -60,15 +66,21 @@ class TasksSource:
     def identity(self) -> dict[str, Any]:
         """Returns what describes the data of each task; see Source."""
         identities = {task: identity_of(part) for task, part in self._parts.items()}
-        return {f"{task}, {name}": value for task, part in identities.items() for name, value in part.items()}
+        return {
+            f"{task}, {name}": value
+            for task, part in identities.items()
+            for name, value in part.items()
+        }
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
         """Returns the dataset of `at` for one replica, with `size` successive elements in each; see ArraySource.
 
-        XLA compiles a program for each shape, so the batches of tasks that are not drawn are full ones of zeros here.
+        XLA compiles a program for each shape, so the batches of tasks that are not drawn are full
+        ones of zeros here.
 
         Returns:
-          None if a task cannot stack its batches at once, or the batches of an interleaved task differ in shape.
+          None if a task cannot stack its batches at once, or the batches of an interleaved task
+          differ in shape.
         """
         if self._sampler is None:
             stacks = {}
@@ -79,7 +91,9 @@ class TasksSource:
 
         datasets = self._datasets_at(position, None)
         specs = tf.nest.flatten([dataset.element_spec for dataset in datasets.values()])
-        if not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
+        if not all(
+            isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs
+        ):
             return None
         elements = _interleaved(datasets, self._sampler.tasks(position), 1, full=True)
         return elements.batch(size, drop_remainder=True)
@@ -95,7 +109,11 @@ class TasksSource:
 
 
 def _interleaved(
-    datasets: Mapping[str, tf.data.Dataset], tasks: tf.data.Dataset, repeats: int, *, full: bool = False
+    datasets: Mapping[str, tf.data.Dataset],
+    tasks: tf.data.Dataset,
+    repeats: int,
+    *,
+    full: bool = False,
 ) -> tf.data.Dataset:
     """Returns the elements (number of the task, {task: batch}) in the order of `tasks`.
 
@@ -103,7 +121,8 @@ def _interleaved(
       datasets: The dataset of each task.
       tasks: The task of each global batch.
       repeats: The number of successive elements that make this worker's part of a global batch.
-      full: Whether the batches of the other tasks are full ones of zeros, instead of ones without examples.
+      full: Whether the batches of the other tasks are full ones of zeros, instead of ones without
+        examples.
     """
     specs = {name: dataset.element_spec for name, dataset in datasets.items()}
     for spec in tf.nest.flatten(specs):
@@ -120,8 +139,13 @@ def _interleaved(
     def with_others(number: int, name: str) -> tf.data.Dataset:
         @tf.autograph.experimental.do_not_convert
         def element(*parts: Any) -> tuple[tf.Tensor, dict[str, Any]]:
-            batch = tf.nest.pack_sequence_as(specs[name], tf.nest.flatten(parts))  # a tuple comes in parts
-            return tf.constant(number, tf.int64), {**tf.nest.map_structure(zeros, specs), name: batch}
+            batch = tf.nest.pack_sequence_as(
+                specs[name], tf.nest.flatten(parts)
+            )  # a tuple comes in parts
+            return tf.constant(number, tf.int64), {
+                **tf.nest.map_structure(zeros, specs),
+                name: batch,
+            }
 
         return datasets[name].map(element)
 
@@ -129,6 +153,12 @@ def _interleaved(
         tasks = tasks.flat_map(lambda task: tf.data.Dataset.from_tensors(task).repeat(repeats))
     turns = [with_others(number, name) for number, name in enumerate(datasets)]
     elements = tf.data.Dataset.choose_from_datasets(turns, tasks, stop_on_empty_dataset=True)
-    if all(int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY for dataset in datasets.values()):
-        elements = elements.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return elements if full else elements.prefetch(tf.data.AUTOTUNE)  # a small step is 10 % faster with it
+    if all(
+        int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY for dataset in datasets.values()
+    ):
+        elements = elements.apply(
+            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        )
+    return (
+        elements if full else elements.prefetch(tf.data.AUTOTUNE)
+    )  # a small step is 10 % faster with it

@@ -11,9 +11,15 @@ from trainer_kit.errors import UsageError, suggestion
 
 # The fields of DataConfig that every Source reads, and the one that changes nothing by design.
 _READ = {
-    "global_batch_size", "is_training", "drop_remainder", "seed", "prefetch_buffer_size", "deterministic",
-    "autotune_algorithm", "sharding",
-}  # fmt: skip
+    "global_batch_size",
+    "is_training",
+    "drop_remainder",
+    "seed",
+    "prefetch_buffer_size",
+    "deterministic",
+    "autotune_algorithm",
+    "sharding",
+}
 
 
 def options_of(params: DataConfig) -> tf.data.Options:
@@ -23,12 +29,16 @@ def options_of(params: DataConfig) -> tf.data.Options:
       UsageError: when autotune_algorithm is unknown.
     """
     options = tf.data.Options()
-    # A gather has nothing to tune, and the tuner's pauses, up to a minute, would hold up the end of the process.
+    # A gather has nothing to tune, and the tuner's pauses, up to a minute, would hold up the end of
+    # the process.
     options.autotune.enabled = params.autotune_algorithm is not None
     if params.deterministic is not None:
         options.deterministic = params.deterministic
     if params.autotune_algorithm is not None:
-        known = {algorithm.name.lower(): algorithm for algorithm in tf.data.experimental.AutotuneAlgorithm}
+        known = {
+            algorithm.name.lower(): algorithm
+            for algorithm in tf.data.experimental.AutotuneAlgorithm
+        }
         chosen = known.get(params.autotune_algorithm.lower())
         if chosen is None:
             raise UsageError(
@@ -39,10 +49,14 @@ def options_of(params: DataConfig) -> tf.data.Options:
     return options
 
 
-def finished(batches: tf.data.Dataset, params: DataConfig, options: tf.data.Options) -> tf.data.Dataset:
+def finished(
+    batches: tf.data.Dataset, params: DataConfig, options: tf.data.Options
+) -> tf.data.Dataset:
     """Returns `batches`, prefetched, and with `options`."""
     buffer = params.prefetch_buffer_size
-    batches = batches.prefetch(tf.data.AUTOTUNE if buffer is None else buffer) if buffer != 0 else batches
+    batches = (
+        batches.prefetch(tf.data.AUTOTUNE if buffer is None else buffer) if buffer != 0 else batches
+    )
     return batches.with_options(options)
 
 

@@ -1,9 +1,10 @@
 """Reads the records of TFRecord files in any order, by an index of their offsets.
 
-A file is a row of frames: length (8 bytes), its checksum (4), the record, its checksum (4). The index needs the first
-12 bytes of each frame only. Records are checked by TensorFlow's own reader, which can only read from the front; so the
-frames of a batch are put into a file in memory, which it reads through. (TensorFlow's reader for single records takes
-1.3 ms for one and cannot be shared by threads; tf.data's byte offsets take 0.2 ms; this takes 6 us, all included.)
+A file is a row of frames: length (8 bytes), its checksum (4), the record, its checksum (4). The
+index needs the first 12 bytes of each frame only. Records are checked by TensorFlow's own reader,
+which can only read from the front; so the frames of a batch are put into a file in memory, which it
+reads through. (TensorFlow's reader for single records takes 1.3 ms for one and cannot be shared by
+threads; tf.data's byte offsets take 0.2 ms; this takes 6 us, all included.)
 """
 
 from __future__ import annotations
@@ -27,33 +28,40 @@ from trainer_kit.errors import DataError, UsageError
 from trainer_kit.files import is_remote
 
 _HEAD, _FRAME = 12, 16  # bytes of length and checksum; and with the checksum after the record
-_COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78\x01": "ZLIB", b"\x78\x5e": "ZLIB", b"\x78\x9c": "ZLIB", b"\x78\xda": "ZLIB"}
+_COMPRESSED = {
+    b"\x1f\x8b": "GZIP",
+    b"\x78\x01": "ZLIB",
+    b"\x78\x5e": "ZLIB",
+    b"\x78\x9c": "ZLIB",
+    b"\x78\xda": "ZLIB",
+}
 _CASTAGNOLI = 0x82F63B78  # the polynomial of the checksum, CRC-32C, bits reversed
 _CHECKED_AT_ONCE = 1 << 20  # headers
 _SAMPLED = 64  # records that the identity reads
-# Without the decorator that logs, once in a process, that another reader should be used: none reads such files faster.
+# Without the decorator that logs, once in a process, that another reader should be used: none reads
+# such files faster.
 _records_of_file = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)
 
 
 class RecordFiles:
     """All records of some TFRecord files, numbered from 0 in the order of the files and of the records in each.
 
-    Opening reads each header once: 0.6 s for a million small records in the page cache. The index takes 8 bytes for
-    each record. No file stays open.
+    Opening reads each header once: 0.6 s for a million small records in the page cache. The index
+    takes 8 bytes for each record. No file stays open.
 
     Args:
       paths: local files.
 
     Raises:
-      DataError: when a file is empty, compressed, cut or damaged (as far as headers tell), or cannot be read; it names
-        the file and the offset in bytes.
+      DataError: when a file is empty, compressed, cut or damaged (as far as headers tell), or
+        cannot be read; it names the file and the offset in bytes.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = list(paths)
         offsets = [_frames(path) for path in self._paths]
-        # Of each file the offsets of all records, then its length: record i of file f has entry i + f, and ends where
-        # the next entry begins.
+        # Of each file the offsets of all records, then its length: record i of file f has entry i +
+        # f, and ends where the next entry begins.
         self._offsets = np.concatenate(offsets)
         self._firsts = np.cumsum([0, *(len(one) - 1 for one in offsets)])
 
@@ -66,7 +74,8 @@ class RecordFiles:
         Safe in several threads at once.
 
         Raises:
-          DataError: when a record is damaged or a file can no longer be read; it names the file and the offset.
+          DataError: when a record is damaged or a file can no longer be read; it names the file and
+            the offset.
         """
         files = np.searchsorted(self._firsts, indices, side="right") - 1
         begins, ends = self._offsets[indices + files], self._offsets[indices + files + 1]
@@ -78,7 +87,9 @@ class RecordFiles:
         sound = _sound(frames)
         if len(sound) < len(indices):
             path, offset = self._paths[files[len(sound)]], int(begins[len(sound)])
-            raise DataError(f"{path}: the record at offset {offset} is damaged: its checksum differs")
+            raise DataError(
+                f"{path}: the record at offset {offset} is damaged: its checksum differs"
+            )
         records = np.empty(len(indices), object)
         records[:] = sound
         return records
@@ -86,7 +97,9 @@ class RecordFiles:
     def identity(self) -> dict[str, Any]:
         """Returns what describes the files: their names, and the number, the lengths and a sample of the records."""
         sample = np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(np.int64))
-        records_checksum = zlib.crc32(b"".join(self.read(sample)), zlib.crc32(self._offsets.tobytes()))
+        records_checksum = zlib.crc32(
+            b"".join(self.read(sample)), zlib.crc32(self._offsets.tobytes())
+        )
         names = [os.path.basename(path) for path in self._paths]
         names_checksum = zlib.crc32("/".join(names).encode())
         return {
@@ -94,7 +107,9 @@ class RecordFiles:
             "records": f"{len(self)}, checksum {records_checksum:08x}",
         }
 
-    def _read_frames(self, path: str, places: list[tuple[int, int, int]], frames: list[bytes]) -> None:
+    def _read_frames(
+        self, path: str, places: list[tuple[int, int, int]], frames: list[bytes]
+    ) -> None:
         """Puts the bytes of a file from `begin` to `end` into `frames` at `row`, for each of the places."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -114,7 +129,11 @@ def matching_files(pattern: str | Sequence[str]) -> list[str]:
       UsageError: for anything else, such as a dict of them by name, and for remote paths.
       DataError: when one of them matches no file.
     """
-    if not isinstance(pattern, (str, tuple, list)) or not all(isinstance(one, str) for one in pattern) or not pattern:
+    if (
+        not isinstance(pattern, (str, tuple, list))
+        or not all(isinstance(one, str) for one in pattern)
+        or not pattern
+    ):
         raise UsageError(
             f"input_path: TFRecordSource takes a path or glob, several separated by commas, or a list of those; it got "
             f"{pattern!r}; make one source for each name of a dict"
@@ -187,7 +206,9 @@ def _check_uncompressed(path: str, content: mmap.mmap) -> None:
 
 def _compression(head: bytes) -> str:
     """Returns the kind of compression that a file begins with; a length of a record may begin with the same bytes."""
-    is_length = len(head) >= _HEAD and _heads_are_right(np.frombuffer(head, np.uint8)[np.newaxis]).all()
+    is_length = (
+        len(head) >= _HEAD and _heads_are_right(np.frombuffer(head, np.uint8)[np.newaxis]).all()
+    )
     return "" if is_length else _COMPRESSED.get(head[:2], "")
 
 
@@ -198,7 +219,9 @@ def _check_heads(path: str, content: mmap.mmap, offsets: np.ndarray) -> None:
         right = _heads_are_right(heads)
         if not right.all():
             offset = int(some[np.argmin(right)])
-            raise DataError(f"{path}: at offset {offset} there is no record: the checksum of its length differs")
+            raise DataError(
+                f"{path}: at offset {offset} there is no record: the checksum of its length differs"
+            )
 
 
 def _heads_are_right(heads: np.ndarray) -> np.ndarray:
@@ -214,7 +237,9 @@ def _heads_are_right(heads: np.ndarray) -> np.ndarray:
 def _table() -> np.ndarray:
     values = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        values = np.where(values & 1, (values >> 1) ^ np.uint32(_CASTAGNOLI), values >> 1).astype(np.uint32)
+        values = np.where(values & 1, (values >> 1) ^ np.uint32(_CASTAGNOLI), values >> 1).astype(
+            np.uint32
+        )
     return values
 
 

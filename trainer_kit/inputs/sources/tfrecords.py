@@ -21,9 +21,10 @@ from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, matching_file
 
 _LOG = logging.getLogger(__name__)
 _DAMAGE = re.compile(r"\bDataError: (.+)")
-# TensorFlow names the op that failed in double braces and then, line by line, the ops that it failed in: for a function
-# of a dataset that is the op that asked for a batch. A last line may name any other op, which only waited for something
-# from another device, such as [[IteratorGetNext/_4]]. Eagerly there is only the name of the op that was called.
+# TensorFlow names the op that failed in double braces and then, line by line, the ops that it
+# failed in: for a function of a dataset that is the op that asked for a batch. A last line may name
+# any other op, which only waited for something from another device, such as [[IteratorGetNext/_4]].
+# Eagerly there is only the name of the op that was called.
 _GET_NEXT = re.compile(
     r"\[\[(\{\{node )?([^\s\[\]]*/)?(MultiDevice)?IteratorGetNext\w*(\}\})?\]\]|\[Op:(MultiDevice)?IteratorGetNext\w*\]"
 )
@@ -34,35 +35,40 @@ _PREFIX = re.compile(r"\{\{function_node [^}]*\}\} |^\s*\(0\) [A-Z_]+:\s+")
 class TFRecordSource:
     """Batches from TFRecord files, in the order that ArraySource has: a pure function of (seed, epoch, index).
 
-    Index i is the i-th record of the files in sorted order. Each epoch of training is a permutation over all of them,
-    not within a buffer; validation is one pass in order. Replicas and workers share every global batch as with
-    ArraySource, so all workers need all files.
+    Index i is the i-th record of the files in sorted order. Each epoch of training is a permutation
+    over all of them, not within a buffer; validation is one pass in order. Replicas and workers
+    share every global batch as with ArraySource, so all workers need all files.
 
-    When it is made, it reads the headers of all records: 0.6 s for a million, the files being in the page cache.
-    Records are read at random: from a local SSD, or what the page cache holds. For slower disks `params.block_length`
-    keeps so many successive records together in the shuffled order. 1,200 to 1,600 batches of 32 small records a second
-    come through, on 2 CPU cores; tf.data's own reader with a shuffle buffer makes 5,300, since it runs no Python.
+    When it is made, it reads the headers of all records: 0.6 s for a million, the files being in
+    the page cache. Records are read at random: from a local SSD, or what the page cache holds. For
+    slower disks `params.block_length` keeps so many successive records together in the shuffled
+    order. 1,200 to 1,600 batches of 32 small records a second come through, on 2 CPU cores;
+    tf.data's own reader with a shuffle buffer makes 5,300, since it runs no Python.
 
-    Of `params` it also uses prefetch_buffer_size, deterministic and autotune_algorithm; a warning names what is set
-    and not used.
+    Of `params` it also uses prefetch_buffer_size, deterministic and autotune_algorithm; a warning
+    names what is set and not used.
 
     Args:
-      file_pattern: such as `params.input_path`: a path or glob, several separated by commas, or a list of those.
+      file_pattern: such as `params.input_path`: a path or glob, several separated by commas, or a
+        list of those.
       params: the data's section of the config.
-      parse: turns serialized examples (string tensor, [batch]) into a nested structure with a first dimension of the
-        batch, in graph on the host, as `lambda examples: tf.io.parse_example(examples, features)`. Like
-        `batch_transform` it has to be a pure function, or a resumed run differs.
-      batch_transform: changes what `parse` returned, and gets it as one argument (so a tuple if `parse` returned one).
-        Both get a seed for each example if they have a second parameter named `seed`, as ArraySource's `transform`
-        does: int32 [batch, 2], the same for both, and the same as ArraySource gives.
+      parse: turns serialized examples (string tensor, [batch]) into a nested structure with a first
+        dimension of the batch, in graph on the host, as `lambda examples:
+        tf.io.parse_example(examples, features)`. Like `batch_transform` it has to be a pure
+        function, or a resumed run differs.
+      batch_transform: changes what `parse` returned, and gets it as one argument (so a tuple if
+        `parse` returned one). Both get a seed for each example if they have a second parameter
+        named `seed`, as ArraySource's `transform` does: int32 [batch, 2], the same for both, and
+        the same as ArraySource gives.
 
     Attributes:
       num_examples: records in all files.
 
     Raises:
-      UsageError: when the batch size is 0, the pattern is not one, autotune_algorithm is unknown, or a function cannot
-        be called with one argument, or with one and `seed`.
-      DataError: when no file matches, a file is empty, compressed, cut or damaged, or there are too few examples.
+      UsageError: when the batch size is 0, the pattern is not one, autotune_algorithm is unknown,
+        or a function cannot be called with one argument, or with one and `seed`.
+      DataError: when no file matches, a file is empty, compressed, cut or damaged, or there are too
+        few examples.
     """
 
     def __init__(
@@ -85,13 +91,17 @@ class TFRecordSource:
         if warning:
             _LOG.warning(warning)
 
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    def at(
+        self, position: int, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         """Returns the dataset from global batch `position` on, in batches for one replica. Runs on the host.
 
-        Reading it raises a tf.errors.OpError for a damaged record; `damage_in` finds the file and the offset in it.
+        Reading it raises a tf.errors.OpError for a damaged record; `damage_in` finds the file and
+        the offset in it.
 
         Args:
-          position: how many global batches have been used already, from the start of the first epoch.
+          position: how many global batches have been used already, from the start of the first
+            epoch.
           input_context: the worker's place among the others; None for a single replica.
 
         Raises:
@@ -110,7 +120,8 @@ class TFRecordSource:
 
     @tf.autograph.experimental.do_not_convert
     def _read(self, indices: tf.Tensor, seeds: tf.Tensor | None = None) -> Any:
-        # Not stateful: TensorFlow may then run several in parallel, in order, with op determinism too.
+        # Not stateful: TensorFlow may then run several in parallel, in order, with op determinism
+        # too.
         records = tf.numpy_function(self._files.read, [indices], tf.string, stateful=False)
         records = tf.ensure_shape(records, indices.shape)
         return records if seeds is None else (records, seeds)
@@ -119,11 +130,13 @@ class TFRecordSource:
 def damage_in(error: BaseException, *datasets: Any) -> DataError | None:
     """Returns a DataError if the error of a loop comes from inside tf.data; None if it does not.
 
-    TensorFlow keeps only the text of an exception in a numpy_function; that of a TFRecordSource is recognised by it.
+    TensorFlow keeps only the text of an exception in a numpy_function; that of a TFRecordSource is
+    recognised by it.
 
     Args:
       error: The error of the loop.
-      *datasets: The datasets that were read, to find the user's line; objects that are no tf.data.Dataset are ignored.
+      *datasets: The datasets that were read, to find the user's line; objects that are no
+        tf.data.Dataset are ignored.
     """
     if not isinstance(error, tf.errors.OpError):
         return None
@@ -131,7 +144,9 @@ def damage_in(error: BaseException, *datasets: Any) -> DataError | None:
         return DataError(found[1])
     if not failed_to_read(error):
         return None
-    return DataError(f"the data cannot be read: {_reason(error.message)}{_place(error.message, datasets)}")
+    return DataError(
+        f"the data cannot be read: {_reason(error.message)}{_place(error.message, datasets)}"
+    )
 
 
 def failed_to_read(error: tf.errors.OpError) -> bool:
@@ -166,7 +181,9 @@ def reporting_damage(
 
 def _place(message: str, datasets: Iterable[Any]) -> str:
     """The user's line that failed, as far as it is known."""
-    of_python = own_frames_in(message.partition("Traceback (most recent call last)")[2])  # not where a batch is taken
+    of_python = own_frames_in(
+        message.partition("Traceback (most recent call last)")[2]
+    )  # not where a batch is taken
     frame = of_python[-1] if of_python else None
     for dataset in datasets:
         frame = frame or line_of_failed_op(message, dataset)
@@ -174,5 +191,7 @@ def _place(message: str, datasets: Iterable[Any]) -> str:
 
 
 def _reason(message: str) -> str:
-    lines = [_PREFIX.sub("", line).strip() for line in _PLACE.split(message, maxsplit=1)[0].splitlines()]
+    lines = [
+        _PREFIX.sub("", line).strip() for line in _PLACE.split(message, maxsplit=1)[0].splitlines()
+    ]
     return next((line for line in reversed(lines) if line), "no reason is known")

@@ -40,24 +40,31 @@ def new_model(task: Any) -> Any:
 def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = None) -> None:
     """Creates the missing variables of a model; runs eagerly, in strategy scope.
 
-    The task calls the model on the specs of a batch, in a graph that is thrown away: no data is read, and nothing is
-    computed. A model that is already built is not changed. The metrics of its `compile` are built too: a loop that was
-    traced before that could not reset them.
+    The task calls the model on the specs of a batch, in a graph that is thrown away: no data is
+    read, and nothing is computed. A model that is already built is not changed. The metrics of its
+    `compile` are built too: a loop that was traced before that could not reset them.
 
     Args:
       sections: The section `task` of the config.
       task: The task; its steps call the model.
       model: The model of `task.build_model`.
-      train: Whether the batch is of the training data rather than of the first validation set. If that data has no
-        batch size, the other data is used.
+      train: Whether the batch is of the training data rather than of the first validation set. If
+        that data has no batch size, the other data is used.
       given: A ready-made dataset to use instead of the task's, or a dict of datasets by name.
 
     Raises:
       UsageError: when `model` is not a model.
-      Exception: the error of the task or the model when it is called, with a note on the attempted call.
+      Exception: the error of the task or the model when it is called, with a note on the attempted
+        call.
     """
     if not _is_model(model):
-        kind = "None" if model is None else f"the class {model.__name__}" if isinstance(model, type) else repr(model)
+        kind = (
+            "None"
+            if model is None
+            else f"the class {model.__name__}"
+            if isinstance(model, type)
+            else repr(model)
+        )
         raise UsageError(f"{type(task).__name__}.build_model returned {kind:.80}; return the model")
     _name_for_graphs(task, model)
     if is_built(model) and not has_unbuilt_metrics(model):
@@ -79,7 +86,8 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
             is_traced = False
         if has_unbuilt_metrics(model):
             continue
-        # A step without an optimizer or metrics may fail later. A model may have layers that no step uses.
+        # A step without an optimizer or metrics may fail later. A model may have layers that no
+        # step uses.
         if is_built(model) or (is_traced and had_variables):
             return
     if errors and not has_variables(model):
@@ -91,11 +99,13 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
         raise errors[0]
 
 
-def build_metrics(sections: Any, task: Any, model: Any, metrics: Sequence[Any], train: bool, given: Any = None) -> None:
+def build_metrics(
+    sections: Any, task: Any, model: Any, metrics: Sequence[Any], train: bool, given: Any = None
+) -> None:
     """Creates the variables of metrics that make theirs at the first update; runs eagerly, in strategy scope.
 
-    A loop that was traced before could not reset them, and several replicas cannot make them. What fails here fails
-    again in the loop, where the error is explained.
+    A loop that was traced before could not reset them, and several replicas cannot make them. What
+    fails here fails again in the loop, where the error is explained.
 
     Args:
       sections, task, model, train, given: See `build_model`.
@@ -110,7 +120,10 @@ def build_metrics(sections: Any, task: Any, model: Any, metrics: Sequence[Any], 
 
     with contextlib.suppress(Exception):
         _, spec = _first_batch(sections, task, model, train, given)
-        traced(lambda batch: strategy.run(tf.autograph.experimental.do_not_convert(update), (batch,)), spec)
+        traced(
+            lambda batch: strategy.run(tf.autograph.experimental.do_not_convert(update), (batch,)),
+            spec,
+        )
 
 
 def _lacks_variables(metric: Any) -> bool:
@@ -125,8 +138,9 @@ def _lacks_variables(metric: Any) -> bool:
 def _name_for_graphs(task: Any, model: Any) -> None:
     """Gives models whose class name begins with an underscore a name that a graph scope can have.
 
-    Keras 3 names a model after its class, and opens a scope of that name when the model is called. At the root of a
-    graph TensorFlow refuses a scope that begins with "_". Keras 2 puts "private" before the name.
+    Keras 3 names a model after its class, and opens a scope of that name when the model is called.
+    At the root of a graph TensorFlow refuses a scope that begins with "_". Keras 2 puts "private"
+    before the name.
     """
     for one in (model, *getattr(task, "__dict__", {}).values()):
         if isinstance(one, keras.Layer) and one.name.startswith("_"):
@@ -140,7 +154,9 @@ def _first_batch(sections: Any, task: Any, model: Any, train: bool, given: Any) 
     if dataset is None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         why = f"the model {type(model).__name__} has no variables yet, so the shape of a batch is read from the data"
-        with missing_files_told(name, f"{why}; with a keras.Input in build_model the model is built without data"):
+        with missing_files_told(
+            name, f"{why}; with a keras.Input in build_model the model is built without data"
+        ):
             context = tf.distribute.InputContext(1, 0, replicas)
             dataset = one_pass(made_inputs(inputs_of(task, data), data, context), context)
     return f"task.{name}", one_replica(dataset.element_spec)
@@ -148,10 +164,17 @@ def _first_batch(sections: Any, task: Any, model: Any, train: bool, given: Any) 
 
 def _section_of_batches(sections: Any, train: bool) -> tuple[str, Any]:
     """Returns name and config of the data to use: the other data if the preferred one has no batch size."""
-    evaluated = {f"validation_data.{name}".rstrip("."): data for name, data in validation_sets(sections).items()}
+    evaluated = {
+        f"validation_data.{name}".rstrip("."): data
+        for name, data in validation_sets(sections).items()
+    }
     trained = {"train_data": getattr(sections, "train_data", None)}
     found = {**trained, **evaluated} if train else {**evaluated, **trained}
-    has_batches = (one for one in found.items() if one[1] is not None and getattr(one[1], "global_batch_size", True))
+    has_batches = (
+        one
+        for one in found.items()
+        if one[1] is not None and getattr(one[1], "global_batch_size", True)
+    )
     return next(has_batches, next(iter(found.items())))
 
 
@@ -183,7 +206,9 @@ def is_built(model: Any) -> bool:
 
 def has_unbuilt_metrics(model: Any) -> bool:
     """Whether a compiled model has metrics that the first batch is to build."""
-    return any(getattr(metric, "built", True) is False for metric in getattr(model, "metrics", None) or ())
+    return any(
+        getattr(metric, "built", True) is False for metric in getattr(model, "metrics", None) or ()
+    )
 
 
 def _steps_with_model(task: Any, model: Any) -> Iterator[Callable[[Any], Any]]:
@@ -192,7 +217,9 @@ def _steps_with_model(task: Any, model: Any) -> Iterator[Callable[[Any], Any]]:
         yield lambda batch: converted(task.validation_step)(batch, model=model, metrics=[])
     yield lambda batch: converted(task.inference_step)(_features(batch, model), model)
     if not _is_default(task, "train_step") or has_unbuilt_metrics(model):
-        yield lambda batch: converted(task.train_step)(batch, model=model, optimizer=None, metrics=[])
+        yield lambda batch: converted(task.train_step)(
+            batch, model=model, optimizer=None, metrics=[]
+        )
 
 
 def _trace(step: Callable[[Any], Any], batch: Any) -> Any:
@@ -204,14 +231,17 @@ def _trace(step: Callable[[Any], Any], batch: Any) -> Any:
 def batch_described(section: str, spec: Callable[[], Any], task: Any, model: Any) -> Iterator[None]:
     """Adds a note to an error in a loop: the spec of a batch of `section`, and the spec of the model's outputs.
 
-    The model is traced once more for this, so errors that are not about batches or models get no note.
+    The model is traced once more for this, so errors that are not about batches or models get no
+    note.
     """
     try:
         yield
     except Exception as error:
         if explained(error) is None and not isinstance(error, _NOT_ABOUT_BATCHES):
             with contextlib.suppress(Exception):
-                add_note(error, "\n".join(_described_batch(section, one_replica(spec()), task, model)))
+                add_note(
+                    error, "\n".join(_described_batch(section, one_replica(spec()), task, model))
+                )
         raise
 
 
@@ -219,7 +249,9 @@ def one_replica(spec: Any) -> Any:
     """Returns the spec of the first replica's part of a distributed element."""
     return tf.nest.map_structure(
         lambda part: (
-            tf.nest.flatten(part, expand_composites=True)[0] if type(part).__name__ == "PerReplicaSpec" else part
+            tf.nest.flatten(part, expand_composites=True)[0]
+            if type(part).__name__ == "PerReplicaSpec"
+            else part
         ),
         spec,
     )
@@ -233,7 +265,9 @@ def _described_batch(section: str, batch: Any, task: Any, model: Any) -> Iterato
             "batch; return pairs from build_inputs, or override the step"
         )
     with contextlib.suppress(Exception):
-        outputs = _trace(lambda inputs: converted(task.inference_step)(_features(inputs, model), model), batch)
+        outputs = _trace(
+            lambda inputs: converted(task.inference_step)(_features(inputs, model), model), batch
+        )
         yield f"the model gives {described(outputs)}"
 
 

@@ -35,7 +35,9 @@ class GradientDivergence(DivergedError):
     """
 
     def __init__(self, variable: str, step: int) -> None:
-        super().__init__(f"the gradient of {variable} is not finite at step {step} (the gradient processor check)")
+        super().__init__(
+            f"the gradient of {variable} is not finite at step {step} (the gradient processor check)"
+        )
         self.step = step
 
 
@@ -75,7 +77,8 @@ class CountedLoops:
     def counted(self, before: int, end: int, logs: Any) -> tuple[Mapping[str, Any], int]:
         """Returns the logs of a loop and the global step that it reached.
 
-        Warns once if the loop did not reach `end`, unless a stop or the end of the data is the reason.
+        Warns once if the loop did not reach `end`, unless a stop or the end of the data is the
+        reason.
 
         Args:
           before: The global step before the loop.
@@ -83,13 +86,16 @@ class CountedLoops:
           logs: The value that the trainer's `train` returned.
 
         Raises:
-          TrainerKitError: when the loop was not stopped and did not move global_step, or moved it back.
+          TrainerKitError: when the loop was not stopped and did not move global_step, or moved it
+            back.
           UsageError: when the trainer's `train` returned neither a dict nor None.
         """
         trainer = self._trainer
         reached = int(trainer.global_step.numpy()) if trainer.reached is None else trainer.reached
         if logs is not None and not isinstance(logs, Mapping):
-            raise UsageError(f"{_described(trainer)} returned {logs!r:.60}; return a dict of metrics, or None")
+            raise UsageError(
+                f"{_described(trainer)} returned {logs!r:.60}; return a dict of metrics, or None"
+            )
         if reached == end:
             return logs or {}, reached
         stopped = self._stopping() or trainer.data_ended
@@ -108,8 +114,8 @@ class CountedLoops:
 class StockLoops:
     """An action that ends runs under Orbit's own controller, which checks neither the steps of a loop nor a stop.
 
-    Without it a run would make loops of 0 steps for ever after a stop request, after the end of the data, or when the
-    trainer does not count steps.
+    Without it a run would make loops of 0 steps for ever after a stop request, after the end of the
+    data, or when the trainer does not count steps.
 
     Args:
       trainer: The trainer that runs the loops.
@@ -134,7 +140,9 @@ class StockLoops:
         if before != self._before:
             return
         if self._trainer.data_ended:
-            raise DataError(f"task.train_data ended at step {before}; repeat the data, or lower trainer.train_steps")
+            raise DataError(
+                f"task.train_data ended at step {before}; repeat the data, or lower trainer.train_steps"
+            )
         raise _not_counted(self._trainer, before, before)
 
 
@@ -169,8 +177,8 @@ def _with_place(kind: type, name: str) -> str:
 def is_between_steps(trainer: Any, error: BaseException) -> bool:
     """Whether the state after `error` in a training loop is that of the last complete step; False if not known.
 
-    That is so when the loop was done; when a batch could not be read, and the step reads it before it writes; and when
-    Python failed while a graph was traced.
+    That is so when the loop was done; when a batch could not be read, and the step reads it before
+    it writes; and when Python failed while a graph was traced.
 
     Args:
       trainer: The trainer that ran the loop. For a user's own loop the answer is False.
@@ -185,7 +193,11 @@ def is_between_steps(trainer: Any, error: BaseException) -> bool:
     if loop is None or is_users(kind, "train") or is_users(kind, "create_train_loop_fn"):
         return False
     cause = error if error.__cause__ is None else error.__cause__
-    if isinstance(error, TrainerKitError) and not isinstance(error, DataError) and not isinstance(cause, SystemExit):
+    if (
+        isinstance(error, TrainerKitError)
+        and not isinstance(error, DataError)
+        and not isinstance(cause, SystemExit)
+    ):
         return False
     if not isinstance(cause, tf.errors.OpError):
         return loop.newest_graph is not None
@@ -206,7 +218,9 @@ def loss_message(step: int, saved: int, checkpoint: str | None, alone: bool) -> 
       alone: Whether the run has one worker.
     """
     why = (
-        "the training step that failed may have written some of its variables" if alone else "a save needs all workers"
+        "the training step that failed may have written some of its variables"
+        if alone
+        else "a save needs all workers"
     )
     lost = step - max(saved, 0)
     where = "there is no checkpoint, so the same command starts again from step 0"

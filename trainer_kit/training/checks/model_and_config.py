@@ -25,7 +25,9 @@ def check_sections(config: Any, train_data: bool, validation_data: bool) -> None
             raise AttributeError(f"the trainer needs a config with a section {name!r}")
     for wanted, name in ((train_data, "train_data"), (validation_data, "validation_data")):
         if wanted and not hasattr(config.task, name):
-            raise AttributeError(f"the trainer needs a config with a section 'task.{name}', or a ready-made dataset")
+            raise AttributeError(
+                f"the trainer needs a config with a section 'task.{name}', or a ready-made dataset"
+            )
 
 
 def check_model(model: Any, runtime: Any, strategy: tf.distribute.Strategy) -> None:
@@ -40,7 +42,9 @@ def check_model(model: Any, runtime: Any, strategy: tf.distribute.Strategy) -> N
             f"runtime.enable_xla needs one replica, and there are {strategy.num_replicas_in_sync}: XLA "
             "cannot update mirrored variables; set enable_xla=false or distribution_strategy=one_device"
         )
-    if getattr(runtime, "executor", "default") == "single_threaded" and (problem := problem_of_one_thread(strategy)):
+    if getattr(runtime, "executor", "default") == "single_threaded" and (
+        problem := problem_of_one_thread(strategy)
+    ):
         raise UsageError(f"runtime.executor=single_threaded: {problem}; set executor=default")
 
 
@@ -51,7 +55,10 @@ def problem_of_one_thread(strategy: tf.distribute.Strategy) -> str:
     """
     if strategy.num_replicas_in_sync > 1:
         return f"this executor works on one device only, and there are {strategy.num_replicas_in_sync} replicas"
-    if accelerators := [*tf.config.list_logical_devices("GPU"), *tf.config.list_logical_devices("TPU")]:
+    if accelerators := [
+        *tf.config.list_logical_devices("GPU"),
+        *tf.config.list_logical_devices("TPU"),
+    ]:
         return f"this executor works on one CPU only, and TensorFlow also sees the device {accelerators[0].name}"
     return ""
 
@@ -69,7 +76,10 @@ def tell_slow_convolutions(graph: tf.Graph) -> None:
     """Warns when the graph of a fused loop has convolutions and runs on CPUs, where those of XLA are slow."""
     if tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("TPU"):
         return
-    if any(node.op.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d")) for node in nodes(graph.as_graph_def())):
+    if any(
+        node.op.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d"))
+        for node in nodes(graph.as_graph_def())
+    ):
         _LOG.warning(
             "the training step has convolutions, and on a CPU those of XLA can take ten times as long as those of "
             "TensorFlow: set trainer.fuse_steps to 1, or measure both"
@@ -97,7 +107,9 @@ def check_deterministic_kernels(strategy: tf.distribute.Strategy, required: bool
         "one that was never stopped; set runtime.deterministic_ops=true to prevent that"
     )
     if required:
-        raise UsageError(f"trainer.require_exact_resume: {text}. Or set trainer.require_exact_resume=false")
+        raise UsageError(
+            f"trainer.require_exact_resume: {text}. Or set trainer.require_exact_resume=false"
+        )
     _LOG.info(text)
 
 
@@ -115,7 +127,11 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     ops = {
         node.op
         for node in nodes(graph.as_graph_def())
-        if not (node.op.startswith("CudnnRNN") and "dropout" in node.attr and node.attr["dropout"].f == 0)
+        if not (
+            node.op.startswith("CudnnRNN")
+            and "dropout" in node.attr
+            and node.attr["dropout"].f == 0
+        )
     }
     found = sorted(op for op in ops if unsaved_state(op, op_definition(op)))
     if not found:
@@ -126,7 +142,9 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
         "that the model holds, and compute in TensorFlow"
     )
     if required:
-        raise UsageError(f"trainer.require_exact_resume: {text}. Or set trainer.require_exact_resume=false")
+        raise UsageError(
+            f"trainer.require_exact_resume: {text}. Or set trainer.require_exact_resume=false"
+        )
     _LOG.warning("%s", text)
 
 
@@ -139,7 +157,8 @@ def check_methods(task: Any, train: bool, evaluate: bool) -> None:
       evaluate: Whether the run evaluates it.
 
     Raises:
-      TrainerKitError: when a method does not accept the arguments that it is called with; names file and line.
+      TrainerKitError: when a method does not accept the arguments that it is called with; names
+        file and line.
     """
     if not isinstance(task, Task):
         return
@@ -178,7 +197,9 @@ def _calls(task: Task, train: bool, evaluate: bool) -> Iterator[tuple[str, int, 
 def _described(count: int, named: tuple[str, ...]) -> str:
     """Describes the arguments of a call in words."""
     positional = [f"{count} positional argument{'s' if count > 1 else ''}"] if count else []
-    return " and ".join([*positional, ", ".join(f"{name}=" for name in named)] if named else positional)
+    return " and ".join(
+        [*positional, ", ".join(f"{name}=" for name in named)] if named else positional
+    )
 
 
 def _declared(signature: inspect.Signature) -> str:

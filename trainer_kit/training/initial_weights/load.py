@@ -16,7 +16,11 @@ from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.checkpoint_selection import weights_at
 from trainer_kit.optimizers.per_variable import check_patterns
-from trainer_kit.training.initial_weights.variable_matching import names_in_file, replaced_names, weights_by_path
+from trainer_kit.training.initial_weights.variable_matching import (
+    names_in_file,
+    replaced_names,
+    weights_by_path,
+)
 
 _LOG = logging.getLogger(__name__)
 _OPTION = "task.init_checkpoint"
@@ -28,15 +32,15 @@ def load_initial_weights(model: Any, sources: str | Sequence[InitCheckpointConfi
 
     Args:
       model: A built model of Keras 3 or tf_keras, or a tf.Module.
-      sources: The path of a checkpoint that has all weights, or sections that say what each file gives. They are
-        applied in order, so that a later one replaces the values of an earlier one.
+      sources: The path of a checkpoint that has all weights, or sections that say what each file
+        gives. They are applied in order, so that a later one replaces the values of an earlier one.
 
     Returns:
       The logged report of each file.
 
     Raises:
-      UsageError: when there is no such file, a pattern matches nothing, or a variable is missing or has another shape.
-        The model is then unchanged.
+      UsageError: when there is no such file, a pattern matches nothing, or a variable is missing or
+        has another shape. The model is then unchanged.
       StorageError: when a file is damaged.
     """
     if isinstance(sources, str):
@@ -45,7 +49,10 @@ def load_initial_weights(model: Any, sources: str | Sequence[InitCheckpointConfi
         sections = {f"{_OPTION}.{number}": section for number, section in enumerate(sources)}
     weights = weights_by_path(model)
     files = {option: _open(section.path, option) for option, section in sections.items()}
-    plans = {option: _plan(model, weights, option, sections[option], file) for option, file in files.items()}
+    plans = {
+        option: _plan(model, weights, option, sections[option], file)
+        for option, file in files.items()
+    }
     for option, (names, report) in plans.items():
         for path, name in names.items():
             _assign(weights[path], files[option].read(name))
@@ -61,15 +68,23 @@ def _open(path: str, option: str) -> WeightFile:
 
 
 def _plan(
-    model: Any, weights: Mapping[str, tf.Variable], option: str, config: InitCheckpointConfig, file: WeightFile
+    model: Any,
+    weights: Mapping[str, tf.Variable],
+    option: str,
+    config: InitCheckpointConfig,
+    file: WeightFile,
 ) -> tuple[dict[str, str], str]:
     """Returns the names in the file of the variables to load, by path, and a report about all variables."""
     check_patterns(f"{option}.variables", config.variables, list(weights))
     check_patterns(f"{option}.exclude", config.exclude, list(weights))
-    new_names = replaced_names(file, config.rename.items(), f"{option}.rename") if config.rename else None
+    new_names = (
+        replaced_names(file, config.rename.items(), f"{option}.rename") if config.rename else None
+    )
     chosen = {}
     for path, variable in weights.items():
-        is_included = not config.variables or any(re.search(pattern, path) for pattern in config.variables)
+        is_included = not config.variables or any(
+            re.search(pattern, path) for pattern in config.variables
+        )
         if is_included and not any(re.search(pattern, path) for pattern in config.exclude):
             chosen[path] = variable
     names, by_rank = names_in_file(model, chosen, file, new_names)
@@ -85,9 +100,13 @@ def _plan(
             taken[path] = names[path]
             sliced.append(path)
         else:
-            misfits.append((path, "missing in the file" if saved is None else "another shape", saved, wanted))
+            misfits.append(
+                (path, "missing in the file" if saved is None else "another shape", saved, wanted)
+            )
 
-    skipped = [path for path, _, saved, _ in misfits if saved is not None and config.other_shapes == "skip"]
+    skipped = [
+        path for path, _, saved, _ in misfits if saved is not None and config.other_shapes == "skip"
+    ]
     if len(misfits) > len(skipped) or not taken:
         table = differences_table(sorted(misfits, key=lambda row: row[0].rpartition("/")))
         raise UsageError(

@@ -1,8 +1,9 @@
 """Finds the value of each of a model's variables in a file of weights, by names or by the structure of the model.
 
-In a checkpoint of TensorFlow 2, names of attributes lead to values. A model has several sets of such names: those that
-trainer_kit gives variables, those that TensorFlow finds in the objects, and those that Keras 2 wrote. Each set is tried
-on each object of the checkpoint that may be the model, and the best match is used.
+In a checkpoint of TensorFlow 2, names of attributes lead to values. A model has several sets of
+such names: those that trainer_kit gives variables, those that TensorFlow finds in the objects, and
+those that Keras 2 wrote. Each set is tried on each object of the checkpoint that may be the model,
+and the best match is used.
 """
 
 from __future__ import annotations
@@ -34,37 +35,46 @@ Children = Callable[[Any], Mapping[str, Any]]
 def weights_by_path(model: Any) -> dict[str, tf.Variable]:
     """Returns the weights of a built model by path, without the states of random generators. Runs eagerly.
 
-    The paths are those that Keras gives, in which all patterns of variables are searched. The second and later
-    variables of a path get `#1`, `#2`.
+    The paths are those that Keras gives, in which all patterns of variables are searched. The
+    second and later variables of a path get `#1`, `#2`.
     """
     weights = getattr(model, "weights", None) or model.variables
-    return dict(zip(distinct(map(variable_path, weights)), map(native_variable, weights), strict=True))
+    return dict(
+        zip(distinct(map(variable_path, weights)), map(native_variable, weights), strict=True)
+    )
 
 
 def names_in_file(
-    model: Any, chosen: Mapping[str, tf.Variable], file: WeightFile, new_names: Mapping[str, str] | None
+    model: Any,
+    chosen: Mapping[str, tf.Variable],
+    file: WeightFile,
+    new_names: Mapping[str, str] | None,
 ) -> tuple[dict[str, str], list[str]]:
     """Returns the names in a file of those chosen weights of a model that the file has, in whatever shape.
 
-    Also returns the paths of those that were found by the rank of a layer's number, and not by the number itself. Runs
-    eagerly.
+    Also returns the paths of those that were found by the rank of a layer's number, and not by the
+    number itself. Runs eagerly.
 
-    A checkpoint with a graph of objects is compared by the objects that lead to variables, unless there are
-    replacements. All files are compared by names; the first part of the names may differ, if it is the same in all
-    names. Ranks in place of the numbers of layers count if they find more variables, and each name that is equal
-    without them leads to the same variable; or if the file has ranks itself. They do not count if the file has the
-    user's own numbers. The comparison that finds most variables of the right shape counts.
+    A checkpoint with a graph of objects is compared by the objects that lead to variables, unless
+    there are replacements. All files are compared by names; the first part of the names may differ,
+    if it is the same in all names. Ranks in place of the numbers of layers count if they find more
+    variables, and each name that is equal without them leads to the same variable; or if the file
+    has ranks itself. They do not count if the file has the user's own numbers. The comparison that
+    finds most variables of the right shape counts.
 
     Args:
       model: A built model.
       chosen: The weights to find, by path.
       file: The file of weights.
-      new_names: A dict from new name to name in the file, where names of the file are replaced; None: they are not.
+      new_names: A dict from new name to name in the file, where names of the file are replaced;
+        None: they are not.
     """
 
     def fit(names: Mapping[str, str]) -> tuple[int, int, int]:
         of_chosen = names.keys() & chosen.keys()
-        fitting = [path for path in of_chosen if file.shapes[names[path]] == tuple(chosen[path].shape)]
+        fitting = [
+            path for path in of_chosen if file.shapes[names[path]] == tuple(chosen[path].shape)
+        ]
         return len(fitting), len(of_chosen), len(names)
 
     theirs = {name: name for name in file.shapes} if new_names is None else new_names
@@ -78,15 +88,21 @@ def names_in_file(
         if agree or (checkpoint and checkpoint.has_ranks):
             names = max(exact, ranked, key=fit)
     if checkpoint and new_names is None:
-        keys = keys_by_structure(model, checkpoint.graph, {id(variable) for variable in chosen.values()})
+        keys = keys_by_structure(
+            model, checkpoint.graph, {id(variable) for variable in chosen.values()}
+        )
         name_of = {key: name for name, key in checkpoint.keys.items()}
         found = {path: name_of.get(keys.get(id(variable), "")) for path, variable in chosen.items()}
-        names = max({path: name for path, name in found.items() if name is not None}, names, key=fit)
+        names = max(
+            {path: name for path, name in found.items() if name is not None}, names, key=fit
+        )
     by_rank = [path for path in names if ranked.get(path) == names[path] != exact.get(path)]
     return {path: name for path, name in names.items() if path in chosen}, by_rank
 
 
-def replaced_names(file: WeightFile, rename: Iterable[tuple[str, str]], option: str) -> dict[str, str]:
+def replaced_names(
+    file: WeightFile, rename: Iterable[tuple[str, str]], option: str
+) -> dict[str, str]:
     """Returns a dict from new name to name in a file, after replacements in order.
 
     Args:
@@ -104,7 +120,9 @@ def replaced_names(file: WeightFile, rename: Iterable[tuple[str, str]], option: 
     names: dict[str, str] = {}
     for new, name in zip(new_names, file.shapes, strict=True):
         if new in names:
-            raise UsageError(f"{option}: {names[new]} and {name} would both be {new}; change the patterns")
+            raise UsageError(
+                f"{option}: {names[new]} and {name} would both be {new}; change the patterns"
+            )
         names[new] = name
     return names
 
@@ -114,28 +132,46 @@ def _namings(model: Any, file: WeightFile) -> list[dict[str, str]]:
     weights = weights_by_path(model)
     path_of = {id(variable): path for path, variable in weights.items()}
     own = layer_names(model)
-    if file.has_own_numbers and own is not None:  # the user's numbers of layers, and ranks for those of Keras
-        named = {own.get(name, name): id(variable) for name, variable in model_variables(model).items()}
-        return [{name: path_of[identity] for name, identity in named.items() if identity in path_of}]
+    if (
+        file.has_own_numbers and own is not None
+    ):  # the user's numbers of layers, and ranks for those of Keras
+        named = {
+            own.get(name, name): id(variable) for name, variable in model_variables(model).items()
+        }
+        return [
+            {name: path_of[identity] for name, identity in named.items() if identity in path_of}
+        ]
     namings = [{path: path for path in weights}]
     if isinstance(file, KerasFile) and file.numbered and isinstance(model, keras.Layer):
         for item in (model, *inner_models(model)):
-            namings.append({name: path_of[id(variable)] for name, variable in _numbered_variables(item)})
+            namings.append(
+                {name: path_of[id(variable)] for name, variable in _numbered_variables(item)}
+            )
     return namings
 
 
 def _equal_names(
-    ours: Sequence[Mapping[str, str]], chosen: Collection[str], theirs: Mapping[str, str], fit: Callable[[Any], Any]
+    ours: Sequence[Mapping[str, str]],
+    chosen: Collection[str],
+    theirs: Mapping[str, str],
+    fit: Callable[[Any], Any],
 ) -> dict[str, str]:
     """Returns, by path of a weight, the equal name in the file, by the form of the names that fits best.
 
-    The names of the whole model are compared, and those that are chosen alone, which may have a common first part.
+    The names of the whole model are compared, and those that are chosen alone, which may have a
+    common first part.
     """
     alone = [{name: path for name, path in naming.items() if path in chosen} for naming in ours]
     our_forms = [form for naming in (*ours, *alone) for form in _forms(naming)]
     their_forms = list(_forms(theirs))
     pairs = [(our, their) for our in our_forms for their in their_forms]
-    return max(({path: their[name] for name, path in our.items() if name in their} for our, their in pairs), key=fit)
+    return max(
+        (
+            {path: their[name] for name, path in our.items() if name in their}
+            for our, their in pairs
+        ),
+        key=fit,
+    )
 
 
 def _forms(names: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
@@ -143,7 +179,9 @@ def _forms(names: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     of_model = {name.removeprefix(MODEL): value for name, value in names.items()}
     inner = {name.partition("/")[2]: value for name, value in of_model.items()}
     yield from (names, of_model)
-    if len({name.partition("/")[0] for name in of_model}) == 1 and any("/" in name for name in inner):
+    if len({name.partition("/")[0] for name in of_model}) == 1 and any(
+        "/" in name for name in inner
+    ):
         yield inner  # otherwise the first part is a layer
 
 
@@ -183,7 +221,8 @@ class Match:
       part: The attributes that lead to the object; "" is the root.
       node: The object's node.
       pairs: (variable, key of its value) for each variable with a value, in whatever shape.
-      misfits: (name, what is wrong, shape in the file, shape here) of the variables without a value of their shape.
+      misfits: (name, what is wrong, shape in the file, shape here) of the variables without a value
+        of their shape.
       averaged: Whether the values are moving averages, as far as there are any.
     """
 
@@ -194,15 +233,18 @@ class Match:
     averaged: bool = False
 
 
-def match(model: Any, graph: CheckpointGraph, part: str | None = None, averaged: bool | str = True) -> Match:
+def match(
+    model: Any, graph: CheckpointGraph, part: str | None = None, averaged: bool | str = True
+) -> Match:
     """Returns the match that leaves the fewest variables without a value.
 
     Args:
       model: The built model.
       graph: The graph of the checkpoint.
-      part: The attributes that lead to the model in the checkpoint, such as "net"; None searches for it.
-      averaged: Whether to use the moving averages of a run instead of its weights, if there are any; or the name of
-        one of several averages.
+      part: The attributes that lead to the model in the checkpoint, such as "net"; None searches
+        for it.
+      averaged: Whether to use the moving averages of a run instead of its weights, if there are
+        any; or the name of one of several averages.
 
     Raises:
       UsageError: when there is no such part or average, or several parts fit.
@@ -210,14 +252,18 @@ def match(model: Any, graph: CheckpointGraph, part: str | None = None, averaged:
     nodes = graph.nodes(_DEPTH)
     if part is not None:
         if part not in nodes:
-            raise UsageError(f"part: {graph.prefix} has no {part!r}; {suggestion(part, list(nodes))}")
+            raise UsageError(
+                f"part: {graph.prefix} has no {part!r}; {suggestion(part, list(nodes))}"
+            )
         nodes = {part: nodes[part]}
     matches = list(_matches(model, graph, nodes))
     best = max(matches, key=lambda match: (-len(match.misfits), match.part == "model"))
     fitting = {match.node: match.part or "the root" for match in matches if not match.misfits}
     if part is None and best.part != "model" and len(fitting) > 1:
         names = ", ".join(sorted(fitting.values()))
-        raise UsageError(f"{graph.prefix} has several parts that fit: {names}; give one of them as part=")
+        raise UsageError(
+            f"{graph.prefix} has several parts that fit: {names}; give one of them as part="
+        )
 
     if averaged is False or averaged == WEIGHTS:
         return best
@@ -237,10 +283,13 @@ def inner_models(model: Any) -> list[Any]:
     return [layer for layer in getattr(model, "layers", ()) if isinstance(layer, keras.Model)]
 
 
-def keys_by_structure(model: Any, graph: CheckpointGraph, wanted: Collection[int]) -> dict[int, str]:
+def keys_by_structure(
+    model: Any, graph: CheckpointGraph, wanted: Collection[int]
+) -> dict[int, str]:
     """Returns id(tf.Variable) -> key of its value, by the objects of a checkpoint and of a model that fit best.
 
-    The checkpoint may contain a part of the model, such as a Keras model inside of it, and values of other shapes.
+    The checkpoint may contain a part of the model, such as a Keras model inside of it, and values
+    of other shapes.
 
     Args:
       model: A built model.
@@ -249,12 +298,19 @@ def keys_by_structure(model: Any, graph: CheckpointGraph, wanted: Collection[int
     """
 
     def count_fitting(match: Match) -> int:
-        fitting = [variable for variable, key in match.pairs if graph.shapes[key] == tuple(variable.shape)]
+        fitting = [
+            variable for variable, key in match.pairs if graph.shapes[key] == tuple(variable.shape)
+        ]
         return sum(id(variable) in wanted for variable in fitting)
 
     nodes = graph.nodes(_DEPTH)
-    matches = [match for item in (model, *inner_models(model)) for match in _matches(item, graph, nodes)]
-    best = max(matches, key=lambda match: (count_fitting(match), -len(match.misfits), match.part == "model"))
+    matches = [
+        match for item in (model, *inner_models(model)) for match in _matches(item, graph, nodes)
+    ]
+    best = max(
+        matches,
+        key=lambda match: (count_fitting(match), -len(match.misfits), match.part == "model"),
+    )
     return {id(variable): key for variable, key in best.pairs}
 
 
@@ -267,10 +323,14 @@ def _matches(model: Any, graph: CheckpointGraph, nodes: Mapping[str, int]) -> It
                 yield _match(model, graph, part, node, children_of)
 
 
-def _match(model: Any, graph: CheckpointGraph, part: str, node: int, children_of: Children) -> Match:
+def _match(
+    model: Any, graph: CheckpointGraph, part: str, node: int, children_of: Children
+) -> Match:
     """Walks model and checkpoint together, and returns which values lead to variables by the same names."""
     found: dict[int, tuple[str, tf.Variable, str | None]] = {}
-    seen: dict[tuple[int, int | None], Any] = {}  # the objects stay alive, so that no other one gets their id
+    seen: dict[
+        tuple[int, int | None], Any
+    ] = {}  # the objects stay alive, so that no other one gets their id
     waiting: deque[tuple[str, int | None, Any]] = deque([("", node, model)])
     while waiting:
         path, at, item = waiting.popleft()
@@ -286,13 +346,18 @@ def _match(model: Any, graph: CheckpointGraph, part: str, node: int, children_of
                 waiting.append((f"{path}/{name}".lstrip("/"), below, child))
 
     misfits = []
-    weights = {id(native_variable(weight)): weight for weight in getattr(model, "weights", None) or model.variables}
+    weights = {
+        id(native_variable(weight)): weight
+        for weight in getattr(model, "weights", None) or model.variables
+    }
     for identity, weight in weights.items():
         path, _, key = found.get(identity, (variable_path(weight), weight, None))
         saved = graph.shapes[key] if key else None
         wanted = tuple(weight.shape)
         if saved != wanted:
-            misfits.append((path, "another shape" if key else "missing in the checkpoint", saved, wanted))
+            misfits.append(
+                (path, "another shape" if key else "missing in the checkpoint", saved, wanted)
+            )
     pairs = [
         (variable, key)
         for identity, (_, variable, key) in found.items()
@@ -304,7 +369,8 @@ def _match(model: Any, graph: CheckpointGraph, part: str, node: int, children_of
 def _views(model: Any, graph: CheckpointGraph) -> list[Children]:
     """Returns the sets of names that a model's variables may have; each function maps an object to its children.
 
-    In a checkpoint of a run that has recorded the user's numbers of layers, only names with these numbers count.
+    In a checkpoint of a run that has recorded the user's numbers of layers, only names with these
+    numbers count.
     """
     named = model_variables(model)
     recorded = read_layer_names(graph.prefix)
@@ -313,7 +379,9 @@ def _views(model: Any, graph: CheckpointGraph) -> list[Children]:
         return [_tracked_children]
     if recorded is None:
         return [lambda item: named if item is model else {}, _tracked_children]
-    saved = {recorded.get(name, name): name for name in graph.children(graph.children(ROOT).get("model"))}
+    saved = {
+        recorded.get(name, name): name for name in graph.children(graph.children(ROOT).get("model"))
+    }
     by_number = {own.get(name, name): variable for name, variable in named.items()}
     same = {saved[name]: variable for name, variable in by_number.items() if name in saved}
     return [lambda item: same if item is model else {}]
@@ -328,13 +396,18 @@ def _tracked_children(item: Any) -> dict[str, Any]:
     return children
 
 
-def _with_averages(model: Any, graph: CheckpointGraph, match: Match, nodes: Mapping[str, int]) -> Match:
+def _with_averages(
+    model: Any, graph: CheckpointGraph, match: Match, nodes: Mapping[str, int]
+) -> Match:
     """Replaces the weights in a match by moving averages, nodes by path; variables without an average keep theirs."""
     for trainable_only in (True, False):
         variables = averaged_variables(model, EMAConfig(trainable_weights_only=trainable_only))
         variable_of = dict(zip(average_keys(variables), variables, strict=True))
         if nodes.keys() <= variable_of.keys():
-            keys = {id(native_variable(variable_of[name])): graph.key(node) for name, node in nodes.items()}
+            keys = {
+                id(native_variable(variable_of[name])): graph.key(node)
+                for name, node in nodes.items()
+            }
             pairs = [(variable, keys.get(id(variable)) or key) for variable, key in match.pairs]
             return replace(match, pairs=pairs, averaged=True)
     raise UsageError(

@@ -1,8 +1,9 @@
 """Evaluation loops: in one graph or step by step, with metrics only or with a state that outputs are added to.
 
-A graph has to know structure, dtypes and shapes of the state before it runs. So the first step, which creates the
-state, has its own graph. The specs that it returns, and those after one more reduction, show which dimensions grow:
-these are left open. Nothing runs while the graphs are traced.
+A graph has to know structure, dtypes and shapes of the state before it runs. So the first step,
+which creates the state, has its own graph. The specs that it returns, and those after one more
+reduction, show which dimensions grow: these are left open. Nothing runs while the graphs are
+traced.
 """
 
 from __future__ import annotations
@@ -20,12 +21,20 @@ from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.training.loops.iterators import OneElement, as_int32, over_elements
-from trainer_kit.training.loops.tracing import LoopFunction, Readback, check_one_thread, eager, graph_function
+from trainer_kit.training.loops.tracing import (
+    LoopFunction,
+    Readback,
+    check_one_thread,
+    eager,
+    graph_function,
+)
 from trainer_kit.training.loops.train_loop import LoopSteps
 from trainer_kit.training.metrics import reported_values
 
 _LOG = logging.getLogger(__name__)
-_LARGE = 1000  # containers with more items are not searched for nested ones: they are data, not an aggregated state
+# Containers with more items are not searched for nested ones: they are data, not an aggregated
+# state
+_LARGE = 1000
 _ABSENT: Any = object()
 Reduce = Callable[[Any, Any], Any]
 
@@ -47,7 +56,9 @@ class SideEffects:
 
     def __init__(self, objects: Sequence[Any]) -> None:
         self._attributes = [(one, dict(vars(one))) for one in objects]
-        self._contents = [(*found, _items(found[1])) for one in objects for found in _containers(one)]
+        self._contents = [
+            (*found, _items(found[1])) for one in objects for found in _containers(one)
+        ]
 
     def restore(self) -> list[str]:
         """Undoes all changes since, and returns the names of the changed attributes."""
@@ -56,14 +67,18 @@ class SideEffects:
             if not _same(_items(container), before):
                 changed.append(name)
                 container.clear()
-                container.extend(before) if isinstance(container, list) else container.update(before)
+                container.extend(before) if isinstance(container, list) else container.update(
+                    before
+                )
         return sorted(set(changed))
 
 
 def _put_back(one: Any, before: dict[str, Any]) -> list[str]:
     """Restores changed attributes one by one, since other threads may read them; returns their names."""
     now = vars(one)
-    names = [name for name in {*now, *before} if now.get(name, _ABSENT) is not before.get(name, _ABSENT)]
+    names = [
+        name for name in {*now, *before} if now.get(name, _ABSENT) is not before.get(name, _ABSENT)
+    ]
     for name in names:
         if name in before:
             now[name] = before[name]
@@ -84,7 +99,9 @@ def _containers(one: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(value, tuple):
             yield name, value
         if len(value) <= _LARGE:
-            left += [(name, item) for item in (value.values() if isinstance(value, dict) else value)]
+            left += [
+                (name, item) for item in (value.values() if isinstance(value, dict) else value)
+            ]
 
 
 def _items(container: Any) -> Any:
@@ -108,15 +125,17 @@ class GraphReduction:
     Args:
       steps: What the loop runs; a step returns outputs.
       stop: The flag of stop_variable.
-      reduce_fn: A function of state and outputs that returns the new state; runs on the host. Without an initial state,
-        its state is None for the first step.
+      reduce_fn: A function of state and outputs that returns the new state; runs on the host.
+        Without an initial state, its state is None for the first step.
       watched: Objects whose attributes `reduce_fn` must not change.
 
     Attributes:
       reduce_fn: The argument of this name.
     """
 
-    def __init__(self, steps: LoopSteps, stop: tf.Variable, reduce_fn: Reduce, watched: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, steps: LoopSteps, stop: tf.Variable, reduce_fn: Reduce, watched: Sequence[Any] = ()
+    ) -> None:
         self.reduce_fn = reduce_fn
         self._steps = steps
         self._stop = stop
@@ -135,11 +154,19 @@ class GraphReduction:
           NotInGraph: when one of them cannot be traced.
         """
         try:
-            first = (self._first if state is None else self._outputs_only).get_concrete_function(iterator)
+            first = (self._first if state is None else self._outputs_only).get_concrete_function(
+                iterator
+            )
             outputs = self._outputs_in.setdefault(first.graph, self._outputs)
-            spec = self._settled(_specs(first.structured_outputs if state is None else _tensors(state)), outputs)
-            self._rest.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int32), spec)
-        except Exception as error:  # whatever the task's own code raises where it meets tensors without values
+            spec = self._settled(
+                _specs(first.structured_outputs if state is None else _tensors(state)), outputs
+            )
+            self._rest.get_concrete_function(
+                iterator, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int32), spec
+            )
+        except (
+            Exception
+        ) as error:  # whatever the task's own code raises where it meets tensors without values
             raise NotInGraph(_reason(error)) from error
 
     @property
@@ -189,10 +216,14 @@ class GraphReduction:
 
     def _checked(self, old: Sequence[Any], state: Any, changed: Sequence[str]) -> Any:
         if changed:
-            raise NotInGraph(f"the aggregation also changes {', '.join(changed)}, besides the state that it returns")
+            raise NotInGraph(
+                f"the aggregation also changes {', '.join(changed)}, besides the state that it returns"
+            )
         computed = [leaf for leaf in tf.nest.flatten(state) if tf.is_tensor(leaf)]
         if all(any(leaf is before for before in old) for leaf in computed):
-            raise NotInGraph("the state that the aggregation returns holds no tensor that is computed from the logs")
+            raise NotInGraph(
+                "the state that the aggregation returns holds no tensor that is computed from the logs"
+            )
         return _tensors(state)
 
     def _run_step(self, iterator: Any) -> Any:
@@ -232,7 +263,9 @@ def _common(one: Any, other: Any) -> Any:
     for before, after in zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True):
         leaf = before.most_specific_common_supertype([after])
         if leaf is None:
-            raise NotInGraph(f"a part of the state is {before} after one step and {after} after the next")
+            raise NotInGraph(
+                f"a part of the state is {before} after one step and {after} after the next"
+            )
         leaves.append(leaf)
     return tf.nest.pack_sequence_as(one, leaves)
 
@@ -241,7 +274,8 @@ def _tensors(state: Any) -> Any:
     """Returns the state with arrays and whole numbers converted to tensors.
 
     Raises:
-      NotInGraph: for values that a tensor does not hold exactly: strings, and floats, which would lose half their bits.
+      NotInGraph: for values that a tensor does not hold exactly: strings, and floats, which would
+        lose half their bits.
     """
 
     def tensor(leaf: Any) -> Any:
@@ -255,7 +289,9 @@ def _tensors(state: Any) -> Any:
 
 
 def _specs(values: Any) -> Any:
-    return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), values)
+    return tf.nest.map_structure(
+        lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), values
+    )
 
 
 class EvaluationHooks(Protocol):
@@ -264,7 +300,8 @@ class EvaluationHooks(Protocol):
     def begin(self, batch: int) -> None:
         """Called before a batch with its number, counted from 0.
 
-        Where the length of the data is not known, it is also called before the end of the data is found.
+        Where the length of the data is not known, it is also called before the end of the data is
+        found.
         """
         ...
 
@@ -285,13 +322,16 @@ class EvalLoop:
       steps: What the loop runs.
       stop: The flag of stop_variable.
       resets: Whether the metrics are reset first.
-      one_thread: Whether the loop runs on one thread, for which its graph is checked; see `check_one_thread`.
+      one_thread: Whether the loop runs on one thread, for which its graph is checked; see
+        `check_one_thread`.
 
     Attributes:
       reset: Resets the metrics, in a call of its own.
     """
 
-    def __init__(self, steps: LoopSteps, stop: tf.Variable, *, resets: bool = True, one_thread: bool = False) -> None:
+    def __init__(
+        self, steps: LoopSteps, stop: tf.Variable, *, resets: bool = True, one_thread: bool = False
+    ) -> None:
         self._steps = steps
         self._stop = stop
         self._resets = resets
@@ -329,11 +369,11 @@ class StatefulEvalLoop:
       stop: The flag of stop_variable.
       resets: Whether the metrics are reset first.
       use_tf_function: Whether to compile the step.
-      in_graph: Whether to run the loop and the reduction in graph. If they cannot be traced, which is known before the
-        first step runs, one warning says why, and this and later evaluations run step by step. Errors in the reduction
-        are then raised unchanged.
-      watched: Objects whose attributes the reduction might change; in graph such a change would happen only once,
-        during tracing.
+      in_graph: Whether to run the loop and the reduction in graph. If they cannot be traced, which
+        is known before the first step runs, one warning says why, and this and later evaluations
+        run step by step. Errors in the reduction are then raised unchanged.
+      watched: Objects whose attributes the reduction might change; in graph such a change would
+        happen only once, during tracing.
     """
 
     def __init__(
@@ -358,7 +398,9 @@ class StatefulEvalLoop:
         if resets:
             self._reset = graph_function(steps.reset) if use_tf_function else steps.reset
 
-    def __call__(self, iterator: Any, num_steps: Any, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
+    def __call__(
+        self, iterator: Any, num_steps: Any, state: Any, reduce_fn: Reduce
+    ) -> tuple[int, Any]:
         """Returns the number of steps done and the state; runs eagerly, on the host.
 
         Args:
@@ -441,7 +483,9 @@ class SplitEvalLoop:
       data: The data, which knows an upper bound of the number of its batches.
     """
 
-    def __init__(self, loop: EvalLoop | EagerEvalLoop, hooks: EvaluationHooks, data: ValidationData) -> None:
+    def __init__(
+        self, loop: EvalLoop | EagerEvalLoop, hooks: EvaluationHooks, data: ValidationData
+    ) -> None:
         self._loop = loop
         self._hooks = hooks
         self._data = data
@@ -487,6 +531,10 @@ def reporting_end(section: str) -> Iterator[None]:
 def check_evaluated(done: int, wanted: int, stopped: bool) -> None:
     """Raises DataError when an evaluation found no batch; warns when it found fewer than `wanted`."""
     if done == 0 and not stopped:
-        raise DataError("task.validation_data has no batch: no files, no examples, or fewer examples than one batch")
+        raise DataError(
+            "task.validation_data has no batch: no files, no examples, or fewer examples than one batch"
+        )
     if 0 <= done < wanted and not stopped:
-        _LOG.warning("the evaluation used %d batches of the %d asked for: the data has no more", done, wanted)
+        _LOG.warning(
+            "the evaluation used %d batches of the %d asked for: the data has no more", done, wanted
+        )

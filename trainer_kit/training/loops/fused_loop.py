@@ -1,8 +1,8 @@
 """Fused loops: many training steps as one XLA program, which is several times as fast for small models.
 
-The steps are the same Python code as in every other loop. Between two programs the loop does what XLA cannot: it resets
-and reads metrics, fetches batches and checks for stops. It works on one replica only: XLA cannot update mirrored
-variables.
+The steps are the same Python code as in every other loop. Between two programs the loop does what
+XLA cannot: it resets and reads metrics, fetches batches and checks for stops. It works on one
+replica only: XLA cannot update mirrored variables.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ _OVERDRAWN = (
 )
 
 
-def problem_of_fusing(config: Any, strategy: tf.distribute.Strategy, given: Any, own_loop: str) -> str:
+def problem_of_fusing(
+    config: Any, strategy: tf.distribute.Strategy, given: Any, own_loop: str
+) -> str:
     """Returns why training steps cannot be fused in one XLA program, as far as known before a try; "" if none.
 
     Args:
@@ -59,7 +61,9 @@ def problem_of_fusing(config: Any, strategy: tf.distribute.Strategy, given: Any,
     replicas = strategy.num_replicas_in_sync
     if replicas > 1:
         return f"there are {replicas} replicas, and {ONE_REPLICA}"
-    if isinstance(strategy, (tf.distribute.experimental.ParameterServerStrategy, tf.distribute.TPUStrategy)):
+    if isinstance(
+        strategy, (tf.distribute.experimental.ParameterServerStrategy, tf.distribute.TPUStrategy)
+    ):
         return f"{type(strategy).__name__} compiles its loops by itself, or not at all"
     if not config.trainer.train_tf_while_loop:
         return "trainer.train_tf_while_loop is false"
@@ -68,21 +72,25 @@ def problem_of_fusing(config: Any, strategy: tf.distribute.Strategy, given: Any,
     if own_loop:
         return f"{own_loop} builds its own training loop in create_train_loop_fn"
     if given is not None and not isinstance(given, tf.data.Dataset):
-        return "the ready-made dataset is already distributed, and fused steps need a tf.data.Dataset"
+        return (
+            "the ready-made dataset is already distributed, and fused steps need a tf.data.Dataset"
+        )
     return ""
 
 
 def check_fusing(fuse_steps: int, problem: str) -> None:
     """Raises UsageError when `fuse_steps` is above 1 and `problem` is not empty."""
     if fuse_steps > 1 and problem:
-        raise UsageError(f"trainer.fuse_steps={fuse_steps}: {problem}; change that, or set trainer.fuse_steps to 1")
+        raise UsageError(
+            f"trainer.fuse_steps={fuse_steps}: {problem}; change that, or set trainer.fuse_steps to 1"
+        )
 
 
 class Stack:
     """The batches that a fused loop has read and not used yet.
 
-    The dataset of a fused loop gives several batches at once. A loop may end within them: the next loop begins with the
-    first unused batch, while the dataset's own position is after all of them.
+    The dataset of a fused loop gives several batches at once. A loop may end within them: the next
+    loop begins with the first unused batch, while the dataset's own position is after all of them.
     """
 
     def __init__(self) -> None:
@@ -93,9 +101,13 @@ class Stack:
     def of(self, iterator: Any) -> tuple[Any, Any, Any]:
         """Returns (batches, number of used batches, number of batches); no batches for another iterator."""
         if self._left is None or self._iterator is None or self._iterator() is not iterator:
-            self._iterator = weakref.ref(iterator)  # weak: other code decides when an iterator is deleted
+            self._iterator = weakref.ref(
+                iterator
+            )  # weak: other code decides when an iterator is deleted
             _, spec = iterator.element_spec
-            empty = tf.nest.map_structure(lambda part: tf.zeros([size or 0 for size in part.shape], part.dtype), spec)
+            empty = tf.nest.map_structure(
+                lambda part: tf.zeros([size or 0 for size in part.shape], part.dtype), spec
+            )
             self._left = empty, tf.constant(0), tf.constant(0)
             self._known = True
         return self._left
@@ -127,14 +139,16 @@ class FusedLoop:
     """Runs steps like a TrainLoop, up to `fuse_steps` of them in one program.
 
     Args:
-      steps: What the loop runs; XLA has to support all operations of a step, and nothing follows a step.
+      steps: What the loop runs; XLA has to support all operations of a step, and nothing follows a
+        step.
       stop: The flag of stop_variable, checked between programs.
       stack: Holds the batches that a loop has not used, for the next one.
       fuse_steps: The number of batches in one element of the data.
 
     Attributes:
       compiled: The function of the whole loop.
-      waited: The seconds that the last call waited for batches; None with op determinism, which has no clock.
+      waited: The seconds that the last call waited for batches; None with op determinism, which has
+        no clock.
       fuse_steps: The argument of this name.
     """
 
@@ -145,14 +159,17 @@ class FusedLoop:
         self._flags = flags()
         self._results = Readback(steps.results, graph_function)
         self._program = tf.function(self._fused_steps, jit_compile=True, autograph=False)
-        self.compiled = LoopFunction(self._whole_loop, "the fused training loop", _of_any_size, _refuse_summaries)
+        self.compiled = LoopFunction(
+            self._whole_loop, "the fused training loop", _of_any_size, _refuse_summaries
+        )
         self.waited: float | None = 0.0
         self.fuse_steps = fuse_steps
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values; see TrainLoop.
 
-        The elements of the iterator are (number of batches, stacked batches) of inputs.fused_batches.
+        The elements of the iterator are (number of batches, stacked batches) of
+        inputs.fused_batches.
 
         Raises:
           tf.errors.OutOfRangeError: when the data ends first; the steps before that have been done.
@@ -184,7 +201,9 @@ class FusedLoop:
                 count, batches = next(clock)
                 return (batches, tf.constant(0), count), clock.waited
 
-            (batches, used, count), waited = tf.cond(left[1] < left[2], lambda: (left, waited), more)
+            (batches, used, count), waited = tf.cond(
+                left[1] < left[2], lambda: (left, waited), more
+            )
             end = tf.minimum(count, used + num_steps - done)
             self._program(batches, used, end)
             return done + end - used, (batches, end, count), waited
@@ -251,10 +270,15 @@ def _refusal_of_xla(message: str) -> str:
             f"it uses the variable {variable[1]}, which is on the CPU, where TensorFlow keeps variables of int32; "
             "create it as int64, and not under tf.device('CPU:0')"
         )
-    if "tf2xla conversion failed" not in message and "unsupported operations when trying to compile" not in message:
+    if (
+        "tf2xla conversion failed" not in message
+        and "unsupported operations when trying to compile" not in message
+    ):
         return ""
 
-    places = re.findall(r'File "[^"]+", line \d+, in \S+', message.split("tf2xla conversion failed", 1)[0])
+    places = re.findall(
+        r'File "[^"]+", line \d+, in \S+', message.split("tf2xla conversion failed", 1)[0]
+    )
     users = [place for place in places if "site-packages" not in place] or places
     place = f" ({users[-1]})" if users else ""
     operations = dict.fromkeys(re.findall(r"No registered '(\w+)' OpKernel", message))

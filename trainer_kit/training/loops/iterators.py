@@ -14,14 +14,16 @@ import tensorflow as tf
 from trainer_kit.runtime.collectives import all_gather, sum_over_workers, worker_count
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 
-AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several workers agree whether to stop
+AGREE_EVERY = (
+    10  # steps, or batches of an evaluation, after which several workers agree whether to stop
+)
 
 
 def stop_variable() -> tf.Variable:
     """Returns a flag that ends a running loop when it is set: one variable on the host, also in a strategy's scope.
 
-    A strategy would keep it on its GPUs, and each step would wait for a copy of it. The scope of a strategy holds for
-    its thread only.
+    A strategy would keep it on its GPUs, and each step would wait for a copy of it. The scope of a
+    strategy holds for its thread only.
     """
 
     def create_variable() -> tf.Variable:
@@ -37,8 +39,8 @@ def should_continue(stop: tf.Variable, *conditions: tf.Tensor) -> tf.Tensor:
 
     Runs in graph, on the host.
 
-    Without a device TensorFlow would compute this on a GPU. Each step would then wait until the GPU has done the steps
-    before it and the answer has come back.
+    Without a device TensorFlow would compute this on a GPU. Each step would then wait until the GPU
+    has done the steps before it and the answer has come back.
 
     Args:
       stop: The flag of stop_variable.
@@ -96,8 +98,8 @@ class StopFlag:
     def request(self) -> None:
         """Ends the running loop before its next step; safe from another thread.
 
-        Several workers end it together, after AGREE_EVERY steps at most. If one worker stopped alone, the others would
-        wait for its gradients for ever.
+        Several workers end it together, after AGREE_EVERY steps at most. If one worker stopped
+        alone, the others would wait for its gradients for ever.
         """
         self._asked_at = self._asked_at or time.monotonic()
         self._asked.assign(True)
@@ -148,7 +150,8 @@ def is_stopping(trainer: Any, asked: Callable[[], bool]) -> bool:
 
     Args:
       trainer: The run's trainer, a BaseTrainer.
-      asked: A function that returns whether this process was asked to stop in another way, such as by a signal.
+      asked: A function that returns whether this process was asked to stop in another way, such as
+        by a signal.
     """
     agreed = trainer.stop_agreed
     return asked() or bool(trainer.stop_requested) if agreed is None else bool(agreed)
@@ -167,15 +170,16 @@ def known_waits(seconds: float) -> float | None:
 class WaitingClock:
     """An iterator that adds up the seconds that the loop waits for its elements; runs in graph, on the host.
 
-    It costs a few hundredths of a step of 0.1 ms, and nothing measurable of longer ones. An element that is requested
-    inside another graph, of a tf.function, a tf.cond or a loop in the step, is not timed: its seconds could not leave
-    that graph.
+    It costs a few hundredths of a step of 0.1 ms, and nothing measurable of longer ones. An element
+    that is requested inside another graph, of a tf.function, a tf.cond or a loop in the step, is
+    not timed: its seconds could not leave that graph.
 
     Args:
       iterator: An iterator over the data.
       waited: The seconds so far: `no_waits`, or the value of the clock before.
-      exact: Whether the element waits for the first reading of the clock, which costs 3 % of such a step. Otherwise the
-        reading may come some microseconds late; if operations run one after the other, at any time.
+      exact: Whether the element waits for the first reading of the clock, which costs 3 % of such a
+        step. Otherwise the reading may come some microseconds late; if operations run one after the
+        other, at any time.
 
     Attributes:
       waited: The seconds so far, including the elements since.
@@ -197,8 +201,15 @@ class WaitingClock:
         begin = tf.timestamp()
         with tf.control_dependencies([begin] if self._exact else []):
             element = next(self._iterator)
-        parts = [part for part in tf.nest.flatten(element, expand_composites=True) if tf.is_symbolic_tensor(part)]
-        with tf.control_dependencies(list(dict.fromkeys(part.op for part in parts))), tf.device("CPU:0"):
+        parts = [
+            part
+            for part in tf.nest.flatten(element, expand_composites=True)
+            if tf.is_symbolic_tensor(part)
+        ]
+        with (
+            tf.control_dependencies(list(dict.fromkeys(part.op for part in parts))),
+            tf.device("CPU:0"),
+        ):
             self.waited += tf.timestamp() - begin
         return element
 
@@ -211,7 +222,8 @@ class WaitingClock:
 class OneElement:
     """An iterator over one element, so that steps which call `next(iterator)` run inside the graph's loop.
 
-    A loop inside the step would get the same element each time, because a loop in graph is traced once.
+    A loop inside the step would get the same element each time, because a loop in graph is traced
+    once.
 
     Args:
       element: The element of the data.
@@ -220,7 +232,8 @@ class OneElement:
       overdrawn: Whether a step asked for more than this element.
 
     Raises:
-      ValueError: when a step asks for a second element; evaluate such a step with eval_tf_function=False.
+      ValueError: when a step asks for a second element; evaluate such a step with
+        eval_tf_function=False.
     """
 
     def __init__(self, element: Any) -> None:
@@ -258,7 +271,8 @@ def over_elements(
 ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
     """Calls `step(element, state) -> state` until the data ends, enough are done or a stop is requested; runs in graph.
 
-    `get_next_as_optional` ends the loop inside the graph, without an exception, also for ragged batches and replicas.
+    `get_next_as_optional` ends the loop inside the graph, without an exception, also for ragged
+    batches and replicas.
 
     Args:
       iterator: An iterator over the data.
@@ -276,11 +290,18 @@ def over_elements(
         return should_continue(stop, element.has_value(), wanted)
 
     def one_step(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> Any:
-        with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+        with tf.name_scope(
+            ""
+        ):  # else "while/" would stand before the names of the task's summaries
             state = step(OneElement(element.get_value()), state)
         wanted = tf.not_equal(done + 1, limit)
         # A branch around the step itself would cost more than a small step.
-        return done + 1, wanted, tf.cond(wanted, iterator.get_next_as_optional, lambda: element), state
+        return (
+            done + 1,
+            wanted,
+            tf.cond(wanted, iterator.get_next_as_optional, lambda: element),
+            state,
+        )
 
     done, state = tf.convert_to_tensor(done), list(state)
     values = (done, tf.not_equal(done, limit), iterator.get_next_as_optional(), state)

@@ -1,8 +1,8 @@
 """Compiles the functions of loops, warns when one is traced again, reads the results, and checks graphs.
 
-A loop that is traced again takes as long as the first time. A step waits for its batch before it writes a variable, so
-that no count changes when there is no batch. TensorFlow's executor on one thread waits forever for conditions inside of
-conditions.
+A loop that is traced again takes as long as the first time. A step waits for its batch before it
+writes a variable, so that no count changes when there is no batch. TensorFlow's executor on one
+thread waits forever for conditions inside of conditions.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class LoopFunction:
     Args:
       function: The function of trainer_kit to compile.
       name: The name of the loop or step, for the warning.
-      specs: A function of the iterator's element spec that returns the specs of the other arguments; None: the
-        arguments of the first call show them.
+      specs: A function of the iterator's element spec that returns the specs of the other
+        arguments; None: the arguments of the first call show them.
       check: A function that raises an error when a traced graph cannot be used.
 
     Attributes:
@@ -78,7 +78,8 @@ class LoopFunction:
         if tf.config.functions_run_eagerly():
             return self.function(iterator, *arguments)
         if self._last() is iterator:
-            # To look the concrete function up again takes 0.15 ms, a quarter of the call of a loop without steps.
+            # To look the concrete function up again takes 0.15 ms, a quarter of the call of a loop
+            # without steps.
             self._concrete = self._concrete or self.function.get_concrete_function(
                 iterator, *self._like(iterator, arguments)
             )
@@ -95,7 +96,9 @@ class LoopFunction:
         """
         if tf.config.functions_run_eagerly():
             return None
-        graph = self.function.get_concrete_function(iterator, *self._like(iterator, arguments)).graph
+        graph = self.function.get_concrete_function(
+            iterator, *self._like(iterator, arguments)
+        ).graph
         elements = _elements_of(iterator)
         if not any(graph is earlier for earlier in self._graphs):
             if self._graphs:
@@ -129,8 +132,14 @@ def _elements_of(iterator: Any) -> Any:
 
 
 def _described(spec: Any) -> str:
-    parts = [part for part in tf.nest.flatten(spec, expand_composites=True) if isinstance(part, tf.TensorSpec)]
-    return ", ".join(f"{part.dtype.name}{'[?]' if part.shape.rank is None else part.shape}" for part in parts)
+    parts = [
+        part
+        for part in tf.nest.flatten(spec, expand_composites=True)
+        if isinstance(part, tf.TensorSpec)
+    ]
+    return ", ".join(
+        f"{part.dtype.name}{'[?]' if part.shape.rank is None else part.shape}" for part in parts
+    )
 
 
 class Readback:
@@ -169,10 +178,15 @@ class Readback:
         self._structure = tf.nest.map_structure(lambda leaf: None, self._structure)
         # The integers of 8 bytes are those that float64 does not hold exactly.
         self._scalar = [
-            t.shape.rank == 0 and (t.dtype.is_floating or (t.dtype.is_integer and t.dtype.size < 8)) for t in tensors
+            t.shape.rank == 0 and (t.dtype.is_floating or (t.dtype.is_integer and t.dtype.size < 8))
+            for t in tensors
         ]
         self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in tensors]
-        scalars = [tf.cast(t, tf.float64) for t, is_scalar in zip(tensors, self._scalar, strict=True) if is_scalar]
+        scalars = [
+            tf.cast(t, tf.float64)
+            for t, is_scalar in zip(tensors, self._scalar, strict=True)
+            if is_scalar
+        ]
         others = [t for t, is_scalar in zip(tensors, self._scalar, strict=True) if not is_scalar]
         return tf.stack(scalars) if scalars else tf.zeros([0], tf.float64), others
 
@@ -192,8 +206,9 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
 
     Eagerly it has no effect: operations then run in the order of the code.
 
-    tf.control_dependencies would also delay every operation without inputs, such as each read of a weight: one graph
-    edge for each, and no work during the wait for a batch. That cost a small step 5 % of its time.
+    tf.control_dependencies would also delay every operation without inputs, such as each read of a
+    weight: one graph edge for each, and no work during the wait for a batch. That cost a small step
+    5 % of its time.
 
     Args:
       tensors: The tensors of a batch; constants and variables among them are always ready.
@@ -204,11 +219,17 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     yield
-    made_here = (tensor for tensor in tensors if tf.is_symbolic_tensor(tensor) and tensor.graph is graph)
-    batch = list(dict.fromkeys(tensor.op for tensor in made_here))  # the other tensors are ready already
+    made_here = (
+        tensor for tensor in tensors if tf.is_symbolic_tensor(tensor) and tensor.graph is graph
+    )
+    batch = list(
+        dict.fromkeys(tensor.op for tensor in made_here)
+    )  # the other tensors are ready already
     after = set(batch)
     for op in graph.get_operations()[before:]:  # in the order they were made: inputs first
-        if any(tensor.op in after for tensor in op.inputs) or any(one in after for one in op.control_inputs):
+        if any(tensor.op in after for tensor in op.inputs) or any(
+            one in after for one in op.control_inputs
+        ):
             after.add(op)
         elif writes(op):
             run_after(op, batch)
@@ -217,7 +238,11 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
 
 def writes(op: tf.Operation) -> bool:
     """Whether an operation may change a variable. Inside a TPU program nothing may wait for operations outside it."""
-    return op.op_def.is_stateful and op.type != "ReadVariableOp" and "_tpu_replicate" not in op.node_def.attr
+    return (
+        op.op_def.is_stateful
+        and op.type != "ReadVariableOp"
+        and "_tpu_replicate" not in op.node_def.attr
+    )
 
 
 def reads_before_writes(graph: tf.Graph) -> bool:
@@ -225,8 +250,8 @@ def reads_before_writes(graph: tf.Graph) -> bool:
 
     Runs eagerly, on the host.
 
-    If so, an error of the data leaves the state of the last complete step. Operations before the first step, such as
-    resetting metrics, do not count.
+    If so, an error of the data leaves the state of the last complete step. Operations before the
+    first step, such as resetting metrics, do not count.
 
     Args:
       graph: The graph of a loop, or of one step.
@@ -239,25 +264,39 @@ def reads_before_writes(graph: tf.Graph) -> bool:
         return any(holds(node, op) for node in functions.get(function, ()))
 
     def holds(node: Any, op: re.Pattern[str]) -> bool:
-        return op.fullmatch(node.op) is not None or any(does(function, op) for function in _called_functions(node))
+        return op.fullmatch(node.op) is not None or any(
+            does(function, op) for function in _called_functions(node)
+        )
 
-    loops = [node.attr["body"].func.name for node in definition.node if node.op in ("While", "StatelessWhile")]
+    loops = [
+        node.attr["body"].func.name
+        for node in definition.node
+        if node.op in ("While", "StatelessWhile")
+    ]
     steps = [functions[name] for name in loops if does(name, _READS)] or [definition.node]
     return all(_ordered(nodes, holds, functions) for nodes in steps)
 
 
-def _ordered(nodes: Sequence[Any], holds: Callable[[Any, re.Pattern[str]], bool], functions: dict[str, Any]) -> bool:
+def _ordered(
+    nodes: Sequence[Any], holds: Callable[[Any, re.Pattern[str]], bool], functions: dict[str, Any]
+) -> bool:
     """Whether every node that writes depends on every node that reads, in each function that does both."""
     reading, writing = ([node for node in nodes if holds(node, op)] for op in (_READS, _WRITES))
     for read in reading:
         after, before = {read.name}, 0
         while len(after) > before:
             before = len(after)
-            after |= {node.name for node in nodes if any(_source(name) in after for name in node.input)}
+            after |= {
+                node.name for node in nodes if any(_source(name) in after for name in node.input)
+            }
         if any(node.name not in after for node in writing):
             return False
     both = [node for node in reading if node in writing]
-    return all(_ordered(functions[name], holds, functions) for node in both for name in _called_functions(node))
+    return all(
+        _ordered(functions[name], holds, functions)
+        for node in both
+        for name in _called_functions(node)
+    )
 
 
 def _called_functions(node: Any) -> Iterator[str]:
@@ -292,7 +331,11 @@ def has_nested_conditions(graph: tf.Graph) -> bool:
                 return True
             called = {(name, inside or is_condition) for name in _called_functions(op)} - seen
             seen |= called
-            waiting += [(functions[name], in_condition) for name, in_condition in called if name in functions]
+            waiting += [
+                (functions[name], in_condition)
+                for name, in_condition in called
+                if name in functions
+            ]
     return False
 
 

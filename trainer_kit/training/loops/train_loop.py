@@ -1,8 +1,8 @@
 """The training loop as a tf.function: many steps in one call, and one transfer of the results.
 
-A loop checks a stop variable before each step, so a signal ends it within one step although Python waits for the call.
-LoopParts splits a loop into several calls, so that work can be done between two steps. FiniteWeights checks the weights
-inside the loop. This module does not know what a step does.
+A loop checks a stop variable before each step, so a signal ends it within one step although Python
+waits for the call. LoopParts splits a loop into several calls, so that work can be done between two
+steps. FiniteWeights checks the weights inside the loop. This module does not know what a step does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,21 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.durations import exact_steps
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.training.loops.iterators import WaitingClock, as_int32, flags, known_waits, no_waits, should_continue
+from trainer_kit.training.loops.iterators import (
+    WaitingClock,
+    as_int32,
+    flags,
+    known_waits,
+    no_waits,
+    should_continue,
+)
 from trainer_kit.training.loops.tracing import LoopFunction, Readback, eager, graph_function
 
 Loop = Callable[[Any, Any, bool], tuple[int, Any]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
-LOOK_EVERY = 5  # steps between checks when loops are shorter: a check in each loop would slow them down
+LOOK_EVERY = (
+    5  # steps between checks when loops are shorter: a check in each loop would slow them down
+)
 _SOUND = "trainer_kit/sound"  # of the results of a loop
 _NO_LOOK = -1
 
@@ -52,14 +61,14 @@ class TrainLoop:
       stop: The flag of stop_variable.
       use_tf_function: Whether to compile; if not, everything runs eagerly.
       use_tf_while_loop: Whether to compile the loop too, not only the step.
-      exact_waits: Whether the time that the loop waits for batches is exact; for a loop that runs on one thread, where
-        it costs nothing. See WaitingClock.
+      exact_waits: Whether the time that the loop waits for batches is exact; for a loop that runs
+        on one thread, where it costs nothing. See WaitingClock.
 
     Attributes:
       compiled: The function of the whole loop, or of one step; None if nothing is compiled.
       is_whole: Whether the whole loop is one function.
-      waited: The seconds that the last call waited for batches; None if the loop is not compiled, and with
-        TensorFlow's op determinism, which has no clock.
+      waited: The seconds that the last call waited for batches; None if the loop is not compiled,
+        and with TensorFlow's op determinism, which has no clock.
     """
 
     def __init__(
@@ -93,10 +102,12 @@ class TrainLoop:
         Args:
           iterator: An iterator over the data.
           num_steps: The number of steps to run.
-          fresh: Whether metrics are reset first; False continues a loop that was stopped in the middle.
+          fresh: Whether metrics are reset first; False continues a loop that was stopped in the
+            middle.
 
         Raises:
-          tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps before that have been done.
+          tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps before that
+          have been done.
         """
         if self.is_whole and self.compiled is not None:
             packed = self.compiled(iterator, as_int32(num_steps), self._flags[fresh])
@@ -131,7 +142,9 @@ class TrainLoop:
 
         def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             clock = WaitingClock(iterator, waited, self._exact_waits)
-            with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+            with tf.name_scope(
+                ""
+            ):  # else "while/" would stand before the names of the task's summaries
                 converted(steps.step)(clock)
                 steps.after_step()
             return done + 1, clock.waited
@@ -172,9 +185,9 @@ class FirstStepCheck(Protocol):
 class LoopParts:
     """Runs the loops of a trainer in one or several calls; the results do not depend on the number of calls.
 
-    The first step of a new loop function is a separate call: it includes tracing, compiling and usually the longest
-    wait for data. For a loop with an attribute `fuse_steps`, the first call has that number of steps, since stops come
-    only between programs.
+    The first step of a new loop function is a separate call: it includes tracing, compiling and
+    usually the longest wait for data. For a loop with an attribute `fuse_steps`, the first call has
+    that number of steps, since stops come only between programs.
 
     Args:
       global_step: The global step, which is read only when there may be work between two steps.
@@ -182,9 +195,10 @@ class LoopParts:
 
     Attributes:
       hooks: The object to call around parts of each loop; None: a loop has no such parts.
-      ready_at: The time.perf_counter() at the end of the first step of the newest loop function; 0 before that.
-      waited: The seconds that the last loop waited for batches, without the first step of a new loop function; None if
-        the loop function does not measure them.
+      ready_at: The time.perf_counter() at the end of the first step of the newest loop function; 0
+        before that.
+      waited: The seconds that the last loop waited for batches, without the first step of a new
+        loop function; None if the loop function does not measure them.
       results: The results of the last loop; None if the loop did not read them, or they were taken.
     """
 
@@ -198,17 +212,24 @@ class LoopParts:
         self.results: Any = None
 
     def run(
-        self, loop: Loop, iterator: Any, num_steps: Any, fresh: bool, context: Context = contextlib.nullcontext
+        self,
+        loop: Loop,
+        iterator: Any,
+        num_steps: Any,
+        fresh: bool,
+        context: Context = contextlib.nullcontext,
     ) -> int:
         """Runs `loop(iterator, num_steps, fresh)` in one or several calls, and returns the number of steps done.
 
         Args:
-          loop: The loop function. If it ends before `num_steps`, a stop was requested, and it is not called again. Its
-            attribute `waited`, if any, is the seconds that its last call waited for batches.
+          loop: The loop function. If it ends before `num_steps`, a stop was requested, and it is
+            not called again. Its attribute `waited`, if any, is the seconds that its last call
+            waited for batches.
           iterator: The iterator for the loop.
           num_steps: The number of steps: an integer or a scalar tensor.
           fresh: Whether the loop resets its metrics first; calls after the first one never do.
-          context: Returns a context for each call of the loop. What is done between two calls is outside of it.
+          context: Returns a context for each call of the loop. What is done between two calls is
+            outside of it.
 
         Raises:
           Exception: any error of the loop; the steps before the error have been done.
@@ -227,7 +248,9 @@ class LoopParts:
         self.results = None
         return results
 
-    def _in_parts(self, loop: Loop, iterator: Any, num_steps: int, fresh: bool, context: Context) -> int:
+    def _in_parts(
+        self, loop: Loop, iterator: Any, num_steps: int, fresh: bool, context: Context
+    ) -> int:
         begin = int(self._global_step.numpy())
         step = begin
         end = begin + num_steps
@@ -264,7 +287,8 @@ class FiniteWeights:
     Args:
       state: The TrainState of the run.
       global_step: The global step, an int64 scalar.
-      options: The section trainer of the config; steps_per_loop is the number of steps of each loop.
+      options: The section trainer of the config; steps_per_loop is the number of steps of each
+        loop.
     """
 
     def __init__(self, state: TrainState, global_step: tf.Variable, options: Any) -> None:

@@ -27,13 +27,17 @@ class MultiTaskModel(keras.Model):
     """The models of several tasks as one. Called on features, it returns the outputs of all of them.
 
     Args:
-      sub_tasks: The Keras 3 model of each task, by the task's name; layers of several models are shared.
+      sub_tasks: The Keras 3 model of each task, by the task's name; layers of several models are
+        shared.
     """
 
     def __init__(self, sub_tasks: Mapping[str, keras.Model]) -> None:
         super().__init__(name="multi_task")
         self._names = tuple(sub_tasks)
-        for name, model in sub_tasks.items():  # as attributes: tf.train.Checkpoint does not look into a dict
+        for (
+            name,
+            model,
+        ) in sub_tasks.items():  # as attributes: tf.train.Checkpoint does not look into a dict
             setattr(self, f"{_ATTRIBUTE}{name}", model)
         self.built = True
 
@@ -55,14 +59,17 @@ def model_of_task(model: Any, name: str) -> Any:
     """
     models = getattr(model, "sub_tasks", {name: model})
     if name not in models:
-        raise UsageError(f"{type(model).__name__}.sub_tasks has no model for the task {name!r}; it has {[*models]}")
+        raise UsageError(
+            f"{type(model).__name__}.sub_tasks has no model for the task {name!r}; it has {[*models]}"
+        )
     return models[name]
 
 
 class MultiTask(Task):
     """A task that consists of tasks. Define build_models; its config is a MultiTaskConfig.
 
-    Each task keeps its data, losses, metrics and steps; its `build_model` is not called. Created in strategy scope.
+    Each task keeps its data, losses, metrics and steps; its `build_model` is not called. Created in
+    strategy scope.
 
     Args:
       params: The config.
@@ -73,14 +80,16 @@ class MultiTask(Task):
       tasks: The tasks by name, sorted by name.
 
     Raises:
-      UsageError: when no task class is registered for the config of a task, or joint training would not call the
-        `train_step` of a task.
+      UsageError: when no task class is registered for the config of a task, or joint training would
+        not call the `train_step` of a task.
     """
 
     state: Callable[[], dict[str, Any]]  # there only if a task has its own
     restore: Callable[[Mapping[str, Any]], None]
 
-    def __init__(self, params: MultiTaskConfig, logging_dir: str | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, params: MultiTaskConfig, logging_dir: str | None = None, name: str | None = None
+    ) -> None:
         super().__init__(params, logging_dir, name)
         self.tasks: dict[str, Any] = {}
         for task_name, routine in sorted(params.task_routines.items()):
@@ -109,8 +118,8 @@ class MultiTask(Task):
     def build_model(self) -> Any:
         """Returns the models of all tasks as one model; see MultiTaskModel.
 
-        An override may return any model or tf.Module: each task gets its entry in the attribute `sub_tasks`, or the
-        whole model if there is no such attribute.
+        An override may return any model or tf.Module: each task gets its entry in the attribute
+        `sub_tasks`, or the whole model if there is no such attribute.
         """
         return MultiTaskModel(self.build_models())
 
@@ -120,7 +129,9 @@ class MultiTask(Task):
         for name, task in self.tasks.items():
             task.initialize(model_of_task(model, name))
 
-    def build_inputs(self, params: Any, input_context: tf.distribute.InputContext | None = None) -> Any:
+    def build_inputs(
+        self, params: Any, input_context: tf.distribute.InputContext | None = None
+    ) -> Any:
         """Returns the training data of all tasks as one stream: {task: batch}, or (number of the task, {task: batch}).
 
         Args:
@@ -146,7 +157,9 @@ class MultiTask(Task):
         return TaskSampler(config.task_sampler, weights, config.sampling_seed)
 
     @tf.autograph.experimental.do_not_convert
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         """Trains all tasks by the weighted sum of their losses; runs in graph, on a replica. For joint training.
 
         Args:
@@ -167,11 +180,21 @@ class MultiTask(Task):
                 features, labels = batches[name]
                 outputs[name] = full_precision(converted(models[name])(features, training=True))
                 losses[name] = task.batch_loss(models[name], features, labels, outputs[name])
-            total = tf.add_n([loss * self.task_config.task_routines[name].task_weight for name, loss in losses.items()])
+            total = tf.add_n(
+                [
+                    loss * self.task_config.task_routines[name].task_weight
+                    for name, loss in losses.items()
+                ]
+            )
             share = scale_loss(optimizer, total / tf.distribute.get_strategy().num_replicas_in_sync)
         gradients = tape.gradient(share, model.trainable_variables)
         apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
 
         for name, task in self.tasks.items():
-            task.update_metrics(metrics[name] if metrics else (), models[name], *batches[name], outputs[name])
-        return {self.loss: total, **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()}}
+            task.update_metrics(
+                metrics[name] if metrics else (), models[name], *batches[name], outputs[name]
+            )
+        return {
+            self.loss: total,
+            **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()},
+        }

@@ -31,7 +31,8 @@ class MultiTaskMetrics(MetricSet):
 
     Args:
       sets: The metrics of each task, by its name.
-      count_steps: Whether to report the steps of a loop that trained a task, and to leave out tasks without any.
+      count_steps: Whether to report the steps of a loop that trained a task, and to leave out tasks
+        without any.
 
     Attributes:
       sets: The argument of this name.
@@ -41,7 +42,8 @@ class MultiTaskMetrics(MetricSet):
     """
 
     def __init__(self, sets: Mapping[str, MetricSet], *, count_steps: bool) -> None:
-        # In float32 TensorFlow would fuse the sums, and their order, and so the last bit, would vary.
+        # In float32 TensorFlow would fuse the sums, and their order, and so the last bit, would
+        # vary.
         super().__init__("training_loss", [], exact=True)
         self.sets = dict(sets)
         counted = self.sets if count_steps else {}
@@ -49,7 +51,9 @@ class MultiTaskMetrics(MetricSet):
         for metrics in counted.values():
             metrics.reserve(_STEPS, "task.training=interleaving")
 
-    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0) -> None:
+    def update_with_step(
+        self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
+    ) -> None:
         """Adds the loss and the other scalars of a joint step; runs in graph, on a replica.
 
         Args:
@@ -60,11 +64,15 @@ class MultiTaskMetrics(MetricSet):
         """
         own = {name: value for name, value in logs.items() if name not in self.sets}
         own[task.loss] = step_loss(task, own)
-        self.update(task, own, inputs, weight=1.0)  # batches of several tasks have no common number of examples
+        self.update(
+            task, own, inputs, weight=1.0
+        )  # batches of several tasks have no common number of examples
         for name, metrics in self.sets.items():
             if name in logs:
                 of_task = task.tasks[name]
-                metrics.update_with_step(of_task, metrics.take_metrics(of_task, logs[name]), inputs[name])
+                metrics.update_with_step(
+                    of_task, metrics.take_metrics(of_task, logs[name]), inputs[name]
+                )
 
     def update_with_task(self, name: str, task: Any, logs: Any, inputs: Any) -> None:
         """Adds the loss and the other scalars of a step of one task; runs in graph, on a replica."""
@@ -92,7 +100,9 @@ class MultiTaskMetrics(MetricSet):
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns the results of each task by its name, and those of all; called in cross-replica context."""
-        results: dict[str, Any] = {name: dict(metrics.results()) for name, metrics in self.sets.items()}
+        results: dict[str, Any] = {
+            name: dict(metrics.results()) for name, metrics in self.sets.items()
+        }
         for name, count in self._steps.items():
             results[name][_STEPS] = tf.cast(count, tf.float64)  # int64 has a transfer of its own
         return results | super().results()
@@ -114,7 +124,9 @@ class MultiTaskMetrics(MetricSet):
 class MultiTaskInputs(TaskInputs):
     """Opens the data of several tasks; each validation set is that of one task."""
 
-    def validation_feed(self, name: str, params: Any, task: Any, given: Any = None) -> ValidationData:
+    def validation_feed(
+        self, name: str, params: Any, task: Any, given: Any = None
+    ) -> ValidationData:
         """Returns the ValidationData of the validation data of one task; see TaskInputs."""
         return super().validation_feed(name, params, task.tasks[name], given)
 
@@ -126,8 +138,9 @@ class MultiTaskInputs(TaskInputs):
 class MultiTaskTrainer(Trainer):
     """Trains and evaluates a MultiTask. Create it in the scope of its strategy; the arguments are those of Trainer.
 
-    Training reports the metrics of each task under its name, and the loss of all as `training_loss`. With
-    interleaving, it also reports the steps of each task in the loop, and nothing of tasks without any.
+    Training reports the metrics of each task under its name, and the loss of all as
+    `training_loss`. With interleaving, it also reports the steps of each task in the loop, and
+    nothing of tasks without any.
     """
 
     inputs_class: Any = MultiTaskInputs
@@ -145,7 +158,9 @@ class MultiTaskTrainer(Trainer):
     ) -> None:
         if not hasattr(task, "tasks"):
             kind = type(task).__name__
-            raise UsageError(f"{kind} has the config of several tasks; let it inherit from trainer_kit.MultiTask")
+            raise UsageError(
+                f"{kind} has the config of several tasks; let it inherit from trainer_kit.MultiTask"
+            )
         for name, of_task in task.tasks.items():
             check_methods(of_task, train, evaluate)
             build_model(of_task.task_config, of_task, model_of_task(model, name), train)
@@ -171,7 +186,9 @@ class MultiTaskTrainer(Trainer):
         turn = self.strategy.experimental_local_results(number)[0]
         random = stateless_random_operations(self.state.random_generator)
         with writes_after(local_tensors((number, batches), self.strategy)), random:
-            steps = [functools.partial(self._task_step, name, batches[name]) for name in self.task.tasks]
+            steps = [
+                functools.partial(self._task_step, name, batches[name]) for name in self.task.tasks
+            ]
             done = tf.switch_case(tf.cast(turn, tf.int32), steps)
         with writes_after([done]):
             self.global_step.assign_add(1)
@@ -185,8 +202,12 @@ class MultiTaskTrainer(Trainer):
 
         @tf.autograph.experimental.do_not_convert
         def train_on_replica(batch: Any) -> None:
-            def step(batch: Any) -> Any:  # a tf.function would copy the mappings, so they are no arguments
-                logs = converted(task.train_step)(batch, model=model_of_task(self.model, name), **options)
+            def step(
+                batch: Any,
+            ) -> Any:  # a tf.function would copy the mappings, so they are no arguments
+                logs = converted(task.train_step)(
+                    batch, model=model_of_task(self.model, name), **options
+                )
                 return self._train_set.sets[name].take_metrics(task, logs)
 
             if self.config.runtime.enable_xla:
@@ -198,9 +219,13 @@ class MultiTaskTrainer(Trainer):
         return tf.constant(True)
 
     @tf.autograph.experimental.do_not_convert
-    def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: float | tf.Tensor = 1.0) -> None:
+    def _replica_train_step(
+        self, inputs: Any, optimizer: Any = None, share: float | tf.Tensor = 1.0
+    ) -> None:
         super()._replica_train_step(inputs, optimizer, share)
-        self.batch_spec = None  # that of a batch of each task, on which the whole model cannot be called
+        self.batch_spec = (
+            None  # that of a batch of each task, on which the whole model cannot be called
+        )
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> MultiTaskMetrics:
         sets = {}

@@ -14,7 +14,11 @@ import tf_keras
 
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
-from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import (
+    restore,
+    training_checkpoint,
+    weights_checkpoint,
+)
 
 
 def _block(name: str) -> Any:
@@ -56,11 +60,15 @@ class _Module(tf.Module):  # type: ignore[misc]
 
 def _sequential() -> Any:
     layers = keras.layers
-    return keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.5)])
+    return keras.Sequential(
+        [keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.5)]
+    )
 
 
 def _keras_two() -> Any:
-    return tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,)), tf_keras.layers.BatchNormalization()])
+    return tf_keras.Sequential(
+        [tf_keras.layers.Dense(2, input_shape=(3,)), tf_keras.layers.BatchNormalization()]
+    )
 
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -75,7 +83,9 @@ POINTS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 
 def _scramble(model: Any) -> None:
     for number, variable in enumerate(model.trainable_variables):
-        variable.assign(np.random.default_rng(number).normal(size=variable.shape).astype(np.float32))
+        variable.assign(
+            np.random.default_rng(number).normal(size=variable.shape).astype(np.float32)
+        )
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -101,13 +111,18 @@ def test_each_value_is_in_the_file_once_and_under_our_name(tmp_path: Path, kind:
     named = training_checkpoint(global_step=step, model=model).write(str(tmp_path / "named"))
     both = weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "both"))
     more = {"model/untracked": ()} if kind == "subclassed" else {}
-    assert CheckpointGraph(both).shapes_by_name() == {**CheckpointGraph(named).shapes_by_name(), **more}
+    assert CheckpointGraph(both).shapes_by_name() == {
+        **CheckpointGraph(named).shapes_by_name(),
+        **more,
+    }
     fresh = MODELS[kind]()
     restore(training_checkpoint(global_step=step, model=fresh), both, whole=False)
     np.testing.assert_array_equal(fresh(POINTS), model(POINTS))
 
 
-def test_layers_that_tensorflow_does_not_see_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_that_tensorflow_does_not_see_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Listed(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(name="listed")
@@ -134,5 +149,8 @@ def test_a_name_with_two_meanings_is_reported(caplog: pytest.LogCaptureFixture) 
 
     model = Swapped()
     kept = named_and_structured(model)
-    assert "a is the name of a variable and of another attribute" in caplog.text and "load_weights" in caplog.text
+    assert (
+        "a is the name of a variable and of another attribute" in caplog.text
+        and "load_weights" in caplog.text
+    )
     assert isinstance(kept, dict) and kept["a"] is model.b.value

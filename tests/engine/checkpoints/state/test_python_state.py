@@ -102,7 +102,9 @@ def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
 
 def test_what_json_cannot_hold_is_an_error_when_it_is_stored() -> None:
     state = _with(part=_Part({1, 2}))
-    with pytest.raises(UsageError, match=r"the state of part cannot be saved: .* return numbers, strings"):
+    with pytest.raises(
+        UsageError, match=r"the state of part cannot be saved: .* return numbers, strings"
+    ):
         state.store()
 
 
@@ -141,7 +143,9 @@ def test_arrays_of_checkpoints_of_earlier_versions_are_read() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_each_save_has_the_arrays_of_its_time_whatever_shape(tmp_path: Path, asynchronous: bool) -> None:
+def test_each_save_has_the_arrays_of_its_time_whatever_shape(
+    tmp_path: Path, asynchronous: bool
+) -> None:
     step, run, part = tf.Variable(0, dtype=tf.int64), tf.Module(), _Part()
     run.weight = tf.Variable([0.0])
     state = TrainState(step, run, keras.optimizers.SGD(), None, None, seed=0)
@@ -151,7 +155,11 @@ def test_each_save_has_the_arrays_of_its_time_whatever_shape(tmp_path: Path, asy
     shapes = [(2,), (2,), (3,), (), None, (1, 2)]
     for number, shape in enumerate(shapes):
         step.assign(number)
-        part.value = None if shape is None else {"a": np.full(shape, number, np.float16), "b": np.full((2, 2), number)}
+        part.value = (
+            None
+            if shape is None
+            else {"a": np.full(shape, number, np.float16), "b": np.full((2, 2), number)}
+        )
         manager.save(number)
         part.value = "after the save was asked for"
     manager.sync()
@@ -170,7 +178,9 @@ def test_arrays_do_not_hide_what_the_run_does_not_have(tmp_path: Path) -> None:
     def run(*sizes: int) -> tuple[TrainState, tf.Module]:
         model = tf.Module()
         model.weights = [tf.Variable(tf.zeros([size])) for size in sizes]
-        state = TrainState(tf.Variable(0, dtype=tf.int64), model, keras.optimizers.SGD(), None, None, seed=0)
+        state = TrainState(
+            tf.Variable(0, dtype=tf.int64), model, keras.optimizers.SGD(), None, None, seed=0
+        )
         state.python_state.add("part", lambda: np.zeros(2), lambda _: None)
         return state, model
 

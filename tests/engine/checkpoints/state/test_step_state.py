@@ -35,7 +35,9 @@ def test_what_is_added_after_the_first_step_gets_its_value(tmp_path: Path) -> No
     assert float(task.made) == 1.0
 
 
-def test_another_shape_is_reported_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_shape_is_reported_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     section = tf.Module()
     setattr(section, "task/made", tf.Variable([1.0]))
     path = tf.train.Checkpoint(step_state=section).write(str(tmp_path / "ckpt-1"))

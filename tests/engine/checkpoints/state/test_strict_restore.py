@@ -25,7 +25,12 @@ def _parts(**more: Any) -> dict[str, Any]:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
     optimizer = keras.optimizers.SGD(momentum=0.9)
     optimizer.build(model.trainable_variables)
-    return {"global_step": tf.Variable(3, dtype=tf.int64), "model": model, "optimizer": optimizer, **more}
+    return {
+        "global_step": tf.Variable(3, dtype=tf.int64),
+        "model": model,
+        "optimizer": optimizer,
+        **more,
+    }
 
 
 def _average(value: float = 0.0) -> dict[str, tf.Variable]:
@@ -42,7 +47,12 @@ def test_sections_are_model_gardens_with_readable_names(tmp_path: Path) -> None:
     assert shapes["model/sequential/dense/kernel"] == (2, 1)
     assert shapes["optimizer/sgd/sequential/dense/kernel/momentum"] == (2, 1)
     assert shapes["average/sequential/dense/kernel"] == (2, 1)
-    assert {name.split("/")[0] for name in shapes} == {"global_step", "model", "optimizer", "average"}
+    assert {name.split("/")[0] for name in shapes} == {
+        "global_step",
+        "model",
+        "optimizer",
+        "average",
+    }
 
 
 def test_names_with_dots_and_slashes_are_as_they_were_saved(tmp_path: Path) -> None:
@@ -54,15 +64,23 @@ def test_names_with_dots_and_slashes_are_as_they_were_saved(tmp_path: Path) -> N
 
 def test_a_moving_average_is_restored_only_if_it_was_saved(tmp_path: Path) -> None:
     (tmp_path / "with").mkdir()
-    with_one, without = _save(tmp_path / "with", _parts(average=_average(0.5))), _save(tmp_path, _parts())
-    assert (CheckpointGraph(with_one).holds("average"), CheckpointGraph(without).holds("average")) == (True, False)
+    with_one, without = (
+        _save(tmp_path / "with", _parts(average=_average(0.5))),
+        _save(tmp_path, _parts()),
+    )
+    assert (
+        CheckpointGraph(with_one).holds("average"),
+        CheckpointGraph(without).holds("average"),
+    ) == (True, False)
     for path, expected in ((with_one, 0.5), (without, 0.25)):
         average = _average(0.25)
         restore(training_checkpoint(**_parts(average=average)), path, whole=True)
         assert next(iter(average.values())).numpy().ravel().tolist() == [expected] * 2
 
 
-def test_a_long_list_of_differences_is_cut_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_list_of_differences_is_cut_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = _save(tmp_path, _parts())
     model = keras.Sequential([keras.Input((2,)), *(keras.layers.Dense(7) for _ in range(10))])
     with pytest.raises(UsageError, match=r"  \.\.\. and 2 more$") as error:
@@ -72,7 +90,9 @@ def test_a_long_list_of_differences_is_cut_and_counted(tmp_path: Path, caplog: p
     layers = [line for line in lines[1:-1] if not line.startswith("    ")]
     assert layers == list(dict.fromkeys(layers)) and layers[0] == "  model/sequential/dense"
     restore(training_checkpoint(**{**_parts(), "model": model}), path, whole=True, partial=True)
-    assert len([line for line in caplog.text.splitlines() if line.startswith("    ")]) == 22  # in part: all are listed
+    assert (
+        len([line for line in caplog.text.splitlines() if line.startswith("    ")]) == 22
+    )  # in part: all are listed
 
 
 def test_files_that_are_gone_or_damaged_are_storage_errors(tmp_path: Path) -> None:
@@ -89,22 +109,30 @@ def test_files_that_are_gone_or_damaged_are_storage_errors(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras])
-@pytest.mark.parametrize("options", [{"whole": True}, {"whole": False}, {"whole": True, "partial": True}])
-def test_another_dtype_is_a_table_of_differences(library: Any, options: dict[str, bool], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{"whole": True}, {"whole": False}, {"whole": True, "partial": True}]
+)
+def test_another_dtype_is_a_table_of_differences(
+    library: Any, options: dict[str, bool], tmp_path: Path
+) -> None:
     def parts(dtype: str) -> dict[str, Any]:
         inputs = library.Input((2,))
         model = library.Model(inputs, library.layers.Dense(1, name="head", dtype=dtype)(inputs))
         return {"global_step": tf.Variable(3, dtype=tf.int64), "model": model}
 
     path = _save(tmp_path, parts("float32"))
-    with pytest.raises(UsageError, match="does not fit this run; use the code and the config") as error:
+    with pytest.raises(
+        UsageError, match="does not fit this run; use the code and the config"
+    ) as error:
         restore(training_checkpoint(**parts("float16")), path, **options)
     rows = re.findall(r"(kernel|bias) +float saved, half here\n?", str(error.value))
     assert sorted(rows) == ["bias", "kernel"]
 
 
 def _net(*layers: tuple[str, int], optimizer: Any = None) -> dict[str, Any]:
-    model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(width, name=name) for name, width in layers)])
+    model = keras.Sequential(
+        [keras.Input((4,)), *(keras.layers.Dense(width, name=name) for name, width in layers)]
+    )
     optimizer = optimizer or keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
     for number, variable in enumerate([*model.variables, *optimizer.variables]):
@@ -117,7 +145,11 @@ def _values(parts: dict[str, Any]) -> dict[str, list[Any]]:
         "model": model_variables(parts["model"]),
         "optimizer": optimizer_variables(parts["optimizer"], parts["model"]),
     }
-    return {f"{section}/{name}": v.numpy().tolist() for section, found in sections.items() for name, v in found.items()}
+    return {
+        f"{section}/{name}": v.numpy().tolist()
+        for section, found in sections.items()
+        for name, v in found.items()
+    }
 
 
 def _zeros(parts: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +160,8 @@ def _zeros(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 SAVED = (("first", 3), ("second", 2))
-# What the run has become; a layer in the table, a row below it, and a variable that a partial restore takes.
+# What the run has become; a layer in the table, a row below it, and a variable that a partial
+# restore takes.
 CHANGES: dict[str, tuple[Callable[[], dict[str, Any]], str, str, str]] = {
     "wider layer": (
         lambda: _net(("first", 5), ("second", 2)),
@@ -164,7 +197,10 @@ CHANGES: dict[str, tuple[Callable[[], dict[str, Any]], str, str, str]] = {
 
 
 def _has_row(text: str, layer: str, row: str) -> bool:
-    return re.search(rf"^  {re.escape(layer)}\n(?:    .*\n)*?    {row}$", text, re.MULTILINE) is not None
+    return (
+        re.search(rf"^  {re.escape(layer)}\n(?:    .*\n)*?    {row}$", text, re.MULTILINE)
+        is not None
+    )
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -208,7 +244,11 @@ class _Module(tf.Module):  # type: ignore[misc]
 @pytest.mark.parametrize("make", [_keras_two, _Module])
 @pytest.mark.parametrize(
     ("change", "told"),
-    [({"width": 5}, r"\(3,\) .*\(5,\)|\(4, 3\) .*\(4, 5\)"), ({"layers": 3}, ""), ({"layers": 1}, "")],
+    [
+        ({"width": 5}, r"\(3,\) .*\(5,\)|\(4, 3\) .*\(4, 5\)"),
+        ({"layers": 3}, ""),
+        ({"layers": 1}, ""),
+    ],
 )
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_changed_tracked_model_is_refused_in_tensorflows_words(

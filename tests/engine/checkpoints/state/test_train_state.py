@@ -28,7 +28,9 @@ class _Average:
     def __init__(self, model: Any) -> None:
         variables = model.trainable_variables
         keys = canonical_paths([variable.path for variable in variables])
-        self.variables = {key: tf.Variable(one.value) for key, one in zip(keys, variables, strict=True)}
+        self.variables = {
+            key: tf.Variable(one.value) for key, one in zip(keys, variables, strict=True)
+        }
         self.resets = 0
 
     def begin(self) -> None:
@@ -55,14 +57,22 @@ def _keras_three() -> Any:
 
 
 def _keras_two() -> Any:
-    return tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,)), tf_keras.layers.BatchNormalization()])
+    return tf_keras.Sequential(
+        [tf_keras.layers.Dense(2, input_shape=(3,)), tf_keras.layers.BatchNormalization()]
+    )
 
 
-MODELS: dict[str, Callable[[], Any]] = {"Keras 3": _keras_three, "tf_keras": _keras_two, "tf.Module": _Module}
+MODELS: dict[str, Callable[[], Any]] = {
+    "Keras 3": _keras_three,
+    "tf_keras": _keras_two,
+    "tf.Module": _Module,
+}
 
 
 class _Run:
-    def __init__(self, make: Callable[[], Any] = _keras_three, average: bool = True, trains: bool = True) -> None:
+    def __init__(
+        self, make: Callable[[], Any] = _keras_three, average: bool = True, trains: bool = True
+    ) -> None:
         self.step, self.model, self.task = tf.Variable(0, dtype=tf.int64), make(), _Task()
         self.optimizer = keras.optimizers.Adam()
         self.optimizer.build(list(self.model.trainable_variables))
@@ -78,18 +88,32 @@ class _Run:
     def go_on(self, number: int) -> None:
         """Gives every variable another value."""
         average = self.average.variables.values() if self.average else ()
-        for variable in (*self.model.variables, *self.optimizer.variables, self.step, self.task.seen, *average):
+        for variable in (
+            *self.model.variables,
+            *self.optimizer.variables,
+            self.step,
+            self.task.seen,
+            *average,
+        ):
             values = np.full(variable.shape, number)
             variable.assign(tf.cast(values, variable.dtype))
         self.note = {"step": number}
 
     def values(self) -> list[Any]:
         average = list(self.average.variables.values()) if self.average else []
-        variables = [*self.model.variables, *self.optimizer.variables, self.step, self.task.seen, *average]
+        variables = [
+            *self.model.variables,
+            *self.optimizer.variables,
+            self.step,
+            self.task.seen,
+            *average,
+        ]
         return [variable.numpy().tolist() for variable in variables]
 
     def save(self, folder: Path, *numbers: int) -> str:
-        trainer = SavedTrainer(self.state.checkpoint, self.step, before_save=lambda _: self.state.python_state.store())
+        trainer = SavedTrainer(
+            self.state.checkpoint, self.step, before_save=lambda _: self.state.python_state.store()
+        )
         manager = manager_of(trainer, folder, max_to_keep=9)
         for number in numbers:
             self.go_on(number)
@@ -143,7 +167,10 @@ def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
     assert run.average is not None and run.average.resets == 1
     assert run.note == {"step": 1}
     bare = tf.train.Checkpoint(
-        **{name: getattr(run.state.checkpoint, name) for name in ("global_step", "model", "optimizer")}
+        **{
+            name: getattr(run.state.checkpoint, name)
+            for name in ("global_step", "model", "optimizer")
+        }
     )
     run.restore(bare.save(str(tmp_path / "bare" / "ckpt")))
     assert run.note is None and run.average.resets == 2
@@ -151,7 +178,11 @@ def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
 
 def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
     path = _Run().state.weights.write(str(tmp_path / "best"))
-    assert {name.split("/")[0] for name in CheckpointGraph(path).shapes_by_name()} == {"global_step", "model", "task"}
+    assert {name.split("/")[0] for name in CheckpointGraph(path).shapes_by_name()} == {
+        "global_step",
+        "model",
+        "task",
+    }
     reader = _Run(trains=False, average=False)
     reader.restore(path, whole=False)
 
@@ -181,7 +212,11 @@ def test_infinities_do_not_cancel_and_integers_do_not_count() -> None:
 def test_every_variable_of_any_shape_and_type_is_checked() -> None:
     model = tf.Module()
     shapes = [(3,), (3,), (), (2**13,), (2**13,)]
-    model.weights = [tf.Variable(tf.ones(shape, dtype)) for dtype in (tf.float32, tf.bfloat16) for shape in shapes]
+    model.weights = [
+        tf.Variable(tf.ones(shape, dtype))
+        for dtype in (tf.float32, tf.bfloat16)
+        for shape in shapes
+    ]
     state = TrainState(tf.Variable(0, dtype=tf.int64), model, None, None, _Task(), seed=0)
     assert state.is_sound()
     for variable in model.weights:
@@ -270,7 +305,9 @@ def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
     }
     _, average, state = _averaging_run()
     state.restore_weights(path)
-    assert average.resets == 0 and all((one.numpy() == 4.0).all() for one in average.variables.averages)
+    assert average.resets == 0 and all(
+        (one.numpy() == 4.0).all() for one in average.variables.averages
+    )
     state.restored(path)
     assert (average.resets, average.begins) == (0, 0)
     state.restored(None)

@@ -45,7 +45,9 @@ class _Run:
         self.task = _Task()
         step = tf.Variable(0, dtype=tf.int64)
         optimizer = keras.optimizers.SGD()
-        self.state = TrainState(step, tf.Module(), optimizer, None, self.task, seed=0, require_exact=required)
+        self.state = TrainState(
+            step, tf.Module(), optimizer, None, self.task, seed=0, require_exact=required
+        )
         self.without = [getattr(self.task.layers, exclude)] if exclude else []
 
     @property

@@ -36,7 +36,9 @@ def _adam_of_both(model: keras.Model, other: keras.Model) -> keras.Optimizer:
 
 def _adam_in_a_loss_scale(model: keras.Model, other: keras.Model) -> keras.Optimizer:
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
-    optimizer.apply([tf.zeros(one.shape) for one in model.trainable_variables], model.trainable_variables)
+    optimizer.apply(
+        [tf.zeros(one.shape) for one in model.trainable_variables], model.trainable_variables
+    )
     return optimizer
 
 
@@ -48,7 +50,9 @@ def _adam_in_a_loss_scale(model: keras.Model, other: keras.Model) -> keras.Optim
         (_adam_in_a_loss_scale, "loss_scale_optimizer/adam/sequential/dense_1/kernel/velocity"),
     ],
 )
-def test_names_do_not_depend_on_what_the_process_built_before(make: Callable[..., Any], name: str) -> None:
+def test_names_do_not_depend_on_what_the_process_built_before(
+    make: Callable[..., Any], name: str
+) -> None:
     first, second = _model(), _model()
     assert first.layers[0].path != second.layers[0].path
     assert list(model_variables(first)) == list(model_variables(second))
@@ -58,7 +62,11 @@ def test_names_do_not_depend_on_what_the_process_built_before(make: Callable[...
 
 def test_numbers_count_below_the_same_parent() -> None:
     paths = ["net_4/dense_8/kernel", "net_4/dense_9/kernel", "net_4/block_2/dense_11/kernel"]
-    assert canonical_paths(paths) == ["net/dense/kernel", "net/dense_1/kernel", "net/block/dense/kernel"]
+    assert canonical_paths(paths) == [
+        "net/dense/kernel",
+        "net/dense_1/kernel",
+        "net/block/dense/kernel",
+    ]
 
 
 def test_order_of_numbers_is_kept_not_order_of_appearance() -> None:

@@ -32,21 +32,33 @@ def _file(path: Path, **values: object) -> TensorFlowFile:
         ("one", "two", "text"),
     ],
 )
-def test_values_are_compared_in_their_dtype(one: object, other: object, detail: str, tmp_path: Path) -> None:
-    rows, equal = differences(_file(tmp_path / "one", x=one, y=1.0), _file(tmp_path / "other", x=other, y=1.0))
+def test_values_are_compared_in_their_dtype(
+    one: object, other: object, detail: str, tmp_path: Path
+) -> None:
+    rows, equal = differences(
+        _file(tmp_path / "one", x=one, y=1.0), _file(tmp_path / "other", x=other, y=1.0)
+    )
     assert rows == [["x", "of another value", detail]]
     assert equal == 1
 
 
 def test_nan_is_equal_to_nan(tmp_path: Path) -> None:
-    first, second = (_file(tmp_path / name, x=np.float32([np.nan, np.inf])) for name in ("one", "other"))
+    first, second = (
+        _file(tmp_path / name, x=np.float32([np.nan, np.inf])) for name in ("one", "other")
+    )
     assert differences(first, second) == ([], 1)
 
 
 def test_equal_names_go_before_the_order_of_layers(tmp_path: Path) -> None:
-    one, other = _file(tmp_path / "one", stage_1=1.0, stage_2=2.0), _file(tmp_path / "other", stage_2=2.0, stage_3=3.0)
+    one, other = (
+        _file(tmp_path / "one", stage_1=1.0, stage_2=2.0),
+        _file(tmp_path / "other", stage_2=2.0, stage_3=3.0),
+    )
     rows, _ = differences(one, other)
     assert [name for name, _, _ in rows] == ["stage_1", "stage_3"]
-    numbered, later = _file(tmp_path / "two", fc=1.0, fc_1=2.0), _file(tmp_path / "three", fc_7=1.0, fc_8=2.0)
+    numbered, later = (
+        _file(tmp_path / "two", fc=1.0, fc_1=2.0),
+        _file(tmp_path / "three", fc_7=1.0, fc_8=2.0),
+    )
     assert common_names(numbered, later)[1] == {"fc": "fc_7", "fc_1": "fc_8"}
     assert differences(numbered, later) == ([], 2)

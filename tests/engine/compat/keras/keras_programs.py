@@ -1,6 +1,7 @@
 """Programs of Keras's guides, small: functions that return a compiled model, and the data that they train on.
 
-Keras would compile them with XLA, which takes longer than the rest of a test; one program asks for it.
+Keras would compile them with XLA, which takes longer than the rest of a test; one program asks for
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 def classifier(*hidden: Any, **options: Any) -> Any:
     """Returns a model of one layer behind `hidden`, by default dropout: what is traced takes most of a fit's time."""
-    model = keras.Sequential([keras.Input((8,)), *(hidden or [layers.Dropout(0.3)]), layers.Dense(3)])
+    model = keras.Sequential(
+        [keras.Input((8,)), *(hidden or [layers.Dropout(0.3)]), layers.Dense(3)]
+    )
     model.compile(**{"optimizer": "sgd", "loss": CROSSENTROPY, "jit_compile": False, **options})
     return model
 
@@ -31,7 +34,13 @@ def linear(**options: Any) -> Any:
     """Returns a model of one layer, whose weights, and orders of arrays, come from one seed."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((8,)), layers.Dense(3, name="dense")], name="linear")
-    given = {"optimizer": "sgd", "loss": CROSSENTROPY, "metrics": ["accuracy"], "jit_compile": False, **options}
+    given = {
+        "optimizer": "sgd",
+        "loss": CROSSENTROPY,
+        "metrics": ["accuracy"],
+        "jit_compile": False,
+        **options,
+    }
     model.compile(**given)
     return model
 
@@ -41,7 +50,9 @@ def assert_same_history(history: Any, expected: Any) -> None:
     assert history.epoch == expected.epoch
     assert history.history.keys() == expected.history.keys()
     for name, values in expected.history.items():
-        np.testing.assert_allclose(history.history[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            history.history[name], values, rtol=1e-6, atol=1e-6, err_msg=name
+        )
 
 
 def assert_same_weights(model: Any, expected: Any) -> None:
@@ -106,7 +117,10 @@ class Gan(keras.Model):
         super().__init__()
         self.generator = keras.Sequential([keras.Input((4,)), layers.Dense(8)])
         self.discriminator = keras.Sequential([keras.Input((8,)), layers.Dense(1)])
-        self.d_loss, self.g_loss = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
+        self.d_loss, self.g_loss = (
+            keras.metrics.Mean(name="d_loss"),
+            keras.metrics.Mean(name="g_loss"),
+        )
         self.seeds = keras.random.SeedGenerator(1)
 
     @property
@@ -124,12 +138,18 @@ class Gan(keras.Model):
         with tf.GradientTape() as tape:
             d_loss = self.loss_function(labels, self.discriminator(tf.concat([fake, real], 0)))
         variables = self.discriminator.trainable_weights
-        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, variables), variables, strict=True))
+        self.d_optimizer.apply_gradients(
+            zip(tape.gradient(d_loss, variables), variables, strict=True)
+        )
         noise = keras.random.normal((size, 4), seed=self.seeds)
         with tf.GradientTape() as tape:
-            g_loss = self.loss_function(tf.zeros((size, 1)), self.discriminator(self.generator(noise)))
+            g_loss = self.loss_function(
+                tf.zeros((size, 1)), self.discriminator(self.generator(noise))
+            )
         variables = self.generator.trainable_weights
-        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, variables), variables, strict=True))
+        self.g_optimizer.apply_gradients(
+            zip(tape.gradient(g_loss, variables), variables, strict=True)
+        )
         self.d_loss.update_state(d_loss)
         self.g_loss.update_state(g_loss)
         return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}
@@ -147,7 +167,9 @@ def of_tf_keras() -> Any:
     """Returns a model of tf_keras, whose seeds are its own."""
     tf_keras.utils.set_random_seed(3)
     model = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(3)])
-    model.compile("sgd", tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.compile(
+        "sgd", tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
     return model
 
 
@@ -213,7 +235,10 @@ class TwoOptimizers(tf_keras.Model):
     def train_step(self, data: Any) -> dict[str, Any]:
         with tf.GradientTape(persistent=True) as tape:
             loss = tf.reduce_mean(self(data) ** 2)
-        for optimizer, layer in ((self.first_optimizer, self.first), (self.second_optimizer, self.second)):
+        for optimizer, layer in (
+            (self.first_optimizer, self.first),
+            (self.second_optimizer, self.second),
+        ):
             variables = layer.trainable_weights
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return {"square": loss}
@@ -230,7 +255,9 @@ def two_outputs() -> Any:
     """Returns a functional model with two inputs and two outputs."""
     a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")
     both = layers.concatenate([a, b])
-    model = keras.Model([a, b], {"p": layers.Dense(3, name="p")(both), "q": layers.Dense(1, name="q")(both)})
+    model = keras.Model(
+        [a, b], {"p": layers.Dense(3, name="p")(both), "q": layers.Dense(1, name="q")(both)}
+    )
     losses, weights = {"p": CROSSENTROPY, "q": "mse"}, {"p": 1.0, "q": 0.2}
     metrics = {"p": ["accuracy"], "q": ["mae"]}
     model.compile("sgd", losses, loss_weights=weights, metrics=metrics, jit_compile=False)
@@ -245,7 +272,9 @@ class Batches(keras.utils.PyDataset):
 
     def __getitem__(self, number: int) -> Any:
         part = slice(number * 20, number * 20 + 20)
-        return X[part].copy(), Y[part].copy()  # TensorFlow may write to a view, in dropout on two replicas
+        return X[part].copy(), Y[
+            part
+        ].copy()  # TensorFlow may write to a view, in dropout on two replicas
 
 
 class Changing(Batches):

@@ -19,7 +19,9 @@ from trainer_kit.compat.keras.callback_state import (
 class Started:
     """A logger in a process that has begun, and has resumed if a state is given."""
 
-    def __init__(self, kind: Any, path: Path, state: dict[str, int] | None = None, append: bool = False) -> None:
+    def __init__(
+        self, kind: Any, path: Path, state: dict[str, int] | None = None, append: bool = False
+    ) -> None:
         self.logger = kind(str(path), append=append)
         self.logger.set_model(keras.Model())
         self.logger.model.stop_training = False
@@ -62,7 +64,9 @@ def test_a_checkpoint_before_the_first_row_gives_a_header(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("append", "rows"), [(False, 2), (True, 3)])
-def test_a_logger_that_is_new_in_the_run_does_as_it_says(append: bool, rows: int, tmp_path: Path) -> None:
+def test_a_logger_that_is_new_in_the_run_does_as_it_says(
+    append: bool, rows: int, tmp_path: Path
+) -> None:
     Started(keras.callbacks.CSVLogger, tmp_path / "log.csv").epochs(0)
     Started(keras.callbacks.CSVLogger, tmp_path / "log.csv", {}, append).epochs(5)
     assert len((tmp_path / "log.csv").read_text().splitlines()) == rows
@@ -71,7 +75,10 @@ def test_a_logger_that_is_new_in_the_run_does_as_it_says(append: bool, rows: int
 @pytest.mark.parametrize("module", [keras, tf_keras])
 def test_a_worker_beside_the_chief_writes_to_another_folder(module: Any, tmp_path: Path) -> None:
     saver = module.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
-    logger, board = module.callbacks.CSVLogger(str(tmp_path / "log.csv")), module.callbacks.TensorBoard(str(tmp_path))
+    logger, board = (
+        module.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+        module.callbacks.TensorBoard(str(tmp_path)),
+    )
     write_to_temporary_folders([keras.callbacks.History(), saver, logger, board])
     paths = [Path(path) for path in (saver.filepath, logger.filename, board.log_dir)]
     assert [path.name for path in paths] == ["{epoch}.keras", "log.csv", tmp_path.name]

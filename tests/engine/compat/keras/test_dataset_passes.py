@@ -33,10 +33,13 @@ def counted(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def noisy(number: tf.Tensor) -> tf.Tensor:
     """Returns a number plus a random number, which is drawn in a loop of a branch."""
     draw = lambda start: start + tf.random.uniform([], maxval=99, dtype=tf.int64, seed=3)  # noqa: E731
-    return tf.cond(number % 2 == 0, lambda: tf.map_fn(draw, number[tf.newaxis])[0], lambda: draw(number))
+    return tf.cond(
+        number % 2 == 0, lambda: tf.map_fn(draw, number[tf.newaxis])[0], lambda: draw(number)
+    )
 
 
-# What comes after a shuffle over numbers. Passes before are read as far as needed: not at all, or a batch, or all.
+# What comes after a shuffle over numbers. Passes before are read as far as needed: not at all, or a
+# batch, or all.
 CHAINS: dict[str, Make] = {
     "batches": lambda d: d.batch(4),
     "batches in parallel": lambda d: d.batch(4, num_parallel_calls=2).prefetch(2),
@@ -46,9 +49,15 @@ CHAINS: dict[str, Make] = {
     "errors ignored": lambda d: d.ignore_errors().with_options(tf.data.Options()).batch(4),
     "unbatch": lambda d: d.batch(3).unbatch().batch(4),
     "a shuffle of batches": lambda d: shuffled(d.batch(4)),
-    "a shuffle in one order": lambda d: d.shuffle(8, seed=7, reshuffle_each_iteration=False).batch(4),
-    "three shuffles": lambda d: shuffled(shuffled(d.batch(4)).unbatch().map(tf.identity)).batch(2).rebatch(3),
-    "zip": lambda d: tf.data.Dataset.zip((d, d.map(tf.negative))).map(lambda a, b: 100 * a + b).batch(4),
+    "a shuffle in one order": lambda d: d.shuffle(8, seed=7, reshuffle_each_iteration=False).batch(
+        4
+    ),
+    "three shuffles": lambda d: (
+        shuffled(shuffled(d.batch(4)).unbatch().map(tf.identity)).batch(2).rebatch(3)
+    ),
+    "zip": lambda d: (
+        tf.data.Dataset.zip((d, d.map(tf.negative))).map(lambda a, b: 100 * a + b).batch(4)
+    ),
     "repeat": lambda d: d.repeat(2).batch(4),
     "a shuffle in a function": lambda d: d.batch(4).flat_map(
         lambda batch: tf.data.Dataset.from_tensor_slices(batch).shuffle(4, seed=3)
@@ -85,7 +94,9 @@ def test_files_are_read_in_the_orders_of_a_later_pass(tmp_path: Path) -> None:
 
     def records() -> tf.data.Dataset:
         files = tf.data.Dataset.from_tensor_slices([str(tmp_path / str(file)) for file in range(3)])
-        read = shuffled(files).interleave(tf.data.TFRecordDataset, num_parallel_calls=2, deterministic=True)
+        read = shuffled(files).interleave(
+            tf.data.TFRecordDataset, num_parallel_calls=2, deterministic=True
+        )
         return shuffled(read).map(lambda text: tf.strings.to_number(text, tf.int64)).batch(4)
 
     first, later = records(), records()
@@ -118,7 +129,9 @@ def test_passes_of_a_finished_run_count_for_the_next_one(caplog: pytest.LogCaptu
     assert not caplog.text
 
 
-def test_a_run_that_goes_back_says_that_it_draws_other_orders(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_goes_back_says_that_it_draws_other_orders(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     dataset = tf.data.Dataset.range(24).shuffle(24, seed=1).batch(4)
     passes = DatasetPasses(dataset, 6, given=dataset)
     for position in (0, 6, 0, 6):

@@ -63,17 +63,29 @@ def test_a_subclass_of_keras_task_reads_a_source_of_trainer_kit() -> None:
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     """The folder of a run of an experiment over a dataset, its model and its logs."""
-    folder, config = tmp_path_factory.mktemp("run"), trainer_kit.get_experiment("keras_door_in_order")
+    folder, config = (
+        tmp_path_factory.mktemp("run"),
+        trainer_kit.get_experiment("keras_door_in_order"),
+    )
     experiment = "keras_door_in_order"
     return folder, *trainer_kit.launch(config, "train_and_eval", str(folder), experiment=experiment)
 
 
-def test_an_experiment_has_the_numbers_of_fit(launched: tuple[Path, Any, Any], tmp_path: Path) -> None:
+def test_an_experiment_has_the_numbers_of_fit(
+    launched: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
     _, model, logs = launched
-    keras.utils.set_random_seed(trainer_kit.get_experiment("keras_door_in_order").runtime.random_seed)
+    keras.utils.set_random_seed(
+        trainer_kit.get_experiment("keras_door_in_order").runtime.random_seed
+    )
     fitted = classifier()
     history = tk_keras.fit(
-        fitted, pairs().batch(20), epochs=2, validation_data=pairs().batch(30), verbose=0, model_dir=str(tmp_path)
+        fitted,
+        pairs().batch(20),
+        epochs=2,
+        validation_data=pairs().batch(30),
+        verbose=0,
+        model_dir=str(tmp_path),
     )
     assert logs["validation_loss"] == pytest.approx(history.history["val_loss"][-1], rel=1e-6)
     assert_same_weights(model, fitted)
@@ -86,7 +98,9 @@ def test_load_model_builds_the_model_of_a_run(launched: tuple[Path, Any, Any]) -
 
 
 def test_data_that_is_missing_is_reported() -> None:
-    with pytest.raises(UsageError, match=r"data_fn returned None for params\.is_training=True; return \(x, y\)"):
+    with pytest.raises(
+        UsageError, match=r"data_fn returned None for params\.is_training=True; return \(x, y\)"
+    ):
         task = ExperimentTask(None, None, KerasExperiment(classifier, lambda _: None))
         task.build_inputs(DataConfig(is_training=True))
 
@@ -118,11 +132,15 @@ def called() -> list[Any]:
     return [plateau, noting, Stop()]
 
 
-tk_keras.register_keras_experiment("keras_door_called", classifier, arrays, batch_size=20, epochs=4, callbacks=called)
+tk_keras.register_keras_experiment(
+    "keras_door_called", classifier, arrays, batch_size=20, epochs=4, callbacks=called
+)
 
 
 def test_callbacks_of_an_experiment_go_on_after_an_error(tmp_path: Path) -> None:
-    config = trainer_kit.get_experiment("keras_door_called").replace(trainer={"checkpoint_interval": 2})
+    config = trainer_kit.get_experiment("keras_door_called").replace(
+        trainer={"checkpoint_interval": 2}
+    )
     with pytest.raises(RuntimeError, match="stopped by the test"):
         trainer_kit.launch(config, "train_and_eval", str(tmp_path / "a"))
     trainer_kit.launch(config, "train_and_eval", str(tmp_path / "a"))

@@ -26,7 +26,9 @@ def batches(random: bool = False) -> tf.data.Dataset:
     """Returns batches of 16 examples; the last one has 8. Random ones are shuffled twice, with noise between."""
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
     if random:
-        noisy = dataset.shuffle(40, seed=2).map(lambda x, y: (x + tf.random.uniform([784], seed=3), y))
+        noisy = dataset.shuffle(40, seed=2).map(
+            lambda x, y: (x + tf.random.uniform([784], seed=3), y)
+        )
         dataset = noisy.shuffle(20, seed=4)
     return dataset.batch(16)
 
@@ -34,15 +36,24 @@ def batches(random: bool = False) -> tf.data.Dataset:
 def around() -> dict[str, Any]:
     """Returns the names that the document uses and does not define, with the same weights each time."""
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.5), keras.layers.Dense(10)]
+    layers = [
+        keras.layers.Dense(8, activation="relu"),
+        keras.layers.Dropout(0.5),
+        keras.layers.Dense(10),
+    ]
     return {
-        "keras": keras, "tf": tf, "time": time, "start_time": time.time(),
-        "model": keras.Sequential([keras.Input((784,)), *layers]), "train_dataset": batches(), "val_dataset": batches(),
+        "keras": keras,
+        "tf": tf,
+        "time": time,
+        "start_time": time.time(),
+        "model": keras.Sequential([keras.Input((784,)), *layers]),
+        "train_dataset": batches(),
+        "val_dataset": batches(),
         "optimizer": keras.optimizers.SGD(learning_rate=1e-3),
         "loss_fn": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "train_acc_metric": keras.metrics.SparseCategoricalAccuracy(name="acc"),
         "val_acc_metric": keras.metrics.SparseCategoricalAccuracy(name="acc"),
-    }  # fmt: skip
+    }
 
 
 def run(*blocks: str, **given: Any) -> dict[str, Any]:
@@ -76,11 +87,15 @@ def parts(names: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_same_weights(names: dict[str, Any], expected: dict[str, Any]) -> None:
-    for one, other in zip(names["model"].get_weights(), expected["model"].get_weights(), strict=True):
+    for one, other in zip(
+        names["model"].get_weights(), expected["model"].get_weights(), strict=True
+    ):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
-def test_metrics_are_those_that_the_loop_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_are_those_that_the_loop_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     expected, names = run(METRICS), around()
     printed = re.findall(r"acc.*: (\d\.\d{4})", capsys.readouterr().out)
     assert len(printed) == 4
@@ -89,14 +104,24 @@ def test_metrics_are_those_that_the_loop_prints(tmp_path: Path, capsys: pytest.C
         names["val_acc_metric"].update_state(y_val, names["model"](x_val, training=False))
 
     ends: list[Any] = []
-    noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append((batch, logs["acc"])))
-    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 1e-3)  # the rate of the document's optimizer
+    noting = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: ends.append((batch, logs["acc"]))
+    )
+    schedule = keras.callbacks.LearningRateScheduler(
+        lambda epoch: 1e-3
+    )  # the rate of the document's optimizer
     names["optimizer"].learning_rate = 0.5
     history = tk_keras.train_loop(
-        undecorated(names), batches(), **parts(names),
-        metrics=[names["train_acc_metric"]], callbacks=[noting, schedule],
-        test_step=test_step, val_dataset=batches(), val_metrics=[names["val_acc_metric"]], model_dir=str(tmp_path),
-    )  # fmt: skip
+        undecorated(names),
+        batches(),
+        **parts(names),
+        metrics=[names["train_acc_metric"]],
+        callbacks=[noting, schedule],
+        test_step=test_step,
+        val_dataset=batches(),
+        val_metrics=[names["val_acc_metric"]],
+        model_dir=str(tmp_path),
+    )
     assert history.model is names["model"]
     assert [batch for batch, _ in ends] == [0, 1, 2, 0, 1, 2]
     assert [accuracy for _, accuracy in ends[2::3]] == history.history["acc"]
@@ -106,25 +131,36 @@ def test_metrics_are_those_that_the_loop_prints(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "best_ckpt").exists()  # test_step returns no loss
 
 
-def test_a_tf_function_reads_the_orders_of_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tf_function_reads_the_orders_of_the_loop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     expected, names = run(FUNCTION), run(FUNCTION)
     losses = []
     data = batches(random=True)
     for _ in range(2):
-        losses.append(np.average([float(expected["train_step"](x, y)) for x, y in data], weights=[16, 16, 8]))
+        losses.append(
+            np.average([float(expected["train_step"](x, y)) for x, y in data], weights=[16, 16, 8])
+        )
 
     def test_step(batch: Any) -> Any:
         x_val, y_val = batch
         return names["loss_fn"](y_val, names["model"](x_val, training=False))
 
     history = tk_keras.train_loop(
-        names["train_step"], batches(random=True), **parts(names),
-        test_step=test_step, val_dataset=batches(), model_dir=str(tmp_path),
-    )  # fmt: skip
+        names["train_step"],
+        batches(random=True),
+        **parts(names),
+        test_step=test_step,
+        val_dataset=batches(),
+        model_dir=str(tmp_path),
+    )
     assert_same_weights(names, expected)
     np.testing.assert_allclose(history.history["loss"], losses, rtol=1e-6)
     assert list(history.history) == ["loss", "val_loss"]
-    assert "train_step updates the metric 'acc', which is not in metrics; it is not reported" in caplog.text
+    assert (
+        "train_step updates the metric 'acc', which is not in metrics; it is not reported"
+        in caplog.text
+    )
     assert (tmp_path / "best_ckpt").exists()
 
 
@@ -135,7 +171,10 @@ def test_one_optimizer_of_two_models_resumes_with_any_callbacks(
     def train(epochs: int, folder: str, has_callbacks: bool) -> list[Any]:
         names = around()
         optimizer = keras.optimizers.Adam(1e-2)
-        model, decoder = names["model"], keras.Sequential([keras.Input((10,)), keras.layers.Dense(784)])
+        model, decoder = (
+            names["model"],
+            keras.Sequential([keras.Input((10,)), keras.layers.Dense(784)]),
+        )
         variables = [*model.trainable_variables, *decoder.trainable_variables]
 
         def train_step(x: Any, y: Any) -> Any:
@@ -144,7 +183,12 @@ def test_one_optimizer_of_two_models_resumes_with_any_callbacks(
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
             return loss
 
-        arguments = {**parts(names), "epochs": epochs, "optimizer": optimizer, "model_dir": str(tmp_path / folder)}
+        arguments = {
+            **parts(names),
+            "epochs": epochs,
+            "optimizer": optimizer,
+            "model_dir": str(tmp_path / folder),
+        }
         callbacks = [keras.callbacks.TerminateOnNaN()] if has_callbacks else None
         tk_keras.train_loop(train_step, batches(), **arguments, callbacks=callbacks)
         return [variable.numpy().tolist() for variable in variables]
@@ -163,7 +207,7 @@ def test_each_epoch_of_some_steps_begins_at_the_start(tmp_path: Path) -> None:
 
     history = tk_keras.train_loop(
         train_step, batches(), **parts(names), steps_per_epoch=1, model_dir=str(tmp_path)
-    ).history  # fmt: skip
+    ).history
     assert history["loss"][0] == history["loss"][1]
 
 
@@ -172,17 +216,27 @@ def test_scalars_of_a_dict_are_means_over_the_examples(tmp_path: Path) -> None:
     sums = [float(tf.reduce_sum(x)) for x, _ in batches()]
 
     def train_step(x: Any, y: Any) -> dict[str, Any]:
-        return {"loss": names["loss_fn"](y, names["model"](x)), "sum": tf.reduce_sum(x), "inputs": x}
+        return {
+            "loss": names["loss_fn"](y, names["model"](x)),
+            "sum": tf.reduce_sum(x),
+            "inputs": x,
+        }
 
     def test_step(x: Any, y: Any) -> dict[str, Any]:
         return {"loss": tf.reduce_max(x), "sum": tf.reduce_sum(x), "labels": y}
 
     history = tk_keras.train_loop(
-        train_step, batches(), **parts(names),
-        test_step=test_step, val_dataset=batches(), model_dir=str(tmp_path),
-    ).history  # fmt: skip
+        train_step,
+        batches(),
+        **parts(names),
+        test_step=test_step,
+        val_dataset=batches(),
+        model_dir=str(tmp_path),
+    ).history
     assert list(history) == ["loss", "sum", "val_loss", "val_sum"]
-    np.testing.assert_allclose(history["sum"], [np.average(sums, weights=[16, 16, 8])] * 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        history["sum"], [np.average(sums, weights=[16, 16, 8])] * 2, rtol=1e-6
+    )
     np.testing.assert_allclose(history["val_sum"], history["sum"], rtol=1e-6)
     assert (tmp_path / "best_ckpt").exists()
 
@@ -191,9 +245,13 @@ def test_a_tuple_begins_with_the_loss(tmp_path: Path) -> None:
     def train_step(x: Any, y: Any) -> tuple[Any, Any]:
         return tf.reduce_sum(x), x
 
-    history = tk_keras.train_loop(train_step, batches(), **parts(around()), model_dir=str(tmp_path)).history
+    history = tk_keras.train_loop(
+        train_step, batches(), **parts(around()), model_dir=str(tmp_path)
+    ).history
     sums = [float(tf.reduce_sum(x)) for x, _ in batches()]
-    np.testing.assert_allclose(history["loss"], [np.average(sums, weights=[16, 16, 8])] * 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        history["loss"], [np.average(sums, weights=[16, 16, 8])] * 2, rtol=1e-6
+    )
     assert list(history) == ["loss"]
 
 
@@ -208,12 +266,21 @@ def returning(value: Any) -> Any:
         ({"train_step": returning({"error": 1.0})}, r"train_step returned no loss.*return a dict"),
         ({"train_step": lambda x, y: (x, 1.0)}, r"a tuple that does not begin with the loss"),
         ({"train_step": lambda x, y, z: 1.0}, r"train_step\(x, y, z\) cannot be called .* 2 parts"),
-        ({"step_per_epoch": 3}, r"train_loop has no argument 'step_per_epoch'; did you mean steps_per_epoch"),
-        ({"model": tf.Module()}, r"model is a Module; train_loop takes a Keras model.*trainer_kit\.Task"),
+        (
+            {"step_per_epoch": 3},
+            r"train_loop has no argument 'step_per_epoch'; did you mean steps_per_epoch",
+        ),
+        (
+            {"model": tf.Module()},
+            r"model is a Module; train_loop takes a Keras model.*trainer_kit\.Task",
+        ),
         ({"test_step": returning(None)}, r"val_dataset is missing.*both or none"),
-        ({"test_step": returning(None), "val_dataset": batches}, r"evaluation has no result.*val_metrics"),
+        (
+            {"test_step": returning(None), "val_dataset": batches},
+            r"evaluation has no result.*val_metrics",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_reported(mistake: dict[str, Any], message: str, tmp_path: Path) -> None:
     names = around()
     given = {"train_step": undecorated(names), "train_ds": batches(), **parts(names), **mistake}

@@ -30,7 +30,11 @@ class Adds(keras.callbacks.Callback):
     """Adds a matrix, a text and a variable to the logs."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        logs |= {"matrix": np.eye(2) * epoch, "time": "12:00", "rate": self.model.optimizer.learning_rate}
+        logs |= {
+            "matrix": np.eye(2) * epoch,
+            "time": "12:00",
+            "rate": self.model.optimizer.learning_rate,
+        }
 
 
 class ReturnsRate(keras.Model):
@@ -79,13 +83,23 @@ def test_a_loss_in_place_of_a_metric_is_reported(replicas: int, tmp_path: Path) 
         with replicas_of(replicas).scope():
             model = ReturnsOwnLoss()
             model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
-        note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs, to=seen: to.append(logs["loss"]))
-        options = {"validation_data": (X, targets), "batch_size": 50, "epochs": 2, "shuffle": False, "verbose": 0}
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda _, logs, to=seen: to.append(logs["loss"])
+        )
+        options = {
+            "validation_data": (X, targets),
+            "batch_size": 50,
+            "epochs": 2,
+            "shuffle": False,
+            "verbose": 0,
+        }
         folder = {} if door is keras.Model.fit else {"model_dir": str(tmp_path)}
         history = door(model, X, targets, callbacks=[note], **options, **folder).history
     assert len(losses[0]) == 4
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    np.testing.assert_allclose(history["loss"], losses[0][1::2], rtol=1e-5)  # Keras shows 0 at the end of an epoch
+    np.testing.assert_allclose(
+        history["loss"], losses[0][1::2], rtol=1e-5
+    )  # Keras shows 0 at the end of an epoch
     last_batch = np.mean(np.square(model.predict(X[50:], verbose=0) - targets[50:]))
     np.testing.assert_allclose(history["val_loss"][-1], last_batch, rtol=1e-5)
     best = read_json(tmp_path / "best_ckpt" / "info.json")
@@ -98,7 +112,12 @@ def test_epochs_is_a_total_and_a_finished_fit_returns_all(tmp_path: Path) -> Non
     for epochs in (2, 1, 2, 2):
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
         model = linear(loss=loss, metrics=[keras.metrics.F1Score(average=None, name="f1")])
-        options = {"validation_data": (X, targets), "epochs": epochs, "verbose": 0, "callbacks": [Adds()]}
+        options = {
+            "validation_data": (X, targets),
+            "epochs": epochs,
+            "verbose": 0,
+            "callbacks": [Adds()],
+        }
         if models:
             histories.append(tk_keras.fit(model, X, targets, **options, model_dir=str(tmp_path)))
         else:
@@ -106,13 +125,17 @@ def test_epochs_is_a_total_and_a_finished_fit_returns_all(tmp_path: Path) -> Non
         models.append(model)
     expected, first, longer, finished = histories
     assert np.shape(expected.history["f1"]) == (2, 3)
-    assert expected.history.pop("time") == longer.history.pop("time") == finished.history.pop("time")
+    assert (
+        expected.history.pop("time") == longer.history.pop("time") == finished.history.pop("time")
+    )
     assert first.epoch == [0]
     assert_same_history(longer, expected)
     np.testing.assert_equal(finished.history, longer.history)
     assert finished.model is models[3]
     assert_same_weights(models[3], models[2])
-    np.testing.assert_allclose(models[2].get_weights()[0], models[0].get_weights()[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        models[2].get_weights()[0], models[0].get_weights()[0], rtol=1e-6, atol=1e-6
+    )
 
 
 def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -123,7 +146,13 @@ def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFi
         model = ReturnsRate()
         model.compile("sgd", CROSSENTROPY, jit_compile=False)
         with caplog.at_level(logging.INFO):
-            histories.append(door(model, **options, **({} if len(histories) == 0 else {"model_dir": str(tmp_path)})))
+            histories.append(
+                door(
+                    model,
+                    **options,
+                    **({} if len(histories) == 0 else {"model_dir": str(tmp_path)}),
+                )
+            )
     expected, history = histories
     assert_same_history(history, expected)
     assert list(history.history) == ["learning_rate", "loss", "val_size"]

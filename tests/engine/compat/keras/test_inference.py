@@ -32,7 +32,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, keras.Model]:
 @pytest.mark.parametrize("data", ["arrays", "dataset"])
 def test_evaluate_gives_what_keras_gives(data: str, run: tuple[Path, keras.Model]) -> None:
     folder, trained = run
-    inputs = {"x": X, "y": Y, "sample_weight": WEIGHTS} if data == "arrays" else {"x": pairs().batch(30)}
+    inputs = (
+        {"x": X, "y": Y, "sample_weight": WEIGHTS} if data == "arrays" else {"x": pairs().batch(30)}
+    )
     options = {**inputs, "return_dict": data == "dataset", "verbose": 0}
     result = tk_keras.evaluate(classifier(), **options, model_dir=str(folder), which="latest")
     assert result == pytest.approx(trained.evaluate(**options), rel=1e-6)
@@ -43,7 +45,9 @@ def test_evaluations_of_other_data_are_recorded(
 ) -> None:
     folder, losses = str(run[0]), []
     for number in (50, 60, 50):
-        found = tk_keras.evaluate(classifier(), X[:number], Y[:number], verbose=0, model_dir=folder, which=12)
+        found = tk_keras.evaluate(
+            classifier(), X[:number], Y[:number], verbose=0, model_dir=folder, which=12
+        )
         losses.append(found[0])
     records = json_lines(run[0] / "evals" / "eval.jsonl")
     recorded = [one["metrics"]["validation_loss"] for one in records]

@@ -61,8 +61,18 @@ class WarmUp(keras.callbacks.Callback):
 
 def fit(model: Any, folder: Path | None, callbacks: list[Any], **options: Any) -> Any:
     """Trains on four batches in each epoch: with Keras if there is no folder."""
-    options = {"epochs": 2, "validation_data": (X[:70], Y[:70]), "verbose": 0, "callbacks": callbacks, **options}
-    return tk_keras.fit(model, X, Y, model_dir=str(folder), **options) if folder else model.fit(X, Y, **options)
+    options = {
+        "epochs": 2,
+        "validation_data": (X[:70], Y[:70]),
+        "verbose": 0,
+        "callbacks": callbacks,
+        **options,
+    }
+    return (
+        tk_keras.fit(model, X, Y, model_dir=str(folder), **options)
+        if folder
+        else model.fit(X, Y, **options)
+    )
 
 
 def assert_same_calls(found: Calls, expected: Calls) -> None:
@@ -89,9 +99,15 @@ def test_two_replicas_evaluate_batches_with_the_logs_of_one(tmp_path: Path) -> N
 def test_batches_and_a_stop_between_them_are_those_of_keras(tmp_path: Path) -> None:
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.model.stop_training = self.model.optimizer.iterations == 7  # after three of the four batches
+            self.model.stop_training = (
+                self.model.optimizer.iterations == 7
+            )  # after three of the four batches
 
-    theirs, ours, again = Batches(), Batches(), Batches()  # calls are state: those of an earlier start come back
+    theirs, ours, again = (
+        Batches(),
+        Batches(),
+        Batches(),
+    )  # calls are state: those of an earlier start come back
     expected = fit(one := linear(), None, [theirs, WarmUp(), Stop()], epochs=4)
     history = fit(other := linear(), tmp_path, [ours, WarmUp(), Stop()], epochs=4)
     assert_same_calls(ours.calls, theirs.calls)
@@ -127,7 +143,9 @@ def test_stops_and_errors_between_batches_lose_no_step(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError, match="at step 3"):
         trained("run", ours, interrupting)
     interrupting.stops_at, interrupting.error_at = -1, 6
-    with pytest.raises(RuntimeError, match=r"Interrupting\.on_train_batch_end raised StopIteration"):
+    with pytest.raises(
+        RuntimeError, match=r"Interrupting\.on_train_batch_end raised StopIteration"
+    ):
         trained("run", ours, interrupting)
     interrupting.error_at = -1
     resumed, other = trained("run", ours, interrupting)
@@ -142,7 +160,9 @@ def test_terminate_on_nan_ends_an_eager_run_at_the_batch(tmp_path: Path) -> None
     options = {"epochs": 3, "shuffle": False, "sample_weight": weight}
     theirs, ours = Batches(), Batches()
     fit(linear(run_eagerly=True), None, [keras.callbacks.TerminateOnNaN(), theirs], **options)
-    history = fit(linear(run_eagerly=True), tmp_path, [keras.callbacks.TerminateOnNaN(), ours], **options)
+    history = fit(
+        linear(run_eagerly=True), tmp_path, [keras.callbacks.TerminateOnNaN(), ours], **options
+    )
     assert history.epoch == [0]
     assert_same_calls(ours.calls, theirs.calls)
 

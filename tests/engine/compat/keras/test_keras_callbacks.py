@@ -49,23 +49,39 @@ def fit(model: Any, folder: Path, callbacks: list[Any], **options: Any) -> Any:
 
 
 def test_a_run_of_a_native_task_calls_callbacks_of_keras(tmp_path: Path) -> None:
-    lengths = {"steps_per_epoch": 2, "steps_per_loop": 2, "checkpoint_interval": 2, "summary_interval": 2}
+    lengths = {
+        "steps_per_epoch": 2,
+        "steps_per_loop": 2,
+        "checkpoint_interval": 2,
+        "summary_interval": 2,
+    }
     config = linear_experiment(train_steps=4, **lengths)
     epochs: list[int] = []
     of_keras = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
     callbacks = [KerasCallbacks([of_keras])]
-    run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path), callbacks=callbacks)
+    run_experiment(
+        None, LinearTask(config.task), "train", config, str(tmp_path), callbacks=callbacks
+    )
     assert epochs == [0, 1]
 
 
-def test_a_resumed_run_goes_on_with_rate_patience_and_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_goes_on_with_rate_patience_and_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def halve(epoch: int, rate: float) -> float:
         return rate / 2 if epoch else rate
 
     def run(folder: str, *others: Any, patience: int = 4) -> Any:
         waiting = keras.callbacks.EarlyStopping("val_loss", 10.0, patience)
-        callbacks = [keras.callbacks.LearningRateScheduler(halve), waiting, keras.callbacks.ProgbarLogger(), *others]
-        return fit(linear(), tmp_path / folder, callbacks, epochs=9, checkpoint_interval=2, verbose=1)
+        callbacks = [
+            keras.callbacks.LearningRateScheduler(halve),
+            waiting,
+            keras.callbacks.ProgbarLogger(),
+            *others,
+        ]
+        return fit(
+            linear(), tmp_path / folder, callbacks, epochs=9, checkpoint_interval=2, verbose=1
+        )
 
     whole = run("a")
     for stopped_at in (6, 12):  # inside of the second epoch, and at the end of the third
@@ -74,9 +90,21 @@ def test_a_resumed_run_goes_on_with_rate_patience_and_bar(tmp_path: Path, capsys
     capsys.readouterr()
     resumed = run("b")  # the program's patience counts, not that of the checkpoint
     assert resumed.history == whole.history
-    assert resumed.history["learning_rate"] == pytest.approx([1e-2 * 0.5**epoch for epoch in range(5)])
-    assert resumed.epoch == [0, 1, 2, 3, 4]  # some epochs were waited before: there would be more to wait for all again
-    assert re.findall(r"Epoch \d/\d", capsys.readouterr().out) == ["Epoch 3/9", "Epoch 4/9", "Epoch 5/9"]
+    assert resumed.history["learning_rate"] == pytest.approx(
+        [1e-2 * 0.5**epoch for epoch in range(5)]
+    )
+    assert resumed.epoch == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # some epochs were waited before: there would be more to wait for all again
+    assert re.findall(r"Epoch \d/\d", capsys.readouterr().out) == [
+        "Epoch 3/9",
+        "Epoch 4/9",
+        "Epoch 5/9",
+    ]
 
 
 class Copies(Callback):
@@ -88,7 +116,10 @@ class Copies(Callback):
     def loop_end(self, run: Any, logs: Any) -> None:
         if run.step == 12:
             deadline = time.monotonic() + 10
-            while not reported(f"{run.directory}/metrics.jsonl", "validation", 8) and time.monotonic() < deadline:
+            while (
+                not reported(f"{run.directory}/metrics.jsonl", "validation", 8)
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.01)
             shutil.copytree(run.directory, self._to)
 
@@ -143,7 +174,11 @@ def test_a_finished_fit_restores_callbacks_and_calls_no_event(stops: bool, tmp_p
     fit(restored, tmp_path, [again])
     assert events == []
     assert (again.before, again.seen, again.best) == (first.before, first.seen, first.best)
-    assert float(restored.optimizer.learning_rate) == float(model.optimizer.learning_rate) == pytest.approx(5e-3)
+    assert (
+        float(restored.optimizer.learning_rate)
+        == float(model.optimizer.learning_rate)
+        == pytest.approx(5e-3)
+    )
     assert again.model is restored
     assert restored.stop_training == model.stop_training == stops
 
@@ -165,8 +200,12 @@ def test_on_train_begin_changes_nothing_in_a_resumed_run(tmp_path: Path) -> None
 @pytest.mark.parametrize("event", ["on_train_begin", "on_epoch_begin", "on_epoch_end"])
 def test_a_callback_that_compiles_the_model_ends_the_run(event: str, tmp_path: Path) -> None:
     model = linear()
-    callback = keras.callbacks.LambdaCallback(**{event: lambda *_: model.compile(model.optimizer, model.loss)})
-    with pytest.raises(UsageError, match=r"called model\.compile, which has no effect.*another model_dir"):
+    callback = keras.callbacks.LambdaCallback(
+        **{event: lambda *_: model.compile(model.optimizer, model.loss)}
+    )
+    with pytest.raises(
+        UsageError, match=r"called model\.compile, which has no effect.*another model_dir"
+    ):
         fit(model, tmp_path, [callback], validation_data=None)
 
 
@@ -178,7 +217,13 @@ def test_a_layer_that_is_frozen_late_is_trained_with_a_warning(
     def freeze(epoch: int, logs: Any) -> None:
         model.layers[0].trainable = epoch != 1
 
-    fit(model, tmp_path / "a", [keras.callbacks.LambdaCallback(on_epoch_begin=freeze)], epochs=2, validation_data=None)
+    fit(
+        model,
+        tmp_path / "a",
+        [keras.callbacks.LambdaCallback(on_epoch_begin=freeze)],
+        epochs=2,
+        validation_data=None,
+    )
     never_frozen = linear()
     fit(never_frozen, tmp_path / "b", [], epochs=2, validation_data=None)
     assert caplog.text.count("layer.trainable was changed") == 1
@@ -189,6 +234,8 @@ def test_a_plain_fit_saves_once_and_predict_has_callbacks(tmp_path: Path) -> Non
     saves, noted, model = Saves(), [], linear()
     fit(model, tmp_path, [saves], epochs=1, validation_data=None)
     assert saves.steps == [4]
-    callback = keras.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: noted.append(batch))
+    callback = keras.callbacks.LambdaCallback(
+        on_predict_batch_end=lambda batch, logs: noted.append(batch)
+    )
     tk_keras.predict(model, X, verbose=0, callbacks=[callback], model_dir=str(tmp_path))
     assert noted == [0, 1, 2, 3]

@@ -84,7 +84,9 @@ def test_a_generator_may_refill_one_buffer(read: Any) -> None:
 
 def test_ragged_and_sparse_parts_and_texts_are_copied() -> None:
     ragged, sparse = tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[0, 4]])
-    batch = with_own_memory({"ragged": ragged, "sparse": sparse, "text": tf.constant(["a"]), "none": None, "list": [5]})
+    batch = with_own_memory(
+        {"ragged": ragged, "sparse": sparse, "text": tf.constant(["a"]), "none": None, "list": [5]}
+    )
     assert batch["ragged"].to_list() == [[1], [2, 3]] and batch["ragged"].dtype == tf.int32
     assert tf.sparse.to_dense(batch["sparse"]).numpy().tolist() == [[0, 4]]
     assert (batch["text"].numpy().tolist(), batch["none"], batch["list"]) == ([b"a"], None, [5])

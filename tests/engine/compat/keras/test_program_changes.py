@@ -14,7 +14,9 @@ from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.program_changes import description
 
 
-def made(of: Any = keras, activation: str = "relu", rate: float = 0.01, from_logits: bool = True) -> Any:
+def made(
+    of: Any = keras, activation: str = "relu", rate: float = 0.01, from_logits: bool = True
+) -> Any:
     model = of.Sequential([of.Input((8,)), of.layers.Dense(3, activation=activation)])
     loss = of.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
     model.compile(of.optimizers.SGD(rate), loss, jit_compile=False)
@@ -22,7 +24,9 @@ def made(of: Any = keras, activation: str = "relu", rate: float = 0.01, from_log
 
 
 @pytest.mark.parametrize("of", [keras, tf_keras])
-def test_a_changed_program_is_named_at_a_resume(of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_program_is_named_at_a_resume(
+    of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def fit(epochs: int, **changed: Any) -> str:
         caplog.clear()
         model = made(of, **changed)
@@ -34,7 +38,9 @@ def test_a_changed_program_is_named_at_a_resume(of: Any, tmp_path: Path, caplog:
     assert fit(1) == ""
     assert "learning_rate of the optimizer was 0.01 and is 0.002." in fit(2, rate=0.002)
     assert "layer 0 was Dense with arguments" in fit(2, activation="tanh", rate=0.002)
-    assert "the loss was SparseCategoricalCrossentropy" in fit(2, activation="tanh", from_logits=False)
+    assert "the loss was SparseCategoricalCrossentropy" in fit(
+        2, activation="tanh", from_logits=False
+    )
 
 
 def test_an_optimizer_without_a_config_is_described_by_its_class() -> None:
@@ -49,10 +55,14 @@ def test_an_optimizer_without_a_config_is_described_by_its_class() -> None:
     assert not any("of the optimizer" in name for name in described)
 
 
-def test_what_callbacks_changed_is_no_change_of_the_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_callbacks_changed_is_no_change_of_the_program(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def fit(model: Any, epochs: int) -> None:
         lower = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
-        tk_keras.fit(model, X, Y, epochs=epochs, callbacks=[lower], verbose=0, model_dir=str(tmp_path))
+        tk_keras.fit(
+            model, X, Y, epochs=epochs, callbacks=[lower], verbose=0, model_dir=str(tmp_path)
+        )
 
     fit(model := made(), 1)
     fit(model, 2)

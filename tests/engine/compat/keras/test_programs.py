@@ -45,7 +45,8 @@ def assert_same(model: Any, history: Any, theirs: Any, expected: Any) -> None:
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
-# What is most of a program's time is traced: those whose subject is the data have a model of one layer.
+# What is most of a program's time is traced: those whose subject is the data have a model of one
+# layer.
 PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
     "a deep model with XLA": (
         lambda: deep_classifier(jit_compile="auto"),  # as Keras compiles by default
@@ -54,7 +55,10 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
     "two inputs and outputs": (two_outputs, lambda: {"x": [X, -X], "y": {"p": Y, "q": WEIGHTS}}),
     "steps of its own, a dataset of unknown length": (
         custom_step,
-        lambda: {"x": pairs().filter(lambda x, y: y >= 0).shuffle(100).batch(32), "validation_data": (X, Y)},
+        lambda: {
+            "x": pairs().filter(lambda x, y: y >= 0).shuffle(100).batch(32),
+            "validation_data": (X, Y),
+        },
     ),
     "two models and optimizers": (gan, lambda: {"x": X}),
     "a dataset without end, weights of classes": (
@@ -108,7 +112,9 @@ def test_fit_gives_the_numbers_of_keras(program: str, tmp_path: Path) -> None:
     theirs = seeded(build)
     expected = theirs.fit(**{"epochs": 2, "verbose": 0, **data()})
     ours = seeded(build)
-    history = tk_keras.fit(ours, **{"epochs": 2, "verbose": 0, "model_dir": str(tmp_path), **data()})
+    history = tk_keras.fit(
+        ours, **{"epochs": 2, "verbose": 0, "model_dir": str(tmp_path), **data()}
+    )
     assert_same(ours, history, theirs, expected)
 
 
@@ -118,7 +124,9 @@ def test_an_added_loss_counts_in_single_and_fused_steps(tmp_path: Path) -> None:
     expected = theirs.fit(X, Y, **options)
     for fuse_steps in (1, 3):
         ours = seeded(added_loss)
-        history = tk_keras.fit(ours, X, Y, **options, model_dir=str(tmp_path / str(fuse_steps)), fuse_steps=fuse_steps)
+        history = tk_keras.fit(
+            ours, X, Y, **options, model_dir=str(tmp_path / str(fuse_steps)), fuse_steps=fuse_steps
+        )
         assert_same(ours, history, theirs, expected)
 
 
@@ -135,7 +143,12 @@ class Level(keras.callbacks.Callback):
 
 def test_a_resumed_fit_reads_a_py_dataset_as_keras(tmp_path: Path) -> None:
     def data() -> dict[str, Any]:
-        return {"x": (batches := Changing()), "callbacks": [Level(batches)], "shuffle": False, "verbose": 0}
+        return {
+            "x": (batches := Changing()),
+            "callbacks": [Level(batches)],
+            "shuffle": False,
+            "verbose": 0,
+        }
 
     theirs = seeded(classifier)
     expected = theirs.fit(**data(), epochs=3)
@@ -147,7 +160,9 @@ def test_a_resumed_fit_reads_a_py_dataset_as_keras(tmp_path: Path) -> None:
 
 def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
     def normalized() -> Any:
-        return classifier(keras.layers.Dropout(0.3), keras.layers.BatchNormalization(), metrics=["accuracy"])
+        return classifier(
+            keras.layers.Dropout(0.3), keras.layers.BatchNormalization(), metrics=["accuracy"]
+        )
 
     with replicas(2).scope():
         theirs = seeded(normalized)
@@ -155,7 +170,12 @@ def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
     with replicas(2).scope():
         ours = seeded(normalized)
     history = tk_keras.fit(
-        ours, pairs().shuffle(100).batch(32), epochs=2, validation_data=(X, Y), verbose=0, model_dir=str(tmp_path)
+        ours,
+        pairs().shuffle(100).batch(32),
+        epochs=2,
+        validation_data=(X, Y),
+        verbose=0,
+        model_dir=str(tmp_path),
     )
     evaluated = {name: history.history.pop(f"val_{name}")[-1] for name in ("loss", "accuracy")}
     assert_same(ours, history, theirs, expected)
@@ -181,7 +201,9 @@ def test_two_optimizers_of_tf_keras_go_on_to_the_same_bits(tmp_path: Path) -> No
     expected = tk_keras.fit(whole, X, epochs=3, verbose=0, model_dir=str(tmp_path / "whole"))
     for epochs in (1, 3, 3):  # the last one finds a finished run
         model = seeded(with_two_optimizers)
-        history = tk_keras.fit(model, X, epochs=epochs, verbose=0, model_dir=str(tmp_path / "again"))
+        history = tk_keras.fit(
+            model, X, epochs=epochs, verbose=0, model_dir=str(tmp_path / "again")
+        )
     assert history.history == expected.history
     for name, optimizer in (("first", model.first_optimizer), ("second", model.second_optimizer)):
         assert int(optimizer.iterations) == 3 * 4, name
@@ -199,7 +221,9 @@ def test_two_replicas_build_a_model_from_a_py_dataset(tmp_path: Path) -> None:
     theirs = unbuilt()
     expected = theirs.fit(Batches(), epochs=2, shuffle=False, verbose=0)
     ours = unbuilt()
-    history = tk_keras.fit(ours, Batches(), epochs=2, shuffle=False, verbose=0, model_dir=str(tmp_path))
+    history = tk_keras.fit(
+        ours, Batches(), epochs=2, shuffle=False, verbose=0, model_dir=str(tmp_path)
+    )
     assert_same(ours, history, theirs, expected)
 
 
@@ -219,4 +243,6 @@ def test_a_gan_trains_on_two_replicas_and_is_loaded(tmp_path: Path) -> None:
     assert list(history.history) == ["d_loss", "g_loss"]
     assert model.g_optimizer.iterations == 4
     loaded = tk_keras.load(gan(), str(tmp_path))  # it has no call
-    np.testing.assert_array_equal(loaded.generator.get_weights()[0], model.generator.get_weights()[0])
+    np.testing.assert_array_equal(
+        loaded.generator.get_weights()[0], model.generator.get_weights()[0]
+    )

@@ -31,8 +31,12 @@ class Recorder(keras.callbacks.Callback):
         self.calls: list[tuple[Any, ...]] = []
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith(("on_epoch", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end")):
-            return lambda *given, **named: self.calls.append((name, *map(str, [*given, *named.values()])))
+        if name.startswith(
+            ("on_epoch", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end")
+        ):
+            return lambda *given, **named: self.calls.append(
+                (name, *map(str, [*given, *named.values()]))
+            )
         return super().__getattribute__(name)
 
 
@@ -49,14 +53,22 @@ class Fit:
         )
         self.own_history = keras.callbacks.History()
         self.recorder = Recorder()
-        options = {"epochs": 9, "validation_data": (X[:70], Y[:70]), "verbose": 1, "callbacks": self.callbacks()}
+        options = {
+            "epochs": 9,
+            "validation_data": (X[:70], Y[:70]),
+            "verbose": 1,
+            "callbacks": self.callbacks(),
+        }
         with contextlib.redirect_stdout(io.StringIO()) as shown:
             self.history = run(self, **options)
         self.shown = shown.getvalue()
 
     def callbacks(self) -> list[Any]:
         of = keras.callbacks
-        epochs, best = str(self.folder / "{epoch}-{val_loss:.4f}.keras"), str(self.folder / "best.weights.h5")
+        epochs, best = (
+            str(self.folder / "{epoch}-{val_loss:.4f}.keras"),
+            str(self.folder / "best.weights.h5"),
+        )
         batches = str(self.folder / "{epoch}-{batch}-{loss:.4f}.weights.h5")
         return [
             of.LearningRateScheduler(lambda epoch, rate: rate * 0.9 if epoch else rate),
@@ -80,9 +92,13 @@ class Fit:
         return list(csv.DictReader((self.folder / "log.csv").read_text().splitlines()))
 
     def curves(self, kind: str) -> dict[str, list[tuple[int, float]]]:
-        board = EventAccumulator(str(self.folder / "board" / kind), size_guidance={"tensors": 0}).Reload()
+        board = EventAccumulator(
+            str(self.folder / "board" / kind), size_guidance={"tensors": 0}
+        ).Reload()
         return {
-            tag: [(one.step, float(np.sum(one.tensor_proto.float_val))) for one in board.Tensors(tag)]
+            tag: [
+                (one.step, float(np.sum(one.tensor_proto.float_val))) for one in board.Tensors(tag)
+            ]
             for tag in board.Tags()["tensors"]
             if not tag.endswith(("keras", "histogram"))
         }
@@ -98,11 +114,20 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fit, Fit]]:
 
     def of_ours(fit: Fit, callbacks: list[Any], **options: Any) -> Any:
         others = [keras.callbacks.BackupAndRestore(str(folder / "backup"))]
-        return tk_keras.fit(fit.model, X, Y, callbacks=[*callbacks, *others], model_dir=str(folder / "run"), **options)
+        return tk_keras.fit(
+            fit.model,
+            X,
+            Y,
+            callbacks=[*callbacks, *others],
+            model_dir=str(folder / "run"),
+            **options,
+        )
 
     bar = functools.partialmethod(keras.utils.Progbar.__init__, interval=-1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keras.utils.Progbar, "__init__", bar)  # drawn after every batch: a fast fit leaves some out
+        patch.setattr(
+            keras.utils.Progbar, "__init__", bar
+        )  # drawn after every batch: a fast fit leaves some out
         yield Fit(folder / "theirs", of_keras), Fit(folder / "ours", of_ours)
 
 
@@ -115,7 +140,9 @@ def test_rates_and_early_stopping_have_the_history_of_keras(fits: tuple[Fit, Fit
     assert ours.history is ours.own_history
     assert ours.history.epoch == theirs.history.epoch == [0, 1, 2, 3, 4]
     assert list(ours.history.history) == list(theirs.history.history)
-    assert all(close(ours.history.history[name], values) for name, values in theirs.history.history.items())
+    assert all(
+        close(ours.history.history[name], values) for name, values in theirs.history.history.items()
+    )
     assert len(set(ours.history.history["learning_rate"])) > 3
 
 
@@ -158,7 +185,12 @@ def test_swap_ema_weights_evaluates_and_leaves_the_average(tmp_path: Path) -> No
     for folder in ({}, {"model_dir": str(tmp_path)}):
         model = linear(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
         callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
-        options = {"epochs": 3, "validation_data": (X[:70], Y[:70]), "verbose": 0, "callbacks": callbacks}
+        options = {
+            "epochs": 3,
+            "validation_data": (X[:70], Y[:70]),
+            "verbose": 0,
+            "callbacks": callbacks,
+        }
         door = tk_keras.fit if folder else keras.Model.fit
         fitted.append(door(model, X, Y, **options, **folder))
     theirs, ours = fitted
@@ -170,7 +202,10 @@ def test_swap_ema_weights_evaluates_and_leaves_the_average(tmp_path: Path) -> No
 
 
 def test_progbar_logger_shows_the_bar_of_keras(fits: tuple[Fit, Fit]) -> None:
-    theirs, ours = (re.sub(r"\d+(s|ms|us)\b", "", re.sub(r"[\x08\r ]+|\x1b\[[\d;]*m", " ", one.shown)) for one in fits)
+    theirs, ours = (
+        re.sub(r"\d+(s|ms|us)\b", "", re.sub(r"[\x08\r ]+|\x1b\[[\d;]*m", " ", one.shown))
+        for one in fits
+    )
     assert ours.count("━") == theirs.count("━") > 0
     assert re.findall(r"loss: [\d.]+", ours) == re.findall(r"loss: [\d.]+", theirs)
 
@@ -189,7 +224,9 @@ def test_a_loop_of_one_step_is_reported_with_its_epoch(fits: tuple[Fit, Fit]) ->
     assert max(complete_checkpoints(str(run))) == 20
 
 
-def test_backups_are_left_to_the_checkpoints(fits: tuple[Fit, Fit], caplog: pytest.LogCaptureFixture) -> None:
+def test_backups_are_left_to_the_checkpoints(
+    fits: tuple[Fit, Fit], caplog: pytest.LogCaptureFixture
+) -> None:
     assert not (fits[1].folder.parent / "backup").exists()
     assert split_callbacks([keras.callbacks.BackupAndRestore("backup")]) == ([], [])
     assert "BackupAndRestore is left out" in caplog.text

@@ -12,18 +12,32 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.engine.compat.keras.keras_programs import Batches, Changing, X, Y, linear, of_tf_keras, pairs
+from tests.engine.compat.keras.keras_programs import (
+    Batches,
+    Changing,
+    X,
+    Y,
+    linear,
+    of_tf_keras,
+    pairs,
+)
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.training_data import training_data, validation_dataset
 from trainer_kit.errors import DataError, UsageError
 
 
-def losses(door: str, x: Any, *, model_dir: Path | str = "", build: Any = linear, **options: Any) -> list[float]:
+def losses(
+    door: str, x: Any, *, model_dir: Path | str = "", build: Any = linear, **options: Any
+) -> list[float]:
     """Returns the losses of a fit of Keras or of trainer_kit with the same seed; x may be a function."""
     keras.utils.set_random_seed(3)
     x = x() if callable(x) else x
     model, options = build(), {"verbose": 0, **options}
-    fitted = model.fit(x, **options) if door == "keras" else tk_keras.fit(model, x, model_dir=str(model_dir), **options)
+    fitted = (
+        model.fit(x, **options)
+        if door == "keras"
+        else tk_keras.fit(model, x, model_dir=str(model_dir), **options)
+    )
     return [float(loss) for loss in fitted.history["loss"]]
 
 
@@ -61,7 +75,12 @@ def test_a_generator_that_ends_early_ends_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("build", [linear, of_tf_keras])
 def test_each_pass_begins_random_ops_and_shuffles_as_keras(build: Any, tmp_path: Path) -> None:
     def augmented() -> tf.data.Dataset:
-        noisy = pairs().shuffle(100, seed=1).batch(20).map(lambda x, y: (x + tf.random.uniform([8], seed=4), y))
+        noisy = (
+            pairs()
+            .shuffle(100, seed=1)
+            .batch(20)
+            .map(lambda x, y: (x + tf.random.uniform([8], seed=4), y))
+        )
         return noisy.shuffle(3, seed=2)
 
     ours = losses("ours", augmented, model_dir=tmp_path, build=build, epochs=3)
@@ -79,10 +98,14 @@ def shuffled() -> tf.data.Dataset:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of a fit of three epochs that nothing interrupts."""
-    return losses("ours", shuffled, epochs=3, model_dir=tmp_path_factory.mktemp("whole"), **WEIGHTED)
+    return losses(
+        "ours", shuffled, epochs=3, model_dir=tmp_path_factory.mktemp("whole"), **WEIGHTED
+    )
 
 
-def test_two_fits_read_a_dataset_as_one(whole: list[float], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_fits_read_a_dataset_as_one(
+    whole: list[float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keras.utils.set_random_seed(3)
     dataset = shuffled()
     losses("ours", dataset, epochs=1, model_dir=tmp_path, **WEIGHTED)
@@ -91,7 +114,10 @@ def test_two_fits_read_a_dataset_as_one(whole: list[float], tmp_path: Path, capl
 
 
 def test_a_new_process_draws_the_orders_of_the_first(whole: list[float], tmp_path: Path) -> None:
-    interval = {"checkpoint_interval": 3, "trainer": {"train_steps": 16}}  # ends inside of the second epoch
+    interval = {
+        "checkpoint_interval": 3,
+        "trainer": {"train_steps": 16},
+    }  # ends inside of the second epoch
     losses("ours", shuffled, epochs=2, model_dir=tmp_path, **interval, **WEIGHTED)
     assert losses("ours", shuffled, epochs=3, model_dir=tmp_path, **WEIGHTED) == whole
 
@@ -125,7 +151,10 @@ def test_a_shuffled_py_dataset_resumes_inside_a_pass(tmp_path: Path) -> None:
     assert sorted(orders[0]) == sorted(orders[1]) == [0, 1, 2, 3, 4]
 
     expected = losses("ours", Numbered(), model_dir=tmp_path / "a", epochs=3, **options)
-    stopped = {"checkpoint_interval": 3, "trainer": {"train_steps": 8}}  # inside of the second epoch
+    stopped = {
+        "checkpoint_interval": 3,
+        "trainer": {"train_steps": 8},
+    }  # inside of the second epoch
     losses("ours", Numbered(), model_dir=tmp_path / "b", epochs=3, **stopped, **options)
     assert losses("ours", Numbered(), model_dir=tmp_path / "b", epochs=3, **options) == expected
 
@@ -154,7 +183,9 @@ class Counting(keras.utils.PyDataset):
 def mean() -> Any:
     """Returns a model whose loss is the mean of the features, and which never changes."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
-    model.compile(keras.optimizers.SGD(0.0), lambda _, outputs: tf.reduce_mean(outputs), jit_compile=False)
+    model.compile(
+        keras.optimizers.SGD(0.0), lambda _, outputs: tf.reduce_mean(outputs), jit_compile=False
+    )
     return model
 
 
@@ -164,7 +195,9 @@ def test_a_py_dataset_changes_where_keras_changes_it(tmp_path: Path) -> None:
     assert [round(value) for value in expected["val_loss"]] == [1, 3, 5, 7]
     for epochs in (1, 3, 4):  # each with a dataset of its own, as in another process
         options["validation_data"] = Counting()
-        ours = tk_keras.fit(mean(), Counting(), epochs=epochs, model_dir=str(tmp_path), **options).history
+        ours = tk_keras.fit(
+            mean(), Counting(), epochs=epochs, model_dir=str(tmp_path), **options
+        ).history
     np.testing.assert_allclose(ours["loss"], expected["loss"], rtol=1e-6)
     np.testing.assert_allclose(ours["val_loss"], expected["val_loss"], rtol=1e-6)
 
@@ -212,13 +245,29 @@ class Drawn(Batches):
         return X[chosen], Y[chosen]
 
 
-def test_a_py_dataset_with_global_random_state_is_not_exact(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_py_dataset_with_global_random_state_is_not_exact(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from_random = Drawn(lambda _: random.choices(range(100), k=20))
     from_numpy = Drawn(lambda _: np.random.randint(0, 100, 20))
     from_index = Drawn(lambda index: np.random.default_rng((1, index)).integers(0, 100, 20))
     for data in (from_random, from_numpy):
-        with pytest.raises(UsageError, match=r"draws from the global state.* draw from np\.random\.default_rng"):
-            losses("ours", data, model_dir=tmp_path / "exact", epochs=1, trainer={"require_exact_resume": True})
+        with pytest.raises(
+            UsageError, match=r"draws from the global state.* draw from np\.random\.default_rng"
+        ):
+            losses(
+                "ours",
+                data,
+                model_dir=tmp_path / "exact",
+                epochs=1,
+                trainer={"require_exact_resume": True},
+            )
     losses("ours", from_numpy, model_dir=tmp_path / "numpy", epochs=2)
     assert caplog.text.count("draws from the global state of random or np.random") == 1
-    losses("ours", from_index, model_dir=tmp_path / "index", epochs=1, trainer={"require_exact_resume": True})
+    losses(
+        "ours",
+        from_index,
+        model_dir=tmp_path / "index",
+        epochs=1,
+        trainer={"require_exact_resume": True},
+    )

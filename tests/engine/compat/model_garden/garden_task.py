@@ -33,7 +33,9 @@ class SmallTask(base_task.Task):
 
     def build_model(self) -> Any:
         tf_keras.utils.set_random_seed(3)
-        return tf_keras.Sequential([tf_keras.Input((FEATURES,)), tf_keras.layers.Dense(CLASSES, dtype="float32")])
+        return tf_keras.Sequential(
+            [tf_keras.Input((FEATURES,)), tf_keras.layers.Dense(CLASSES, dtype="float32")]
+        )
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         generator = np.random.default_rng(7)
@@ -41,10 +43,14 @@ class SmallTask(base_task.Task):
         labels = generator.integers(CLASSES, size=BATCHES * BATCH).astype("int32")
         dataset = tf.data.Dataset.from_tensor_slices((features, labels))
         dataset = dataset.repeat() if params.is_training else dataset
-        return dataset.batch(BATCH if input_context is None else BATCH // input_context.num_replicas_in_sync)
+        return dataset.batch(
+            BATCH if input_context is None else BATCH // input_context.num_replicas_in_sync
+        )
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
-        return tf.reduce_mean(tf_keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True))
+        return tf.reduce_mean(
+            tf_keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True)
+        )
 
     def build_metrics(self, training: bool = True) -> list[Any]:
         return [tf_keras.metrics.SparseCategoricalAccuracy("accuracy")]
@@ -74,19 +80,28 @@ def small_config(**optimization: Any) -> Any:
 
 
 def small_trainer(
-    config: Any, train: bool = True, evaluate: bool = True, strategy: Any = None, ours: bool = False, **options: Any
+    config: Any,
+    train: bool = True,
+    evaluate: bool = True,
+    strategy: Any = None,
+    ours: bool = False,
+    **options: Any,
 ) -> Trainer:
     """Returns our Trainer of a new SmallTask, model and optimizer; `ours`: from the config as ours."""
     with (strategy or tf.distribute.get_strategy()).scope():
         task = task_factory.get_task(config.task)
-        made: Trainer = create_trainer(convert(config) if ours else config, task, train, evaluate, **options)
+        made: Trainer = create_trainer(
+            convert(config) if ours else config, task, train, evaluate, **options
+        )
     return made
 
 
 def begun(trainer: Trainer, config: Any, folder: Path) -> CheckpointManager:
     """Returns the manager of the checkpoints in `folder`, once `trainer` goes on from the newest, if there is one."""
     options = convert(config).trainer
-    manager = CheckpointManager(trainer, RunDirectory(str(folder), options), options, asynchronous=False)
+    manager = CheckpointManager(
+        trainer, RunDirectory(str(folder), options), options, asynchronous=False
+    )
     manager.prepare_folder()
     with trainer.strategy.scope():
         path = manager.restore_or_initialize()

@@ -45,13 +45,18 @@ def _garden_params(ema: Any = None, **trainer: Any) -> Any:
 
 
 def _kinds(found: list[Any]) -> list[str]:
-    inside = [[type(one.condition), type(one.action)] if hasattr(one, "condition") else [type(one)] for one in found]
+    inside = [
+        [type(one.condition), type(one.action)] if hasattr(one, "condition") else [type(one)]
+        for one in found
+    ]
     return [kind.__name__ for kinds in inside for kind in kinds]
 
 
 @pytest.mark.parametrize("trials", [-1, 0, 3])
 def test_a_trainer_of_theirs_gets_what_theirs_would_give_it(tmp_path: Path, trials: int) -> None:
-    params = _garden_params(recovery_max_trials=trials, loss_upper_bound=5.0, recovery_begin_steps=2)
+    params = _garden_params(
+        recovery_max_trials=trials, loss_upper_bound=5.0, recovery_begin_steps=2
+    )
     trainer = _garden_trainer(params)
     manager = tf.train.CheckpointManager(trainer.checkpoint, str(tmp_path), max_to_keep=1)
     ours = actions.get_train_actions(params, trainer, str(tmp_path), manager)
@@ -59,10 +64,15 @@ def test_a_trainer_of_theirs_gets_what_theirs_would_give_it(tmp_path: Path, tria
     for one in ours:
         condition = one.condition
         assert (condition.loss_upper_bound, condition.recovery_begin_steps) == (5.0, 2)
-        assert (condition.recovery_max_trials, condition.global_step) == (trials, trainer.global_step)
+        assert (condition.recovery_max_trials, condition.global_step) == (
+            trials,
+            trainer.global_step,
+        )
 
 
-@pytest.mark.parametrize("params", [linear_experiment(recovery_max_trials=3), _garden_params()], ids=["ours", "theirs"])
+@pytest.mark.parametrize(
+    "params", [linear_experiment(recovery_max_trials=3), _garden_params()], ids=["ours", "theirs"]
+)
 def test_our_trainer_gets_no_actions_that_its_runner_does(tmp_path: Path, params: Any) -> None:
     config = linear_experiment()
     trainer = create_trainer(config, LinearTask(config.task))
@@ -73,7 +83,9 @@ def test_our_trainer_gets_no_actions_that_its_runner_does(tmp_path: Path, params
 @pytest.mark.parametrize("ema", [False, True])
 def test_model_gardens_averaging_trainer_saves_its_averages(tmp_path: Path, ema: bool) -> None:
     params = _garden_params(EMA if ema else None)
-    with tf.distribute.OneDeviceStrategy("CPU:0").scope():  # without one Model Garden's action refuses
+    with tf.distribute.OneDeviceStrategy(
+        "CPU:0"
+    ).scope():  # without one Model Garden's action refuses
         trainer = _garden_trainer(params)
         for action in actions.get_eval_actions(params, trainer, str(tmp_path)):
             action({})
@@ -81,7 +93,9 @@ def test_model_gardens_averaging_trainer_saves_its_averages(tmp_path: Path, ema:
 
 
 def test_a_trainer_of_ours_that_averages_saves_the_averages_too(tmp_path: Path) -> None:
-    config = linear_experiment(optimizer_config={**linear_experiment().trainer.optimizer_config.as_dict(), "ema": EMA})
+    config = linear_experiment(
+        optimizer_config={**linear_experiment().trainer.optimizer_config.as_dict(), "ema": EMA}
+    )
     trainer = create_trainer(config, LinearTask(config.task))
     trainer.train(tf.constant(5))
     weights = [variable.numpy() for variable in trainer.model.trainable_variables]
@@ -98,11 +112,19 @@ def test_a_trainer_of_ours_that_averages_saves_the_averages_too(tmp_path: Path) 
     assert not np.array_equal(weights[0], averages[0])
 
 
-def test_pruning_without_its_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow_model_optimization", None)  # as Python knows one that is missing
+def test_pruning_without_its_package_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "tensorflow_model_optimization", None
+    )  # as Python knows one that is missing
     params = SimpleNamespace(task=SimpleNamespace(pruning="on"))
-    with pytest.raises(UsageError, match=r"task\.pruning: a package is missing: .*tensorflow_model_optimization"):
-        actions.get_train_actions(params, SimpleNamespace(model=None, optimizer=None), str(tmp_path), None)
+    with pytest.raises(
+        UsageError, match=r"task\.pruning: a package is missing: .*tensorflow_model_optimization"
+    ):
+        actions.get_train_actions(
+            params, SimpleNamespace(model=None, optimizer=None), str(tmp_path), None
+        )
 
 
 def test_a_short_gin_binding_is_for_both(tmp_path: Path) -> None:
@@ -116,9 +138,13 @@ def test_a_short_gin_binding_is_for_both(tmp_path: Path) -> None:
 
 def test_a_task_that_prunes_gets_the_action(tmp_path: Path) -> None:
     pruning = pytest.importorskip("tensorflow_model_optimization").sparsity.keras
-    layer = pruning.prune_low_magnitude(tf_keras.layers.Dense(4), pruning.ConstantSparsity(0.5, 0, frequency=1))
+    layer = pruning.prune_low_magnitude(
+        tf_keras.layers.Dense(4), pruning.ConstantSparsity(0.5, 0, frequency=1)
+    )
     model = tf_keras.Sequential([tf_keras.Input((4,)), layer])
     trainer = SimpleNamespace(model=model, optimizer=tf_keras.optimizers.legacy.SGD())
     options = _garden_params(recovery_max_trials=-1, preemption_on_demand_checkpoint=False).trainer
     params = SimpleNamespace(task=SimpleNamespace(pruning="on"), trainer=options)
-    assert _kinds(actions.get_train_actions(params, trainer, str(tmp_path), None)) == ["PruningAction"]
+    assert _kinds(actions.get_train_actions(params, trainer, str(tmp_path), None)) == [
+        "PruningAction"
+    ]

@@ -51,7 +51,9 @@ def _run(config: Any, folder: Path, trainers: list[AdoptedTrainer] | None = None
         inner = theirs.create_trainer(config, task, train=True, evaluate=True, trainer_cls=Counting)
         trainer: Any = adopted(inner)
     (trainers if trainers is not None else []).append(trainer)
-    runner.run_experiment(strategy, task, "train_and_eval", convert(config), str(folder), trainer=trainer)
+    runner.run_experiment(
+        strategy, task, "train_and_eval", convert(config), str(folder), trainer=trainer
+    )
     assert isinstance(trainer, AdoptedTrainer)
     return trainer
 
@@ -62,10 +64,17 @@ def _with_steps(steps: int, **optimization: Any) -> Any:
     return config
 
 
-def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _run(_with_steps(3), tmp_path)
-    assert "from its beginning; have Counting inherit from trainer_kit.compat.model_garden.Trainer" in caplog.text
-    names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-3"))}
+    assert (
+        "from its beginning; have Counting inherit from trainer_kit.compat.model_garden.Trainer"
+        in caplog.text
+    )
+    names = {
+        name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-3"))
+    }
     assert {"model", "optimizer", "global_step", "my_batches"} <= names
     gone_on = _run(_with_steps(6), tmp_path)
     assert int(gone_on.batches) == int(gone_on.others.batches) == int(gone_on.global_step) == 6
@@ -76,13 +85,19 @@ def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(tmp_path: Path, ca
     assert gone_on.train_dataset is other
 
 
-def test_it_goes_back_after_a_divergence_as_the_config_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_goes_back_after_a_divergence_as_the_config_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config, trainers = _with_steps(6), []  # type: ignore[var-annotated]
-    config.trainer.override({"recovery_max_trials": 1, "recovery_begin_steps": 4, "loss_upper_bound": 0.0})
+    config.trainer.override(
+        {"recovery_max_trials": 1, "recovery_begin_steps": 4, "loss_upper_bound": 0.0}
+    )
     with pytest.raises(DivergedError, match="recovery_max_trials=1 is used up"):
         _run(config, tmp_path, trainers)
     assert f"Recovering the model from checkpoint: {tmp_path}/ckpt-3" in caplog.text
-    assert int(trainers[0].batches) == int(trainers[0].global_step) == 4  # as if step 4 had been done once
+    assert (
+        int(trainers[0].batches) == int(trainers[0].global_step) == 4
+    )  # as if step 4 had been done once
 
 
 class Averaging(Counting):
@@ -94,25 +109,37 @@ class Averaging(Counting):
         self.second = tf_keras.optimizers.Adam(0.1)
         items = {"loops": self.loops, "weight": self.weight, "second": self.second}
         model, optimizer, step = self.model, self.optimizer, self.global_step
-        self._checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, global_step=step, **items)
+        self._checkpoint = tf.train.Checkpoint(
+            model=model, optimizer=optimizer, global_step=step, **items
+        )
 
     def train_loop_end(self) -> Any:
         """Trains the weight."""
         self.loops.assign_add(1.0)
-        self.strategy.run(lambda: self.second.apply_gradients([(self.weight.read_value(), self.weight)]))
+        self.strategy.run(
+            lambda: self.second.apply_gradients([(self.weight.read_value(), self.weight)])
+        )
         return super().train_loop_end()
 
     def eval_end(self, aggregated_logs: Any = None) -> Any:
         """Tells both."""
-        return {**super().eval_end(aggregated_logs), "loops": self.loops.read_value(), "w": self.weight.read_value()}
+        return {
+            **super().eval_end(aggregated_logs),
+            "loops": self.loops.read_value(),
+            "w": self.weight.read_value(),
+        }
 
 
 def _logs(config: Any, folder: Path, mode: str = "train_and_eval", **options: Any) -> Any:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         task = task_factory.get_task(config.task)
-        trainer: Any = theirs.create_trainer(config, task, "train" in mode, True, trainer_cls=Averaging)
-    return run_experiment(strategy, task, mode, config, str(folder), trainer=trainer, run_post_eval=True, **options)[1]
+        trainer: Any = theirs.create_trainer(
+            config, task, "train" in mode, True, trainer_cls=Averaging
+        )
+    return run_experiment(
+        strategy, task, mode, config, str(folder), trainer=trainer, run_post_eval=True, **options
+    )[1]
 
 
 @pytest.fixture
@@ -141,13 +168,21 @@ def test_a_name_that_our_checkpoints_have_is_refused() -> None:
             self._checkpoint = tf.train.Checkpoint(global_step=self.global_step, task=self.batches)
 
     config = _with_steps(3)
-    inner = theirs.create_trainer(config, task_factory.get_task(config.task), True, True, trainer_cls=Named)
-    with pytest.raises(UsageError, match="every checkpoint already has a part named task; give your item another name"):
+    inner = theirs.create_trainer(
+        config, task_factory.get_task(config.task), True, True, trainer_cls=Named
+    )
+    with pytest.raises(
+        UsageError,
+        match="every checkpoint already has a part named task; give your item another name",
+    ):
         adopted(inner)
 
 
 def test_what_cannot_be_driven_is_told() -> None:
-    with pytest.raises(UsageError, match="SimpleNamespace has no config, model, optimizer, global_step, checkpoint; g"):
+    with pytest.raises(
+        UsageError,
+        match="SimpleNamespace has no config, model, optimizer, global_step, checkpoint; g",
+    ):
         adopted(SimpleNamespace(strategy=None))
 
 
@@ -163,7 +198,9 @@ class OrbitTrainer(orbit.StandardTrainer):  # type: ignore[misc]
         self.optimizer.build([self.model.weight])
         self.global_step = orbit.utils.create_global_step()
         self.loss = tf_keras.metrics.Mean()
-        self.checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.optimizer, step=self.global_step)
+        self.checkpoint = tf.train.Checkpoint(
+            model=self.model, optimizer=self.optimizer, step=self.global_step
+        )
 
     def train_loop_begin(self) -> None:
         self.loss.reset_state()
@@ -172,7 +209,9 @@ class OrbitTrainer(orbit.StandardTrainer):  # type: ignore[misc]
         numbers = next(iterator)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((numbers - self.model.weight) ** 2)
-        self.optimizer.apply_gradients([(tape.gradient(loss, self.model.weight), self.model.weight)])
+        self.optimizer.apply_gradients(
+            [(tape.gradient(loss, self.model.weight), self.model.weight)]
+        )
         self.loss.update_state(loss)
         self.global_step.assign_add(1)
 
@@ -181,7 +220,9 @@ class OrbitTrainer(orbit.StandardTrainer):  # type: ignore[misc]
 
 
 def _run_of_orbit(folder: Path, steps: int, log: str = "training_loss") -> OrbitTrainer:
-    options = TrainerConfig(train_steps=steps, steps_per_loop=2, summary_interval=2, checkpoint_interval=2)
+    options = TrainerConfig(
+        train_steps=steps, steps_per_loop=2, summary_interval=2, checkpoint_interval=2
+    )
     config = ExperimentConfig(trainer=options)
     trainer = OrbitTrainer(config, log)
     run_experiment(trainer.strategy, None, "train", config, str(folder), trainer=trainer)
@@ -197,11 +238,16 @@ def test_a_trainer_of_orbit_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_loop_of_orbit_without_a_training_loss_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a training loop returned mse and no training_loss, by which a run recovers"):
+    with pytest.raises(
+        UsageError,
+        match="a training loop returned mse and no training_loss, by which a run recovers",
+    ):
         _run_of_orbit(tmp_path, 4, log="mse")
 
 
 def test_best_weights_that_no_trainer_keeps_are_refused() -> None:
     config = ExperimentConfig(trainer=TrainerConfig(best_checkpoint_eval_metric="accuracy"))
-    with pytest.raises(UsageError, match="best_checkpoint_eval_metric=accuracy: OrbitTrainer keeps no best weights"):
+    with pytest.raises(
+        UsageError, match="best_checkpoint_eval_metric=accuracy: OrbitTrainer keeps no best weights"
+    ):
         adopted(OrbitTrainer(config))

@@ -24,7 +24,9 @@ from trainer_kit.compat.model_garden.optimizers import OptimizersAverage
 
 def _trained() -> tuple[Any, Any]:
     """Returns a model, of which no two values have the same exponent, and its averaging optimizer. In scope."""
-    model = tf_keras.Sequential([tf_keras.Input((3,)), tf_keras.layers.Dense(4), tf_keras.layers.BatchNormalization()])
+    model = tf_keras.Sequential(
+        [tf_keras.Input((3,)), tf_keras.layers.Dense(4), tf_keras.layers.BatchNormalization()]
+    )
     optimizer = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD(), False)
     optimizer.shadow_copy(model)
     generator = np.random.default_rng(0)
@@ -83,7 +85,9 @@ def test_the_files_are_called_as_theirs_and_the_newest_stay(tmp_path: Path) -> N
                 saves = _saver(tmp_path / name, model, optimizer, max_to_keep=2)
             else:
                 checkpoint = tf.train.Checkpoint(model=model)
-                saves = theirs.EMACheckpointing(str(tmp_path / name), optimizer, checkpoint, max_to_keep=2)
+                saves = theirs.EMACheckpointing(
+                    str(tmp_path / name), optimizer, checkpoint, max_to_keep=2
+                )
             for step in (70, 80, 90):
                 optimizer.iterations.assign(step)
                 saves({})

@@ -41,7 +41,11 @@ class _Run:
     def evaluate(self, step: int, value: Any, **options: Any) -> bool:
         self.step.assign(step)
         self.value.assign(float(step))
-        logs = {"val": {"accuracy": value, "image": tf.zeros([2, 2, 1])}, "loss": tf.constant(1.5), "note": "x"}
+        logs = {
+            "val": {"accuracy": value, "image": tf.zeros([2, 2, 1])},
+            "loss": tf.constant(1.5),
+            "note": "x",
+        }
         if isinstance(self.exporter, train_utils.BestCheckpointExporter):
             del logs["note"]  # which ends theirs with an error
         return bool(self.exporter.maybe_export_checkpoint(self.checkpoint, logs, step, **options))
@@ -50,7 +54,11 @@ class _Run:
     def kept(self) -> tuple[int, float, float]:
         """The step of the weights that are kept, and step and metric that info.json tells of them."""
         info = json.loads((self.folder / "info.json").read_text())
-        return _step_of(self.exporter.best_ckpt_path), info["best_ckpt_global_step"], info["val"]["accuracy"]
+        return (
+            _step_of(self.exporter.best_ckpt_path),
+            info["best_ckpt_global_step"],
+            info["val"]["accuracy"],
+        )
 
 
 def _step_of(path: str | None) -> int:
@@ -71,8 +79,13 @@ def _step_of(path: str | None) -> int:
         [0.3, 0.2, 0.1],
     ],
 )
-def test_every_decision_and_what_is_told_of_it_is_theirs(tmp_path: Path, comp: str, values: list[Any]) -> None:
-    ours, theirs = _Run(tmp_path / "ours", comp=comp), _Run(tmp_path / "theirs", theirs=True, comp=comp)
+def test_every_decision_and_what_is_told_of_it_is_theirs(
+    tmp_path: Path, comp: str, values: list[Any]
+) -> None:
+    ours, theirs = (
+        _Run(tmp_path / "ours", comp=comp),
+        _Run(tmp_path / "theirs", theirs=True, comp=comp),
+    )
     assert ours.exporter.best_ckpt_logs is theirs.exporter.best_ckpt_logs is None
     assert ours.exporter.best_ckpt_path is theirs.exporter.best_ckpt_path is None
     for step, given in enumerate(values, 1):
@@ -82,7 +95,11 @@ def test_every_decision_and_what_is_told_of_it_is_theirs(tmp_path: Path, comp: s
         assert ours.exporter.best_ckpt_logs["val"]["accuracy"] == float(
             theirs.exporter.best_ckpt_logs["val"]["accuracy"]
         )
-    assert Path(ours.exporter.best_ckpt_logs_path).name == Path(theirs.exporter.best_ckpt_logs_path).name == "info.json"
+    assert (
+        Path(ours.exporter.best_ckpt_logs_path).name
+        == Path(theirs.exporter.best_ckpt_logs_path).name
+        == "info.json"
+    )
     told = [json.loads((tmp_path / name / "info.json").read_text()) for name in ("ours", "theirs")]
     assert told[0] == told[1]
 
@@ -99,9 +116,14 @@ def test_each_framework_resumes_from_the_others_best(tmp_path: Path) -> None:
     ]:
         run = _Run(tmp_path, theirs=kind)
         assert run.evaluate(step, value) == better
-        expected = max([(0.5, 10), (0.6, 30), (0.7, 50)], key=lambda one: one if one[1] <= step else (0.0, 0))
+        expected = max(
+            [(0.5, 10), (0.6, 30), (0.7, 50)], key=lambda one: one if one[1] <= step else (0.0, 0)
+        )
         assert run.kept == (expected[1], float(expected[1]), expected[0])
-    assert {path.name for path in tmp_path.glob("*.index")} == {"ckpt-50.index", "best_ckpt-1.index"}
+    assert {path.name for path in tmp_path.glob("*.index")} == {
+        "ckpt-50.index",
+        "best_ckpt-1.index",
+    }
 
 
 @pytest.mark.parametrize("values", [[NAN, 0.5, 0.4], [math.inf, 0.5, NAN], [NAN, -math.inf, 0.5]])
@@ -115,7 +137,9 @@ def test_what_is_not_finite_never_stands_in_the_way(tmp_path: Path, values: list
 def test_before_the_first_best_the_logs_are_the_last_refused(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     run.evaluate(1, NAN)
-    assert math.isnan(run.exporter.best_ckpt_logs["val"]["accuracy"])  # what Model Garden's Trainer asks for
+    assert math.isnan(
+        run.exporter.best_ckpt_logs["val"]["accuracy"]
+    )  # what Model Garden's Trainer asks for
     assert run.exporter.best is None
     assert not (tmp_path / "info.json").exists()
 
@@ -172,7 +196,9 @@ def test_a_kill_at_any_point_leaves_a_consistent_record(
 
 
 def _read_step(prefix: Path) -> int:
-    return int(tf.train.load_checkpoint(str(prefix)).get_tensor("global_step/.ATTRIBUTES/VARIABLE_VALUE"))
+    return int(
+        tf.train.load_checkpoint(str(prefix)).get_tensor("global_step/.ATTRIBUTES/VARIABLE_VALUE")
+    )
 
 
 def test_a_metric_that_is_missing_is_a_value_error_at_once(tmp_path: Path) -> None:
@@ -201,10 +227,18 @@ def test_a_remote_folder_is_refused() -> None:
 
 
 def test_logs_alone_are_written_as_theirs(tmp_path: Path) -> None:
-    logs = {"val": {"accuracy": tf.constant(0.5), "image": tf.zeros([4, 4, 3])}, "loss": np.float32(2.0)}
-    for name, kind in (("ours", BestCheckpointExporter), ("theirs", train_utils.BestCheckpointExporter)):
+    logs = {
+        "val": {"accuracy": tf.constant(0.5), "image": tf.zeros([4, 4, 3])},
+        "loss": np.float32(2.0),
+    }
+    for name, kind in (
+        ("ours", BestCheckpointExporter),
+        ("theirs", train_utils.BestCheckpointExporter),
+    ):
         kind(str(tmp_path / name), METRIC, "higher").export_best_eval_metric(logs, 100)
-    ours, theirs = (json.loads((tmp_path / name / "info.json").read_text()) for name in ("ours", "theirs"))
+    ours, theirs = (
+        json.loads((tmp_path / name / "info.json").read_text()) for name in ("ours", "theirs")
+    )
     assert ours == theirs == {"val": {"accuracy": 0.5}, "loss": 2.0, "best_ckpt_global_step": 100.0}
 
 
@@ -229,14 +263,21 @@ def test_an_overridden_record_is_called_after_each_export(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("subdir", "metric", "folder"), [("best", "accuracy", "/run"), ("", "accuracy", "/run"), ("best", "", "/run")]
+    ("subdir", "metric", "folder"),
+    [("best", "accuracy", "/run"), ("", "accuracy", "/run"), ("best", "", "/run")],
 )
-def test_a_config_decides_about_an_exporter_as_for_theirs(subdir: str, metric: str, folder: str) -> None:
+def test_a_config_decides_about_an_exporter_as_for_theirs(
+    subdir: str, metric: str, folder: str
+) -> None:
     options = {"best_checkpoint_export_subdir": subdir, "best_checkpoint_eval_metric": metric}
-    params = SimpleNamespace(trainer=SimpleNamespace(**options, best_checkpoint_metric_comp="lower"))
+    params = SimpleNamespace(
+        trainer=SimpleNamespace(**options, best_checkpoint_metric_comp="lower")
+    )
     ours = maybe_create_best_ckpt_exporter(params, folder)
     theirs = train_utils.maybe_create_best_ckpt_exporter(params, folder)
-    assert getattr(ours, "best_ckpt_logs_path", None) == getattr(theirs, "best_ckpt_logs_path", None)
+    assert getattr(ours, "best_ckpt_logs_path", None) == getattr(
+        theirs, "best_ckpt_logs_path", None
+    )
     assert (ours is not None) == bool(subdir and metric)
 
 
@@ -245,13 +286,21 @@ def test_a_config_decides_about_an_exporter_as_for_theirs(subdir: str, metric: s
 
 def _run(model_dir: Path, steps: int, **options: Any) -> tuple[BestCheckpointExporter, Any]:
     config = linear_experiment(
-        train_steps=steps, best_checkpoint_eval_metric="accuracy", best_checkpoint_metric_comp="higher"
+        train_steps=steps,
+        best_checkpoint_eval_metric="accuracy",
+        best_checkpoint_metric_comp="higher",
     )
     exporter = maybe_create_best_ckpt_exporter(config, str(model_dir))
     task = LinearTask(config.task)
     trainer = create_trainer(config, task, checkpoint_exporter=exporter)
     _, logs = run_experiment(
-        tf.distribute.get_strategy(), task, "train_and_eval", config, str(model_dir), trainer=trainer, **options
+        tf.distribute.get_strategy(),
+        task,
+        "train_and_eval",
+        config,
+        str(model_dir),
+        trainer=trainer,
+        **options,
     )
     return exporter, logs
 

@@ -24,12 +24,20 @@ from trainer_kit.evals.best.info_json import info_of, read_info
 from trainer_kit.telemetry.scalars import flat_scalars
 
 LINKS = ["best_ckpt-1.data-00000-of-00001", "best_ckpt-1.index"]
-OURS = ["checkpoint", "ckpt-20.commit.json", "ckpt-20.data-00000-of-00001", "ckpt-20.index", "info.json"]
+OURS = [
+    "checkpoint",
+    "ckpt-20.commit.json",
+    "ckpt-20.data-00000-of-00001",
+    "ckpt-20.index",
+    "info.json",
+]
 METRICS = {"val": {"accuracy": 0.5}, "loss": 1.0}
 
 
 def _weights(step: int) -> tf.train.Checkpoint:
-    return tf.train.Checkpoint(global_step=tf.Variable(step, dtype=tf.int64), value=tf.Variable(float(step)))
+    return tf.train.Checkpoint(
+        global_step=tf.Variable(step, dtype=tf.int64), value=tf.Variable(float(step))
+    )
 
 
 def _put(folder: GardenBestFolder, step: int) -> dict[str, Any]:
@@ -53,7 +61,9 @@ def _theirs(path: Path, values: dict[int, float]) -> None:
     for step, value in values.items():
         checkpoint.global_step.assign(step)
         checkpoint.value.assign(step)
-        exporter.maybe_export_checkpoint(checkpoint, {"val": {"accuracy": value}, "loss": 1.0}, step)
+        exporter.maybe_export_checkpoint(
+            checkpoint, {"val": {"accuracy": value}, "loss": 1.0}, step
+        )
 
 
 def _read(prefix: str | None) -> float:
@@ -109,7 +119,9 @@ def test_a_start_that_was_killed_while_it_took_over_is_repeated(
     assert _read(str(tmp_path / "best_ckpt-1")) == 20.0
 
 
-def test_links_that_fail_end_no_run_and_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_that_fail_end_no_run_and_are_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = GardenBestFolder(str(tmp_path))
     _weights(20).write(folder.prefix(20))
     monkeypatch.setattr(os, "link", _refuse)
@@ -118,7 +130,9 @@ def test_links_that_fail_end_no_run_and_are_not_copied(tmp_path: Path, monkeypat
     assert not {*LINKS} & {*_files(tmp_path)}
 
 
-def test_weights_that_cannot_be_copied_are_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_copied_are_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _theirs(tmp_path, {10: 0.5})
     monkeypatch.setattr(shutil, "copyfile", _refuse)
     with pytest.raises(StorageError, match=r"ckpt-1 cannot be copied to .*ckpt-10: no links here"):

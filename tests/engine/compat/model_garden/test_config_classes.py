@@ -53,10 +53,14 @@ class Whole(base_config.Config):
     anything: Any = None
     there: Head | None = dataclasses.field(default_factory=Head)
     absent: Head | None = None
-    heads: list[Head] = dataclasses.field(default_factory=lambda: [Head(name="a"), Head(name="b", size=2)])
+    heads: list[Head] = dataclasses.field(
+        default_factory=lambda: [Head(name="a"), Head(name="b", size=2)]
+    )
     part: Part = dataclasses.field(default_factory=lambda: Part(type="neck"))
     free: Part = dataclasses.field(default_factory=Part)
-    data: config_definitions.DataConfig = dataclasses.field(default_factory=config_definitions.DataConfig)
+    data: config_definitions.DataConfig = dataclasses.field(
+        default_factory=config_definitions.DataConfig
+    )
 
 
 @dataclasses.dataclass
@@ -96,22 +100,35 @@ def test_what_is_not_touched_comes_back_as_it_was() -> None:
         ({"there": None}, {"there": None}),
         ({"absent": {"size": 4}}, {"absent": {"name": "", "size": 4}}),
         ({"heads": [{"name": "c"}]}, {"heads": [{"name": "c", "size": 1}]}),
-        ({"heads": [{}, {"size": 5}]}, {"heads": [{"name": "a", "size": 1}, {"name": "b", "size": 5}]}),
-        ({"part": {"neck": {"depth": 7}}}, {"part": {"type": "neck", "neck": {"depth": 7, "heads": []}}}),
+        (
+            {"heads": [{}, {"size": 5}]},
+            {"heads": [{"name": "a", "size": 1}, {"name": "b", "size": 5}]},
+        ),
+        (
+            {"part": {"neck": {"depth": 7}}},
+            {"part": {"type": "neck", "neck": {"depth": 7, "heads": []}}},
+        ),
         ({"part": {"type": "head"}}, {"part": {"type": "head", "head": {"name": "", "size": 1}}}),
         ({"part": {"type": None}}, {"part": {"type": None}}),
-        ({"free": {"type": "head", "head": {"size": 4}}}, {"free": {"type": "head", "head": {"name": "", "size": 4}}}),
+        (
+            {"free": {"type": "head", "head": {"size": 4}}},
+            {"free": {"type": "head", "head": {"name": "", "size": 4}}},
+        ),
     ],
     ids=str,
 )
-def test_an_override_reaches_the_original_object(given: dict[str, Any], found: dict[str, Any]) -> None:
+def test_an_override_reaches_the_original_object(
+    given: dict[str, Any], found: dict[str, Any]
+) -> None:
     theirs, mirrored = Whole(), _overridden(Whole(), given)
     back = original(mirrored)
     theirs.override(given)
     assert back.as_dict() == theirs.as_dict()
     assert _differences(Whole().as_dict(), back.as_dict()) == found
     for name, value in found.items():
-        kind = float if isinstance(value, float) else type(getattr(theirs, name))  # a rate of 2 is 2.0
+        kind = (
+            float if isinstance(value, float) else type(getattr(theirs, name))
+        )  # a rate of 2 is 2.0
         assert type(getattr(back, name)) is kind
 
 
@@ -124,11 +141,16 @@ def test_an_override_reaches_the_original_object(given: dict[str, Any], found: d
         ({"either": 1.5}, "either: 1.5 is not a whole number or text"),
         ({"absent": {"sise": 3}}, "absent.sise: there is no such key; did you mean absent.size"),
         ({"part": {"head": {"size": 4}}}, "part.head .*: has no effect while part.type is 'neck'"),
-        ({"data": {"input_path": {"trian": "y"}}}, "input_path.trian: .* did you mean data.input_path.train"),
+        (
+            {"data": {"input_path": {"trian": "y"}}},
+            "input_path.trian: .* did you mean data.input_path.train",
+        ),
     ],
     ids=str,
 )
-def test_what_their_classes_would_take_is_refused_with_its_path(given: dict[str, Any], problem: str) -> None:
+def test_what_their_classes_would_take_is_refused_with_its_path(
+    given: dict[str, Any], problem: str
+) -> None:
     theirs = Whole(data=config_definitions.DataConfig(input_path={"train": "x"}))
     with pytest.raises(ConfigError, match=problem):
         _overridden(theirs, given)
@@ -152,9 +174,15 @@ class LargeHead(Head):
 
 
 def test_list_items_may_have_fields_unknown_to_their_class() -> None:
-    theirs = Routines(routines=(Routine(name="a", head=LargeHead()), Routine(name="b", part=Neck())))
+    theirs = Routines(
+        routines=(Routine(name="a", head=LargeHead()), Routine(name="b", part=Neck()))
+    )
     back = original(mirror(theirs))
-    assert back == theirs and isinstance(back.routines[0].head, LargeHead) and isinstance(back.routines[1].part, Neck)
+    assert (
+        back == theirs
+        and isinstance(back.routines[0].head, LargeHead)
+        and isinstance(back.routines[1].part, Neck)
+    )
     changed = original(_overridden(theirs, {"routines": [{"head": {"depth": 7}}, {}]}))
     assert isinstance(changed.routines[0].head, LargeHead) and changed.routines[0].head.depth == 7
     assert changed.routines[0].name == "a" and changed.routines[1] == theirs.routines[1]
@@ -202,10 +230,16 @@ def test_an_option_of_trainer_kit_survives_a_round_trip(given: dict[str, Any]) -
     back = original(before)
     assert type(back) is config_definitions.TrainerConfig
     after = _trainer(back)
-    assert after.as_dict() == before.as_dict() != _trainer(config_definitions.TrainerConfig()).as_dict()
+    assert (
+        after.as_dict()
+        == before.as_dict()
+        != _trainer(config_definitions.TrainerConfig()).as_dict()
+    )
     (name,) = given
     assert type(getattr(after, name)) is type(getattr(before, name))
-    assert not any(hasattr(back, other) for other in {"fuse_steps", "early_stopping"} - {name})  # only what changed
+    assert not any(
+        hasattr(back, other) for other in {"fuse_steps", "early_stopping"} - {name}
+    )  # only what changed
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -214,26 +248,47 @@ def test_the_original_of_a_locked_object_can_be_changed(inner: bool) -> None:
     for part in (theirs.heads[0], theirs.part.neck, theirs.data) if inner else ():
         part.lock()
     theirs.lock()
-    given = {"count": 4, "heads": [{"size": 7}, {}], "part": {"neck": {"depth": 5}}, "data": {"cache": True}}
+    given = {
+        "count": 4,
+        "heads": [{"size": 7}, {}],
+        "part": {"neck": {"depth": 5}},
+        "data": {"cache": True},
+    }
     back = original(_overridden(theirs, given))
-    assert (back.count, back.heads[0].size, back.part.neck.depth, back.data.cache) == (4, 7, 5, True)
+    assert (back.count, back.heads[0].size, back.part.neck.depth, back.data.cache) == (
+        4,
+        7,
+        5,
+        True,
+    )
     back.data.cache = back.on = False
     with pytest.raises(ValueError, match="locked"):
         theirs.on = True
 
 
 def test_a_class_that_holds_itself_ends_where_there_is_nothing() -> None:
-    back = original(_overridden(Tree(inside=Tree(size=2)), {"inside": {"size": 3, "inside": {"size": 4}}}))
-    assert back.as_dict() == {"size": 1, "inside": {"size": 3, "inside": {"size": 4, "inside": None}}}
+    back = original(
+        _overridden(Tree(inside=Tree(size=2)), {"inside": {"size": 3, "inside": {"size": 4}}})
+    )
+    assert back.as_dict() == {
+        "size": 1,
+        "inside": {"size": 3, "inside": {"size": 4, "inside": None}},
+    }
     assert type(back.inside.inside) is Tree
-    assert original(_overridden(Tree(), {"inside": {"inside": {"size": 4}}})).inside.inside.size == 4
+    assert (
+        original(_overridden(Tree(), {"inside": {"inside": {"size": 4}}})).inside.inside.size == 4
+    )
 
 
 def test_two_mirrors_share_nothing_that_can_be_changed() -> None:
     first, second = mirror(Whole()), mirror(Whole())
     assert first == second and first is not second
     first.heads.append("mine")
-    assert mirror(Whole()).as_dict()["heads"] == second.as_dict()["heads"] == Whole().as_dict()["heads"]
+    assert (
+        mirror(Whole()).as_dict()["heads"]
+        == second.as_dict()["heads"]
+        == Whole().as_dict()["heads"]
+    )
     back = original(second)
     back.heads[0].size = 100
     back.data.input_path = "mine"
@@ -249,7 +304,9 @@ def test_two_mirrors_share_nothing_that_can_be_changed() -> None:
     ],
     ids=str,
 )
-def test_objects_with_other_value_types_have_own_mirrors(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_objects_with_other_value_types_have_own_mirrors(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     for given in (one, other, one):
         theirs = Whole()
         theirs.override(given)
@@ -292,7 +349,9 @@ def test_a_class_goes_with_its_last_object() -> None:
 def test_an_option_of_ours_on_their_object_is_checked() -> None:
     theirs = config_definitions.TrainerConfig()
     theirs.override({"continuous_eval": {"policy": "newest"}}, is_strict=False)
-    with pytest.raises(ConfigError, match=r"continuous_eval.policy .*: 'newest' is not one of all, latest"):
+    with pytest.raises(
+        ConfigError, match=r"continuous_eval.policy .*: 'newest' is not one of all, latest"
+    ):
         _trainer(theirs)
 
 

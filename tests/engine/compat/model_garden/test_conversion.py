@@ -29,23 +29,33 @@ def _mock(**changes: Any) -> Any:
 
 def test_the_sections_are_ours_with_their_values() -> None:
     theirs = _mock(
-        trainer={"train_steps": 7, "max_to_keep": 2}, runtime={"num_gpus": 0, "dataset_num_private_threads": 3}
+        trainer={"train_steps": 7, "max_to_keep": 2},
+        runtime={"num_gpus": 0, "dataset_num_private_threads": 3},
     )
     converted = convert(theirs)
     assert isinstance(converted, ExperimentConfig)
-    assert isinstance(converted.trainer, TrainerConfig) and isinstance(converted.runtime, RuntimeConfig)
+    assert isinstance(converted.trainer, TrainerConfig) and isinstance(
+        converted.runtime, RuntimeConfig
+    )
     assert (converted.trainer.train_steps, converted.runtime.dataset_num_private_threads) == (7, 3)
-    assert converted.trainer.fuse_steps == 1 and converted.runtime.random_seed == 1  # of ours, by default
+    assert (
+        converted.trainer.fuse_steps == 1 and converted.runtime.random_seed == 1
+    )  # of ours, by default
     assert original(converted) == theirs
     assert isinstance(original(converted).task, mock_task.MockTaskConfig)
 
 
 def test_mirroring_that_nobody_asked_for_is_left_to_the_machine() -> None:
     assert convert(_mock()).runtime.distribution_strategy == "auto"
-    asked = apply(convert(_mock()), [Layer({"runtime": {"distribution_strategy": "mirrored"}})]).config
+    asked = apply(
+        convert(_mock()), [Layer({"runtime": {"distribution_strategy": "mirrored"}})]
+    ).config
     assert asked.runtime.distribution_strategy == "mirrored"
     for other in ("off", "one_device", "tpu"):
-        assert convert(_mock(runtime={"distribution_strategy": other})).runtime.distribution_strategy == other
+        assert (
+            convert(_mock(runtime={"distribution_strategy": other})).runtime.distribution_strategy
+            == other
+        )
 
 
 def test_mirroring_that_another_default_was_replaced_by_stays() -> None:
@@ -62,7 +72,10 @@ def test_mirroring_that_another_default_was_replaced_by_stays() -> None:
 
 def test_the_best_has_a_folder_even_if_none_was_named() -> None:
     trainer = convert(_mock(trainer={"best_checkpoint_eval_metric": "acc"})).trainer
-    assert (trainer.best_checkpoint_export_subdir, trainer.best_checkpoint_eval_metric) == ("best_ckpt", "acc")
+    assert (trainer.best_checkpoint_export_subdir, trainer.best_checkpoint_eval_metric) == (
+        "best_ckpt",
+        "acc",
+    )
     named = convert(_mock(trainer={"best_checkpoint_export_subdir": "mine"})).trainer
     assert named.best_checkpoint_export_subdir == "mine"
     assert original(convert(_mock())).trainer.best_checkpoint_export_subdir == ""
@@ -88,7 +101,10 @@ def test_refused_values_are_reported_with_path_and_class() -> None:
     }
     assert told["runtime.num_gpus"].origin == "official.core.config_definitions.RuntimeConfig"
     theirs.trainer.optimizer_config.learning_rate.type = None
-    with pytest.raises(ConfigError, match=r"trainer.summary_interval .*: 7 is not a multiple of steps_per_loop \(5\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"trainer.summary_interval .*: 7 is not a multiple of steps_per_loop \(5\)",
+    ):
         convert(theirs)
 
 
@@ -114,18 +130,28 @@ def test_a_trainer_reads_their_task_and_our_other_sections(ours: bool) -> None:
 
 def test_xla_is_for_gpus_that_are_asked_for_as_theirs_has_it() -> None:
     for gpus, compiled in ((0, False), (1, True)):
-        assert convert(_mock(runtime={"num_gpus": gpus, "enable_xla": True})).runtime.enable_xla is compiled
+        assert (
+            convert(_mock(runtime={"num_gpus": gpus, "enable_xla": True})).runtime.enable_xla
+            is compiled
+        )
 
 
 def test_what_a_config_of_theirs_does_not_have_has_our_default() -> None:
-    partial = TheirConfig(default_params={"task": {"model": {"name": "x"}}, "trainer": {"train_steps": 7}})
+    partial = TheirConfig(
+        default_params={"task": {"model": {"name": "x"}}, "trainer": {"train_steps": 7}}
+    )
     converted = convert(partial)
-    assert (converted.trainer.train_steps, converted.trainer.steps_per_loop) == (7, TrainerConfig().steps_per_loop)
+    assert (converted.trainer.train_steps, converted.trainer.steps_per_loop) == (
+        7,
+        TrainerConfig().steps_per_loop,
+    )
     assert converted.runtime.distribution_strategy == "auto"
     assert original(converted).as_dict() == partial.as_dict()
 
 
-@pytest.mark.parametrize(("dtype", "counts"), [(None, False), ("bfloat16", False), ("float16", True)])
+@pytest.mark.parametrize(
+    ("dtype", "counts"), [(None, False), ("bfloat16", False), ("float16", True)]
+)
 def test_a_loss_scale_counts_with_float16_only(dtype: str | None, counts: bool) -> None:
     config = _mock()
     config.override({"runtime": {"mixed_precision_dtype": dtype, "loss_scale": "dynamic"}})

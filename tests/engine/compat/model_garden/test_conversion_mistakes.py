@@ -27,21 +27,37 @@ RESNET, BERT = "resnet_imagenet", "bert/pretraining"
 OPTIMIZER = "trainer.optimizer_config"
 
 MISTAKES = [
-    (RESNET, "task.train_data.inputpath=x", "there is no such key; did you mean task.train_data.input_path?"),
+    (
+        RESNET,
+        "task.train_data.inputpath=x",
+        "there is no such key; did you mean task.train_data.input_path?",
+    ),
     (RESNET, "task.model.backbon.type=resnet", "did you mean task.model.backbone?"),
-    (RESNET, "task.train_data.global_batch_size='32'", "'32' is not a whole number; write 32 without quotes"),
+    (
+        RESNET,
+        "task.train_data.global_batch_size='32'",
+        "'32' is not a whole number; write 32 without quotes",
+    ),
     (RESNET, "task.train_data.is_training=yes", "'yes' is not true or false"),
     (RESNET, "task.losses.l2_weight_decay=[0.1]", "[0.1] is not a number"),
     (RESNET, "task.model.backbone.type=resnett", "did you mean resnet?"),
     (RESNET, f"{OPTIMIZER}.learning_rate.type=cosin", "did you mean cosine?"),
     (RESNET, f"{OPTIMIZER}.learning_rate.cosine.decay_steps=5", "learning_rate.type is 'stepwise'"),
-    (RESNET, f"{OPTIMIZER}.learning_rate=0.1", "0.1 is not a section; give its fields (type, constant, stepwise"),
+    (
+        RESNET,
+        f"{OPTIMIZER}.learning_rate=0.1",
+        "0.1 is not a section; give its fields (type, constant, stepwise",
+    ),
     (RESNET, "task.train_data=null", "null is not a section"),
     (RESNET, "task=null", "null is not a section"),
     (RESNET, "task.model.input_size=224", "(each item a whole number or null)"),
     (RESNET, "task.train_data.restrictions=1", "there is no such key"),
     (BERT, "task.model.cls_heads=3", "3 is not a list"),
-    (BERT, "task.model.cls_heads=[{inner_dims: 3}]", "did you mean task.model.cls_heads.0.inner_dim?"),
+    (
+        BERT,
+        "task.model.cls_heads=[{inner_dims: 3}]",
+        "did you mean task.model.cls_heads.0.inner_dim?",
+    ),
     ("bert/tagging", "task.class_names=a", "'a' is not a list (each item text) or null"),
 ]
 
@@ -92,7 +108,7 @@ trainer:
   best_checkpoint_export_subdir: 'best_ckpt'
   best_checkpoint_eval_metric: 'cls_accuracy'
 """,
-}  # fmt: skip
+}
 
 
 def _resolved(name: str, sources: Sources) -> ExperimentConfig:
@@ -107,7 +123,9 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-@pytest.mark.parametrize(("name", "override", "message"), MISTAKES, ids=[override for _, override, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("name", "override", "message"), MISTAKES, ids=[override for _, override, _ in MISTAKES]
+)
 def test_a_mistake_is_told_in_one_line(name: str, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as told:
         _resolved(name, Sources(params_overrides=(override,)))
@@ -119,10 +137,15 @@ def test_a_mistake_is_told_in_one_line(name: str, override: str, message: str) -
 def test_a_file_of_theirs_gives_the_values_that_it_gives_them(name: str, tmp_path: Path) -> None:
     file = tmp_path / "theirs.yaml"
     file.write_text(FILES[name])
-    theirs = params_dict.override_params_dict(exp_factory.get_exp_config(name), str(file), is_strict=True)
+    theirs = params_dict.override_params_dict(
+        exp_factory.get_exp_config(name), str(file), is_strict=True
+    )
     ours = _resolved(name, Sources(config_files=(str(file),)))
     assert _listed(original(ours.task).as_dict()) == _listed(theirs.task.as_dict())
-    assert original(ours.trainer.optimizer_config).as_dict() == theirs.trainer.optimizer_config.as_dict()
+    assert (
+        original(ours.trainer.optimizer_config).as_dict()
+        == theirs.trainer.optimizer_config.as_dict()
+    )
     assert ours.trainer.train_steps == theirs.trainer.train_steps
 
 
@@ -133,11 +156,16 @@ def test_a_file_of_theirs_gives_the_values_that_it_gives_them(name: str, tmp_pat
             "task: {losses: {norm_activation: {activation: relu}}}",
             "task.losses.norm_activation (.*:1): there is no such",
         ),
-        ("task: {model: !!python/object:os.system {}}", "task.model (.*:1:15): .* cannot be read; use plain values"),
+        (
+            "task: {model: !!python/object:os.system {}}",
+            "task.model (.*:1:15): .* cannot be read; use plain values",
+        ),
         ("task: [1]", r"task (.*): \[1\] is not a section"),
     ],
 )
-def test_a_file_that_does_not_fit_is_told_by_its_line(text: str, message: str, tmp_path: Path) -> None:
+def test_a_file_that_does_not_fit_is_told_by_its_line(
+    text: str, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "theirs.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace(")", r"\)")):
@@ -152,18 +180,28 @@ def test_what_is_a_tuple_of_theirs_comes_to_them_as_one() -> None:
 
 def test_a_broken_restriction_is_reported_before_a_run() -> None:
     theirs = exp_factory.get_exp_config(RESNET)
-    theirs._restrictions = ["task.model.num_classes > 5", "task.train_data.dtype == task.validation_data.dtype"]
+    theirs._restrictions = [
+        "task.model.num_classes > 5",
+        "task.train_data.dtype == task.validation_data.dtype",
+    ]
     ours = convert(theirs)
     assert not broken_rules(theirs) and not broken_rules(ours)
     changes = {"model": {"num_classes": 3}, "train_data": {"dtype": "float16"}}
     mistakes = broken_rules(apply(ours, [Layer({"task": changes}, {"task": "here"})]).config)
-    assert str(mistakes[0]).startswith("task.model.num_classes: breaks the experiment's rule 'task.model.num_classes >")
-    assert [mistake.path for mistake in mistakes] == ["task.model.num_classes", "task.train_data.dtype"]
+    assert str(mistakes[0]).startswith(
+        "task.model.num_classes: breaks the experiment's rule 'task.model.num_classes >"
+    )
+    assert [mistake.path for mistake in mistakes] == [
+        "task.model.num_classes",
+        "task.train_data.dtype",
+    ]
     theirs.task.model.num_classes = 3
     assert [mistake.path for mistake in broken_rules(theirs)] == ["task.model.num_classes"]
 
 
 def test_a_trainer_refuses_a_config_that_breaks_a_restriction() -> None:
     theirs = exp_factory.get_exp_config("wmt_transformer/large")
-    with pytest.raises(ConfigError, match=r"task\.sentencepiece_model_path: breaks the experiment's rule"):
+    with pytest.raises(
+        ConfigError, match=r"task\.sentencepiece_model_path: breaks the experiment's rule"
+    ):
         check_values(SimpleNamespace(create_optimizer=None), theirs)

@@ -8,7 +8,13 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.engine.compat.model_garden.garden_task import BATCH, FEATURES, SmallConfig, SmallTask, small_config
+from tests.engine.compat.model_garden.garden_task import (
+    BATCH,
+    FEATURES,
+    SmallConfig,
+    SmallTask,
+    small_config,
+)
 from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
 from trainer_kit.errors import UsageError
 from trainer_kit.training.checks.batch_spec import build_model
@@ -36,7 +42,9 @@ class ByName(LateTask):
     """Batches are dicts."""
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
-        return SmallTask.build_inputs(self, params).map(lambda features, labels: {"x": features, "y": labels})
+        return SmallTask.build_inputs(self, params).map(
+            lambda features, labels: {"x": features, "y": labels}
+        )
 
     def inference_step(self, inputs: Any, model: Any) -> Any:
         return model(inputs["x"], training=False)
@@ -62,7 +70,10 @@ def test_a_model_without_variables_gets_them(kind: type[LateTask], train: bool) 
 def test_a_model_that_cannot_be_called_on_the_data_is_told(train: bool, part: str) -> None:
     with pytest.raises(TypeError) as error:
         build_model(SmallConfig(), Strange(SmallConfig()), _Late(), train)
-    assert f"_Late has no variables yet, so it was called on a batch of task.{part}" in error.value.__notes__[0]
+    assert (
+        f"_Late has no variables yet, so it was called on a batch of task.{part}"
+        in error.value.__notes__[0]
+    )
 
 
 def test_a_trainer_builds_its_model_first() -> None:
@@ -73,7 +84,9 @@ def test_a_trainer_builds_its_model_first() -> None:
     assert len(trainer.model.variables) == 2
     before = trainer.model.variables[0].numpy()
     trainer.train(tf.constant(1))
-    assert (before != trainer.model.variables[0].numpy()).any() and len(trainer.model.variables) == 2
+    assert (before != trainer.model.variables[0].numpy()).any() and len(
+        trainer.model.variables
+    ) == 2
 
 
 def test_a_wrong_model_or_metrics_list_names_the_method() -> None:
@@ -83,14 +96,18 @@ def test_a_wrong_model_or_metrics_list_names_the_method() -> None:
         def build_model(self) -> Any:
             super().build_model()
 
-    with pytest.raises(UsageError, match=r"^Forgetful\.build_model returned None; return the model"):
+    with pytest.raises(
+        UsageError, match=r"^Forgetful\.build_model returned None; return the model"
+    ):
         create_trainer(config, Forgetful(config.task), True, True)
 
     class OneMetric(SmallTask):
         def build_metrics(self, training: bool = True) -> Any:
             return tf_keras.metrics.Mean("one")
 
-    with pytest.raises(UsageError, match=r"^OneMetric\.build_metrics returned a Mean; return a list of metrics"):
+    with pytest.raises(
+        UsageError, match=r"^OneMetric\.build_metrics returned a Mean; return a list of metrics"
+    ):
         create_trainer(config, OneMetric(config.task), True, True)
 
 
@@ -105,4 +122,6 @@ def test_a_model_that_has_a_part_of_its_variables_gets_the_rest() -> None:
     assert len(model.variables) == 2
     build_model(task.task_config, task, model, train=True)
     assert len(model.variables) == 4
-    build_model(SmallConfig(), Strange(SmallConfig()), Half(), train=True)  # the first step will have to do it
+    build_model(
+        SmallConfig(), Strange(SmallConfig()), Half(), train=True
+    )  # the first step will have to do it

@@ -12,17 +12,25 @@ from official.modeling import optimization
 from tests.builders import replicas
 from tests.engine.compat.model_garden.garden_task import bits
 from tests.engine.linear_task import linear_experiment
-from trainer_kit.compat.model_garden.optimizers import OptimizersAverage, averaging, check_one_average
+from trainer_kit.compat.model_garden.optimizers import (
+    OptimizersAverage,
+    averaging,
+    check_one_average,
+)
 from trainer_kit.errors import UsageError
 
 
 def _model() -> Any:
-    return tf_keras.Sequential([tf_keras.Input((3,)), tf_keras.layers.Dense(4), tf_keras.layers.BatchNormalization()])
+    return tf_keras.Sequential(
+        [tf_keras.Input((3,)), tf_keras.layers.Dense(4), tf_keras.layers.BatchNormalization()]
+    )
 
 
 def _averaging(model: Any, trainable_only: bool = True) -> Any:
     """Returns an averaging optimizer whose averages, and the weights, are of many magnitudes. In scope."""
-    optimizer = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD(), trainable_only)
+    optimizer = optimization.ExponentialMovingAverage(
+        tf_keras.optimizers.legacy.SGD(), trainable_only
+    )
     optimizer.shadow_copy(model)
     generator = np.random.default_rng(0)
     for variable in [*model.variables, *optimizer._average_weights]:
@@ -32,7 +40,9 @@ def _averaging(model: Any, trainable_only: bool = True) -> Any:
 
 @pytest.mark.parametrize(("devices", "wrapped"), [(1, False), (2, True)])
 @pytest.mark.parametrize("trainable_only", [False, True])
-def test_a_swap_exchanges_bits_and_a_second_one_undoes_it(devices: int, wrapped: bool, trainable_only: bool) -> None:
+def test_a_swap_exchanges_bits_and_a_second_one_undoes_it(
+    devices: int, wrapped: bool, trainable_only: bool
+) -> None:
     with replicas(devices).scope():
         model = _model()
         optimizer = _averaging(model, trainable_only)
@@ -76,12 +86,23 @@ def test_only_an_averaging_optimizer_averages() -> None:
     plain = tf_keras.optimizers.legacy.SGD()
     ema = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD())
     assert averaging(ema) is averaging(tf_keras.mixed_precision.LossScaleOptimizer(ema)) is ema
-    for other in (plain, tf_keras.optimizers.SGD(), tf_keras.mixed_precision.LossScaleOptimizer(plain), None, {}):
+    for other in (
+        plain,
+        tf_keras.optimizers.SGD(),
+        tf_keras.mixed_precision.LossScaleOptimizer(plain),
+        None,
+        {},
+    ):
         assert averaging(other) is None
 
 
-@pytest.mark.parametrize("ema", [{"more_decays": {"fast": 0.5}}, {"evaluate": ("average", "weights")}], ids=str)
+@pytest.mark.parametrize(
+    "ema", [{"more_decays": {"fast": 0.5}}, {"evaluate": ("average", "weights")}], ids=str
+)
 def test_several_averages_are_refused(ema: dict[str, Any]) -> None:
     check_one_average(linear_experiment(optimizer_config={"ema": {"average_decay": 0.5}}).trainer)
-    with pytest.raises(UsageError, match="keeps one average, which evaluations use; remove more_decays and evaluate"):
+    with pytest.raises(
+        UsageError,
+        match="keeps one average, which evaluations use; remove more_decays and evaluate",
+    ):
         check_one_average(linear_experiment(optimizer_config={"ema": ema}).trainer)

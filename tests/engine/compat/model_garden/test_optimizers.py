@@ -37,14 +37,28 @@ UNRELEASED = ["slide", "adafactor"]  # the public release of Model Garden has th
 # Each kind once, with the options that give it most to keep.
 CASES: dict[str, dict[str, Any]] = {
     **{kind: {"optimizer": {"type": kind}} for kind in ("adagrad", "lamb", "adafactor_keras")},
-    **{f"{kind}_experimental": {"optimizer": {"type": f"{kind}_experimental"}} for kind in ("sgd", "adam", "adamw")},
+    **{
+        f"{kind}_experimental": {"optimizer": {"type": f"{kind}_experimental"}}
+        for kind in ("sgd", "adam", "adamw")
+    },
     "sgd, momentum": {"optimizer": {"type": "sgd", "sgd": {"momentum": 0.9, "nesterov": True}}},
-    "rmsprop, centered": {"optimizer": {"type": "rmsprop", "rmsprop": {"momentum": 0.9, "centered": True}}},
-    "adam, averaging": {"optimizer": {"type": "adam", "adam": {"amsgrad": True}}, "ema": {"average_decay": 0.9}},
-    "adamw, averaging all": {"optimizer": {"type": "adamw"}, "ema": {"trainable_weights_only": False}},
+    "rmsprop, centered": {
+        "optimizer": {"type": "rmsprop", "rmsprop": {"momentum": 0.9, "centered": True}}
+    },
+    "adam, averaging": {
+        "optimizer": {"type": "adam", "adam": {"amsgrad": True}},
+        "ema": {"average_decay": 0.9},
+    },
+    "adamw, averaging all": {
+        "optimizer": {"type": "adamw"},
+        "ema": {"trainable_weights_only": False},
+    },
     "lars, warm-up and cosine": {
         "optimizer": {"type": "lars", "lars": {"weight_decay_rate": 0.01}},
-        "learning_rate": {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": 3}},
+        "learning_rate": {
+            "type": "cosine",
+            "cosine": {"initial_learning_rate": 0.1, "decay_steps": 3},
+        },
         "warmup": {"type": "linear", "linear": {"warmup_steps": 2}},
     },
 }
@@ -52,9 +66,15 @@ CASES: dict[str, dict[str, Any]] = {
 
 def _all(part: Any, folder: Path) -> dict[str, bytes]:
     """Returns all that a checkpoint holds of model and optimizer, bit by bit."""
-    path = tf.train.Checkpoint(model=part.model, optimizer=part.optimizer).write(str(folder / "all"))
+    path = tf.train.Checkpoint(model=part.model, optimizer=part.optimizer).write(
+        str(folder / "all")
+    )
     reader = tf.train.load_checkpoint(path)
-    names = [name for name in reader.get_variable_to_shape_map() if name != "_CHECKPOINTABLE_OBJECT_GRAPH"]
+    names = [
+        name
+        for name in reader.get_variable_to_shape_map()
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
+    ]
     return {name: reader.get_tensor(name).tobytes() for name in names}
 
 
@@ -69,11 +89,16 @@ class _Part:
         if averaging(self.optimizer) is not None:
             OptimizersAverage(self.optimizer, self.model)
         step = tf.Variable(0, dtype=tf.int64)
-        self.checkpoint = training_checkpoint(global_step=step, model=self.model, optimizer=self.optimizer)
+        self.checkpoint = training_checkpoint(
+            global_step=step, model=self.model, optimizer=self.optimizer
+        )
 
     def train(self, *seeds: int) -> None:
         for seed in seeds:
-            batch = tf.random.stateless_normal([BATCH, FEATURES], [seed, 1]), tf.range(BATCH) % CLASSES
+            batch = (
+                tf.random.stateless_normal([BATCH, FEATURES], [seed, 1]),
+                tf.range(BATCH) % CLASSES,
+            )
             self.task.train_step(batch, self.model, self.optimizer)
 
 
@@ -86,7 +111,9 @@ def test_each_optimizer_goes_on_as_if_it_had_not_stopped(case: str, tmp_path: Pa
     middle = _all(whole, tmp_path)
     whole.train(3)
     end = _all(whole, tmp_path)
-    assert begin.keys() == middle.keys() == end.keys()  # the first step makes nothing that was not there
+    assert (
+        begin.keys() == middle.keys() == end.keys()
+    )  # the first step makes nothing that was not there
     assert begin != middle != end
     again = _Part(case)
     restore(again.checkpoint, path, whole=True)
@@ -97,7 +124,9 @@ def test_each_optimizer_goes_on_as_if_it_had_not_stopped(case: str, tmp_path: Pa
 
 def test_every_optimizer_that_model_garden_has_is_among_them() -> None:
     known = vars(optimization.OptimizationConfig().optimizer)
-    names = {name for name, one in known.items() if isinstance(one, optimizer_config.BaseOptimizerConfig)}
+    names = {
+        name for name, one in known.items() if isinstance(one, optimizer_config.BaseOptimizerConfig)
+    }
     assert names == {*(case["optimizer"]["type"] for case in CASES.values()), *UNRELEASED}
 
 
@@ -105,7 +134,10 @@ def test_every_optimizer_that_model_garden_has_is_among_them() -> None:
 def test_what_is_not_chosen_is_refused_by_model_garden(name: str) -> None:
     config = small_config(**{name: {"type": None}})
     task = task_factory.get_task(config.task)
-    with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: Model Garden refuses its values: .*specified"):
+    with pytest.raises(
+        UsageError,
+        match=r"^trainer\.optimizer_config: Model Garden refuses its values: .*specified",
+    ):
         create_optimizer(task, config)
 
 
@@ -114,13 +146,17 @@ def test_a_model_of_zero_classes_is_refused() -> None:
         __module__ = "official.vision.tasks"  # a task of a user may mean something else by it
 
     task = Task(task_config=SimpleNamespace(model=SimpleNamespace(num_classes=0)))
-    with pytest.raises(ConfigError, match=r"task\.model\.num_classes: is 0; give the number of classes"):
+    with pytest.raises(
+        ConfigError, match=r"task\.model\.num_classes: is 0; give the number of classes"
+    ):
         check_values(task, small_config())
 
 
 @pytest.mark.parametrize("ours", [False, True])
 def test_the_task_makes_the_optimizer_from_its_own_config(ours: bool) -> None:
-    config = small_config(ema={"average_decay": 0.5}, learning_rate={"type": None})  # of which it knows itself
+    config = small_config(
+        ema={"average_decay": 0.5}, learning_rate={"type": None}
+    )  # of which it knows itself
     seen: list[Any] = []
 
     class Task:
@@ -131,7 +167,10 @@ def test_the_task_makes_the_optimizer_from_its_own_config(ours: bool) -> None:
             return "made"
 
     assert create_optimizer(Task(), convert(config) if ours else config) == "made"
-    assert isinstance(seen[0], optimization.OptimizationConfig) and seen[0] == config.trainer.optimizer_config
+    assert (
+        isinstance(seen[0], optimization.OptimizationConfig)
+        and seen[0] == config.trainer.optimizer_config
+    )
     assert seen[1].mixed_precision_dtype is None
 
 
@@ -139,7 +178,9 @@ def test_differential_privacy_is_for_tasks_that_know_of_it() -> None:
     class Private:
         task_config = None
 
-        def create_optimizer(self, optimizer_config: Any, runtime_config: Any = None, dp_config: Any = None) -> Any:
+        def create_optimizer(
+            self, optimizer_config: Any, runtime_config: Any = None, dp_config: Any = None
+        ) -> Any:
             return dp_config
 
     class Plain(Private):
@@ -167,9 +208,13 @@ def test_wrapped_optimizers_have_their_slots_before_a_step(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "ema"), [("adam", None), ("adam_experimental", None), ("lamb", {"average_decay": 0.9})], ids=str
+    ("kind", "ema"),
+    [("adam", None), ("adam_experimental", None), ("lamb", {"average_decay": 0.9})],
+    ids=str,
 )
-def test_a_changed_learning_rate_wins_over_the_restored_one(kind: str, ema: Any, tmp_path: Path) -> None:
+def test_a_changed_learning_rate_wins_over_the_restored_one(
+    kind: str, ema: Any, tmp_path: Path
+) -> None:
     def begin(rate: float) -> Any:
         learning_rate = {"type": "constant", "constant": {"learning_rate": rate}}
         config = small_config(optimizer={"type": kind}, ema=ema, learning_rate=learning_rate)

@@ -42,7 +42,9 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _both(folder: Path, experiment: str = "mock", config_file: Any = (), **flags: Any) -> tuple[Any, Any]:
+def _both(
+    folder: Path, experiment: str = "mock", config_file: Any = (), **flags: Any
+) -> tuple[Any, Any]:
     """Returns the config of theirs and of ours for the same flags, a path of FILES in them given by its name."""
     files = [str(folder / name) for name in config_file]
     if flags.get("params_override") in FILES:
@@ -59,7 +61,9 @@ def _both(folder: Path, experiment: str = "mock", config_file: Any = (), **flags
         {"config_file": ["rates.yaml", "data.yaml"]},
         {"config_file": ["data.yaml"], "params_override": "task.train_data.input_path=other"},
         {"config_file": ["data.yaml"], "params_override": "task.train_data.input_path.a=other"},
-        {"params_override": "{trainer: {train_steps: 9}, task: {train_data: {input_path: [p, q]}}}"},
+        {
+            "params_override": "{trainer: {train_steps: 9}, task: {train_data: {input_path: [p, q]}}}"
+        },
         {"params_override": "rates.yaml"},
         {"tpu": "grpc://10.0.0.2:8470"},
         {
@@ -92,8 +96,14 @@ def test_an_explicit_value_counts_even_if_it_is_our_choice(files: Path) -> None:
     chosen = "trainer.best_checkpoint_export_subdir=best_ckpt,runtime.distribution_strategy=auto"
     _, plain = _both(files)
     ours = parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=chosen))
-    assert (plain.trainer.best_checkpoint_export_subdir, plain.runtime.distribution_strategy) == ("", "mirrored")
-    assert (ours.trainer.best_checkpoint_export_subdir, ours.runtime.distribution_strategy) == ("best_ckpt", "auto")
+    assert (plain.trainer.best_checkpoint_export_subdir, plain.runtime.distribution_strategy) == (
+        "",
+        "mirrored",
+    )
+    assert (ours.trainer.best_checkpoint_export_subdir, ours.runtime.distribution_strategy) == (
+        "best_ckpt",
+        "auto",
+    )
 
 
 def test_repeated_flags_are_applied_in_order(files: Path) -> None:
@@ -115,10 +125,14 @@ def test_options_of_our_engine_can_be_given_too(files: Path) -> None:
 
 
 def test_all_mistakes_of_files_and_override_are_in_one_report(files: Path) -> None:
-    (files / "wrong.yaml").write_text("trainer:\n  train_stepz: 3\n  max_to_keep: few\nruntime: {num_gpu: 1}\n")
+    (files / "wrong.yaml").write_text(
+        "trainer:\n  train_stepz: 3\n  max_to_keep: few\nruntime: {num_gpu: 1}\n"
+    )
     text = "task.train_data.global_batch_sise=1,trainer.steps_per_loop=3,trainer.summary_interval=4"
     with pytest.raises(ConfigError) as caught:
-        parsing.parse_configuration(ParseConfigOptions("mock", [str(files / "wrong.yaml")], params_override=text))
+        parsing.parse_configuration(
+            ParseConfigOptions("mock", [str(files / "wrong.yaml")], params_override=text)
+        )
     origins = {mistake.path: mistake.origin.rpartition("/")[2] for mistake in caught.value.mistakes}
     assert origins == {
         "trainer.train_stepz": "wrong.yaml:2",
@@ -150,9 +164,13 @@ def test_an_experiment_and_a_folder_have_to_be_named() -> None:
 def test_their_restrictions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     config = exp_factory.get_exp_config("mock")
     config._restrictions = ["trainer.train_steps == trainer.max_to_keep"]
-    monkeypatch.setattr(exp_factory, "get_exp_config", lambda name: config)  # as a factory with restrictions
+    monkeypatch.setattr(
+        exp_factory, "get_exp_config", lambda name: config
+    )  # as a factory with restrictions
     with pytest.raises(KeyError, match="inconsistency"):
-        parsing.parse_configuration(ParseConfigOptions("mock", [], params_override="trainer.train_steps=2"))
+        parsing.parse_configuration(
+            ParseConfigOptions("mock", [], params_override="trainer.train_steps=2")
+        )
     flags = ParseConfigOptions("mock", [], params_override="trainer.train_steps=5")
     assert parsing.parse_configuration(flags).trainer.train_steps == 5
 
@@ -180,7 +198,8 @@ def test_the_record_of_a_run_is_not_overwritten(tmp_path: Path) -> None:
     parsing.serialize_config(config, str(folder))
     config.task.train_data.global_batch_size = 16
     with pytest.raises(
-        ConfigError, match=r"task.train_data.global_batch_size: was 8 when this run began and is 16 now"
+        ConfigError,
+        match=r"task.train_data.global_batch_size: was 8 when this run began and is 16 now",
     ):
         parsing.serialize_config(config, str(folder))
     assert (folder / "params.yaml").read_bytes() == before

@@ -34,7 +34,16 @@ def _answers(condition: Any, step: tf.Variable, losses: list[tuple[int, Any]]) -
     ("options", "losses"),
     [
         ({}, [(1, 0.4), (2, 0.6), (3, 0.5), (4, 0.7), (5, 0.8), (6, 0.9)]),
-        ({}, [(1, NAN), (2, 0.1), (3, lambda: tf.constant([NAN])), (4, lambda: tf.constant(NAN)), (5, NAN)]),
+        (
+            {},
+            [
+                (1, NAN),
+                (2, 0.1),
+                (3, lambda: tf.constant([NAN])),
+                (4, lambda: tf.constant(NAN)),
+                (5, NAN),
+            ],
+        ),
         ({"recovery_begin_steps": 3}, [(1, 9.0), (2, 9.0), (3, 9.0), (4, NAN), (5, 9.0), (6, 9.0)]),
         ({"recovery_begin_steps": 3}, [(1, NAN), (2, NAN), (2, NAN), (2, NAN)]),
         ({"recovery_max_trials": 0}, [(1, 0.1), (2, 0.6)]),
@@ -52,17 +61,26 @@ def test_the_decisions_are_theirs(options: dict[str, int], losses: list[tuple[in
 def test_an_infinite_loss_has_diverged_at_every_step(loss: float) -> None:
     step = tf.Variable(0, dtype=tf.int64)
     options = {"loss_upper_bound": math.inf, "recovery_begin_steps": 10, "recovery_max_trials": 1}
-    assert _answers(RecoveryCondition(step, **options), step, [(1, loss), (2, loss)]) == [True, RuntimeError]  # type: ignore[arg-type]
-    assert _answers(theirs.RecoveryCondition(step, **options), step, [(1, loss), (2, loss)]) == [False, False]
+    assert _answers(RecoveryCondition(step, **options), step, [(1, loss), (2, loss)]) == [
+        True,
+        RuntimeError,
+    ]  # type: ignore[arg-type]
+    assert _answers(theirs.RecoveryCondition(step, **options), step, [(1, loss), (2, loss)]) == [
+        False,
+        False,
+    ]
 
 
 def test_the_error_has_loss_and_step_and_is_a_divergence() -> None:
     condition = RecoveryCondition(tf.Variable(7), 0.5, recovery_max_trials=0)
     with pytest.raises(
-        DivergedError, match=r"larger than the bound 0\.5.*training_loss is 0\.75 at step 7, and recovery_max_trials=0"
+        DivergedError,
+        match=r"larger than the bound 0\.5.*training_loss is 0\.75 at step 7, and recovery_max_trials=0",
     ):
         condition({"training_loss": 0.75})
-    with pytest.raises(RuntimeError, match=r"The loss value is NaN .*training_loss is nan at step 7"):
+    with pytest.raises(
+        RuntimeError, match=r"The loss value is NaN .*training_loss is nan at step 7"
+    ):
         condition({"training_loss": NAN})
     assert condition.recover_counter == 2
 
@@ -78,7 +96,11 @@ class _Run:
     def __init__(self, folder: Path, own: bool = False) -> None:
         self.step, self.weights = tf.Variable(0, dtype=tf.int64), tf.Variable([0.0, 0.0])
         self.checkpoint = tf.train.Checkpoint(global_step=self.step, weights=self.weights)
-        options: dict[str, Any] = {"max_to_keep": 5, "step_counter": self.step, "checkpoint_interval": 10}
+        options: dict[str, Any] = {
+            "max_to_keep": 5,
+            "step_counter": self.step,
+            "checkpoint_interval": 10,
+        }
         self.initialized = 0
         options["init_fn"] = self._initialize
         if own:

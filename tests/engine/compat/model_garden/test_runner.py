@@ -70,7 +70,11 @@ def _ours(mode: str, folder: Path, **options: Any) -> tuple[Any, Any]:
 
 def _numbers(logs: Any) -> dict[str, float]:
     """The numbers of an evaluation, but for the speed that theirs adds."""
-    return {name: float(orbit.utils.get_value(one)) for name, one in logs.items() if name != "steps_per_second"}
+    return {
+        name: float(orbit.utils.get_value(one))
+        for name, one in logs.items()
+        if name != "steps_per_second"
+    }
 
 
 def _weights(model: Any) -> list[np.ndarray]:
@@ -128,8 +132,12 @@ def test_training_alone_gives_what_theirs_gives(trained: Trained, trained_here: 
     assert _written(trained_here.folder) == _written(trained.folder) == {"train"}
 
 
-@pytest.mark.parametrize(("mode", "evaluations"), [("train_and_eval", 4), ("train_and_post_eval", 1)])
-def test_training_with_evaluations_gives_what_theirs_gives(mode: str, evaluations: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "evaluations"), [("train_and_eval", 4), ("train_and_post_eval", 1)]
+)
+def test_training_with_evaluations_gives_what_theirs_gives(
+    mode: str, evaluations: int, tmp_path: Path
+) -> None:
     results, evaluated = [], ([], [])
     for run, seen in zip((_ours, _theirs), evaluated, strict=True):
         actions = [lambda logs, seen=seen: seen.append(_numbers(logs))]
@@ -153,8 +161,12 @@ def test_a_mode_that_evaluates_gives_what_theirs_gives(
     shutil.copytree(trained.folder, tmp_path / "theirs")
     shutil.copytree(trained.folder, tmp_path / "ours")
     # Theirs may skip checkpoints in mode "continuous_eval".
-    _theirs("eval", tmp_path / "theirs", eval_actions=[lambda logs: expected.append(_numbers(logs))])
-    model, logs = _ours(mode, tmp_path / "ours", eval_actions=[lambda logs: seen.append(_numbers(logs))])
+    _theirs(
+        "eval", tmp_path / "theirs", eval_actions=[lambda logs: expected.append(_numbers(logs))]
+    )
+    model, logs = _ours(
+        mode, tmp_path / "ours", eval_actions=[lambda logs: seen.append(_numbers(logs))]
+    )
     assert logs == {}
     _assert_equal(model, trained.model)
     assert seen[-1] == pytest.approx(expected[0]) and expected[0]["counter"] == 3
@@ -179,7 +191,9 @@ def test_a_finished_run_is_not_trained_again(trained_here: Trained, tmp_path: Pa
     record = (folder / "params.yaml").read_text()
     assert from_yaml(record, convert(_config(train_steps=9))).as_dict() == convert(config).as_dict()
     assert (folder / "metrics.jsonl").exists() and (folder / "final.json").exists()
-    again, _ = _ours("train", folder, config=convert(config))  # either kind of config has the same record
+    again, _ = _ours(
+        "train", folder, config=convert(config)
+    )  # either kind of config has the same record
     _assert_equal(again, trained_here.model)
     assert sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("ckpt-*")) == before
     assert (folder / "params.yaml").read_text() == record
@@ -187,7 +201,9 @@ def test_a_finished_run_is_not_trained_again(trained_here: Trained, tmp_path: Pa
 
 def test_options_of_our_engine_are_keywords(trained: Trained, tmp_path: Path) -> None:
     folder = shutil.copytree(trained.folder, tmp_path / "run")
-    first, last = (_ours("eval", folder, checkpoint=name, run_post_eval=True)[1] for name in ("2", "latest"))
+    first, last = (
+        _ours("eval", folder, checkpoint=name, run_post_eval=True)[1] for name in ("2", "latest")
+    )
     assert _numbers(first)["validation_loss"] > _numbers(last)["validation_loss"]
     with pytest.raises(UsageError, match="5"):
         _ours("eval", folder, checkpoint="5")
@@ -211,7 +227,9 @@ class _Counting(orbit.Controller):  # type: ignore[misc]
         super().__init__(**arguments)
 
 
-def test_a_controller_of_a_users_drives_a_run_without_summaries(trained: Trained, tmp_path: Path) -> None:
+def test_a_controller_of_a_users_drives_a_run_without_summaries(
+    trained: Trained, tmp_path: Path
+) -> None:
     _Counting.made.clear()
     model, _ = _ours("train_and_eval", tmp_path, controller_cls=_Counting, save_summary=False)
     assert len(_Counting.made) == 1
@@ -233,7 +251,9 @@ class _OwnKeeper(OrbitExperimentRunner):
     """Keeps the best in a folder of its own, as subclasses of theirs do."""
 
     def _build_best_checkpoint_exporter(self) -> BestCheckpointExporter:
-        return BestCheckpointExporter(str(Path(self.model_dir) / "mine"), "validation_loss", "lower")
+        return BestCheckpointExporter(
+            str(Path(self.model_dir) / "mine"), "validation_loss", "lower"
+        )
 
 
 class _OwnTrainer(OrbitExperimentRunner):
@@ -260,7 +280,11 @@ def test_the_parts_of_a_runner_are_there_when_its_run_has_begun(tmp_path: Path) 
     assert made.trainer.model is model and made.controller.trainer is made.trainer
     assert made.checkpoint_manager.latest_checkpoint == str(tmp_path / "run" / "ckpt-2")
     best = made.trainer.checkpoint_exporter  # which tells what theirs tells
-    assert best.best_ckpt_path == tf.train.latest_checkpoint(str(tmp_path / "run" / "best_ckpt")) is not None
+    assert (
+        best.best_ckpt_path
+        == tf.train.latest_checkpoint(str(tmp_path / "run" / "best_ckpt"))
+        is not None
+    )
     assert best.best_ckpt_logs_path == str(tmp_path / "run" / "best_ckpt" / "info.json")
 
 
@@ -273,17 +297,28 @@ def test_a_subclass_keeps_the_best_where_it_wants(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "mine" / "info.json").read_text())["best_ckpt_global_step"] == 2
 
 
-def test_another_config_is_refused_before_any_file_is_touched(trained_here: Trained, tmp_path: Path) -> None:
+def test_another_config_is_refused_before_any_file_is_touched(
+    trained_here: Trained, tmp_path: Path
+) -> None:
     shutil.copytree(trained_here.folder, tmp_path, dirs_exist_ok=True)
-    for folder in ("best_ckpt", "mine"):  # with what Model Garden has left, which a run would take over
-        theirs = train_utils.BestCheckpointExporter(str(tmp_path / folder), "validation_loss", "lower")
+    for folder in (
+        "best_ckpt",
+        "mine",
+    ):  # with what Model Garden has left, which a run would take over
+        theirs = train_utils.BestCheckpointExporter(
+            str(tmp_path / folder), "validation_loss", "lower"
+        )
         step = tf.Variable(2, dtype=tf.int64)
-        theirs.maybe_export_checkpoint(tf.train.Checkpoint(global_step=step), {"validation_loss": 0.5}, 2)
+        theirs.maybe_export_checkpoint(
+            tf.train.Checkpoint(global_step=step), {"validation_loss": 0.5}, 2
+        )
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     other = _config(best_checkpoint_eval_metric="validation_loss")
     other.trainer.optimizer_config.optimizer.type = "adam"
     for cls in (OrbitExperimentRunner, _OwnKeeper):
-        with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began and is 'adam' now"):
+        with pytest.raises(
+            ConfigError, match=r"optimizer.type: was 'sgd' when this run began and is 'adam' now"
+        ):
             _their_runner(cls, tmp_path, other).run()
         assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
@@ -326,7 +361,10 @@ class OwnTask(SmallTask):  # type: ignore[misc]
 
     def build_model(self) -> Any:
         model = super().build_model()
-        momentum, adam = (tf_keras.optimizers.legacy.SGD(0.1, 0.9), tf_keras.optimizers.legacy.Adam(0.01))
+        momentum, adam = (
+            tf_keras.optimizers.legacy.SGD(0.1, 0.9),
+            tf_keras.optimizers.legacy.Adam(0.01),
+        )
         model.optimizer = Composite([momentum, adam])
         return model
 
@@ -344,7 +382,9 @@ class OwnTrainer(Trainer):
 
 
 def _run_with_own_sections(folder: Path, steps: int) -> OwnTrainer:
-    trainer = OwnTrainerConfig(train_steps=steps, steps_per_loop=2, summary_interval=2, checkpoint_interval=2)
+    trainer = OwnTrainerConfig(
+        train_steps=steps, steps_per_loop=2, summary_interval=2, checkpoint_interval=2
+    )
     data = config_definitions.DataConfig(is_training=True)
     params = config_definitions.ExperimentConfig(task=SmallConfig(train_data=data), trainer=trainer)
     task = OwnTask(params.task)
@@ -360,8 +400,12 @@ def test_a_program_with_own_sections_goes_on_to_the_same_bits(tmp_path: Path) ->
     again = _run_with_own_sections(tmp_path / "again", 4)
     for found, expected in zip(_weights(again.model), _weights(whole.model), strict=True):
         np.testing.assert_array_equal(found, expected)
-    first, last = tf.nest.map_structure(float, [again.train_loss.result(), again.optimizer.optimizers[1].iterations])
+    first, last = tf.nest.map_structure(
+        float, [again.train_loss.result(), again.optimizer.optimizers[1].iterations]
+    )
     assert (first, last) == (0.0, 4.0)  # the loss was reset
-    reported = [json.loads(line) for line in (tmp_path / "again" / "metrics.jsonl").read_text().splitlines()]
+    reported = [
+        json.loads(line) for line in (tmp_path / "again" / "metrics.jsonl").read_text().splitlines()
+    ]
     rates = [one["metrics"]["momentum_rate"] for one in reported if one["kind"] == "train"]
     assert rates == pytest.approx([0.1, 0.1])

@@ -26,7 +26,8 @@ MULTITASK = [
     interleaving_trainer.MultiTaskInterleavingTrainer,
     evaluator.MultiTaskEvaluator,
 ]
-# Of those of several tasks: taken as further keyword arguments of trainer_kit.run_experiment, or removed.
+# Of those of several tasks: taken as further keyword arguments of trainer_kit.run_experiment, or
+# removed.
 ELSEWHERE = {"eval_summary_manager", "save_summary", "best_ckpt_exporter_creator", "train_datasets"}
 ELSEWHERE |= {"train_actions_factory", "eval_actions_factory"}
 # Public names of those modules that only Model Garden's own code uses.
@@ -35,10 +36,39 @@ METHODS = {
     trainer.Trainer: (
         base_trainer.Trainer,
         [
-            *("strategy", "config", "task", "model", "optimizer", "global_step", "checkpoint", "checkpoint_exporter"),
-            *("train_loss", "validation_loss", "train_metrics", "validation_metrics", "initialize", "join"),
-            *("train_loop_end", "next_train_inputs", "train_step", "eval_begin", "next_eval_inputs", "eval_step"),
-            *("eval_end", "eval_reduce", "distribute_dataset", "create_train_loop_fn", "create_eval_loop_fn"),
+            *(
+                "strategy",
+                "config",
+                "task",
+                "model",
+                "optimizer",
+                "global_step",
+                "checkpoint",
+                "checkpoint_exporter",
+            ),
+            *(
+                "train_loss",
+                "validation_loss",
+                "train_metrics",
+                "validation_metrics",
+                "initialize",
+                "join",
+            ),
+            *(
+                "train_loop_end",
+                "next_train_inputs",
+                "train_step",
+                "eval_begin",
+                "next_eval_inputs",
+                "eval_step",
+            ),
+            *(
+                "eval_end",
+                "eval_reduce",
+                "distribute_dataset",
+                "create_train_loop_fn",
+                "create_eval_loop_fn",
+            ),
         ],
     ),
     runner.OrbitExperimentRunner: (
@@ -57,7 +87,14 @@ METHODS = {
     multitask.MultiTaskBaseTrainer: (
         their_multitask_trainer.MultiTaskBaseTrainer,
         [
-            *("train_loop_begin", "train_loop_end", "checkpoint", "training_losses", "training_metrics", "strategy"),
+            *(
+                "train_loop_begin",
+                "train_loop_end",
+                "checkpoint",
+                "training_losses",
+                "training_metrics",
+                "strategy",
+            ),
             *("multi_task", "multi_task_model", "optimizer", "global_step"),
         ],
     ),
@@ -68,7 +105,15 @@ METHODS = {
     multitask.MultiTaskEvaluator: (
         evaluator.MultiTaskEvaluator,
         [
-            *("strategy", "tasks", "model", "global_step", "validation_losses", "validation_metrics", "checkpoint"),
+            *(
+                "strategy",
+                "tasks",
+                "model",
+                "global_step",
+                "validation_losses",
+                "validation_metrics",
+                "checkpoint",
+            ),
             "evaluate",
         ],
     ),
@@ -77,11 +122,16 @@ OFFERED = [
     (module, name)
     for module in MODULES
     for name, value in vars(module).items()
-    if getattr(value, "__module__", "") == module.__name__ and name[0] != "_" and name not in NOT_OFFERED
+    if getattr(value, "__module__", "") == module.__name__
+    and name[0] != "_"
+    and name not in NOT_OFFERED
 ]
 NAMED = [
     *((name, getattr(model_garden, name), getattr(theirs, name)) for theirs, name in OFFERED),
-    *((f"{theirs.__name__} of several", getattr(multitask, theirs.__name__), theirs) for theirs in MULTITASK),
+    *(
+        (f"{theirs.__name__} of several", getattr(multitask, theirs.__name__), theirs)
+        for theirs in MULTITASK
+    ),
     *(
         (f"{ours.__name__}.{name}", getattr(ours, name), getattr(theirs, name))
         for ours, (theirs, names) in METHODS.items()
@@ -95,7 +145,9 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
     return [(one.name, one.kind, getattr(one.default, "__name__", one.default)) for one in defaults]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [one[1:] for one in NAMED], ids=[one[0] for one in NAMED])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [one[1:] for one in NAMED], ids=[one[0] for one in NAMED]
+)
 def test_the_parameters_match_and_added_ones_are_optional(ours: Any, theirs: Any) -> None:
     if isinstance(theirs, property):
         assert isinstance(ours, property)
@@ -106,7 +158,9 @@ def test_the_parameters_match_and_added_ones_are_optional(ours: Any, theirs: Any
     assert found[: len(expected)] == expected
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
     added = found[len(expected) :]
-    assert all(kind in by_name or (of_several and default != "_empty") for _, kind, default in added)
+    assert all(
+        kind in by_name or (of_several and default != "_empty") for _, kind, default in added
+    )
 
 
 def test_a_name_of_several_tasks_is_imported_when_it_is_used() -> None:

@@ -30,17 +30,37 @@ def test_mirroring_over_one_device_mirrors_nothing(arguments: dict[str, object])
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"distribution_strategy": False}, "must be a string but got: False.*false is not one of auto, off"),
-        ({"distribution_strategy": None}, "must be a string but got: None.*null is not one of auto, off"),
-        ({"distribution_strategy": "miror"}, r"Unrecognized Distribution Strategy: 'miror'.*did you mean mirrored\?"),
+        (
+            {"distribution_strategy": False},
+            "must be a string but got: False.*false is not one of auto, off",
+        ),
+        (
+            {"distribution_strategy": None},
+            "must be a string but got: None.*null is not one of auto, off",
+        ),
+        (
+            {"distribution_strategy": "miror"},
+            r"Unrecognized Distribution Strategy: 'miror'.*did you mean mirrored\?",
+        ),
         ({"num_gpus": -1}, r"`num_gpus` can not be negative\.: runtime\.num_gpus: -1 is not"),
-        ({"distribution_strategy": "off", "num_gpus": 2}, "cannot be set to `off`.*off uses one device, not 2"),
-        ({"distribution_strategy": "one_device", "num_gpus": 2}, "`OneDeviceStrategy` can not be.*uses one device"),
+        (
+            {"distribution_strategy": "off", "num_gpus": 2},
+            "cannot be set to `off`.*off uses one device, not 2",
+        ),
+        (
+            {"distribution_strategy": "one_device", "num_gpus": 2},
+            "`OneDeviceStrategy` can not be.*uses one device",
+        ),
         ({"all_reduce_alg": "ring"}, "When used with `mirrored`.*'ring' is not one of"),
-        ({"distribution_strategy": "multi_worker_mirrored", "all_reduce_alg": "x"}, "When used with .*'x' is not one"),
+        (
+            {"distribution_strategy": "multi_worker_mirrored", "all_reduce_alg": "x"},
+            "When used with .*'x' is not one",
+        ),
     ],
 )
-def test_a_refused_argument_is_reported_in_model_gardens_words(arguments: dict[str, object], told: str) -> None:
+def test_a_refused_argument_is_reported_in_model_gardens_words(
+    arguments: dict[str, object], told: str
+) -> None:
     with pytest.raises(ValueError):
         distribute_utils.get_distribution_strategy(**arguments)
     with pytest.raises(UsageError, match=told):
@@ -50,7 +70,10 @@ def test_a_refused_argument_is_reported_in_model_gardens_words(arguments: dict[s
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"distribution_strategy": "auto", "all_reduce_alg": "bogus"}, r"^runtime\.all_reduce_alg: 'bogus' is not one"),
+        (
+            {"distribution_strategy": "auto", "all_reduce_alg": "bogus"},
+            r"^runtime\.all_reduce_alg: 'bogus' is not one",
+        ),
         (
             {"distribution_strategy": "tpu", "num_gpus": 1},
             r"^runtime\.num_gpus: distribution_strategy=tpu uses no GPUs",
@@ -60,7 +83,9 @@ def test_a_refused_argument_is_reported_in_model_gardens_words(arguments: dict[s
         ({"num_gpus": "2"}, r"^runtime\.num_gpus: '2' is not"),
     ],
 )
-def test_what_model_garden_would_take_is_reported_in_our_words(arguments: dict[str, object], told: str) -> None:
+def test_what_model_garden_would_take_is_reported_in_our_words(
+    arguments: dict[str, object], told: str
+) -> None:
     with pytest.raises(UsageError, match=told):
         get_distribution_strategy(**arguments)  # type: ignore[arg-type]
 

@@ -35,7 +35,9 @@ def test_a_task_finds_its_folder_and_what_it_writes_stays(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_folder_that_nothing_was_written_to_is_there_as_before(there: bool, tmp_path: Path) -> None:
+def test_a_folder_that_nothing_was_written_to_is_there_as_before(
+    there: bool, tmp_path: Path
+) -> None:
     folder = tmp_path / "runs" / "run"
     if there:
         folder.mkdir(parents=True)

@@ -69,17 +69,24 @@ def test_a_config_of_theirs_or_of_ours_trains_as_theirs_does() -> None:
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         other = _their_trainer(config)
     with eagerly():
-        expected, expected_evaluation = other.train(tf.constant(3)), _floats(other.evaluate(tf.constant(-1)))
+        expected, expected_evaluation = (
+            other.train(tf.constant(3)),
+            _floats(other.evaluate(tf.constant(-1))),
+        )
     for ours, how in ((False, contextlib.nullcontext), (True, eagerly)):
         trainer = small_trainer(config, ours=ours)
         assert type(trainer) is Trainer and trainer.trains
         assert trainer.config.task is (trainer.task.task_config if ours else config.task)
         assert trainer.config.trainer == convert(config).trainer
         with how():
-            assert _floats(trainer.train(tf.constant(3))) == pytest.approx(_floats(expected), rel=1e-5)
+            assert _floats(trainer.train(tf.constant(3))) == pytest.approx(
+                _floats(expected), rel=1e-5
+            )
             for one, two in zip(_weights(trainer), _weights(other), strict=True):
                 np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
-            assert _floats(trainer.evaluate(tf.constant(-1))) == pytest.approx(expected_evaluation, rel=1e-5)
+            assert _floats(trainer.evaluate(tf.constant(-1))) == pytest.approx(
+                expected_evaluation, rel=1e-5
+            )
 
 
 @pytest.fixture
@@ -101,7 +108,10 @@ def test_an_evaluator_uses_the_averages_of_both_checkpoints(tmp_path: Path) -> N
     expected = _floats(trained.evaluate(tf.constant(2)))
 
     plain = small_trainer(small_config(), train=False)
-    for weights, same in ((trained.optimizer._average_weights, True), (trained.model.trainable_variables, False)):
+    for weights, same in (
+        (trained.optimizer._average_weights, True),
+        (trained.model.trainable_variables, False),
+    ):
         for variable, value in zip(plain.model.trainable_variables, weights, strict=True):
             variable.assign(value.numpy())
         assert (_floats(plain.evaluate(tf.constant(2))) == pytest.approx(expected)) == same
@@ -109,11 +119,16 @@ def test_an_evaluator_uses_the_averages_of_both_checkpoints(tmp_path: Path) -> N
     evaluator = small_trainer(small_config(**AVERAGING), train=False, strategy=replicas(2))
     for folder in (tmp_path, tmp_path / "best_ckpt"):
         path, is_best = tf.train.latest_checkpoint(str(folder)), folder != tmp_path
-        assert any(name.startswith("optimizer") for name in CheckpointGraph(path).shapes_by_name()) != is_best
+        assert (
+            any(name.startswith("optimizer") for name in CheckpointGraph(path).shapes_by_name())
+            != is_best
+        )
         with evaluator.strategy.scope():
             evaluator.state.restore_weights(path)
         before = bits(evaluator.model.variables)
-        assert (bits(trained.model.variables) == before) != is_best  # the best has the averages in the model's place
+        assert (
+            bits(trained.model.variables) == before
+        ) != is_best  # the best has the averages in the model's place
         assert _floats(evaluator.evaluate(tf.constant(2))) == pytest.approx(expected)
         assert bits(evaluator.model.variables) == before and evaluator.global_step.numpy() == 2
 
@@ -160,14 +175,18 @@ gin.external_configurable(MyTrainer, module="tests.door")
 def test_gin_chooses_the_trainer_by_short_or_whole_name(binding: str) -> None:
     gin.parse_config(binding)
     config = convert(small_config())
-    assert isinstance(trainer_creation.create_trainer(config, task_class(config.task)(config.task)), MyTrainer)
+    assert isinstance(
+        trainer_creation.create_trainer(config, task_class(config.task)(config.task)), MyTrainer
+    )
     passed = create_trainer(config, SmallTask(small_config().task), True, True, trainer_cls=Trainer)
     assert type(passed) is Trainer  # what is passed wins
 
 
 @gin.configurable(module="tests.door")
 def my_data() -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensors((tf.ones([BATCH, FEATURES]), tf.zeros([BATCH], tf.int32))).repeat()
+    return tf.data.Dataset.from_tensors(
+        (tf.ones([BATCH, FEATURES]), tf.zeros([BATCH], tf.int32))
+    ).repeat()
 
 
 class _OwnOptimizer(SmallTask):
@@ -183,7 +202,9 @@ def test_a_task_may_have_a_static_optimizer_and_no_section() -> None:
     task = mock_task.MockTask()
     given = config_definitions.ExperimentConfig(trainer=config.trainer)
     optimizer = task.create_optimizer(config.trainer.optimizer_config)
-    assert "training_loss" in Trainer(given, task, model=task.build_model(), optimizer=optimizer).train(tf.constant(2))
+    assert "training_loss" in Trainer(
+        given, task, model=task.build_model(), optimizer=optimizer
+    ).train(tf.constant(2))
 
 
 def test_what_gin_binds_of_their_trainer_counts_for_ours() -> None:
@@ -236,8 +257,13 @@ def test_steps_and_logs_are_as_model_gardens_programs_expect() -> None:
     config = small_config()
     trainer = create_trainer(config, SmallTask(config.task), True, True, trainer_cls=_OwnStep)
     logs = trainer.train(tf.constant(2))
-    assert logs["training_loss"].numpy() == logs["training_loss"] > 0 and int(trainer.global_step) == 2
-    assert trainer._train_metrics == trainer.train_metrics and trainer._checkpoint is trainer.checkpoint
+    assert (
+        logs["training_loss"].numpy() == logs["training_loss"] > 0 and int(trainer.global_step) == 2
+    )
+    assert (
+        trainer._train_metrics == trainer.train_metrics
+        and trainer._checkpoint is trainer.checkpoint
+    )
     evaluated = trainer.evaluate(tf.constant(1))
     assert type(evaluated["validation_loss"].numpy()) is np.float32
     assert [one.name for one in (trainer._validation_loss, *trainer._validation_metrics)] == [
@@ -249,15 +275,23 @@ def test_steps_and_logs_are_as_model_gardens_programs_expect() -> None:
 @pytest.mark.parametrize("path", ["trainer", "task", "task.train_data"])
 def test_a_config_without_a_section_is_an_attribute_error(path: str) -> None:
     config = small_config()
-    parts = {"trainer": config.trainer, "runtime": config.runtime, "task": SimpleNamespace(validation_data=None)}
+    parts = {
+        "trainer": config.trainer,
+        "runtime": config.runtime,
+        "task": SimpleNamespace(validation_data=None),
+    }
     given = SimpleNamespace(**{name: part for name, part in parts.items() if name != path})
     task = SmallTask(config.task)
-    with pytest.raises(AttributeError, match=rf"the trainer needs a config with a section '{path}'"):
+    with pytest.raises(
+        AttributeError, match=rf"the trainer needs a config with a section '{path}'"
+    ):
         Trainer(given, task, task.build_model(), None)
 
 
 def test_micro_batches_train_tasks_of_model_garden() -> None:
-    config = small_config(**{**AVERAGING, "optimizer": {"type": "adamw"}})  # which clips gradients itself
+    config = small_config(
+        **{**AVERAGING, "optimizer": {"type": "adamw"}}
+    )  # which clips gradients itself
     trainers = []
     for steps in (2, 1):
         with replicas(2).scope():
@@ -268,9 +302,13 @@ def test_micro_batches_train_tasks_of_model_garden() -> None:
     logs = split.train(tf.constant(3))
     with eagerly():
         expected = whole.train(tf.constant(3))
-    assert {name: pytest.approx(float(value), abs=1e-6) for name, value in expected.items()} == dict(logs)
+    assert {
+        name: pytest.approx(float(value), abs=1e-6) for name, value in expected.items()
+    } == dict(logs)
     assert split.optimizer.iterations.numpy() == whole.optimizer.iterations.numpy() == 3
-    averages = [trainer._average._averages if trainer._average else [] for trainer in (split, whole)]
+    averages = [
+        trainer._average._averages if trainer._average else [] for trainer in (split, whole)
+    ]
     pairs = [*zip(_weights(split), _weights(whole), strict=True), *zip(*averages, strict=True)]
     for one, other in pairs:
         np.testing.assert_allclose(one, other, atol=1e-6)

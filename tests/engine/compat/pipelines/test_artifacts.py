@@ -27,15 +27,26 @@ class Exported:
 
 
 def test_history_csv_is_what_pandas_writes(tmp_path: Path) -> None:
-    history = {"loss": [0.1, float("nan")], "f1": [np.array([0.5, 1.0])] * 2, "count": [1, 2], "rate": [1e-05, 1]}
+    history = {
+        "loss": [0.1, float("nan")],
+        "f1": [np.array([0.5, 1.0])] * 2,
+        "count": [1, 2],
+        "rate": [1e-05, 1],
+    }
     write_history_csv(str(tmp_path / "new" / "history.csv"), history)
     expected = ",loss,f1,count,rate\n0,0.1,[0.5 1. ],1,1e-05\n1,,[0.5 1. ],2,1.0\n"
-    assert (tmp_path / "new" / "history.csv").read_text() == expected == pd.DataFrame(history).to_csv()
+    assert (
+        (tmp_path / "new" / "history.csv").read_text() == expected == pd.DataFrame(history).to_csv()
+    )
 
 
 def test_a_log_that_began_later_has_empty_cells_before(tmp_path: Path) -> None:
-    write_history_csv(str(tmp_path / "history.csv"), {"loss": [3.0, 2.0, 1.0], "learning_rate": [0.5]})
-    assert (tmp_path / "history.csv").read_text() == ",loss,learning_rate\n0,3.0,\n1,2.0,\n2,1.0,0.5\n"
+    write_history_csv(
+        str(tmp_path / "history.csv"), {"loss": [3.0, 2.0, 1.0], "learning_rate": [0.5]}
+    )
+    assert (
+        tmp_path / "history.csv"
+    ).read_text() == ",loss,learning_rate\n0,3.0,\n1,2.0,\n2,1.0,0.5\n"
 
 
 def test_a_saved_model_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
@@ -62,5 +73,9 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_an_export_to_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="saved_model cannot be written: No space left on device"):
-        export_saved_model(Exported("new", OSError(28, "No space left on device")), str(tmp_path / "saved_model"))
+    with pytest.raises(
+        StorageError, match="saved_model cannot be written: No space left on device"
+    ):
+        export_saved_model(
+            Exported("new", OSError(28, "No space left on device")), str(tmp_path / "saved_model")
+        )

@@ -24,7 +24,9 @@ GALLERY = (RANDOM.randn(10, 3), RANDOM.randint(0, 5, 10))
 
 def old_classifier(activation: str | None = "softmax") -> Any:
     """Returns a classifier of embeddings with two classes."""
-    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation=activation, name="old_head")])
+    return keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(2, activation=activation, name="old_head")]
+    )
 
 
 def bct_model(old: Any = None, **options: Any) -> Any:
@@ -44,10 +46,16 @@ def bct_model(old: Any = None, **options: Any) -> Any:
 def loss_parts(model: Any, y: Any, sample_weight: Any = None) -> tuple[float, float, float]:
     """Returns the loss, the classification loss and the influence loss of the first three examples, by hand."""
     predictions, embedding = model(X[:3])
-    whole = model.compute_loss(x=X[:3], y=y, y_pred=[predictions, embedding], sample_weight=sample_weight)
+    whole = model.compute_loss(
+        x=X[:3], y=y, y_pred=[predictions, embedding], sample_weight=sample_weight
+    )
     own = -np.log(predictions.numpy()[np.arange(3), [4, 1, 0]]).mean()
     old = model.old_classifier(embedding).numpy()
-    return float(whole), own, -(math.log(old[1, 1]) + math.log(old[2, 0])) / 3  # the first one has no old class
+    return (
+        float(whole),
+        own,
+        -(math.log(old[1, 1]) + math.log(old[2, 0])) / 3,
+    )  # the first one has no old class
 
 
 LABELS = {
@@ -82,7 +90,9 @@ def test_an_example_without_an_old_class_has_no_gradient(activation: str | None)
     old = old_classifier(activation)
     old.set_weights([np.float32([[1, -1], [0, 0], [0, 0]]), np.zeros(2, np.float32)])
     model = bct_model(old, old_from_logits=activation is None)
-    embedding = tf.Variable([[20.0, 0, 0], [20.0, 0, 0]])  # the old classifier is sure: exp(40) to 1
+    embedding = tf.Variable(
+        [[20.0, 0, 0], [20.0, 0, 0]]
+    )  # the old classifier is sure: exp(40) to 1
     with tf.GradientTape() as tape:
         outputs = model.old_classifier(embedding)
         loss = tf.reduce_sum(model.influence_loss(tf.constant([[0.0, 0], [0, 1]]), outputs))
@@ -114,14 +124,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_fit_has_the_history_of_keras(whole: dict[str, Any]) -> None:
     model = bct_model(whole["old"], gallery=GALLERY)
     plain = model.fit(X, Y, batch_size=16, epochs=2, validation_data=(X, Y), verbose=0).history
-    assert {"influence_loss", "old_accuracy", "val_cross_retrieval"} <= whole["history"].keys() == plain.keys()
+    assert (
+        {"influence_loss", "old_accuracy", "val_cross_retrieval"}
+        <= whole["history"].keys()
+        == plain.keys()
+    )
     for name, values in plain.items():
         np.testing.assert_allclose(whole["history"][name], values, rtol=1e-5, err_msg=name)
 
 
 def test_a_resumed_fit_has_the_same_bits(whole: dict[str, Any], tmp_path: Path) -> None:
     fitted(tmp_path, 1, bct_model(whole["old"], gallery=GALLERY))
-    model = bct_model(gallery=GALLERY)  # with new values in the old classifier: those of the run are in its checkpoint
+    model = bct_model(
+        gallery=GALLERY
+    )  # with new values in the old classifier: those of the run are in its checkpoint
     assert fitted(tmp_path, 2, model) == whole["history"]
     for one, other in zip(model.variables, whole["model"].variables, strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes()
@@ -130,8 +146,11 @@ def test_a_resumed_fit_has_the_same_bits(whole: dict[str, Any], tmp_path: Path) 
 def test_the_old_classifier_is_in_no_optimizer(whole: dict[str, Any]) -> None:
     model = whole["model"]
     assert [one.path for one in model.trainable_variables] == [
-        "embedding/kernel", "embedding/bias", "head/kernel", "head/bias"
-    ]  # fmt: skip
+        "embedding/kernel",
+        "embedding/bias",
+        "head/kernel",
+        "head/bias",
+    ]
     assert len(model.optimizer.variables) == 2 + 4
     np.testing.assert_equal(whole["old"].get_weights(), whole["before"])
 
@@ -168,7 +187,10 @@ def test_a_keras_file_gives_the_model_back(tmp_path: Path) -> None:
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "classes": ({"old_classes": [1]}, r"\[1\] are not the labels of the 2 classes"),
     "the same class twice": ({"old_classes": [1, 1]}, r"give one label for each of its outputs"),
-    "no new class": ({"old_classes": [4, 5]}, r"\[4, 5\] are not the labels .* among the 5 of the new model"),
+    "no new class": (
+        {"old_classes": [4, 5]},
+        r"\[4, 5\] are not the labels .* among the 5 of the new model",
+    ),
     "probabilities": ({"old_from_logits": True}, "returns probabilities; set it to False"),
     "gallery": ({"gallery": (np.zeros((3, 3)), [1])}, r"labels of shape \(1,\) are no gallery"),
 }
@@ -184,4 +206,6 @@ def test_what_does_not_fit_is_an_error(mistake: str) -> None:
 def test_a_model_without_embeddings_is_an_error() -> None:
     inputs = keras.Input((4,))
     with pytest.raises(UsageError, match=r"\(None, 5\) were given; call BCTModel"):
-        BCTModel(inputs=inputs, outputs=keras.layers.Dense(5)(inputs), old_classifier=old_classifier())
+        BCTModel(
+            inputs=inputs, outputs=keras.layers.Dense(5)(inputs), old_classifier=old_classifier()
+        )

@@ -35,14 +35,18 @@ class Reader:
 READERS: dict[str, Callable[[], Any]] = {
     "an object": Reader,
     "a tf.function of a method": lambda: tf.function(Reader().method),
-    "a partial": lambda: functools.partial(lambda example, factor: (example, factor * example), factor=2),
+    "a partial": lambda: functools.partial(
+        lambda example, factor: (example, factor * example), factor=2
+    ),
     "any keywords": lambda: lambda **given: (given["example"], 2 * given["example"]),
 }
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_preprocessing_is_called_by_keyword(name: str) -> None:
-    assert [int(one) for one in first(preprocessed(tf.data.Dataset.range(3, 5), READERS[name]()))] == [3, 6]
+    assert [
+        int(one) for one in first(preprocessed(tf.data.Dataset.range(3, 5), READERS[name]()))
+    ] == [3, 6]
 
 
 def unconditional(example: Any, size: int) -> Any:

@@ -25,7 +25,9 @@ def test_every_image_gets_the_size(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(image, np.full((4, 4, 3), 0.2), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "largest"), [("uint8", 255), ("uint16", 65535), ("float32", 1.0)])
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [("uint8", 255), ("uint16", 65535), ("float32", 1.0)]
+)
 def test_values_are_scaled_by_their_dtype(dtype: str, largest: float) -> None:
     image = preprocess_image(np.full((4, 4, 1), largest, dtype), 2)
     assert (image.dtype, float(image[0, 0, 0])) == (tf.float32, 1.0)

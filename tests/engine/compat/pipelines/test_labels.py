@@ -11,7 +11,9 @@ from trainer_kit.errors import DataError, UsageError
 
 
 @pytest.mark.parametrize(
-    "content", ["犬\n猫\n", "犬\r\n猫", "\n犬\n\n  猫 \n\n", "\ufeff犬\n猫\n"], ids=["plain", "crlf", "blank", "mark"]
+    "content",
+    ["犬\n猫\n", "犬\r\n猫", "\n犬\n\n  猫 \n\n", "\ufeff犬\n猫\n"],
+    ids=["plain", "crlf", "blank", "mark"],
 )
 def test_each_line_is_a_label(tmp_path: Path, content: str) -> None:
     (tmp_path / "labels.txt").write_bytes(content.encode())
@@ -19,7 +21,9 @@ def test_each_line_is_a_label(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize(("percentage", "count"), [(100, 7), (100.0, 7), (50, 3), (1, 1), (99, 6)])
-def test_a_percentage_takes_the_first_classes(tmp_path: Path, percentage: float, count: int) -> None:
+def test_a_percentage_takes_the_first_classes(
+    tmp_path: Path, percentage: float, count: int
+) -> None:
     (tmp_path / "labels.txt").write_text("".join(f"{number}\n" for number in range(7)))
     assert get_labels(tmp_path, percentage) == (count, [str(number) for number in range(count)])
 
@@ -32,7 +36,9 @@ def test_other_percentages_are_refused(tmp_path: Path, percentage: float) -> Non
 
 def test_a_missing_file_is_told_with_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "label.txt").touch()
-    with pytest.raises(FileNotFoundError, match=r"labels\.txt is missing.*did you mean label\.txt\?"):
+    with pytest.raises(
+        FileNotFoundError, match=r"labels\.txt is missing.*did you mean label\.txt\?"
+    ):
         get_labels(tmp_path)
 
 
@@ -45,7 +51,9 @@ def test_a_missing_file_is_told_with_what_is_there(tmp_path: Path) -> None:
     ],
     ids=["empty", "twice", "shift_jis"],
 )
-def test_labels_that_name_no_classes_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_labels_that_name_no_classes_are_refused(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(DataError, match=message):
         get_labels(tmp_path)

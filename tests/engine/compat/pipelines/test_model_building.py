@@ -12,7 +12,11 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.compat.pipelines.model_building import build_model, custom_objects_known, input_size
+from trainer_kit.compat.pipelines.model_building import (
+    build_model,
+    custom_objects_known,
+    input_size,
+)
 from trainer_kit.errors import UsageError
 
 
@@ -43,7 +47,9 @@ def functional(library: ModuleType = keras, **compiled: Any) -> Any:
     return model
 
 
-def built(build_model_func: Any, custom: type | None = None, objects: Any = None, **compiled: Any) -> Any:
+def built(
+    build_model_func: Any, custom: type | None = None, objects: Any = None, **compiled: Any
+) -> Any:
     with custom_objects_known(objects):
         return build_model(build_model_func, custom, **compiled)
 
@@ -65,7 +71,9 @@ def test_a_checkpoint_is_never_passed() -> None:
     assert passed == ["its default", {}, None]
 
 
-@pytest.mark.parametrize(("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize(
+    ("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"]
+)
 def test_a_custom_class_takes_inputs_and_outputs(library: ModuleType, kind: type) -> None:
     plain = library.Sequential([library.layers.Input((4,)), library.layers.Dense(2)])
     model = built(lambda: plain, kind)
@@ -82,7 +90,9 @@ def test_a_model_of_the_custom_class_stays() -> None:
 
 @pytest.mark.parametrize("build", [Unbuilt, lambda: keras.Sequential([keras.layers.Dense(2)])])
 def test_a_custom_class_needs_inputs_and_outputs(build: Any) -> None:
-    with pytest.raises(UsageError, match=r"made as Wrapped\(inputs, outputs\), and the model .* has no inputs"):
+    with pytest.raises(
+        UsageError, match=r"made as Wrapped\(inputs, outputs\), and the model .* has no inputs"
+    ):
         built(build, Wrapped)
 
 
@@ -109,7 +119,9 @@ def test_a_function_that_cannot_be_called_is_refused(function: Any, message: str
     ids=["not compiled", "compiled", "other arguments"],
 )
 @pytest.mark.parametrize("custom", [False, True])
-@pytest.mark.parametrize(("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize(
+    ("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"]
+)
 def test_arguments_count_before_what_the_model_has(
     before: Any, arguments: Any, after: Any, custom: bool, library: ModuleType, kind: type
 ) -> None:
@@ -124,7 +136,9 @@ def test_the_optimizer_of_a_compiled_model_stays(library: ModuleType) -> None:
     assert built(lambda: model).optimizer is optimizer
 
 
-@pytest.mark.parametrize(("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize(
+    ("library", "kind"), [(keras, Wrapped), (tf_keras, Wrapped2)], ids=["keras", "tf_keras"]
+)
 def test_a_wrapped_model_keeps_what_is_not_registered(library: ModuleType, kind: type) -> None:
     loss = lambda y, predicted: abs(y - predicted)  # noqa: E731
     compiled = {"optimizer": "sgd", "loss": loss, "run_eagerly": True}
@@ -174,16 +188,22 @@ def test_a_program_without_a_seed_has_other_weights_each_time() -> None:
 
 @pytest.mark.parametrize(("shape", "size"), [((32, 32, 3), 32), ((24, 32, 3), (24, 32))])
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
-def test_the_size_of_images_is_an_input_size(library: ModuleType, shape: tuple[int, ...], size: Any) -> None:
+def test_the_size_of_images_is_an_input_size(
+    library: ModuleType, shape: tuple[int, ...], size: Any
+) -> None:
     layers = library.layers
     model = library.Sequential([layers.Input(shape), layers.GlobalAveragePooling2D()])
     assert input_size(model) == size
     inputs = {"image": layers.Input(shape, name="image"), "more": layers.Input((2,), name="more")}
-    assert input_size(library.Model(inputs, layers.GlobalAveragePooling2D()(inputs["image"]))) == size
+    assert (
+        input_size(library.Model(inputs, layers.GlobalAveragePooling2D()(inputs["image"]))) == size
+    )
     assert input_size(functional(library)) == 4  # the number of features
 
 
-@pytest.mark.parametrize("build", [Unbuilt, lambda: keras.Sequential([keras.layers.Input((None, None, 3))])])
+@pytest.mark.parametrize(
+    "build", [Unbuilt, lambda: keras.Sequential([keras.layers.Input((None, None, 3))])]
+)
 def test_a_model_for_any_size_has_no_input_size(build: Any) -> None:
     with pytest.raises(UsageError, match="does not tell the size of its inputs"):
         input_size(build())

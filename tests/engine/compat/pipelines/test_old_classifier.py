@@ -21,16 +21,24 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The same classifier in several forms."""
     folder = tmp_path_factory.mktemp("classifiers")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
-    older = tf_keras.Sequential([tf_keras.Input((3,)), tf_keras.layers.Dense(2, activation="softmax")])
+    older = tf_keras.Sequential(
+        [tf_keras.Input((3,)), tf_keras.layers.Dense(2, activation="softmax")]
+    )
     older.set_weights(model.get_weights())
     model.save(folder / "old.keras")
     model.export(str(folder / "new"), verbose=False)
     older.save(str(folder / "older"), save_format="tf")
-    paths = {"a .keras file": "old.keras", "a SavedModel": "new", "a SavedModel of tf_keras": "older"}
+    paths = {
+        "a .keras file": "old.keras",
+        "a SavedModel": "new",
+        "a SavedModel of tf_keras": "older",
+    }
     return {"a model": model, **{name: folder / path for name, path in paths.items()}}
 
 
-@pytest.mark.parametrize("form", ["a model", "a .keras file", "a SavedModel", "a SavedModel of tf_keras"])
+@pytest.mark.parametrize(
+    "form", ["a model", "a .keras file", "a SavedModel", "a SavedModel of tf_keras"]
+)
 def test_gradients_go_through_a_frozen_classifier(form: str, saved: dict[str, Any]) -> None:
     model, layer = saved["a model"], frozen_classifier(saved[form])
     found = []
@@ -40,18 +48,28 @@ def test_gradients_go_through_a_frozen_classifier(form: str, saved: dict[str, An
             loss = tf.reduce_sum(only_output(one(tf.identity(embeddings), training=False))[:, 0])
         found.append(tape.gradient(loss, embeddings))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
-    assert (count_classes(layer, 3, False), len(layer.variables), layer.trainable_variables) == (2, 2, [])
+    assert (count_classes(layer, 3, False), len(layer.variables), layer.trainable_variables) == (
+        2,
+        2,
+        [],
+    )
 
 
 def test_a_whole_model_is_no_classifier_of_embeddings() -> None:
     whole = keras.Sequential([keras.Input((7,)), keras.layers.Dense(2, activation="softmax")])
-    with pytest.raises(UsageError, match=r"does not take the new embeddings, \[batch, 3\].*NAME_OF_THE_EMBEDDING"):
+    with pytest.raises(
+        UsageError, match=r"does not take the new embeddings, \[batch, 3\].*NAME_OF_THE_EMBEDDING"
+    ):
         count_classes(frozen_classifier(whole), 3, False)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [("nowhere.keras", "nowhere.keras cannot be"), ("nowhere", "nowhere cannot be loaded"), (3, "int is no model")],
+    [
+        ("nowhere.keras", "nowhere.keras cannot be"),
+        ("nowhere", "nowhere cannot be loaded"),
+        (3, "int is no model"),
+    ],
 )
 def test_what_is_no_classifier_is_an_error(given: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -61,5 +79,7 @@ def test_what_is_no_classifier_is_an_error(given: Any, message: str) -> None:
 def test_logits_are_told_from_probabilities() -> None:
     logits = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     assert count_classes(logits, 3, True) == 2
-    with pytest.raises(UsageError, match="old_from_logits=False: the old classifier returns logits"):
+    with pytest.raises(
+        UsageError, match="old_from_logits=False: the old classifier returns logits"
+    ):
         count_classes(logits, 3, False)

@@ -22,7 +22,9 @@ Y = np.eye(5, dtype="float32")[RANDOM.randint(0, 5, 48)]
 def loss_of_both(y: Any, predictions: Any, y_old: Any, old_predictions: Any) -> Any:
     """Returns the classification loss plus the influence loss, which rows of zeros have no share in."""
     own = keras.losses.categorical_crossentropy(y, predictions)
-    old = tf.reduce_sum(y_old, axis=1) * keras.losses.categorical_crossentropy(y_old, old_predictions)
+    old = tf.reduce_sum(y_old, axis=1) * keras.losses.categorical_crossentropy(
+        y_old, old_predictions
+    )
     return tf.reduce_mean(own + old)
 
 
@@ -32,7 +34,9 @@ def own_model(library: Any) -> Any:
     class Compatible(library.Model):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.old_fc = library.Sequential([library.Input((3,)), library.layers.Dense(2, activation="softmax")])
+            self.old_fc = library.Sequential(
+                [library.Input((3,)), library.layers.Dense(2, activation="softmax")]
+            )
             self.old_fc.trainable = False
 
         def compile(self, optimizer: Any, loss: Any) -> None:
@@ -64,7 +68,9 @@ def own_model(library: Any) -> Any:
     library.utils.set_random_seed(1)
     inputs = library.Input((4,))
     embedding = library.layers.Dense(3)(inputs)
-    model = Compatible(inputs=inputs, outputs=[library.layers.Dense(5, activation="softmax")(embedding), embedding])
+    model = Compatible(
+        inputs=inputs, outputs=[library.layers.Dense(5, activation="softmax")(embedding), embedding]
+    )
     model.compile(library.optimizers.SGD(0.01), loss_of_both)
     return model
 
@@ -81,7 +87,9 @@ def test_an_own_model_has_the_numbers_of_keras(library: str, tmp_path: Path) -> 
     options = {"epochs": 2, "validation_data": batches(), "verbose": 0}
     wanted = plain.fit(batches(), **options).history
     history = tk_keras.fit(model, batches(), **options, model_dir=str(tmp_path)).history
-    assert history.keys() == wanted.keys() == {"loss", "old_head_acc", "val_loss", "val_old_head_acc"}
+    assert (
+        history.keys() == wanted.keys() == {"loss", "old_head_acc", "val_loss", "val_old_head_acc"}
+    )
     for name, values in wanted.items():
         np.testing.assert_allclose(history[name], values, rtol=1e-5, err_msg=name)
     np.testing.assert_equal(model.old_fc.get_weights(), before)

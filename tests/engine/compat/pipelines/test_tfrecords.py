@@ -37,7 +37,9 @@ def read_tfrecord(example: Any, size: int, label_list: list[str]) -> Any:
 
 def number_in(example: Any) -> tf.Tensor:
     """Returns the number that the pixels of a record have, uint8 []."""
-    return tf.io.decode_png(tf.io.parse_single_example(example, TFRECORD_FEATURES)["image"])[0, 0, 0]
+    return tf.io.decode_png(tf.io.parse_single_example(example, TFRECORD_FEATURES)["image"])[
+        0, 0, 0
+    ]
 
 
 def numbers(dataset: tf.data.Dataset) -> list[int]:
@@ -80,7 +82,9 @@ def test_is_train_says_the_split(folder: Path) -> None:
 
 def test_a_share_of_the_classes_is_read(folder: Path) -> None:
     count, labels = get_labels(folder, 50)
-    dataset = get_train_ds(folder, functools.partial(read_tfrecord, size=4, label_list=labels), 5, 50)
+    dataset = get_train_ds(
+        folder, functools.partial(read_tfrecord, size=4, label_list=labels), 5, 50
+    )
     assert (count, len(dataset)) == (2, 4)
     assert {int(one) for _, batch in dataset for one in batch[:, 0]} == {0, 1}
     assert numbers(get_valid_ds(folder, number_in, 5, 50)) == [100, 101, 104, 105, 108, 109]
@@ -114,14 +118,22 @@ def epochs_of_a_fit(folder: Path) -> Any:
     parse = functools.partial(read_tfrecord, size=4, label_list=get_labels(folder)[1])
     noisy = lambda image, label: (image + tf.random.uniform([], seed=1), label)  # noqa: E731
     dataset = get_tfrecord_dataset(folder, parse, 8, "train", noisy)
-    kept = dataset.unbatch().filter(lambda _, label: label[0] < 3).shuffle(6, seed=5).batch(4, drop_remainder=True)
+    kept = (
+        dataset.unbatch()
+        .filter(lambda _, label: label[0] < 3)
+        .shuffle(6, seed=5)
+        .batch(4, drop_remainder=True)
+    )
     return training_data(kept.prefetch(2)).batches
 
 
 def batches_from(epochs: Any, position: int) -> list[bytes]:
     """Returns the batches of a pass from a position on."""
     epochs.begin(position, reads=False)
-    return [image.tobytes() + label.tobytes() for image, label in epochs.at(position).as_numpy_iterator()]
+    return [
+        image.tobytes() + label.tobytes()
+        for image, label in epochs.at(position).as_numpy_iterator()
+    ]
 
 
 def test_a_restart_goes_on_with_the_same_batches(folder: Path) -> None:
@@ -139,7 +151,9 @@ def test_a_restart_goes_on_with_the_same_batches(folder: Path) -> None:
 
 
 def test_missing_files_are_told_with_what_is_there(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no file matches .*/tran-\*\.tfrec; .* did you mean train-"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no file matches .*/tran-\*\.tfrec; .* did you mean train-"
+    ):
         get_tfrecord_dataset(folder, number_in, 4, "tran")
     (tmp_path / "train_00001.tfrec").touch()
     with pytest.raises(DataError, match=r"did you mean train_00001\.tfrec"):
@@ -187,7 +201,9 @@ def test_a_share_needs_labels_in_the_records(tmp_path: Path) -> None:
         ({"split": "train", "dataset_path": "gs://bucket/data"}, "is remote"),
     ],
 )
-def test_arguments_that_cannot_be_used_are_told(folder: Path, options: dict[str, Any], message: str) -> None:
+def test_arguments_that_cannot_be_used_are_told(
+    folder: Path, options: dict[str, Any], message: str
+) -> None:
     given = {"dataset_path": folder, "preprocessing": number_in, "global_batch_size": 4, **options}
     with pytest.raises(UsageError, match=message.replace("*", r"\*")):
         get_tfrecord_dataset(**given)

@@ -50,7 +50,9 @@ def test_without_a_tpu_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptur
     assert made.distribute_strategy is tf.distribute.get_strategy()
 
 
-def test_a_job_trains_in_the_scope_of_its_strategy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_trains_in_the_scope_of_its_strategy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     strategy = replicas(2)
     with strategy.scope():
         made = job(tmp_path, use_tpu=True)
@@ -60,7 +62,9 @@ def test_a_job_trains_in_the_scope_of_its_strategy(tmp_path: Path, caplog: pytes
     np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
 
 
-def test_a_loss_that_is_not_finite_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_that_is_not_finite_is_not_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = job(tmp_path)
     made.add_callback(keras.callbacks.TerminateOnNaN())
     with pytest.raises(SystemExit) as ended:
@@ -84,7 +88,10 @@ def test_a_finished_job_trains_what_it_has_lost(lost: str, tmp_path: Path) -> No
 def test_a_job_goes_on_and_writes_what_is_missing(tmp_path: Path) -> None:
     job(tmp_path).run_train(data(), data(), 1)
     first, made = exported(tmp_path), job(tmp_path)
-    assert (made.last_epoch, made.last_checkpoint) == (1, str(tmp_path / "job" / "checkpoints" / "ckpt-4"))
+    assert (made.last_epoch, made.last_checkpoint) == (
+        1,
+        str(tmp_path / "job" / "checkpoints" / "ckpt-4"),
+    )
     history = made.run_train(data(), data(), 2)
     assert (history.epoch, made.last_epoch, made.history) == ([0, 1], 2, history)
     np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
@@ -93,7 +100,9 @@ def test_a_job_goes_on_and_writes_what_is_missing(tmp_path: Path) -> None:
     assert (meta["last_epoch"], meta["last_checkpoint"]) == (2, "checkpoints/ckpt-8")
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "artifacts").rglob("*")}
     assert job(tmp_path).run_train(data(), data(), 2).history == history.history
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "artifacts").rglob("*")} == written
+    assert {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "artifacts").rglob("*")
+    } == written
     shutil.rmtree(tmp_path / "artifacts")  # as if the process had been killed before it wrote them
     job(tmp_path).run_train(data(), data(), 2)
     assert (tmp_path / "artifacts" / "history.csv").read_text().count("\n") == 3
@@ -107,12 +116,16 @@ def test_a_subclass_may_replace_init_and_run_train(tmp_path: Path) -> None:
             self.factor = factor
 
         def run_train(self, train_ds: Any, valid_ds: Any, epochs: int) -> Any:
-            return super().run_train(train_ds.map(lambda x, y: (self.factor * x, y)), valid_ds, epochs)
+            return super().run_train(
+                train_ds.map(lambda x, y: (self.factor * x, y)), valid_ds, epochs
+            )
 
     made = job(tmp_path, Scaled, factor=0.0)
     kernel, bias = made.model.get_weights()
     made.run_train(data(), None, 1)
-    np.testing.assert_array_equal(made.model.get_weights()[0], kernel)  # inputs of 0 have no gradient
+    np.testing.assert_array_equal(
+        made.model.get_weights()[0], kernel
+    )  # inputs of 0 have no gradient
     assert made.model.get_weights()[1] != bias
 
 
@@ -163,14 +176,25 @@ REFUSALS: dict[str, tuple[Callable[[Path], Any], int, str]] = {
         "artifacts_dir='gs://bucket/digits' is a remote folder; ",
     ),
     "no data": (lambda path: job(path).run_train(None, None, 1), 2, "train_ds is None"),
-    "epochs": (lambda path: job(path).run_train(data(), None, "2"), 2, "epochs='2' is not a whole number"),
-    "a TPU that does not answer": (lambda path: job(path, use_tpu=True), 2, "tpu (TPU_NAME) failed"),
+    "epochs": (
+        lambda path: job(path).run_train(data(), None, "2"),
+        2,
+        "epochs='2' is not a whole number",
+    ),
+    "a TPU that does not answer": (
+        lambda path: job(path, use_tpu=True),
+        2,
+        "tpu (TPU_NAME) failed",
+    ),
 }
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_a_mistake_is_one_line_and_an_exit_code(
-    refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    refusal: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "a file").touch()
     monkeypatch.setenv("TPU_NAME", "grpc://127.0.0.1:1")

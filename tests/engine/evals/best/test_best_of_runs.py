@@ -51,7 +51,9 @@ def _weights(folder: Path) -> dict[int, dict[str, bytes]]:
     for step, prefix in complete_checkpoints(str(folder)).items():
         reader = tf.train.load_checkpoint(prefix)
         names = [name for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name]
-        found[step] = {name: reader.get_tensor(name).tobytes() for name in names if "save_counter" not in name}
+        found[step] = {
+            name: reader.get_tensor(name).tobytes() for name in names if "save_counter" not in name
+        }
     return found
 
 
@@ -76,16 +78,24 @@ def test_named_bests_are_kept_beside_the_primary_one(finished: Path) -> None:
     assert list(_weights(finished / "best_ckpt")) == top[:1]
 
 
-def test_lost_weights_are_reported_once_and_the_run_resumes(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_weights_are_reported_once_and_the_run_resumes(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in BESTS:
         _lose(run / name, *complete_checkpoints(str(run / name)))
     _launch(_config(train_steps=50), "train_and_eval", run)
-    told = [one.getMessage() for one in caplog.records if "has lost the weights of step" in one.getMessage()]
+    told = [
+        one.getMessage()
+        for one in caplog.records
+        if "has lost the weights of step" in one.getMessage()
+    ]
     assert len(told) == len(BESTS)
     assert list(_weights(run / "best_ckpt")) == [50]
 
 
-def test_a_rewound_run_archives_later_best_weights(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rewound_run_archives_later_best_weights(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (before,) = _weights(run / "best_ckpt")
     _launch(_config(train_steps=30), "train_and_eval", run, from_step=20)
     assert before == 40 and list(_weights(run / "best_ckpt")) == [30]
@@ -95,7 +105,10 @@ def test_a_rewound_run_archives_later_best_weights(run: Path, caplog: pytest.Log
 
 def test_an_unknown_metric_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     config = linear_experiment(best_checkpoints={"x": {"metric": "acuracy"}})
-    with pytest.raises(UsageError, match=r"trainer\.best_checkpoints\.x\.metric: 'acuracy' .* did you mean accuracy"):
+    with pytest.raises(
+        UsageError,
+        match=r"trainer\.best_checkpoints\.x\.metric: 'acuracy' .* did you mean accuracy",
+    ):
         _launch(config, "train_and_eval", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -103,5 +116,7 @@ def test_an_unknown_metric_is_an_error_before_the_first_step(tmp_path: Path) -> 
 def test_a_named_best_needs_no_primary_one(tmp_path: Path) -> None:
     config = linear_experiment(best_checkpoints={"x": {"metric": "accuracy"}}, train_steps=10)
     _, logs = _launch(config, "train_and_eval", tmp_path)
-    assert (tmp_path / "best_checkpoints/x/info.json").exists() and not (tmp_path / "best_ckpt").exists()
+    assert (tmp_path / "best_checkpoints/x/info.json").exists() and not (
+        tmp_path / "best_ckpt"
+    ).exists()
     assert not [name for name in logs if name.startswith("best_")]

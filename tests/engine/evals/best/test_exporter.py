@@ -27,10 +27,14 @@ class _Weights:
         return self.checkpoint
 
 
-def _run(folder: Path, values: list[float], comp: str = "higher", first_step: int = 1) -> BestCheckpoint:
+def _run(
+    folder: Path, values: list[float], comp: str = "higher", first_step: int = 1
+) -> BestCheckpoint:
     weights, best = _Weights(), BestCheckpoint(str(folder), "accuracy", comp)
     for step, value in enumerate(values, first_step):
-        best.maybe_export_checkpoint(weights.at(step), {"accuracy": value, "validation_loss": 1.0}, step)
+        best.maybe_export_checkpoint(
+            weights.at(step), {"accuracy": value, "validation_loss": 1.0}, step
+        )
     return best
 
 
@@ -43,25 +47,37 @@ def _saved_step(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(("comp", "step"), [("higher", 3), ("lower", 2)])
-def test_the_best_step_is_the_first_with_the_best_metric(tmp_path: Path, comp: str, step: int) -> None:
+def test_the_best_step_is_the_first_with_the_best_metric(
+    tmp_path: Path, comp: str, step: int
+) -> None:
     best = _run(tmp_path, [0.5, 0.2, 0.9, 0.9, 0.2], comp)
     assert _saved_step(tmp_path) == step
     assert best.best is not None and best.best[2] == step
     assert [path.name for path in tmp_path.glob("ckpt-*.index")] == [f"ckpt-{step}.index"]
 
 
-@pytest.mark.parametrize("values", [[float("nan"), 0.5, 0.4], [0.5, float("inf"), 0.4], [0.4, 0.5, float("nan")]])
+@pytest.mark.parametrize(
+    "values", [[float("nan"), 0.5, 0.4], [0.5, float("inf"), 0.4], [0.4, 0.5, float("nan")]]
+)
 def test_values_that_are_not_finite_are_never_best(tmp_path: Path, values: list[float]) -> None:
     _run(tmp_path, values)
     assert _saved_step(tmp_path) == values.index(0.5) + 1
 
 
 def test_what_is_no_single_number_is_left_out_of_the_record(tmp_path: Path) -> None:
-    logs = {"accuracy": 0.5, "per_class": [0.1, 0.2], "f1": None, "far": {"note": "x", "loss": tf.constant(1.0)}}
+    logs = {
+        "accuracy": 0.5,
+        "per_class": [0.1, 0.2],
+        "f1": None,
+        "far": {"note": "x", "loss": tf.constant(1.0)},
+    }
     best = BestCheckpoint(str(tmp_path), "accuracy")
     assert best.maybe_export_checkpoint(_Weights().at(1), {**logs, "one": tf.constant([1.0])}, 1)
     assert best.best_ckpt_logs == {"accuracy": 0.5, "far|loss": 1.0}
-    assert json.loads((tmp_path / "info.json").read_text())["metrics"] == {"accuracy": 0.5, "far|loss": 1.0}
+    assert json.loads((tmp_path / "info.json").read_text())["metrics"] == {
+        "accuracy": 0.5,
+        "far|loss": 1.0,
+    }
 
 
 @pytest.mark.parametrize("value", [None, [0.1, 0.2], "0.5"])
@@ -85,13 +101,19 @@ MUTILATIONS: dict[str, Callable[[str], str | None]] = {
     "zeros": lambda text: 200 * chr(0),
     "a list": lambda text: f"[{text}]",
     "null": lambda text: "null",
-    "other keys": lambda text: text.replace('"step"', '"my_step"').replace('"metric"', '"my_metric"'),
+    "other keys": lambda text: text.replace('"step"', '"my_step"').replace(
+        '"metric"', '"my_metric"'
+    ),
     "step as text": lambda text: text.replace('"step": 2', '"step": "2"'),
     "value null": lambda text: text.replace('"value": 0.9', '"value": null'),
     "value NaN": lambda text: text.replace('"value": 0.9', '"value": NaN'),
     "metrics as a list": lambda text: json.dumps({**json.loads(text), "metrics": [0.9]}),
-    "of Model Garden": lambda text: '{"best_ckpt_global_step": 2, "accuracy": 0.9, "validation_loss": 1.0}',
-    "weights that are missing": lambda text: json.dumps({**json.loads(text), "checkpoint": "ckpt-7", "step": 7}),
+    "of Model Garden": lambda text: (
+        '{"best_ckpt_global_step": 2, "accuracy": 0.9, "validation_loss": 1.0}'
+    ),
+    "weights that are missing": lambda text: json.dumps(
+        {**json.loads(text), "checkpoint": "ckpt-7", "step": 7}
+    ),
     "weights of another step": lambda text: text.replace("ckpt-2", "ckpt-1"),
     "weights elsewhere": lambda text: text.replace("ckpt-2", "../ckpt-2"),
 }
@@ -130,7 +152,9 @@ def test_a_damaged_info_is_written_again_with_a_warning(
 
 @pytest.mark.parametrize("name", ["ckpt-2.index", "ckpt-2.data-00000-of-00001"])
 @pytest.mark.parametrize(
-    "damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-3])], ids=["missing", "cut"]
+    "damage",
+    [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-3])],
+    ids=["missing", "cut"],
 )
 def test_a_damaged_best_is_reported_and_replaced_by_the_next(
     tmp_path: Path, name: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
@@ -147,7 +171,11 @@ def test_a_damaged_best_is_reported_and_replaced_by_the_next(
     assert not best.maybe_export_checkpoint(_Weights().at(4), {"accuracy": 0.6}, 4)
     assert best.maybe_export_checkpoint(_Weights().at(5), {"accuracy": 0.8}, 5)
     assert _saved_step(tmp_path) == 5
-    assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"checkpoint", "info", "ckpt-5"}
+    assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {
+        "checkpoint",
+        "info",
+        "ckpt-5",
+    }
 
 
 def test_a_new_metric_keeps_the_old_best_until_its_first_export(tmp_path: Path) -> None:
@@ -161,10 +189,16 @@ def test_a_new_metric_keeps_the_old_best_until_its_first_export(tmp_path: Path) 
 
 def test_files_of_others_and_debris_of_the_dead_are_told_apart(tmp_path: Path) -> None:
     _run(tmp_path, [0.5])
-    for name in ("ckpt-notes.txt", "ckpt-0.data-00000-of-00001", f".info.json.{os.getpid() + 1}.tmp"):
+    for name in (
+        "ckpt-notes.txt",
+        "ckpt-0.data-00000-of-00001",
+        f".info.json.{os.getpid() + 1}.tmp",
+    ):
         (tmp_path / name).write_text("x")
     (tmp_path / "ckpt-9_temp").mkdir()
-    shutil.copy(tmp_path / "ckpt-1.index", tmp_path / "ckpt-7.index")  # it has no record, so somebody else wrote it
+    shutil.copy(
+        tmp_path / "ckpt-1.index", tmp_path / "ckpt-7.index"
+    )  # it has no record, so somebody else wrote it
     (tmp_path / ".saving-ckpt-0").mkdir()
     BestCheckpoint(str(tmp_path), "accuracy")
     there = {path.name.split(".")[0] for path in tmp_path.iterdir()}
@@ -186,7 +220,9 @@ def test_a_rewind_forgets_later_bests_across_restarts(tmp_path: Path, killed: bo
         best = BestCheckpoint(str(tmp_path), "accuracy")
         best.resume(2, [told])
     assert best.best == ("accuracy", 0.6, 2)
-    assert best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.55}, 3)  # the best that has weights
+    assert best.maybe_export_checkpoint(
+        _Weights().at(3), {"accuracy": 0.55}, 3
+    )  # the best that has weights
     assert best.best == ("accuracy", 0.6, 2)
     assert best.maybe_export_checkpoint(_Weights().at(4), {"accuracy": 0.7}, 4)
     assert _saved_step(tmp_path) == 4
@@ -208,5 +244,7 @@ def test_workers_that_keep_nothing_decide_like_the_one_that_does(tmp_path: Path)
     assert other.best == ("accuracy", 0.9, 2)
     other.rewind(1, [])
     assert other.maybe_export_checkpoint(_Weights().at(2), {"accuracy": 0.8}, 2)
-    assert other.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.95}, 3)  # the chief would remove step 2
+    assert other.maybe_export_checkpoint(
+        _Weights().at(3), {"accuracy": 0.95}, 3
+    )  # the chief would remove step 2
     assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -88,7 +88,9 @@ def test_the_best_two_are_there_and_info_names_the_best_of_them(tmp_path: Path) 
         assert run.best.best == ("accuracy", VALUES[best - 1], best)
 
 
-def test_weights_removed_during_the_run_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_removed_during_the_run_are_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = _Run(tmp_path / "best").to(3)
     (tmp_path / "best").rename(tmp_path / "elsewhere")
     run.to(4)
@@ -104,7 +106,9 @@ def test_with_a_min_delta_a_small_gain_displaces_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("start", [0, 2, 4, 5, 7, 8])
-def test_repeated_evaluations_write_no_weights(tmp_path: Path, start: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_evaluations_write_no_weights(
+    tmp_path: Path, start: int, caplog: pytest.LogCaptureFixture
+) -> None:
     run = _Run(tmp_path).to(8)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     run.again_from(start)
@@ -136,7 +140,12 @@ POINTS = [
     [(point, number) for point in POINTS for number in (1, 2)],
 )
 def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
-    tmp_path: Path, point: str, occurrence: int, start: int, no_faults: None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    point: str,
+    occurrence: int,
+    start: int,
+    no_faults: None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Death(BaseException):
         pass
@@ -159,7 +168,9 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
     assert (read_record(str(tmp_path / info["checkpoint"])) or {})["info"] == info
     assert problem(str(tf.train.latest_checkpoint(str(tmp_path)))) == ""
     kept = complete_checkpoints(str(tmp_path))
-    assert len([step for step, prefix in kept.items() if (read_record(prefix) or {}).get("info")]) >= 2
+    assert (
+        len([step for step, prefix in kept.items() if (read_record(prefix) or {}).get("info")]) >= 2
+    )
     run.again_from(start)
     assert len(_steps(tmp_path)) == 2 and _named(tmp_path) in (2, 5, 8)
     run.to(8)
@@ -185,7 +196,9 @@ def _lose(folder: Path, *steps: int) -> None:
         (folder / f"ckpt-{step}.index").unlink()
 
 
-def test_lost_weights_are_reported_and_the_next_best_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_weights_are_reported_and_the_next_best_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = _Run(tmp_path).to(8)
     _lose(tmp_path, 8)
     run.again_from(8)

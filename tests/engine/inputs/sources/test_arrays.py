@@ -28,7 +28,9 @@ def _stream(source: ArraySource, batches: int, position: int = 0) -> list[int]:
     return list(itertools.chain(*read_batches(source.at(position), batches)))
 
 
-def _shares(source: ArraySource, replicas: int, pipelines: int, batches: int, position: int = 0) -> list[list[int]]:
+def _shares(
+    source: ArraySource, replicas: int, pipelines: int, batches: int, position: int = 0
+) -> list[list[int]]:
     """What each replica gets, all of the first global batch, then all of the second, and so on."""
     here = replicas // pipelines
     read = [
@@ -40,14 +42,18 @@ def _shares(source: ArraySource, replicas: int, pipelines: int, batches: int, po
 
 
 def _joined(shares: list[list[int]], replicas: int) -> list[list[int]]:
-    return [list(itertools.chain(*shares[k : k + replicas])) for k in range(0, len(shares), replicas)]
+    return [
+        list(itertools.chain(*shares[k : k + replicas])) for k in range(0, len(shares), replicas)
+    ]
 
 
 def test_the_seed_decides_the_order_in_every_source() -> None:
     first, again = (_stream(_source(training_data(1)), 3 * EXAMPLES) for _ in range(2))
     assert first == again
     assert first != _stream(_source(training_data(1, seed=8)), 3 * EXAMPLES)
-    assert _stream(_source(training_data(1, seed=None)), 20) == _stream(_source(training_data(1, seed=0)), 20)
+    assert _stream(_source(training_data(1, seed=None)), 20) == _stream(
+        _source(training_data(1, seed=0)), 20
+    )
 
 
 def test_each_epoch_is_a_permutation_of_its_own() -> None:
@@ -79,7 +85,11 @@ def test_replicas_together_get_what_one_gets_from_any_position(data: some.DataOb
     replicas = pipelines * data.draw(some.sampled_from([1, 2, 3]))
     training = data.draw(some.booleans()) and examples >= replicas
     most = examples // replicas if training else 4
-    batch = replicas * data.draw(some.integers(1, most)) if training else data.draw(some.integers(1, 4 * replicas))
+    batch = (
+        replicas * data.draw(some.integers(1, most))
+        if training
+        else data.draw(some.integers(1, 4 * replicas))
+    )
     position = data.draw(some.integers(0, 9))
     source = _source((training_data if training else validation_data)(batch), examples)
     expected = read_batches(source.at(0).skip(position), 4)
@@ -92,8 +102,18 @@ UNEVEN: dict[str, tuple[DataConfig, int, tuple[int, int], list[list[int]]]] = {
     "a ragged end": (validation_data(), 7, (4, 1), [[0], [1], [2], [3], [4], [5], [6], []]),
     "fewer examples than replicas": (validation_data(), 2, (4, 2), [[0], [1], [], []]),
     "replicas that get nothing": (validation_data(1), 2, (3, 1), [[0], [], [], [1], [], []]),
-    "one example more": (validation_data(6), 11, (4, 2), [[0, 1], [2, 3], [4], [5], [6, 7], [8], [9], [10]]),
-    "a dropped end": (validation_data(6, drop_remainder=True), 11, (4, 2), [[0, 1], [2, 3], [4], [5]]),
+    "one example more": (
+        validation_data(6),
+        11,
+        (4, 2),
+        [[0, 1], [2, 3], [4], [5], [6, 7], [8], [9], [10]],
+    ),
+    "a dropped end": (
+        validation_data(6, drop_remainder=True),
+        11,
+        (4, 2),
+        [[0, 1], [2, 3], [4], [5]],
+    ),
 }
 
 
@@ -107,7 +127,10 @@ def test_mirrored_replicas_get_the_ragged_end_and_empty_batches() -> None:
     strategy = replicas(4)
     source = _source(validation_data(), 5)
     dataset = strategy.distribute_datasets_from_function(lambda context: source.at(0, context))
-    seen = [[part.numpy().tolist() for part in strategy.experimental_local_results(step)] for step in dataset]
+    seen = [
+        [part.numpy().tolist() for part in strategy.experimental_local_results(step)]
+        for step in dataset
+    ]
     assert seen == [[[0], [1], [2], [3]], [[4], [], [], []]]
 
 
@@ -128,7 +151,9 @@ def test_a_pass_is_in_the_order_of_the_arrays_and_ends() -> None:
         (validation_data(8), None),
     ],
 )
-def test_the_batch_dimension_is_static_when_every_batch_is_full(params: DataConfig, size: int | None) -> None:
+def test_the_batch_dimension_is_static_when_every_batch_is_full(
+    params: DataConfig, size: int | None
+) -> None:
     dataset = _source(params, 18).at(0, input_context(2))
     assert dataset.element_spec.shape == [size]
     assert (int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY) == bool(params.is_training)
@@ -161,7 +186,10 @@ def test_a_transform_changes_whole_batches_in_their_order() -> None:
         return {"doubled": 2 * batch}
 
     dataset = ArraySource(np.arange(EXAMPLES), validation_data(), transform=transform).at(1)
-    assert [batch["doubled"].tolist() for batch in dataset.as_numpy_iterator()] == [[8, 10, 12, 14], [16, 18, 20]]
+    assert [batch["doubled"].tolist() for batch in dataset.as_numpy_iterator()] == [
+        [8, 10, 12, 14],
+        [16, 18, 20],
+    ]
     assert seen == [[None]]  # traced once, for a batch
 
 
@@ -173,14 +201,18 @@ def test_changing_the_arrays_afterwards_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("buffer", "prefetches"), [(None, True), (3, True), (0, False)])
-def test_batches_are_prefetched_unless_the_buffer_is_0(buffer: int | None, prefetches: bool) -> None:
+def test_batches_are_prefetched_unless_the_buffer_is_0(
+    buffer: int | None, prefetches: bool
+) -> None:
     dataset = _source(validation_data(prefetch_buffer_size=buffer)).at(0)
     assert ("Prefetch" in repr(dataset._input_dataset)) == prefetches
     assert len(read_batches(dataset)) == 3
 
 
 def test_tf_data_options_of_the_config_are_set() -> None:
-    options = _source(training_data(deterministic=False, autotune_algorithm="HILL_CLIMB")).at(0).options()
+    options = (
+        _source(training_data(deterministic=False, autotune_algorithm="HILL_CLIMB")).at(0).options()
+    )
     assert options.deterministic is False
     assert options.autotune.enabled
     assert options.autotune.autotune_algorithm == tf.data.experimental.AutotuneAlgorithm.HILL_CLIMB
@@ -190,7 +222,14 @@ def test_tf_data_options_of_the_config_are_set() -> None:
 
 @pytest.mark.parametrize(
     "arrays",
-    [np.zeros((0, 3)), (np.zeros(3), np.zeros((4, 2))), [1, 2, 3], np.float32(1), {"a": np.zeros(3), "b": None}, {}],
+    [
+        np.zeros((0, 3)),
+        (np.zeros(3), np.zeros((4, 2))),
+        [1, 2, 3],
+        np.float32(1),
+        {"a": np.zeros(3), "b": None},
+        {},
+    ],
     ids=["no examples", "other lengths", "a list", "a number", "None", "an empty dict"],
 )
 def test_what_is_no_data_is_refused(arrays: Any) -> None:
@@ -207,18 +246,34 @@ def test_what_is_no_data_is_refused(arrays: Any) -> None:
         (training_data(6), UsageError),
         (training_data(autotune_algorithm="hil_climb"), UsageError),
     ],
-    ids=["no batch", "larger than an epoch", "larger than a pass", "not for 4 replicas", "algorithm"],
+    ids=[
+        "no batch",
+        "larger than an epoch",
+        "larger than a pass",
+        "not for 4 replicas",
+        "algorithm",
+    ],
 )
 def test_what_makes_no_batches_is_refused(params: DataConfig, error: type[Exception]) -> None:
     with pytest.raises(error):
         _source(params).at(0, input_context(4))
 
 
-def test_one_warning_names_fields_without_effect_on_arrays(caplog: pytest.LogCaptureFixture) -> None:
-    _source(training_data(input_path="a", shuffle_buffer_size=7, tf_data_service_address="b", cycle_length=1))
+def test_one_warning_names_fields_without_effect_on_arrays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _source(
+        training_data(
+            input_path="a", shuffle_buffer_size=7, tf_data_service_address="b", cycle_length=1
+        )
+    )
     (record,) = caplog.records
     assert (record.levelname, record.name) == ("WARNING", "trainer_kit.inputs.sources.arrays")
-    named = {word for word in record.getMessage().replace(",", " ").replace(";", " ").split() if "_" in word}
+    named = {
+        word
+        for word in record.getMessage().replace(",", " ").replace(";", " ").split()
+        if "_" in word
+    }
     assert named == {"input_path", "shuffle_buffer_size", "tf_data_service_address", "cycle_length"}
 
 
@@ -232,7 +287,10 @@ def test_what_arrays_use_or_need_not_use_is_no_warning(caplog: pytest.LogCapture
 def test_the_identity_of_arrays_tells_which_one_has_changed() -> None:
     features, labels = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20)
     identity = ArraySource((features, labels), training_data()).identity()
-    assert json.loads(json.dumps(identity)) == ArraySource((features, labels), validation_data()).identity()
+    assert (
+        json.loads(json.dumps(identity))
+        == ArraySource((features, labels), validation_data()).identity()
+    )
     other = ArraySource((features, np.where(labels == 13, 0, labels)), training_data()).identity()
     assert [name for name in identity if identity[name] != other[name]] == ["array 1"]
     reordered = ArraySource((features[::-1], labels), training_data()).identity()

@@ -32,7 +32,10 @@ def test_a_plain_dataset_is_described_by_length_and_spec() -> None:
     data = tf.data.Dataset.range(10).batch(4)
     spec = "TensorSpec(shape=(None,), dtype=tf.int64, name=None)"
     assert identity_of(data) == {"batches": 3, "element_spec": spec}
-    assert identity_of(data, " of one replica") == {"batches of one replica": 3, "element_spec of one replica": spec}
+    assert identity_of(data, " of one replica") == {
+        "batches of one replica": 3,
+        "element_spec of one replica": spec,
+    }
 
 
 def test_a_source_without_identity_is_not_known() -> None:
@@ -46,7 +49,9 @@ class _Recorded:
     def __init__(self, source: ArraySource, asked: list[tuple[int, int]]) -> None:
         self._source, self._asked = source, asked
 
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    def at(
+        self, position: int, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         self._asked.append((position, input_context.num_replicas_in_sync if input_context else 1))
         return self._source.at(position, input_context)
 
@@ -63,7 +68,9 @@ class _RecordingTask(LinearTask):
         source = ArraySource(tiny_arrays(kind == "train", self.task_config.examples), params)
         return _Recorded(source, self.asked[kind])
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         return {self.loss: tf.reduce_mean(inputs[0])}
 
     def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
@@ -79,7 +86,10 @@ def _trainer(count: int) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
 
 def test_training_resumes_at_a_position_evaluation_at_the_start(tmp_path: Path) -> None:
     first, asked = _trainer(2)
-    assert asked == {"train": [], "validation": []}  # nothing is asked for before it is known where to start
+    assert asked == {
+        "train": [],
+        "validation": [],
+    }  # nothing is asked for before it is known where to start
     first.train(tf.constant(3))
     first.train(tf.constant(4))
     first.evaluate(tf.constant(2))
@@ -127,8 +137,12 @@ def _whole(build_inputs: Any) -> np.ndarray:
 
 @pytest.mark.usefixtures("_global_seed")
 @pytest.mark.parametrize("build_inputs", [_array_inputs, _plain_inputs])
-@pytest.mark.parametrize("position", [Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))])
-def test_data_begins_at_the_position_without_left_out_batches(position: Position, build_inputs: Any) -> None:
+@pytest.mark.parametrize(
+    "position", [Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))]
+)
+def test_data_begins_at_the_position_without_left_out_batches(
+    position: Position, build_inputs: Any
+) -> None:
     rows = _whole(build_inputs)[[position.nth(k) for k in range(8)]].reshape([-1, 2]).tolist()
     dataset = positioned(made_inputs(build_inputs, PARAMS, TWO), position, TWO)
     assert read_batches(dataset, 8 * 2) == rows
@@ -143,15 +157,22 @@ def test_data_begins_at_the_position_without_left_out_batches(position: Position
         *((4, out) for out in ((0, 3, 4), (40,))),
     ],
 )
-def test_one_pass_knows_its_length_without_what_is_left_out(begin: int, left_out: tuple[int, ...]) -> None:
+def test_one_pass_knows_its_length_without_what_is_left_out(
+    begin: int, left_out: tuple[int, ...]
+) -> None:
     """On the second of two workers with two replicas each."""
     params = validation_data()
     context = input_context(4, 2, 1)
 
     def plain(params: Any) -> tf.data.Dataset:
-        return tf.data.Dataset.range(9)  # 9 batches of one example; with two replicas the last global one is half
+        return tf.data.Dataset.range(
+            9
+        )  # 9 batches of one example; with two replicas the last global one is half
 
-    for build_inputs, elements in ((lambda params: ArraySource(np.arange(17), params), 10), (plain, 9)):
+    for build_inputs, elements in (
+        (lambda params: ArraySource(np.arange(17), params), 10),
+        (plain, 9),
+    ):
         dataset = positioned(build_inputs(params), Position(begin, left_out), context)
         expected = [k for k in range(begin * 2, elements) if k // 2 not in left_out]
         assert int(dataset.cardinality()) == len(expected) == len(read_batches(dataset, -1))
@@ -177,7 +198,9 @@ def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
 
     made_inputs(with_context, 1, context)
     assert got == [(1, context)]
-    assert made_inputs(lambda params: params, numbers := tf.data.Dataset.range(3), context) is numbers
+    assert (
+        made_inputs(lambda params: params, numbers := tf.data.Dataset.range(3), context) is numbers
+    )
 
 
 @pytest.mark.parametrize("made", [None, ([[1.0]], [1]), {}, iter([]), np.zeros(3)])
@@ -195,6 +218,8 @@ def test_unseeded_shuffles_ignore_earlier_random_numbers() -> None:
     following = float(tf.random.uniform([]))
     assert read_batches(made_inputs(_plain_inputs, None), 20) == first
     tf.random.set_seed(5)
-    assert float(tf.random.uniform([])) == following  # and making data changes no number of the others
+    assert (
+        float(tf.random.uniform([])) == following
+    )  # and making data changes no number of the others
     tf.random.set_seed(6)
     assert read_batches(made_inputs(_plain_inputs, None), 20) != first

@@ -46,13 +46,20 @@ def _numbers(serialized: tf.Tensor) -> tf.Tensor:
 
 
 def _arrays(transform: Any, params: DataConfig = PARAMS, arrays: Any = None) -> ArraySource:
-    return ArraySource(np.arange(EXAMPLES) if arrays is None else arrays, params, transform=transform)
+    return ArraySource(
+        np.arange(EXAMPLES) if arrays is None else arrays, params, transform=transform
+    )
 
 
-def _seeds_of(source: Source, batches: int = -1, position: int = 0, context: Any = None) -> list[Any]:
+def _seeds_of(
+    source: Source, batches: int = -1, position: int = 0, context: Any = None
+) -> list[Any]:
     """Each example as (number, seed), batch by batch."""
     dataset = source.at(position, context).take(batches)
-    return [list(zip(x.tolist(), map(tuple, seed.tolist()), strict=True)) for x, seed in dataset.as_numpy_iterator()]
+    return [
+        list(zip(x.tolist(), map(tuple, seed.tolist()), strict=True))
+        for x, seed in dataset.as_numpy_iterator()
+    ]
 
 
 def _with_seed(batch: Any, seed: Any) -> Any:
@@ -90,7 +97,9 @@ def test_a_parameter_named_seed_gets_the_seeds_of_the_batch(function: Any) -> No
     batch, seeds = np.arange(4), np.arange(8, dtype=np.int32).reshape(4, 2)
     changes = BatchFunction(function, "transform")
     assert changes.takes_seed
-    (changed,) = changes.over(tf.data.Dataset.from_tensors((batch, seeds)), seeded=True).as_numpy_iterator()
+    (changed,) = changes.over(
+        tf.data.Dataset.from_tensors((batch, seeds)), seeded=True
+    ).as_numpy_iterator()
     assert [part.tolist() for part in changed] == [batch.tolist(), seeds.tolist()]
 
 
@@ -135,7 +144,9 @@ def augment(x: Any, y: Any) -> Any:
     return x, y
 
 
-@pytest.mark.parametrize("function", [augment, lambda: 0, lambda batch, *, strength: batch, lambda a, b, seed: a, 3])
+@pytest.mark.parametrize(
+    "function", [augment, lambda: 0, lambda batch, *, strength: batch, lambda a, b, seed: a, 3]
+)
 def test_a_function_that_cannot_be_called_so_is_refused(function: Any, pattern: str) -> None:
     with pytest.raises(UsageError):
         _arrays(function)
@@ -156,7 +167,10 @@ def test_records_and_arrays_give_an_example_the_same_seed(params: DataConfig, pa
         batch_transform=lambda pair, seed: (pair[0], tf.where(pair[1] == seed, seed, 0)),
     )
     first = TFRecordSource(
-        pattern, params, parse=lambda text, seed: (_numbers(text), seed), batch_transform=lambda pair: pair
+        pattern,
+        params,
+        parse=lambda text, seed: (_numbers(text), seed),
+        batch_transform=lambda pair: pair,
     )
     for source in (parsed, changed, both, first):
         assert _seeds_of(source, 7) == expected
@@ -180,28 +194,45 @@ def test_seeds_depend_on_the_epoch_and_not_on_the_start(seeded: list[Any]) -> No
     assert len({seed for _, seed in flat}) == len(flat) == 80  # three epochs and a part
     one_pass = dict(itertools.chain(*_seeds_of(_arrays(_with_seed, ONE_PASS))))
     assert one_pass == dict(flat[:EXAMPLES])  # a pass is epoch 0
-    batches_of_6 = itertools.chain(*_seeds_of(_arrays(_with_seed, PARAMS.replace(global_batch_size=6)), 10))
+    batches_of_6 = itertools.chain(
+        *_seeds_of(_arrays(_with_seed, PARAMS.replace(global_batch_size=6)), 10)
+    )
     assert list(batches_of_6) == flat[:60]
-    none, zero = (_seeds_of(_arrays(_with_seed, PARAMS.replace(seed=seed)), 2) for seed in (None, 0))
+    none, zero = (
+        _seeds_of(_arrays(_with_seed, PARAMS.replace(seed=seed)), 2) for seed in (None, 0)
+    )
     assert none == zero != seeded[:2]
 
 
 def test_stacked_batches_have_the_same_seeds(seeded: list[Any]) -> None:
     plain = [seed for batch in seeded[:12] for _, seed in batch]
     stacks = stacked_at(_arrays(_with_seed), Position(), 3).take(4)
-    assert [tuple(row) for _, (_, seeds) in stacks for row in seeds.numpy().reshape(-1, 2).tolist()] == plain
+    assert [
+        tuple(row) for _, (_, seeds) in stacks for row in seeds.numpy().reshape(-1, 2).tolist()
+    ] == plain
 
 
 def test_the_example_of_the_guide_flips_each_image_by_its_seed() -> None:
-    text = GUIDE.read_text().split("<!-- example: seeds -->")[1].split("```python\n")[1].split("```")[0]
+    text = (
+        GUIDE.read_text()
+        .split("<!-- example: seeds -->")[1]
+        .split("```python\n")[1]
+        .split("```")[0]
+    )
     names: dict[str, Any] = {"tf": tf}
     exec(text, names)
     images = np.random.default_rng(0).uniform(size=(EXAMPLES, 4, 4, 1)).astype(np.float32)
-    source = _arrays(names["augment"], ONE_PASS.replace(global_batch_size=EXAMPLES), (images, np.arange(EXAMPLES)))
+    source = _arrays(
+        names["augment"],
+        ONE_PASS.replace(global_batch_size=EXAMPLES),
+        (images, np.arange(EXAMPLES)),
+    )
     (changed, labels), *_ = source.at(0).as_numpy_iterator()
     assert labels.tolist() == list(range(EXAMPLES)) and changed.shape == images.shape
     kept = [bool((one == image).all()) for one, image in zip(changed, images, strict=True)]
-    flipped = [bool((one == image[:, ::-1]).all()) for one, image in zip(changed, images, strict=True)]
+    flipped = [
+        bool((one == image[:, ::-1]).all()) for one, image in zip(changed, images, strict=True)
+    ]
     assert all(np.logical_xor(kept, flipped)) and 5 < sum(flipped) < 18
     assert _reasons(source) == []
 
@@ -231,13 +262,17 @@ def in_python(batch: Any) -> Any:
 
 def pure(batch: Any) -> Any:
     """Python that promises to have no state."""
-    return tf.ensure_shape(tf.numpy_function(lambda value: value, [batch], tf.int64, stateful=False), [4])
+    return tf.ensure_shape(
+        tf.numpy_function(lambda value: value, [batch], tf.int64, stateful=False), [4]
+    )
 
 
 def stateless(batch: Any, seed: Any) -> Any:
     """Random, by the seed of each example, one by one."""
     return batch + tf.map_fn(
-        lambda row: tf.random.stateless_uniform([], row, 0, 9, tf.int64), seed, fn_output_signature=tf.int64
+        lambda row: tf.random.stateless_uniform([], row, 0, 9, tf.int64),
+        seed,
+        fn_output_signature=tf.int64,
     )
 
 
@@ -255,7 +290,10 @@ def _generator() -> tf.random.Generator:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (cropped, r"cropped \(test_batch_function.py:\d+\): RandomUniformInt; .*a second parameter named `seed`"),
+        (
+            cropped,
+            r"cropped \(test_batch_function.py:\d+\): RandomUniformInt; .*a second parameter named `seed`",
+        ),
         (drawn, r"drawn \(test_batch_function.py:\d+\): \w+"),
         (in_python, r"in_python \(test_batch_function.py:\d+\): EagerPyFunc"),
     ],
@@ -270,9 +308,17 @@ def test_a_function_that_cannot_be_resumed_is_named(
 
 
 @pytest.mark.parametrize("function", [pure, stateless])
-def test_a_function_that_can_be_resumed_is_taken(function: Any, pattern: str, caplog: pytest.LogCaptureFixture) -> None:
-    parsed = TFRecordSource(pattern, PARAMS, parse=_after_numbers(function), batch_transform=lambda batch: batch)
-    assert _reasons(_arrays(function), require_exact=True) == _reasons(parsed, require_exact=True) == []
+def test_a_function_that_can_be_resumed_is_taken(
+    function: Any, pattern: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    parsed = TFRecordSource(
+        pattern, PARAMS, parse=_after_numbers(function), batch_transform=lambda batch: batch
+    )
+    assert (
+        _reasons(_arrays(function), require_exact=True)
+        == _reasons(parsed, require_exact=True)
+        == []
+    )
     assert caplog.records == []
 
 
@@ -281,7 +327,10 @@ def test_functions_of_records_that_cannot_be_resumed_are_named(pattern: str) -> 
     (found,) = _reasons(changed)
     assert re.search(r"the state of batch_transform cropped \(test_batch_function.py:\d+\)", found)
     parsed = TFRecordSource(pattern, PARAMS, parse=_after_numbers(cropped))
-    for source, role, options in ((changed, "batch_transform", {}), (parsed, "parse", {"deterministic_ops": True})):
+    for source, role, options in (
+        (changed, "batch_transform", {}),
+        (parsed, "parse", {"deterministic_ops": True}),
+    ):
         with pytest.raises(UsageError, match=rf"require_exact_resume:.*\n.*{role} "):
             _reasons(source, require_exact=True, **options)
 
@@ -295,18 +344,34 @@ class _Own:
 
 def _generated(position: int) -> tf.data.Dataset:
     spec = tf.TensorSpec([], tf.int64)
-    numbers = tf.data.Dataset.from_generator(lambda: iter(range(position * 4, 10**6)), output_signature=spec)
-    return numbers.map(lambda x: tf.ensure_shape(tf.py_function(lambda y: y, [x], tf.int64), [])).batch(4)
+    numbers = tf.data.Dataset.from_generator(
+        lambda: iter(range(position * 4, 10**6)), output_signature=spec
+    )
+    return numbers.map(
+        lambda x: tf.ensure_shape(tf.py_function(lambda y: y, [x], tf.int64), [])
+    ).batch(4)
 
 
 def _noisy(position: int) -> tf.data.Dataset:
-    return tf.data.Dataset.range(10**6).map(lambda x: x + tf.random.uniform([], 0, 5, tf.int64)).skip(position)
+    return (
+        tf.data.Dataset.range(10**6)
+        .map(lambda x: x + tf.random.uniform([], 0, 5, tf.int64))
+        .skip(position)
+    )
 
 
 def test_sources_of_other_classes_raise_no_false_alarm() -> None:
     assert _reasons(_Own(_generated), require_exact=True) == []
-    assert _reasons(_Own(lambda position: _arrays(stateless).at(position).unbatch().batch(2)), require_exact=True) == []
-    assert _reasons(_Own(_noisy), require_exact=True, deterministic_ops=True) == []  # it reads from its start
+    assert (
+        _reasons(
+            _Own(lambda position: _arrays(stateless).at(position).unbatch().batch(2)),
+            require_exact=True,
+        )
+        == []
+    )
+    assert (
+        _reasons(_Own(_noisy), require_exact=True, deterministic_ops=True) == []
+    )  # it reads from its start
     with pytest.raises(UsageError, match=r"the state of map\(\): RandomUniformInt"):
         _reasons(_Own(_noisy), require_exact=True)
     with pytest.raises(UsageError, match=r"transform cropped .*: RandomUniformInt"):

@@ -9,8 +9,16 @@ import pytest
 from tests.builders import read_batches, training_data
 from trainer_kit.inputs.sources.example_order import Order
 
-# Written down before the order had a module of its own: 11 examples, batches of 4, seed 7; from batch 0 and 1,000,000.
-GOLDEN_START = [[4, 3, 2, 7], [1, 8, 5, 10], [9, 0, 6, 3], [7, 0, 2, 5], [9, 6, 4, 10], [1, 8, 7, 5]]
+# Written down before the order had a module of its own: 11 examples, batches of 4, seed 7; from
+# batch 0 and 1,000,000.
+GOLDEN_START = [
+    [4, 3, 2, 7],
+    [1, 8, 5, 10],
+    [9, 0, 6, 3],
+    [7, 0, 2, 5],
+    [9, 6, 4, 10],
+    [1, 8, 7, 5],
+]
 GOLDEN_FAR = [[7, 5, 9, 8], [6, 0, 2, 10]]
 
 

@@ -28,7 +28,9 @@ def _shuffled(**_: Any) -> tf.data.Dataset:
 
 @pytest.mark.parametrize("make", [_source, _shuffled])
 @pytest.mark.parametrize("position", [0, 1, 3, 7])
-def test_each_pass_has_the_same_batches_from_any_position(make: Callable[[], Any], position: int) -> None:
+def test_each_pass_has_the_same_batches_from_any_position(
+    make: Callable[[], Any], position: int
+) -> None:
     made = make()
     first = read_batches(made.at(0) if isinstance(made, ArraySource) else make(), BATCHES)
     read = read_batches(FirstBatches(made, BATCHES, True).at(position), 2 * BATCHES)

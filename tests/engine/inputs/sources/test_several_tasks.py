@@ -23,7 +23,10 @@ def _parts() -> dict[str, ArraySource]:
     """Tasks whose batches differ in size and structure."""
     data = training_data(seed=1)
     pairs = (np.arange(10, dtype=np.float32), np.arange(10))
-    return {"a": ArraySource(pairs, data), "b": ArraySource({"x": np.arange(9)}, data.replace(global_batch_size=2))}
+    return {
+        "a": ArraySource(pairs, data),
+        "b": ArraySource({"x": np.arange(9)}, data.replace(global_batch_size=2)),
+    }
 
 
 def _elements(dataset: tf.data.Dataset, count: int) -> list[Any]:
@@ -50,12 +53,17 @@ def test_an_interleaved_element_is_the_next_batch_of_one_task(interleaved: list[
     alone = {name: iter(one.at(0)) for name, one in _parts().items()}
     for number, batches in interleaved[:12]:
         name, other = ("a", "b") if number == 0 else ("b", "a")
-        _assert_same(batches[name], tf.nest.map_structure(lambda part: part.numpy(), next(alone[name])))
+        _assert_same(
+            batches[name], tf.nest.map_structure(lambda part: part.numpy(), next(alone[name]))
+        )
         assert all(len(part) == 0 for part in tf.nest.flatten(batches[other]))
 
 
 def test_a_stream_continues_from_any_position(joint: list[Any], interleaved: list[Any]) -> None:
-    for source, whole in ((tasks_data(_parts(), None), joint), (tasks_data(_parts(), SAMPLER), interleaved)):
+    for source, whole in (
+        (tasks_data(_parts(), None), joint),
+        (tasks_data(_parts(), SAMPLER), interleaved),
+    ):
         assert isinstance(source, Source)
         later = source.at(7)
         _assert_same(whole[7:], _elements(later, 13))
@@ -69,7 +77,9 @@ def test_stacks_hold_the_same_batches(joint: list[Any], interleaved: list[Any]) 
     for place, (number, batches) in enumerate(interleaved[3:7]):
         name = "ab"[number]
         assert numbers[place] == number
-        _assert_same(tf.nest.map_structure(lambda part, at=place: part[at], stacks[name]), batches[name])
+        _assert_same(
+            tf.nest.map_structure(lambda part, at=place: part[at], stacks[name]), batches[name]
+        )
 
 
 def test_all_replicas_of_a_step_train_the_same_task() -> None:
@@ -77,14 +87,18 @@ def test_all_replicas_of_a_step_train_the_same_task() -> None:
     elements = _elements(tasks_data(_parts(), SAMPLER, context).at(5, context), 12)
     numbers = [int(number) for number, _ in elements]
     assert numbers[::2] == numbers[1::2] == [int(one) for one in SAMPLER.tasks(5).take(6)]
-    assert {len(batches["ab"[number]]["x"]) for number, batches in elements if number == 1} == {1}  # half of a batch
+    assert {len(batches["ab"[number]]["x"]) for number, batches in elements if number == 1} == {
+        1
+    }  # half of a batch
 
 
 def test_a_plain_dataset_among_the_tasks_makes_a_plain_dataset() -> None:
     parts = {"a": _parts()["a"], "b": tf.data.Dataset.range(6).batch(2)}
     joint, interleaved = tasks_data(parts, None), tasks_data(parts, SAMPLER)
     assert not isinstance(joint, Source) and len(_elements(joint, 9)) == 3
-    batches = [batches["b"].tolist() for number, batches in _elements(interleaved, 50) if number == 1]
+    batches = [
+        batches["b"].tolist() for number, batches in _elements(interleaved, 50) if number == 1
+    ]
     assert batches == [[0, 1], [2, 3], [4, 5]]  # and the stream ends with the data of one task
 
 

@@ -38,7 +38,9 @@ def test_records_of_several_files_are_read_in_any_order(tmp_path: Path) -> None:
     files = RecordFiles(paths)
     assert len(files) == 11
     for indices in ([0], list(range(11)), [10, 0, 5, 5, 3, 9], []):
-        assert files.read(np.array(indices, np.int64)).tolist() == [expected[index] for index in indices]
+        assert files.read(np.array(indices, np.int64)).tolist() == [
+            expected[index] for index in indices
+        ]
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:
@@ -52,7 +54,9 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
 def test_a_cut_file_is_reported_with_the_records_offset(tmp_path: Path, cut: int) -> None:
     path = write_records(tmp_path / "a", RECORDS)
     os.truncate(path, _offset(4) + cut)
-    with pytest.raises(DataError, match=rf"^{path}: the record at offset {_offset(4)} is cut: the file ends at"):
+    with pytest.raises(
+        DataError, match=rf"^{path}: the record at offset {_offset(4)} is cut: the file ends at"
+    ):
         RecordFiles([path])
 
 
@@ -61,7 +65,9 @@ def test_a_cut_file_is_reported_with_the_records_offset(tmp_path: Path, cut: int
 def test_a_damaged_header_is_told_with_its_offset(tmp_path: Path, index: int, byte: int) -> None:
     path = write_records(tmp_path / "a", RECORDS)
     _spoil(path, _offset(index) + byte)
-    with pytest.raises(DataError, match=rf"^{path}: at offset {_offset(index)} there is no record: the checksum"):
+    with pytest.raises(
+        DataError, match=rf"^{path}: at offset {_offset(index)} there is no record: the checksum"
+    ):
         RecordFiles([path])
 
 
@@ -89,7 +95,10 @@ def test_a_file_that_changes_after_it_was_indexed_is_told(tmp_path: Path) -> Non
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
 def test_a_compressed_file_is_refused_with_what_to_do(tmp_path: Path, compression: str) -> None:
     path = write_records(tmp_path / "a", RECORDS * 5, compression)
-    with pytest.raises(DataError, match=rf"^{path}: at offset 0 it is compressed \({compression}\).*write the file w"):
+    with pytest.raises(
+        DataError,
+        match=rf"^{path}: at offset 0 it is compressed \({compression}\).*write the file w",
+    ):
         RecordFiles([path])
 
 

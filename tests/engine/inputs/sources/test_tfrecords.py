@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.builders import input_context, read_batches, replicas, training_data, validation_data, write_records
+from tests.builders import (
+    input_context,
+    read_batches,
+    replicas,
+    training_data,
+    validation_data,
+    write_records,
+)
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
@@ -19,7 +26,10 @@ from trainer_kit.inputs.sources.tfrecords import TFRecordSource, damage_in
 
 EXAMPLES, BATCH = 23, 4
 DATA = {True: training_data(), False: validation_data(seed=7)}
-FEATURES = {"number": tf.io.FixedLenFeature([], tf.int64), "name": tf.io.FixedLenFeature([], tf.string)}
+FEATURES = {
+    "number": tf.io.FixedLenFeature([], tf.int64),
+    "name": tf.io.FixedLenFeature([], tf.string),
+}
 
 
 def _example(number: int) -> bytes:
@@ -44,11 +54,17 @@ def _parse(serialized: tf.Tensor) -> Any:
 
 
 def _source(pattern: str, params: DataConfig) -> TFRecordSource:
-    return TFRecordSource(pattern, params, parse=_parse, batch_transform=lambda batch: batch["number"])
+    return TFRecordSource(
+        pattern, params, parse=_parse, batch_transform=lambda batch: batch["number"]
+    )
 
 
-@pytest.mark.parametrize(("training", "position"), [(True, 1), (True, 1_000_003), (False, 1), (False, 6)])
-def test_the_order_is_that_of_arrays_from_any_position(pattern: str, training: bool, position: int) -> None:
+@pytest.mark.parametrize(
+    ("training", "position"), [(True, 1), (True, 1_000_003), (False, 1), (False, 6)]
+)
+def test_the_order_is_that_of_arrays_from_any_position(
+    pattern: str, training: bool, position: int
+) -> None:
     params = DATA[training]
     expected = read_batches(ArraySource(np.arange(EXAMPLES), params).at(position), 14)
     assert read_batches(_source(pattern, params).at(position), 14) == expected
@@ -59,9 +75,13 @@ def test_the_order_is_that_of_arrays_from_any_position(pattern: str, training: b
 def test_replicas_together_get_the_batches_of_one(pattern: str, training: bool) -> None:
     """Two workers with two replicas each."""
     source = _source(pattern, DATA[training])
-    read = [read_batches(source.at(1, input_context(4, 2, pipeline)), 8 * 2) for pipeline in range(2)]
-    joined = [list(itertools.chain(*(part for one in read for part in one[k : k + 2])))
-              for k in range(0, len(read[0]), 2)]  # fmt: skip
+    read = [
+        read_batches(source.at(1, input_context(4, 2, pipeline)), 8 * 2) for pipeline in range(2)
+    ]
+    joined = [
+        list(itertools.chain(*(part for one in read for part in one[k : k + 2])))
+        for k in range(0, len(read[0]), 2)
+    ]
     assert joined == read_batches(source.at(1), 8)
 
 
@@ -83,7 +103,9 @@ def test_parse_gets_a_static_batch_of_serialized_examples(pattern: str) -> None:
 def test_a_pass_knows_its_length_and_a_block_stays_together(pattern: str) -> None:
     assert int(_source(pattern, validation_data()).at(2).cardinality()) == 4
     stream = list(
-        itertools.chain(*read_batches(_source(pattern, training_data(batch=1, block_length=5)).at(0), EXAMPLES))
+        itertools.chain(
+            *read_batches(_source(pattern, training_data(batch=1, block_length=5)).at(0), EXAMPLES)
+        )
     )
     assert sorted(stream) == list(range(EXAMPLES)) != stream
     assert stream[stream.index(5) : stream.index(5) + 5] == [5, 6, 7, 8, 9]
@@ -109,7 +131,9 @@ def _cut(tmp_path: Path) -> tf.data.Dataset:
     """TensorFlow's own reader, over a damaged file."""
     write_records(tmp_path / "cut", [b"x" * 50])
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-1] + b"?")
-    return tf.data.TFRecordDataset(4 * [str(tmp_path / "cut")])  # else a second replica might tell of the end first
+    return tf.data.TFRecordDataset(
+        4 * [str(tmp_path / "cut")]
+    )  # else a second replica might tell of the end first
 
 
 def _not_parsed(tmp_path: Path) -> tf.data.Dataset:
@@ -140,8 +164,14 @@ _BEGINS = (iter, _over_two_replicas)
 @pytest.mark.parametrize(
     ("make", "reason", "read", "begin"),
     [
-        *((_cut, "corrupted record at 12", *way) for way in itertools.product([next, _loop, _optional], _BEGINS)),
-        *((_not_parsed, "Could not parse example", *way) for way in ((next, iter), (_loop, _over_two_replicas))),
+        *(
+            (_cut, "corrupted record at 12", *way)
+            for way in itertools.product([next, _loop, _optional], _BEGINS)
+        ),
+        *(
+            (_not_parsed, "Could not parse example", *way)
+            for way in ((next, iter), (_loop, _over_two_replicas))
+        ),
     ],
 )
 def test_what_fails_inside_a_plain_dataset_is_told_in_one_line(
@@ -154,7 +184,8 @@ def test_what_fails_inside_a_plain_dataset_is_told_in_one_line(
     assert not re.search(r"\n|node|\[Op:|INVALID|DATA_LOSS|Graph execution", error)
 
 
-# As TensorFlow 2.20 words it on two devices; which op the line after the failed one names differs from call to call.
+# As TensorFlow 2.20 words it on two devices; which op the line after the failed one names differs
+# from call to call.
 _ELSEWHERE = """Graph execution error:
 
 Detected at node while/assert_less/Assert/AssertGuard/Assert defined at (most recent call last):
@@ -168,7 +199,9 @@ Detected at node while/assert_less/Assert/AssertGuard/Assert defined at (most re
 0 derived errors ignored. [Op:__inference_e_135]"""
 
 
-@pytest.mark.parametrize("waiting", ["IteratorGetNext/_2", "while/body/_1/while/IteratorGetNext_1/_16", "Identity/_6"])
+@pytest.mark.parametrize(
+    "waiting", ["IteratorGetNext/_2", "while/body/_1/while/IteratorGetNext_1/_16", "Identity/_6"]
+)
 def test_a_failure_that_the_data_only_waits_for_is_no_damage(waiting: str) -> None:
     assert damage_in(tf.errors.InvalidArgumentError(None, None, _ELSEWHERE % waiting)) is None
 

@@ -13,7 +13,11 @@ import tf_keras
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
-from trainer_kit.training.accumulation import check_accumulating, less_memory_advice, warn_of_batch_normalization
+from trainer_kit.training.accumulation import (
+    check_accumulating,
+    less_memory_advice,
+    warn_of_batch_normalization,
+)
 from trainer_kit.training.base_trainer import OwnParts
 from trainer_kit.training.trainer import Trainer
 
@@ -31,14 +35,22 @@ class _OwnReplicaStep(Trainer):
 def _made(cls: type[Trainer], steps: int = 2, **trainer: Any) -> Trainer:
     config = linear_experiment(accumulate_steps=steps, **trainer)
     task = LinearTask(config.task)
-    return cls(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+    return cls(
+        config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config)
+    )
 
 
 @pytest.mark.parametrize(
     ("cls", "told"),
     [
-        (_OwnLoop, "=2: _OwnLoop builds its own training loop in create_train_loop_fn; set it to 1"),
-        (_OwnReplicaStep, "=2: _OwnReplicaStep has a training step of its own on each replica, .* set it to 1"),
+        (
+            _OwnLoop,
+            "=2: _OwnLoop builds its own training loop in create_train_loop_fn; set it to 1",
+        ),
+        (
+            _OwnReplicaStep,
+            "=2: _OwnReplicaStep has a training step of its own on each replica, .* set it to 1",
+        ),
     ],
 )
 def test_own_loops_and_replica_steps_are_refused(cls: type[Trainer], told: str) -> None:
@@ -54,7 +66,9 @@ class _ParameterServers(tf.distribute.experimental.ParameterServerStrategy):
 
 def test_asynchronous_training_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.distribute, "get_strategy", _ParameterServers)
-    with pytest.raises(UsageError, match="workers of a ParameterServerStrategy update by themselves; set it to 1"):
+    with pytest.raises(
+        UsageError, match="workers of a ParameterServerStrategy update by themselves; set it to 1"
+    ):
         check_accumulating("Trainer", OwnParts(), None, 4)
 
 
@@ -64,14 +78,19 @@ class _ScalingOfKeras2:
 
 def test_loss_scales_of_tf_keras_are_refused() -> None:
     optimizer = {"one": keras.optimizers.SGD(), "other": _ScalingOfKeras2()}
-    with pytest.raises(UsageError, match="accumulate_steps=4: an optimizer of tf_keras scales the loss"):
+    with pytest.raises(
+        UsageError, match="accumulate_steps=4: an optimizer of tf_keras scales the loss"
+    ):
         check_accumulating("Trainer", OwnParts(), optimizer, 4)
 
 
 def test_memory_that_runs_out_names_the_number_to_try_next() -> None:
     assert "try trainer.accumulate_steps=2," in less_memory_advice(1, 0)
     assert "try trainer.accumulate_steps=8," in less_memory_advice(4, 32)
-    assert "accumulate_steps=32 trains on one example at a time; take a smaller" in less_memory_advice(32, 32)
+    assert (
+        "accumulate_steps=32 trains on one example at a time; take a smaller"
+        in less_memory_advice(32, 32)
+    )
 
 
 class _Block(keras.Layer):
@@ -87,7 +106,10 @@ class _Module(tf.Module):
 
 def _keras_2() -> Any:
     inner = tf_keras.Sequential(
-        [tf_keras.layers.BatchNormalization(name="a", input_shape=(4,)), tf_keras.layers.BatchNormalization()]
+        [
+            tf_keras.layers.BatchNormalization(name="a", input_shape=(4,)),
+            tf_keras.layers.BatchNormalization(),
+        ]
     )
     return tf_keras.Sequential([inner])
 
@@ -95,16 +117,25 @@ def _keras_2() -> Any:
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        (lambda: keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(name="one")]), "one"),
+        (
+            lambda: keras.Sequential(
+                [keras.Input((4,)), keras.layers.BatchNormalization(name="one")]
+            ),
+            "one",
+        ),
         (lambda: keras.Sequential([_Block()]), "inner"),
         (_Module, "of_tf_keras"),
         (_keras_2, r"\w+ and 1 more"),
         (lambda: keras.Sequential([keras.Input((4,)), keras.layers.LayerNormalization()]), ""),
     ],
 )
-def test_batch_normalization_is_found_wherever_it_is(model: Any, named: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_batch_normalization_is_found_wherever_it_is(
+    model: Any, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
     warn_of_batch_normalization(model(), 4)
     assert len(caplog.records) == bool(named)
     if named:
         assert caplog.records[0].levelno == logging.WARNING
-        assert re.search(rf"batch normalization \({named}\) takes mean and variance", caplog.messages[0])
+        assert re.search(
+            rf"batch normalization \({named}\) takes mean and variance", caplog.messages[0]
+        )

@@ -47,7 +47,9 @@ def _of_keras_2() -> Any:
 
 
 def _task(make: Any, **methods: Any) -> LinearTask:
-    return type("Unbuilt", (LinearTask,), {"build_model": lambda self: make(), **methods})(TinyConfig())
+    return type("Unbuilt", (LinearTask,), {"build_model": lambda self: make(), **methods})(
+        TinyConfig()
+    )
 
 
 def _config(**trainer: Any) -> ExperimentConfig:
@@ -70,7 +72,9 @@ class _Net(Net):
     """Keras names it "__net", which TensorFlow refuses at the root of a graph."""
 
 
-_FORMS: tuple[dict[str, Any], ...] = (  # of graphs: eager steps have no root that could refuse a name
+_FORMS: tuple[
+    dict[str, Any], ...
+] = (  # of graphs: eager steps have no root that could refuse a name
     {},
     {"fuse_steps": 2},
     {"train_tf_while_loop": False, "eval_tf_while_loop": False},
@@ -82,7 +86,9 @@ def test_a_class_of_models_may_begin_with_an_underscore(form: dict[str, Any]) ->
     task = _task(_Net)
     task.second = _Net()
     task.second(tf.zeros([1, 3]))
-    task.build_losses = lambda labels, model_outputs, aux_losses=None: tf.reduce_mean(task.second(model_outputs) ** 2)
+    task.build_losses = lambda labels, model_outputs, aux_losses=None: tf.reduce_mean(
+        task.second(model_outputs) ** 2
+    )
     trainer = Trainer.create(_config(**form), task, True, True)
     assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
     assert np.isfinite(trainer.evaluate(tf.constant(1))["validation_loss"])
@@ -91,10 +97,15 @@ def test_a_class_of_models_may_begin_with_an_underscore(form: dict[str, Any]) ->
 
 @pytest.mark.parametrize("make", [Net, _sequential])
 def test_replicas_share_a_model_that_is_built_for_them(make: Any) -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
+    )
     with strategy.scope():
         trainer = Trainer.create(_config(), _task(make), True, False)
-    assert all(isinstance(v.value, tf.distribute.DistributedValues) for v in trainer.model.trainable_variables)
+    assert all(
+        isinstance(v.value, tf.distribute.DistributedValues)
+        for v in trainer.model.trainable_variables
+    )
     if make is Net:
         assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
 
@@ -153,12 +164,20 @@ def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
     with pytest.raises(ValueError) as caught:
         Trainer.create(_config(), _task(Misfit), True, False)
     [note] = caught.value.__notes__
-    assert "Misfit has no variables yet" in note and "task.train_data, which is (float32 [8, 8], int32 [8])" in note
+    assert (
+        "Misfit has no variables yet" in note
+        and "task.train_data, which is (float32 [8, 8], int32 [8])" in note
+    )
 
 
 @pytest.mark.parametrize(
     ("made", "told"),
-    [(None, "None"), (Net, "the class Net"), ((Net, Net), r"\(<class"), (len, "<built-in function len>")],
+    [
+        (None, "None"),
+        (Net, "the class Net"),
+        ((Net, Net), r"\(<class"),
+        (len, "<built-in function len>"),
+    ],
 )
 def test_what_is_no_model_is_told(made: Any, told: str) -> None:
     with pytest.raises(UsageError, match=rf"build_model returned {told}.*; return the model"):
@@ -168,7 +187,10 @@ def test_what_is_no_model_is_told(made: Any, told: str) -> None:
 def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:
     task = LinearTask(TinyConfig())
     spec = (tf.TensorSpec([None, 8]), tf.TensorSpec([None], tf.int32))
-    with pytest.raises(KeyError) as caught, batch_described("task.train_data", lambda: spec, task, task.build_model()):
+    with (
+        pytest.raises(KeyError) as caught,
+        batch_described("task.train_data", lambda: spec, task, task.build_model()),
+    ):
         raise KeyError("lost")
     [note] = caught.value.__notes__
     assert note.splitlines() == [
@@ -177,9 +199,14 @@ def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:
     ]
 
 
-@pytest.mark.parametrize("error", [tf.errors.UnavailableError(None, None, "gone"), DataError("damaged")])
+@pytest.mark.parametrize(
+    "error", [tf.errors.UnavailableError(None, None, "gone"), DataError("damaged")]
+)
 def test_an_error_that_is_not_the_models_gets_no_note(error: Exception) -> None:
     task = LinearTask(TinyConfig())
-    with pytest.raises(type(error)), batch_described("task.train_data", pytest.fail, task, task.build_model()):
+    with (
+        pytest.raises(type(error)),
+        batch_described("task.train_data", pytest.fail, task, task.build_model()),
+    ):
         raise error
     assert not hasattr(error, "__notes__")

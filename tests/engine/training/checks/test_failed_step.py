@@ -57,7 +57,9 @@ class _FaultyTask(LinearTask):
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         source = super().build_inputs(params, input_context)
-        return _FaultySource(source, self.path) if params.is_training and not self.in_step else source
+        return (
+            _FaultySource(source, self.path) if params.is_training and not self.in_step else source
+        )
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
         loss = super().build_losses(labels, model_outputs, aux_losses)
@@ -70,11 +72,17 @@ class _FaultyTask(LinearTask):
                 raise RuntimeError("injected")
             return value
 
-        return loss + 0 * tf.ensure_shape(tf.py_function(fail_once, [tf.stop_gradient(loss)], tf.float32), [])
+        return loss + 0 * tf.ensure_shape(
+            tf.py_function(fail_once, [tf.stop_gradient(loss)], tf.float32), []
+        )
 
 
 def _run(
-    folder: Path, config: ExperimentConfig, path: Path, in_step: bool = False, kind: type[_FaultyTask] = _FaultyTask
+    folder: Path,
+    config: ExperimentConfig,
+    path: Path,
+    in_step: bool = False,
+    kind: type[_FaultyTask] = _FaultyTask,
 ) -> None:
     keras.utils.set_random_seed(1)
     task = kind(config.task)
@@ -95,7 +103,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("loop", _LOOPS, ids=["graph", "eager"])
-def test_a_batch_that_cannot_be_read_loses_no_step(loop: dict[str, bool], whole: Path, tmp_path: Path) -> None:
+def test_a_batch_that_cannot_be_read_loses_no_step(
+    loop: dict[str, bool], whole: Path, tmp_path: Path
+) -> None:
     config, path = linear_experiment(**loop), tmp_path / "there"
     with pytest.raises(DataError, match="cannot be read"):
         _run(tmp_path / "failed", config, path)
@@ -112,10 +122,16 @@ def test_a_step_that_may_have_written_is_not_saved(
     whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, path = linear_experiment(), tmp_path / "there"
-    with caplog.at_level(logging.WARNING, "trainer_kit"), pytest.raises(tf.errors.OpError, match="injected"):
+    with (
+        caplog.at_level(logging.WARNING, "trainer_kit"),
+        pytest.raises(tf.errors.OpError, match="injected"),
+    ):
         _run(tmp_path / "failed", config, path, in_step=True)
     assert list(complete_checkpoints(str(tmp_path / "failed"))) == [10]
-    assert "nothing was saved after the error" in caplog.text and "resumes from step 10 (" in caplog.text
+    assert (
+        "nothing was saved after the error" in caplog.text
+        and "resumes from step 10 (" in caplog.text
+    )
     path.write_text("")
     _run(tmp_path / "failed", config, path, in_step=True)
     assert _differences(whole, tmp_path / "failed") == []
@@ -130,7 +146,9 @@ def test_a_keyboard_interrupt_of_user_code_saves_as_ctrl_c_does(tmp_path: Path) 
 
     actions, folder = [interrupt_at_step_15], tmp_path / "run"
     with pytest.raises(InterruptedRunError, match="your code raised KeyboardInterrupt at step 15"):
-        run_experiment(None, LinearTask(config.task), "train", config, str(folder), train_actions=actions)
+        run_experiment(
+            None, LinearTask(config.task), "train", config, str(folder), train_actions=actions
+        )
     assert list(complete_checkpoints(str(folder))) == [10, 15]
     assert json.loads((folder / "heartbeat.json").read_text())["ended"] == "stopped"
 
@@ -151,9 +169,16 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
     line = exit_at_step_15.__code__.co_firstlineno + 2
     with caplog.at_level(logging.INFO, "trainer_kit"), pytest.raises(TrainerKitError) as raised:
         run_experiment(
-            None, LinearTask(config.task), "train", config, str(tmp_path / "run"), train_actions=[exit_at_step_15]
+            None,
+            LinearTask(config.task),
+            "train",
+            config,
+            str(tmp_path / "run"),
+            train_actions=[exit_at_step_15],
         )
-    assert str(raised.value).startswith(f"{__file__}:{line}: this line ends the program (SystemExit(75));")
+    assert str(raised.value).startswith(
+        f"{__file__}:{line}: this line ends the program (SystemExit(75));"
+    )
     assert raised.value.exit_code == 1
     alone = strategy == "one worker"
     assert list(complete_checkpoints(str(tmp_path / "run"))) == ([10, 15] if alone else [10])
@@ -162,7 +187,9 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
     assert '"ended": "failed"' in (tmp_path / "run" / "heartbeat.json").read_text()
 
 
-def test_a_read_that_failed_ahead_of_a_save_is_done_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_read_that_failed_ahead_of_a_save_is_done_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The iterator's state at step 10 holds the stack of batches 10 to 14, which could not be read."""
 
     class Plain(_FaultyTask):

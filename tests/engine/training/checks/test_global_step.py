@@ -64,7 +64,13 @@ class _EndingTask(LinearTask):
         return super().build_inputs(params, input_context).at(0).take(13)
 
 
-def _run(kind: type[Trainer], folder: Path, mode: str = "train", task: type = LinearTask, **arguments: Any) -> Trainer:
+def _run(
+    kind: type[Trainer],
+    folder: Path,
+    mode: str = "train",
+    task: type = LinearTask,
+    **arguments: Any,
+) -> Trainer:
     config = linear_experiment()
     made = task(config.task)
     seed_everything(1)  # before the model is made: a run seeds itself only after that
@@ -74,16 +80,24 @@ def _run(kind: type[Trainer], folder: Path, mode: str = "train", task: type = Li
 
 
 def _steps(folder: Path) -> list[int]:
-    return [line["step"] for line in active_history(str(folder / "metrics.jsonl")) if line["kind"] == "train"]
+    return [
+        line["step"]
+        for line in active_history(str(folder / "metrics.jsonl"))
+        if line["kind"] == "train"
+    ]
 
 
 @pytest.mark.parametrize("kind", [_OwnLoop, _OwnTrain])
-def test_a_loop_of_a_subclass_reports_saves_and_resumes(kind: type[Trainer], tmp_path: Path) -> None:
+def test_a_loop_of_a_subclass_reports_saves_and_resumes(
+    kind: type[Trainer], tmp_path: Path
+) -> None:
     """User code stops the one, and a signal the other."""
     _run(kind, tmp_path / "whole")
     assert _steps(tmp_path / "whole") == [5, 10, 15, 20]
     assert list(complete_checkpoints(str(tmp_path / "whole"))) == [10, 20]
-    with pytest.raises(PreemptedError, match=r"stopped by (trainer\.request_stop\(\)|SIGTERM) at step"):
+    with pytest.raises(
+        PreemptedError, match=r"stopped by (trainer\.request_stop\(\)|SIGTERM) at step"
+    ):
         if kind is _OwnLoop:
             _run(_stopping(kind, 5), tmp_path / "stopped")
         else:
@@ -116,33 +130,48 @@ def _stopping(kind: type[Trainer], step: int) -> type[Trainer]:
         (_NoCountInTrain, "_NoCountInTrain.train", "train_and_eval"),
     ],
 )
-def test_a_loop_that_does_not_count_is_an_error(kind: type[Trainer], method: str, mode: str, tmp_path: Path) -> None:
-    with pytest.raises(TrainerKitError, match=rf"{method} \(test_global_step.py:\d+\) did not add to global_step"):
+def test_a_loop_that_does_not_count_is_an_error(
+    kind: type[Trainer], method: str, mode: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        TrainerKitError, match=rf"{method} \(test_global_step.py:\d+\) did not add to global_step"
+    ):
         _run(kind, tmp_path, mode)
     assert not complete_checkpoints(str(tmp_path))
     assert not (tmp_path / "final.json").exists()
 
 
 def test_a_loop_that_counts_back_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TrainerKitError, match="global_step: it is 0 before and -2 after a training loop"):
+    with pytest.raises(
+        TrainerKitError, match="global_step: it is 0 before and -2 after a training loop"
+    ):
         _run(_CountsBack, tmp_path)
 
 
 def test_orbits_controller_ends_uncounted_or_stopped_runs(tmp_path: Path) -> None:
-    with pytest.raises(TrainerKitError, match=r"_NoCountInStep.train_step .* did not add to global_step"):
+    with pytest.raises(
+        TrainerKitError, match=r"_NoCountInStep.train_step .* did not add to global_step"
+    ):
         _run(_NoCountInStep, tmp_path / "uncounted", controller_cls=orbit.Controller)
     with pytest.raises(DataError, match="ended at step 13"):
         _run(Trainer, tmp_path / "ended", task=_EndingTask, controller_cls=orbit.Controller)
     with pytest.raises(PreemptedError, match="stopped by SIGTERM at step") as stopped:
-        _run(Trainer, tmp_path / "stopped", controller_cls=orbit.Controller, train_actions=[_signal])
+        _run(
+            Trainer, tmp_path / "stopped", controller_cls=orbit.Controller, train_actions=[_signal]
+        )
     assert f"at step {max(complete_checkpoints(str(tmp_path / 'stopped')))};" in str(stopped.value)
 
 
-def test_a_loop_that_counts_more_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_counts_more_is_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         trainer = _run(_CountsTwice, tmp_path)
     assert _steps(tmp_path) == [10, 20] and int(trainer.optimizer.iterations.numpy()) == 10
-    assert caplog.text.count("moved global_step by 10") == 1 and "_CountsTwice.train_step" in caplog.text
+    assert (
+        caplog.text.count("moved global_step by 10") == 1
+        and "_CountsTwice.train_step" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("kind", [_OwnLoop, _OwnTrain])
@@ -157,5 +186,9 @@ def test_a_trainer_of_orbit_is_refused_with_a_way_out(tmp_path: Path) -> None:
         def train(self, num_steps: Any) -> None: ...
 
     config = linear_experiment()
-    with pytest.raises(UsageError, match=r"Plain is not a trainer_kit\.Trainer; inherit from trainer_kit\.Trainer"):
-        run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path), trainer=Plain())  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match=r"Plain is not a trainer_kit\.Trainer; inherit from trainer_kit\.Trainer"
+    ):
+        run_experiment(
+            None, LinearTask(config.task), "train", config, str(tmp_path), trainer=Plain()
+        )  # type: ignore[arg-type]

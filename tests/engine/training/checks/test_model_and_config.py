@@ -51,11 +51,20 @@ def test_a_model_without_variables_is_refused_with_what_to_do() -> None:
     ("runtime", "message"),
     [
         ({"enable_xla": True}, "enable_xla needs one replica, and there are 2"),
-        ({"executor": "single_threaded"}, "one device only, and there are 2 replicas; set executor=default"),
+        (
+            {"executor": "single_threaded"},
+            "one device only, and there are 2 replicas; set executor=default",
+        ),
     ],
 )
-def test_what_needs_one_replica_is_refused_on_several(runtime: dict[str, Any], message: str) -> None:
-    model, config, replicas = tf.Module(), RuntimeConfig(**runtime), SimpleNamespace(num_replicas_in_sync=2)
+def test_what_needs_one_replica_is_refused_on_several(
+    runtime: dict[str, Any], message: str
+) -> None:
+    model, config, replicas = (
+        tf.Module(),
+        RuntimeConfig(**runtime),
+        SimpleNamespace(num_replicas_in_sync=2),
+    )
     model.weight = tf.Variable(1.0)
     with pytest.raises(UsageError, match=message):
         check_model(model, config, replicas)
@@ -85,7 +94,9 @@ def test_unsaved_state_in_a_loop_is_a_warning_or_an_error(
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         check_exact_resume(graph, required=False)
     assert f"the training step uses {named}, whose state is not in a checkpoint" in caplog.text
-    with pytest.raises(UsageError, match=f"trainer.require_exact_resume: the training step uses {named}"):
+    with pytest.raises(
+        UsageError, match=f"trainer.require_exact_resume: the training step uses {named}"
+    ):
         check_exact_resume(graph, required=True)
 
 
@@ -122,9 +133,15 @@ def test_fused_convolutions_on_a_cpu_get_a_warning(caplog: pytest.LogCaptureFixt
 def test_exact_resume_on_a_gpu_needs_deterministic_kernels(
     deterministic: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: [SimpleNamespace(name="/device:GPU:0")])
+    monkeypatch.setattr(
+        tf.config, "list_logical_devices", lambda kind=None: [SimpleNamespace(name="/device:GPU:0")]
+    )
     monkeypatch.setattr(model_and_config, "is_op_determinism_enabled", lambda: deterministic)
-    refused = contextlib.nullcontext() if deterministic else pytest.raises(UsageError, match="deterministic_ops=true")
+    refused = (
+        contextlib.nullcontext()
+        if deterministic
+        else pytest.raises(UsageError, match="deterministic_ops=true")
+    )
     with caplog.at_level(logging.INFO):
         check_deterministic_kernels(tf.distribute.get_strategy(), required=False)
     assert ("a resumed run may differ" in caplog.text) is not deterministic

@@ -25,11 +25,15 @@ def _saved(folder: Path, model: Any, step: int = 5) -> str:
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
     counter = tf.Variable(step, dtype=tf.int64)
-    return training_checkpoint(global_step=counter, model=model, optimizer=optimizer).write(f"{folder}/ckpt-{step}")
+    return training_checkpoint(global_step=counter, model=model, optimizer=optimizer).write(
+        f"{folder}/ckpt-{step}"
+    )
 
 
 def _equal(one: Any, other: Any) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(one.get_weights(), other.get_weights(), strict=True))
+    return all(
+        np.array_equal(a, b) for a, b in zip(one.get_weights(), other.get_weights(), strict=True)
+    )
 
 
 def test_weights_come_from_a_path_or_the_newest_of_a_folder(tmp_path: Path) -> None:
@@ -73,9 +77,13 @@ def test_items_of_keras_three_are_loaded_in_either_form(tmp_path: Path, form: st
     if form == "named":
         path = training_checkpoint(global_step=step, model=saved).write(str(tmp_path / "ckpt"))
     else:
-        path = tf.train.Checkpoint(model=model_variables(saved), **saved.checkpoint_items).write(str(tmp_path / "ckpt"))
+        path = tf.train.Checkpoint(model=model_variables(saved), **saved.checkpoint_items).write(
+            str(tmp_path / "ckpt")
+        )
     load_initial_weights(model, path)
-    assert all(np.array_equal(a, b) for a, b in zip(saved.get_weights(), model.get_weights(), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(saved.get_weights(), model.get_weights(), strict=True)
+    )
 
 
 def test_items_of_keras_three_are_saved_twice_and_restored(tmp_path: Path) -> None:
@@ -87,6 +95,10 @@ def test_items_of_keras_three_are_saved_twice_and_restored(tmp_path: Path) -> No
         checkpoint.save(str(tmp_path / "ckpt"), options)
     checkpoint.sync()
     again, there = _with_body(), tf.Variable(5, dtype=tf.int64)
-    restore(training_checkpoint(global_step=there, model=again), str(tmp_path / "ckpt-3"), whole=True)
+    restore(
+        training_checkpoint(global_step=there, model=again), str(tmp_path / "ckpt-3"), whole=True
+    )
     assert int(there) == 2
-    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True)
+    )

@@ -75,9 +75,19 @@ def test_a_number_that_the_run_lacks_is_an_error(run: Path) -> None:
 
 
 def test_runs_are_compared_by_these_numbers(run: Path, tmp_path: Path) -> None:
-    launch(linear_experiment(train_steps=5).replace(task=_StagesConfig(first=1)), "train", str(tmp_path))
-    ours, theirs = common_names(open_weights(str(run / "ckpt-10")), open_weights(str(tmp_path / "ckpt-5")))
-    kernels = {name for name in ours.keys() & theirs.keys() if name.startswith("model/") and name.endswith("kernel")}
+    launch(
+        linear_experiment(train_steps=5).replace(task=_StagesConfig(first=1)),
+        "train",
+        str(tmp_path),
+    )
+    ours, theirs = common_names(
+        open_weights(str(run / "ckpt-10")), open_weights(str(tmp_path / "ckpt-5"))
+    )
+    kernels = {
+        name
+        for name in ours.keys() & theirs.keys()
+        if name.startswith("model/") and name.endswith("kernel")
+    }
     assert kernels == {"model/sequential/stage_2/kernel", "model/sequential/dense/kernel"}
 
 

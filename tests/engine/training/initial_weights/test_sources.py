@@ -74,7 +74,16 @@ def _ours(net: keras.Model, folder: Path) -> str:
     return training_checkpoint(global_step=step, model=net).write(f"{folder}/ckpt-1")
 
 
-SOURCES = (_keras, _weights, _keras_two, _exported, _saved_model, _tensorflow_two, _tensorflow_one, _ours)
+SOURCES = (
+    _keras,
+    _weights,
+    _keras_two,
+    _exported,
+    _saved_model,
+    _tensorflow_two,
+    _tensorflow_one,
+    _ours,
+)
 Write = Callable[[keras.Model, Path], str]
 
 
@@ -83,7 +92,9 @@ def _body(net: Any) -> list[np.ndarray]:
 
 
 def _equal(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        np.array_equal(a, b) for a, b in zip(one, other, strict=True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +104,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Write], str]:
 
 
 @pytest.mark.parametrize("write", SOURCES)
-def test_a_net_with_another_head_takes_the_rest_of_any_file(write: Write, written: Callable[[Write], str]) -> None:
+def test_a_net_with_another_head_takes_the_rest_of_any_file(
+    write: Write, written: Callable[[Write], str]
+) -> None:
     old, new = _net(), _net(classes=3)
     head = new.get_weights()[-2:]
-    (report,) = load_initial_weights(new, [InitCheckpointConfig(path=written(write), exclude=("^head/",))])
+    (report,) = load_initial_weights(
+        new, [InitCheckpointConfig(path=written(write), exclude=("^head/",))]
+    )
     assert _equal(_body(old), _body(new)) and _equal(head, new.get_weights()[-2:])
     assert "took 8 of 10 variables" in report
     assert "left new, since they are not chosen: head/kernel, head/bias" in report
@@ -106,7 +121,9 @@ def test_a_net_with_another_head_takes_the_rest_of_any_file(write: Write, writte
 
 
 @pytest.mark.parametrize("write", [_weights, _tensorflow_one, _ours])
-def test_a_model_around_the_net_takes_it_as_its_part(write: Write, written: Callable[[Write], str]) -> None:
+def test_a_model_around_the_net_takes_it_as_its_part(
+    write: Write, written: Callable[[Write], str]
+) -> None:
     backbone, old = _net(), _net()
     backbone.set_weights([value + 1 for value in old.get_weights()])
     model = keras.Sequential([keras.Input((6, 6, 2)), backbone, keras.layers.Dense(1, name="top")])
@@ -122,7 +139,11 @@ def test_names_of_the_file_are_replaced_by_patterns(tmp_path: Path) -> None:
         path = tf.compat.v1.train.Saver().save(session, str(tmp_path / "one"))
     layers = [keras.layers.Dense(2, name="dense")]
     model = keras.Sequential([keras.Input((3,)), *layers], name="sequential")
-    rename = {"^tower/fc": "sequential/dense", "dense/w$": "dense/kernel", "/b$": "/bias"}  # one after the other
+    rename = {
+        "^tower/fc": "sequential/dense",
+        "dense/w$": "dense/kernel",
+        "/b$": "/bias",
+    }  # one after the other
     load_initial_weights(model, [InitCheckpointConfig(path=path, rename=rename)])
     assert [float(value.ravel()[0]) for value in model.get_weights()] == [7.0, 8.0]
 
@@ -130,14 +151,19 @@ def test_names_of_the_file_are_replaced_by_patterns(tmp_path: Path) -> None:
 def test_another_shape_is_an_error_left_new_or_taken_in_part(tmp_path: Path) -> None:
     path = _weights(_net(), tmp_path)
     with pytest.raises(
-        UsageError, match=r"  head\n.*bias +another shape +\[5\] saved, \[3\] here\n.*\[4, 5\] saved"
+        UsageError,
+        match=r"  head\n.*bias +another shape +\[5\] saved, \[3\] here\n.*\[4, 5\] saved",
     ) as error:
         load_initial_weights(_net(3), [InitCheckpointConfig(path=path)])
-    assert "task.init_checkpoint.0: 2 of the 10 chosen variables cannot be loaded" in str(error.value)
+    assert "task.init_checkpoint.0: 2 of the 10 chosen variables cannot be loaded" in str(
+        error.value
+    )
     for policy, width, note in (("skip", 0, "left new for their shape"), ("slice", 5, "a part of")):
         new = _net(classes=7)
         before = new.get_weights()[-1]
-        (report,) = load_initial_weights(new, [InitCheckpointConfig(path=path, other_shapes=policy)])
+        (report,) = load_initial_weights(
+            new, [InitCheckpointConfig(path=path, other_shapes=policy)]
+        )
         assert np.array_equal(new.get_weights()[-1][:width], _net().get_weights()[-1][:width])
         assert np.array_equal(new.get_weights()[-1][width:], before[width:])
         assert f"  {note}: head/kernel, head/bias" in report
@@ -148,12 +174,17 @@ def test_several_files_give_their_parts_and_the_later_wins(tmp_path: Path) -> No
     (tmp_path / "other").mkdir()
     entries = [
         InitCheckpointConfig(path=_weights(first, tmp_path), exclude=("^head",)),
-        InitCheckpointConfig(path=_keras(second, tmp_path / "other"), variables=("conv2d", "^head")),
+        InitCheckpointConfig(
+            path=_keras(second, tmp_path / "other"), variables=("conv2d", "^head")
+        ),
     ]
     new = _net(classes=6)
     load_initial_weights(new, entries)
     assert _equal(new.get_weights()[2:-2], first.get_weights()[2:-2])
-    assert _equal(new.get_weights()[:2] + new.get_weights()[-2:], second.get_weights()[:2] + second.get_weights()[-2:])
+    assert _equal(
+        new.get_weights()[:2] + new.get_weights()[-2:],
+        second.get_weights()[:2] + second.get_weights()[-2:],
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,14 +194,20 @@ def test_several_files_give_their_parts_and_the_later_wins(tmp_path: Path) -> No
             {"variables": ("conv3d",)},
             "0.variables: no variable of the model matches 'conv3d'; similar ones are: conv2d",
         ),
-        ({"exclude": ("haed",)}, "0.exclude: no variable of the model matches 'haed'; similar ones are: head/"),
+        (
+            {"exclude": ("haed",)},
+            "0.exclude: no variable of the model matches 'haed'; similar ones are: head/",
+        ),
         (
             {"rename": {"haed": ""}},
             "0.rename: no variable of .*net.weights.h5 matches 'haed'; similar ones are: head/0",
         ),
         ({"rename": {".*": "x"}}, "0.rename: .* and .* would both be x"),
         ({"variables": ("head",), "exclude": ("head",)}, "0: 0 of the 0 chosen variables"),
-        ({"path": "{}/nte.weights.h5"}, "0: there is no checkpoint .*; did you mean .*net.weights.h5"),
+        (
+            {"path": "{}/nte.weights.h5"},
+            "0: there is no checkpoint .*; did you mean .*net.weights.h5",
+        ),
     ],
 )
 def test_a_pattern_or_a_path_that_finds_nothing_is_an_error(
@@ -180,7 +217,9 @@ def test_a_pattern_or_a_path_that_finds_nothing_is_an_error(
     before = net.get_weights()
     given = {**entry, "path": entry.get("path", path).format(tmp_path)}
     with pytest.raises(UsageError, match=message):
-        load_initial_weights(net, [InitCheckpointConfig(path=path), InitCheckpointConfig(**given)][1:])
+        load_initial_weights(
+            net, [InitCheckpointConfig(path=path), InitCheckpointConfig(**given)][1:]
+        )
     assert _equal(before, net.get_weights())
 
 
@@ -201,7 +240,9 @@ def test_an_equal_name_goes_before_the_order_of_layers(write: Write, tmp_path: P
     old, new = _dense("encoder", "stage_2", "stage_3"), _dense("encoder", "stage_1", "stage_2")
     path = write(old, tmp_path)
     for variables in ((), ("stage_1",)):
-        with pytest.raises(UsageError, match=r"2 of the \d chosen.*\n.*/stage_1\n.*missing in the file"):
+        with pytest.raises(
+            UsageError, match=r"2 of the \d chosen.*\n.*/stage_1\n.*missing in the file"
+        ):
             load_initial_weights(new, [InitCheckpointConfig(path=path, variables=variables)])
     load_initial_weights(new, [InitCheckpointConfig(path=path, variables=("stage_2",))])
     assert _equal(new.get_weights()[4:], old.get_weights()[2:4])
@@ -229,8 +270,12 @@ def test_of_two_equal_inner_models_the_chosen_one_is_loaded(write: Write, tmp_pa
     image, saved = keras.Input((2,)), _dense("fc", model="student")
     both = keras.Model(image, [teacher(image), student(image)])
     before = teacher.get_weights()
-    load_initial_weights(both, [InitCheckpointConfig(path=write(saved, tmp_path), variables=("^student/",))])
-    assert _equal(student.get_weights(), saved.get_weights()) and _equal(teacher.get_weights(), before)
+    load_initial_weights(
+        both, [InitCheckpointConfig(path=write(saved, tmp_path), variables=("^student/",))]
+    )
+    assert _equal(student.get_weights(), saved.get_weights()) and _equal(
+        teacher.get_weights(), before
+    )
 
 
 def test_a_module_takes_a_checkpoint_of_another_program(tmp_path: Path) -> None:
@@ -241,8 +286,12 @@ def test_a_module_takes_a_checkpoint_of_another_program(tmp_path: Path) -> None:
 
 
 def test_nothing_but_other_shapes_is_an_error(tmp_path: Path) -> None:
-    given = InitCheckpointConfig(path=_weights(_net(), tmp_path), variables=("head",), other_shapes="skip")
-    with pytest.raises(UsageError, match=r"2 of the 2 chosen variables cannot be loaded(?s:.*)another shape"):
+    given = InitCheckpointConfig(
+        path=_weights(_net(), tmp_path), variables=("head",), other_shapes="skip"
+    )
+    with pytest.raises(
+        UsageError, match=r"2 of the 2 chosen variables cannot be loaded(?s:.*)another shape"
+    ):
         load_initial_weights(_net(3), [given])
 
 

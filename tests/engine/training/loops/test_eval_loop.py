@@ -15,7 +15,9 @@ from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, che
 
 
 @pytest.mark.parametrize(("wanted", "done", "total"), [(-1, 4, 45.0), (2, 2, 15.0), (9, 4, 45.0)])
-def test_evaluation_ends_with_the_data_or_the_wanted_steps(wanted: int, done: int, total: float) -> None:
+def test_evaluation_ends_with_the_data_or_the_wanted_steps(
+    wanted: int, done: int, total: float
+) -> None:
     counter = Counter()
     evaluate = EvalLoop(counter, counter.stop)
     assert evaluate(iter(batches()), wanted) == (done, {"total": total})
@@ -52,7 +54,10 @@ def _histogram(state: Any, outputs: Any) -> Any:
 def _nested(state: Any, outputs: Any) -> Any:
     state = state or {"all": None, "pair": _Pair(0, (tf.constant(-1, tf.int64),))}
     most = tf.maximum(state["pair"].second[0], tf.reduce_max(outputs["value"]))
-    return {"all": _grow(state["all"], outputs["value"]), "pair": _Pair(state["pair"].first + 1, (most,))}
+    return {
+        "all": _grow(state["all"], outputs["value"]),
+        "pair": _Pair(state["pair"].first + 1, (most,)),
+    }
 
 
 def _in_place(state: Any, outputs: Any) -> Any:
@@ -62,7 +67,10 @@ def _in_place(state: Any, outputs: Any) -> Any:
 
 
 def _rows(state: Any, outputs: Any) -> Any:
-    return _grow(state, tf.RaggedTensor.from_row_lengths(outputs["value"], [1, tf.size(outputs["value"]) - 1]))
+    return _grow(
+        state,
+        tf.RaggedTensor.from_row_lengths(outputs["value"], [1, tf.size(outputs["value"]) - 1]),
+    )
 
 
 def _plain(state: Any) -> Any:
@@ -77,14 +85,20 @@ def _loops(reduce_fn: Any, watched: Any = ()) -> tuple[Counter, StatefulEvalLoop
 
 
 @pytest.mark.parametrize("reduce_fn", [_histogram, _nested, _in_place, _rows])
-def test_any_state_is_the_same_in_graph_and_step_by_step(reduce_fn: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_any_state_is_the_same_in_graph_and_step_by_step(
+    reduce_fn: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     counter, graph, by_step = _loops(reduce_fn)
     for wanted in (-1, 2, 1, 9, 0):
         done, state = graph(iter(batches()), wanted, None, reduce_fn)
         total = float(counter.total)
         expected_done, expected = by_step(iter(batches()), wanted, None, reduce_fn)
         tf.nest.assert_same_structure(state, expected)
-        assert (done, _plain(state), total) == (expected_done, _plain(expected), float(counter.total))
+        assert (done, _plain(state), total) == (
+            expected_done,
+            _plain(expected),
+            float(counter.total),
+        )
     assert "step by step" not in caplog.text
 
 
@@ -102,7 +116,12 @@ def test_other_data_gets_its_own_trace_besides_the_first(
 ) -> None:
     _, graph, _ = _loops(_values)
     static = tf.data.Dataset.range(12).batch(4, drop_remainder=True)
-    for data, examples in ((static, 12), (batches(), 10), (static, 12), (static.map(lambda x: x + 1), 12)):
+    for data, examples in (
+        (static, 12),
+        (batches(), 10),
+        (static, 12),
+        (static.map(lambda x: x + 1), 12),
+    ):
         done, state = graph(iter(data), -1, None, _values)
         assert (done, len(state)) == (len(list(data)), examples)
     assert "step by step" not in caplog.text
@@ -161,9 +180,16 @@ def test_untraceable_reduction_runs_step_by_step_with_a_warning(
     for _ in range(2):
         done, state = graph(iter(batches()), -1, None, reduce_fn)
         assert float(counter.total) == 45.0  # each batch counted once
-        assert (done, _plain(state)) == (4, _plain(by_step(iter(batches()), -1, None, reduce_fn)[1]))
-    (warning,) = [record.getMessage() for record in caplog.records if "step by step" in record.getMessage()]
-    assert re.search(f"{reason}.*; trainer.eval_tf_while_loop=false silences this warning$", warning)
+        assert (done, _plain(state)) == (
+            4,
+            _plain(by_step(iter(batches()), -1, None, reduce_fn)[1]),
+        )
+    (warning,) = [
+        record.getMessage() for record in caplog.records if "step by step" in record.getMessage()
+    ]
+    assert re.search(
+        f"{reason}.*; trainer.eval_tf_while_loop=false silences this warning$", warning
+    )
 
 
 class _Remembering:
@@ -195,7 +221,9 @@ def test_side_effects_of_tracing_a_reduction_are_undone(
     assert np.asarray(state).tolist() == list(range(10))
     assert reason in caplog.text
     kept = {"count": [0] * task.batches, "keep": task.parts["each"]}[method]
-    assert len([np.asarray(one) for one in kept]) == 4  # and no tensor of a graph, which has no value, among them
+    assert (
+        len([np.asarray(one) for one in kept]) == 4
+    )  # and no tensor of a graph, which has no value, among them
 
 
 @pytest.mark.parametrize(
@@ -206,7 +234,9 @@ def test_side_effects_of_tracing_a_reduction_are_undone(
         (lambda state, outputs: [].pop(), IndexError),
     ],
 )
-def test_a_mistake_in_the_reduction_is_raised_as_it_is(reduce_fn: Any, error: type[Exception]) -> None:
+def test_a_mistake_in_the_reduction_is_raised_as_it_is(
+    reduce_fn: Any, error: type[Exception]
+) -> None:
     _, graph, by_step = _loops(reduce_fn)
     with pytest.raises(error) as expected:
         by_step(iter(batches()), -1, None, reduce_fn)

@@ -18,7 +18,10 @@ class _Loop:
         self.model.weight = tf.Variable(1.0)
         state = TrainState(self.global_step, self.model, None, None, None, seed=0)
         self._look = tf.function(
-            FiniteWeights(state, self.global_step, TrainerConfig(steps_per_loop=steps_per_loop)).result, autograph=False
+            FiniteWeights(
+                state, self.global_step, TrainerConfig(steps_per_loop=steps_per_loop)
+            ).result,
+            autograph=False,
         )
 
     def seen_at(self, step: int, weight: float) -> bool | None:
@@ -36,7 +39,15 @@ def test_a_loop_of_five_steps_or_more_looks_at_its_end(steps_per_loop: int) -> N
 @pytest.mark.parametrize("steps_per_loop", [1, 4])
 def test_shorter_loops_look_at_every_fifth_step_only(steps_per_loop: int) -> None:
     loop = _Loop(steps_per_loop)
-    assert [loop.seen_at(step, float("inf")) for step in range(4, 11)] == [None, False, None, None, None, None, False]
+    assert [loop.seen_at(step, float("inf")) for step in range(4, 11)] == [
+        None,
+        False,
+        None,
+        None,
+        None,
+        None,
+        False,
+    ]
     assert loop.seen_at(15, 1.0) is True
 
 
@@ -44,6 +55,8 @@ def test_the_look_is_taken_out_of_the_results() -> None:
     results = {"loss": 1.0}
     assert pop_finite(results) is None and results == {"loss": 1.0}
     state = TrainState(tf.Variable(5, dtype=tf.int64), tf.Module(), None, None, None, seed=0)
-    results |= FiniteWeights(state, tf.Variable(5, dtype=tf.int64), TrainerConfig(steps_per_loop=5)).result()
+    results |= FiniteWeights(
+        state, tf.Variable(5, dtype=tf.int64), TrainerConfig(steps_per_loop=5)
+    ).result()
     assert len(results) == 2
     assert pop_finite(results) is True and results == {"loss": 1.0}

@@ -14,7 +14,12 @@ from tests.engine.training.loops.counting_step import Counter
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.fused_batches import stacked
 from trainer_kit.testing import tiny_experiment
-from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, problem_of_fusing, reporting_refusal
+from trainer_kit.training.loops.fused_loop import (
+    FusedLoop,
+    Stack,
+    problem_of_fusing,
+    reporting_refusal,
+)
 
 
 def _loop(counter: Counter, stack: Stack) -> FusedLoop:
@@ -31,7 +36,9 @@ def test_loops_of_any_length_use_each_batch_once_in_order() -> None:
     iterator = iter(stacked(tf.data.Dataset.range(105).batch(5, drop_remainder=True), 4))
     done = [loop(iterator, tf.constant(steps)) for steps in (6, 1, 9, 5)]
     assert [steps for steps, _ in done] == [6, 1, 9, 5]
-    assert [results for _, results in done] == _sums(range(30), range(30, 35), range(35, 80), range(80, 105))
+    assert [results for _, results in done] == _sums(
+        range(30), range(30, 35), range(35, 80), range(80, 105)
+    )
     assert stack.empty
     with pytest.raises(tf.errors.OutOfRangeError):
         loop(iterator, tf.constant(1))
@@ -116,7 +123,10 @@ def test_what_xla_refuses_is_named_with_its_place() -> None:
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        (lambda iterator: tf.summary.scalar("own", 1.0, step=0), r"it writes a tf\.summary \(.*\); report the value"),
+        (
+            lambda iterator: tf.summary.scalar("own", 1.0, step=0),
+            r"it writes a tf\.summary \(.*\); report the value",
+        ),
         (next, "takes more than one batch from its iterator"),
     ],
     ids=["a summary", "two batches"],
@@ -130,15 +140,19 @@ def test_a_traced_step_that_cannot_be_fused_is_refused(
             return super().step(iterator)
 
     loop = _loop(UnfitCounter(), Stack())
-    with tf.summary.create_file_writer(str(tmp_path)).as_default(), pytest.raises(UsageError, match=message):
+    with (
+        tf.summary.create_file_writer(str(tmp_path)).as_default(),
+        pytest.raises(UsageError, match=message),
+    ):
         loop(iter(stacked(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
 
 
 def test_a_variable_out_of_reach_of_a_gpu_program_is_named() -> None:
-    told = (
-        "Trying to access resource seen (defined @ task.py:7) located in device /job:localhost/device:CPU:0 from device"
-    )
-    with pytest.raises(UsageError, match=r"it uses the variable seen .* on the CPU.* int64"), reporting_refusal(4):
+    told = "Trying to access resource seen (defined @ task.py:7) located in device /job:localhost/device:CPU:0 from device"
+    with (
+        pytest.raises(UsageError, match=r"it uses the variable seen .* on the CPU.* int64"),
+        reporting_refusal(4),
+    ):
         raise tf.errors.InvalidArgumentError(None, None, f"Graph execution error:\n{told} GPU:0")
 
 

@@ -34,9 +34,16 @@ def test_no_loop_waits_for_a_gpu_to_learn_whether_it_goes_on(kind: Any) -> None:
 @pytest.mark.parametrize("devices", [["CPU:1"], ["CPU:1", "CPU:2"]])
 def test_a_strategy_does_not_take_the_stop_flag_to_its_devices(devices: list[str]) -> None:
     one = len(devices) == 1
-    strategy = tf.distribute.OneDeviceStrategy(devices[0]) if one else tf.distribute.MirroredStrategy(devices)
+    strategy = (
+        tf.distribute.OneDeviceStrategy(devices[0])
+        if one
+        else tf.distribute.MirroredStrategy(devices)
+    )
     with strategy.scope():
         flag = StopFlag(strategy)
-    assert [variable.device.rpartition("device:")[2] for variable in flag.variables] == ["CPU:0", "CPU:0"]
+    assert [variable.device.rpartition("device:")[2] for variable in flag.variables] == [
+        "CPU:0",
+        "CPU:0",
+    ]
     flag.request()
     assert flag.requested and flag.variable.numpy()

@@ -38,8 +38,16 @@ def _in_a_loop(x: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("function", "expected"),
-    [(_switch, True), (_loop_between, True), (_call_between, True), (_one_after_the_other, False), (_in_a_loop, False)],
+    [
+        (_switch, True),
+        (_loop_between, True),
+        (_call_between, True),
+        (_one_after_the_other, False),
+        (_in_a_loop, False),
+    ],
 )
-def test_conditions_are_followed_through_loops_and_calls(function: Callable[..., Any], expected: bool) -> None:
+def test_conditions_are_followed_through_loops_and_calls(
+    function: Callable[..., Any], expected: bool
+) -> None:
     graph = tf.function(function).get_concrete_function(tf.TensorSpec([], tf.float32)).graph
     assert has_nested_conditions(graph) is expected

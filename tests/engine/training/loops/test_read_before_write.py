@@ -37,21 +37,29 @@ def test_replicas_write_nothing_after_the_end_of_the_data(ragged: bool) -> None:
     strategy = replicas(2)
     with strategy.scope():
         count = tf.Variable(
-            0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
+            0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
         )
 
     @tf.function(autograph=False)
     def loop(iterator: object) -> None:
         def step(number: tf.Tensor) -> tuple[tf.Tensor]:
             batch = next(iterator)
-            parts = [t for b in strategy.experimental_local_results(batch) for t in tf.nest.flatten(b, True)]
+            parts = [
+                t
+                for b in strategy.experimental_local_results(batch)
+                for t in tf.nest.flatten(b, True)
+            ]
             with writes_after(parts):
                 strategy.run(lambda: count.assign_add(1.0))
             return (number + 1,)
 
         tf.while_loop(lambda number: number < 5, step, (0,))
 
-    data = tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3]]) if ragged else [1.0, 2.0]).repeat(4)
+    data = tf.data.Dataset.from_tensors(
+        tf.ragged.constant([[1], [2, 3]]) if ragged else [1.0, 2.0]
+    ).repeat(4)
     iterator = iter(strategy.experimental_distribute_dataset(data))
     with pytest.raises(tf.errors.OutOfRangeError):
         loop(iterator)

@@ -12,7 +12,9 @@ from trainer_kit.training.loops.tracing import LoopFunction
 
 def test_eager_functions_run_their_python_at_each_call() -> None:
     calls = []
-    loop = LoopFunction(lambda iterator: calls.append(next(iterator)) or tf.constant(1), "the training loop")
+    loop = LoopFunction(
+        lambda iterator: calls.append(next(iterator)) or tf.constant(1), "the training loop"
+    )
     iterator = _iterator(2)
     for _ in range(2):
         loop(iterator)
@@ -30,7 +32,9 @@ def _iterator(batch: int) -> object:
     return iter(tf.data.Dataset.range(8).map(lambda x: (x, 1.0)).batch(batch, drop_remainder=True))
 
 
-def test_another_shape_of_batch_is_told_with_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_shape_of_batch_is_told_with_the_one_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loop = LoopFunction(lambda iterator, number: next(iterator)[0][0] + number, "the training loop")
     first = _iterator(2)
     loop.graph(first, tf.constant(1, tf.int64))
@@ -40,7 +44,10 @@ def test_another_shape_of_batch_is_told_with_the_one_before(caplog: pytest.LogCa
         assert caplog.text == ""
         assert int(loop(_iterator(4), tf.constant(2, tf.int64))) == 2
     assert "the training loop is traced again" in caplog.text
-    assert "its batches are now int64(4,), float32(4,), and were int64(2,), float32(2,) before;" in caplog.text
+    assert (
+        "its batches are now int64(4,), float32(4,), and were int64(2,), float32(2,) before;"
+        in caplog.text
+    )
 
 
 def test_another_kind_of_iterator_gets_a_graph_of_its_own() -> None:

@@ -20,7 +20,9 @@ def test_the_waits_for_batches_are_measured(exact: bool) -> None:
         return batch
 
     counter, shape = Counter(), batches().element_spec.shape
-    slow = batches().map(lambda batch: tf.ensure_shape(tf.numpy_function(wait, [batch], batch.dtype), shape))
+    slow = batches().map(
+        lambda batch: tf.ensure_shape(tf.numpy_function(wait, [batch], batch.dtype), shape)
+    )
     train = TrainLoop(counter, counter.stop, exact_waits=exact)
     assert train(iter(slow), tf.constant(3))[0] == 3
     assert train.waited is not None and train.waited > 0.03
@@ -61,8 +63,12 @@ def _in_a_loop(iterator: object) -> tf.Tensor:
     return tf.while_loop(lambda number, total: number < 2, add, (0, tf.constant(0, tf.int64)))[1]
 
 
-@pytest.mark.parametrize(("take", "total"), [(_in_a_function, 3.0), (_in_a_branch, 3.0), (_in_a_loop, 15.0)])
-def test_a_step_may_take_its_batches_in_a_graph_of_its_own(take: Callable[[object], tf.Tensor], total: float) -> None:
+@pytest.mark.parametrize(
+    ("take", "total"), [(_in_a_function, 3.0), (_in_a_branch, 3.0), (_in_a_loop, 15.0)]
+)
+def test_a_step_may_take_its_batches_in_a_graph_of_its_own(
+    take: Callable[[object], tf.Tensor], total: float
+) -> None:
     class TakingCounter(Counter):
         def step(self, iterator: object) -> dict[str, tf.Tensor]:
             self.total.assign_add(tf.cast(take(iterator), tf.float32))
@@ -80,7 +86,10 @@ def test_a_batch_may_have_parts_that_are_none() -> None:
 
     counter = FirstPartCounter()
     train = TrainLoop(counter, counter.stop)
-    assert train(iter(tf.data.Dataset.range(4).map(lambda x: (x, None))), tf.constant(3)) == (3, {"total": 3.0})
+    assert train(iter(tf.data.Dataset.range(4).map(lambda x: (x, None))), tf.constant(3)) == (
+        3,
+        {"total": 3.0},
+    )
     assert train.waited is not None and train.waited > 0
 
 
@@ -92,7 +101,11 @@ def test_error_of_an_eval_step_with_two_elements_names_the_flag() -> None:
 
 
 def test_results_keep_their_nesting_types_and_shapes() -> None:
-    source = {"b": tf.constant(3), "a": {"c": tf.constant(0.5), "d": tf.constant([[1, 2]])}, "e": tf.constant("text")}
+    source = {
+        "b": tf.constant(3),
+        "a": {"c": tf.constant(0.5), "d": tf.constant([[1, 2]])},
+        "e": tf.constant("text"),
+    }
     read = Readback(lambda: source, tf.function)()
     assert read["b"] == 3
     assert read["b"].dtype == np.int32

@@ -23,7 +23,10 @@ from trainer_kit.training.multitask.task import model_of_task
 from trainer_kit.training.multitask.trainer import MultiTaskTrainer
 from trainer_kit.training.trainer_creation import create_trainer
 
-SGD = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}}}
+SGD = {
+    "optimizer": {"type": "sgd"},
+    "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}},
+}
 
 
 def _trainer(config: tk.ExperimentConfig, count: int = 1) -> MultiTaskTrainer:
@@ -60,7 +63,9 @@ def _train(training: str) -> _Trained:
 
 
 def _config(training: str, **trainer: Any) -> tk.ExperimentConfig:
-    return two_tasks({"training": training}, optimizer_config=SGD, **trainer)  # Adam would hide a factor
+    return two_tasks(
+        {"training": training}, optimizer_config=SGD, **trainer
+    )  # Adam would hide a factor
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +74,15 @@ def trained() -> Callable[[str], _Trained]:
     return functools.cache(_train)
 
 
-def test_a_joint_step_follows_the_weighted_sum_of_losses(trained: Callable[[str], _Trained]) -> None:
+def test_a_joint_step_follows_the_weighted_sum_of_losses(
+    trained: Callable[[str], _Trained],
+) -> None:
     trainer = _trainer(_config("joint"))
-    batches, tasks, model = next(iter(trainer.task.build_inputs(None).at(0))), trainer.task.tasks, trainer.model
+    batches, tasks, model = (
+        next(iter(trainer.task.build_inputs(None).at(0))),
+        trainer.task.tasks,
+        trainer.model,
+    )
     with tf.GradientTape() as tape:
         losses = {
             name: task.build_losses(batches[name][1], model.sub_tasks[name](batches[name][0]))
@@ -90,11 +101,16 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses(trained: Callable[[str]
         assert {*logs[name]} == {"training_loss", "accuracy"}
 
 
-def test_an_interleaved_step_changes_only_the_drawn_task(trained: Callable[[str], _Trained]) -> None:
+def test_an_interleaved_step_changes_only_the_drawn_task(
+    trained: Callable[[str], _Trained],
+) -> None:
     trainer = _trainer(_config("interleaving"))
     drawn = [*trainer.task.tasks][int(next(iter(trainer.task.build_inputs(None).at(0)))[0])]
     logs, other = trained("interleaving").first_logs, "small" if drawn == "large" else "large"
-    before, after = model_of_task(trainer.model, other).get_weights(), trained("interleaving").first[other]
+    before, after = (
+        model_of_task(trainer.model, other).get_weights(),
+        trained("interleaving").first[other],
+    )
     assert all((one == old).all() for one, old in zip(after[2:], before[2:], strict=True))
     assert any((one != old).any() for one, old in zip(after[:2], before[:2], strict=True))
     assert logs[drawn]["steps"] == 1 and other not in logs
@@ -102,7 +118,9 @@ def test_an_interleaved_step_changes_only_the_drawn_task(trained: Callable[[str]
 
 
 @pytest.mark.parametrize("training", ["joint", "interleaving"])
-def test_two_replicas_and_fused_steps_train_alike(training: str, trained: Callable[[str], _Trained]) -> None:
+def test_two_replicas_and_fused_steps_train_alike(
+    training: str, trained: Callable[[str], _Trained]
+) -> None:
     expected = trained(training)
     for other in (_trainer(_config(training), 2), _trainer(_config(training, fuse_steps=5))):
         logs = [other.train(tf.constant(10)) for _ in range(2)][-1]
@@ -116,17 +134,32 @@ def test_two_replicas_and_fused_steps_train_alike(training: str, trained: Callab
 
 def test_each_task_is_evaluated_on_its_own_data() -> None:
     trainer = _trainer(
-        two_tasks({"task_routines": {"small": {"task_config": {"validation_data": {"drop_remainder": True}}}}})
+        two_tasks(
+            {
+                "task_routines": {
+                    "small": {"task_config": {"validation_data": {"drop_remainder": True}}}
+                }
+            }
+        )
     )
     logs = trainer.evaluate(tf.constant(-1))
     points, labels = next(
-        iter(trainer.task.tasks["large"].build_inputs(TinyConfig().validation_data).at(0).rebatch(103))
+        iter(
+            trainer.task.tasks["large"]
+            .build_inputs(TinyConfig().validation_data)
+            .at(0)
+            .rebatch(103)
+        )
     )
-    accuracy = np.mean(np.argmax(trainer.model.sub_tasks["large"](points), axis=1) == labels.numpy())
+    accuracy = np.mean(
+        np.argmax(trainer.model.sub_tasks["large"](points), axis=1) == labels.numpy()
+    )
     assert float(logs["large"]["accuracy"]) == pytest.approx(accuracy)
     assert float(logs["small"]["validation_loss"]) > 0 and {*logs} == {"large", "small"}
     assert trainer.validation_metric_names() == [
-        f"{name}|{metric}" for name in ("large", "small") for metric in ("accuracy", "validation_loss")
+        f"{name}|{metric}"
+        for name in ("large", "small")
+        for metric in ("accuracy", "validation_loss")
     ]
     assert trainer.evaluate(tf.constant(-1), ["small"]).keys() == {"small"}
 
@@ -140,13 +173,18 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
         results.append((model.get_weights(), logs, read_json(tmp_path / "best_ckpt" / "info.json")))
     whole, resumed = results
     assert_all_close(whole[0], resumed[0])
-    assert whole[1:] == resumed[1:] and (tmp_path / "best_checkpoints" / "small" / "info.json").is_file()
+    assert (
+        whole[1:] == resumed[1:]
+        and (tmp_path / "best_checkpoints" / "small" / "info.json").is_file()
+    )
     assert {*logs} == {"large", "small"} and "best_accuracy" in logs["large"]
 
 
 def _routine(task_type: type[TinyTask]) -> tk.TaskRoutine:
     """Registers a task with a config of its own, and returns a routine of it."""
-    config = tk.configclass(type(f"{task_type.__name__}Config", (TinyConfig,), {"__module__": __name__}))
+    config = tk.configclass(
+        type(f"{task_type.__name__}Config", (TinyConfig,), {"__module__": __name__})
+    )
     tk.register_task(config, task_type)
     return tk.TaskRoutine(task_config=config())
 
@@ -154,7 +192,9 @@ def _routine(task_type: type[TinyTask]) -> tk.TaskRoutine:
 class OwnStep(TinyTask):
     """A task that trains in its own way, as Counting does, which an interleaving run trains."""
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         return super().train_step(inputs, model, optimizer, metrics)
 
 
@@ -164,7 +204,9 @@ class Counting(TinyTask):
     def build_model(self) -> Any:
         raise AssertionError("several tasks have one model")
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         if not hasattr(self, "examples"):
             self.examples = keras.metrics.Sum("examples")
         self.examples.update_state(tf.ones_like(inputs[1]))
@@ -187,7 +229,9 @@ def test_names_that_the_run_reports_itself_are_refused() -> None:
             self.tasks["small"].build_metrics = lambda training=True: [keras.metrics.Mean("steps")]
 
     config = two_tasks({"training": "interleaving"})
-    with pytest.raises(UsageError, match=r"task\.training=interleaving: another metric is called 'steps' too"):
+    with pytest.raises(
+        UsageError, match=r"task\.training=interleaving: another metric is called 'steps' too"
+    ):
         create_trainer(config, Steps(config.task))
     with pytest.raises(UsageError, match="'training_loss' cannot name a task"):
         two_tasks({"task_routines": {"training_loss": tk.TaskRoutine(task_config=TinyConfig())}})
@@ -195,7 +239,9 @@ def test_names_that_the_run_reports_itself_are_refused() -> None:
 
 def test_joint_training_refuses_a_step_that_it_would_not_call() -> None:
     routines = {"small": _routine(OwnStep)}
-    with pytest.raises(UsageError, match=r"does not call the train_step of the task 'small' \(OwnStep\)"):
+    with pytest.raises(
+        UsageError, match=r"does not call the train_step of the task 'small' \(OwnStep\)"
+    ):
         _trainer(two_tasks({"training": "joint", "task_routines": routines}))
 
 
@@ -205,7 +251,9 @@ def test_every_task_needs_a_model() -> None:
             return {"large": super().build_models()["large"]}
 
     config = two_tasks()
-    with pytest.raises(UsageError, match=r"sub_tasks has no model for the task 'small'; it has \['large'\]"):
+    with pytest.raises(
+        UsageError, match=r"sub_tasks has no model for the task 'small'; it has \['large'\]"
+    ):
         create_trainer(config, OneModel(config.task))
 
 

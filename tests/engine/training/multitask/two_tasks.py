@@ -24,7 +24,9 @@ class TwoTasks(tk.MultiTask):
         points = keras.Input((FEATURES,))
         features = keras.layers.Dense(8, "relu", name="shared")(points)
         return {
-            name: keras.Model(points, keras.layers.Dense(CLASSES, name=f"{name}_logits")(features), name=name)
+            name: keras.Model(
+                points, keras.layers.Dense(CLASSES, name=f"{name}_logits")(features), name=name
+            )
             for name in self.tasks
         }
 

@@ -15,7 +15,11 @@ import tf_keras
 
 from tests.fork_server import ForkServer
 from tests.process.checkpoints.random_runs import REPLICAS, STEPS, draw_all, go_on, kinds
-from trainer_kit.checkpoints.state.random_state import process_generators, task_state, untracked_model_state
+from trainer_kit.checkpoints.state.random_state import (
+    process_generators,
+    task_state,
+    untracked_model_state,
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +33,15 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield base
 
 
-@pytest.mark.parametrize(("replicas", "kind"), [(number, kind) for number in REPLICAS for kind in kinds(number)])
-def test_a_resumed_process_draws_the_same_random_numbers(drawn: Path, kind: str, replicas: int) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "kind"), [(number, kind) for number in REPLICAS for kind in kinds(number)]
+)
+def test_a_resumed_process_draws_the_same_random_numbers(
+    drawn: Path, kind: str, replicas: int
+) -> None:
     straight, again = (
-        json.loads((drawn / str(replicas) / kind / f"{begin}.json").read_text()) for begin in (0, STEPS // 2)
+        json.loads((drawn / str(replicas) / kind / f"{begin}.json").read_text())
+        for begin in (0, STEPS // 2)
     )
     assert (len(straight), again) == (STEPS, straight[STEPS // 2 :])
     assert len({json.dumps(step) for step in straight}) > STEPS // 2  # they are random at all
@@ -56,7 +65,9 @@ def test_a_missing_tensorflow_generator_is_made_from_the_seed() -> None:
 
 def test_a_run_replaces_generators_left_on_other_replicas() -> None:
     def mirrored() -> tf.distribute.Strategy:
-        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+        return tf.distribute.MirroredStrategy(
+            ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
+        )
 
     keras.utils.set_random_seed(1)
     of_program = random.getstate()
@@ -64,10 +75,15 @@ def test_a_run_replaces_generators_left_on_other_replicas() -> None:
     for strategy in (mirrored(), mirrored(), tf.distribute.get_strategy()):
         with strategy.scope():
             found = process_generators(5)
-        assert [strategy.extended.variable_created_in_scope(state) for state in found.values()] == [True, True]
+        assert [strategy.extended.variable_created_in_scope(state) for state in found.values()] == [
+            True,
+            True,
+        ]
         with strategy.scope():
             assert process_generators(6) == found
-    assert random.getstate() == of_program  # its next model has the weights that it has without a run
+    assert (
+        random.getstate() == of_program
+    )  # its next model has the weights that it has without a run
 
 
 class _Layer(keras.layers.Layer):  # type: ignore[misc]
@@ -94,7 +110,9 @@ def test_unlisted_state_of_a_keras_three_model_is_found_by_path() -> None:
 
 
 def test_names_do_not_depend_on_what_the_process_built_before() -> None:
-    first, second = (untracked_model_state(keras.Sequential([_Layer(), _Layer()])) for _ in range(2))
+    first, second = (
+        untracked_model_state(keras.Sequential([_Layer(), _Layer()])) for _ in range(2)
+    )
     assert list(first) == list(second) and len(first) == 6
 
 
@@ -116,8 +134,13 @@ def test_only_hidden_state_of_tracked_models_is_found() -> None:
 class _Task:
     def __init__(self, model: Any) -> None:
         self.model, self.models = model, {"student": model}
-        self.teacher = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), keras.layers.Dropout(0.5)])
-        self.count, self.more = tf.Variable(3), ([tf.Variable(4)], {"deep": tf.Variable(5), 7: tf.Variable(6)})
+        self.teacher = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Dense(1), keras.layers.Dropout(0.5)]
+        )
+        self.count, self.more = (
+            tf.Variable(3),
+            ([tf.Variable(4)], {"deep": tf.Variable(5), 7: tf.Variable(6)}),
+        )
         self.seeds, self.words, self.config = keras.random.SeedGenerator(1), ["a"], {"a": 1}
         self.myself = self
 
@@ -129,6 +152,15 @@ def test_task_state_has_variables_and_generators_but_no_weights() -> None:
     found = task_state(task, model)
     (dropout,) = (path for path in found if path.startswith("teacher/"))
     assert found.pop(dropout) is task.teacher.layers[1].seed_generator.state.value
-    values: list[Any] = [task.count, task.more[0][0], task.more[1]["deep"], task.more[1][7], task.seeds.state.value]
-    assert dict(zip(("count", "more/0/0", "more/1/deep", "more/1/7", "seeds"), values, strict=True)) == found
+    values: list[Any] = [
+        task.count,
+        task.more[0][0],
+        task.more[1]["deep"],
+        task.more[1][7],
+        task.seeds.state.value,
+    ]
+    assert (
+        dict(zip(("count", "more/0/0", "more/1/deep", "more/1/7", "seeds"), values, strict=True))
+        == found
+    )
     assert task_state(object()) == {} and task_state(object.__new__(_Task)) == {}

@@ -46,7 +46,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                     shutil.copytree(base / f"{form} straight", base / f"{form} stopped")
             end = server.run(train_all, str(base), which, from_step)
             assert end.code == 0, end.text[-1500:]
-            assert "no checkpoint contains" not in end.text and "keeps its current value" not in end.text
+            assert (
+                "no checkpoint contains" not in end.text
+                and "keeps its current value" not in end.text
+            )
             begun = end.text.count(f"train | step {STEPS // 2}/")
             assert begun == (len(FORMS) if from_step is None else 0)
         yield base
@@ -54,24 +57,38 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_resumed_run_ends_with_the_bits_of_one_never_stopped(trained: Path, form: str) -> None:
-    ends = [json.loads((trained / f"{form} {which}" / "ends.json").read_text()) for which in ("straight", "stopped")]
+    ends = [
+        json.loads((trained / f"{form} {which}" / "ends.json").read_text())
+        for which in ("straight", "stopped")
+    ]
     assert ends[0] == ends[1]
 
 
 def test_what_is_saved_has_the_path_of_attributes_or_a_number(trained: Path) -> None:
-    saved = {form: CheckpointGraph(f"{trained}/{form} stopped/ckpt-{STEPS}").section("step_state") for form in FORMS}
+    saved = {
+        form: CheckpointGraph(f"{trained}/{form} stopped/ckpt-{STEPS}").section("step_state")
+        for form in FORMS
+    }
     compiled = saved["compiled"]
     attributes = {name.split("/")[1] for name in compiled if name.startswith("task/")}
-    assert attributes == {"critic_optimizer", "fixed_critic"}  # the optimizer's path to the critic is the shortest
+    assert attributes == {
+        "critic_optimizer",
+        "fixed_critic",
+    }  # the optimizer's path to the critic is the shortest
     numbered = {name for name in compiled if name.startswith("written/")}
     assert numbered == {"written/0 float32 []", "written/1 float32 []"}
     of_two = saved["two replicas"]
     attributes = {name.split("/")[1] for name in of_two if name.startswith("task/")}
     assert attributes == {"target", "evaluated", "teacher", "fixed", "fixed_critic"}
     numbered = [name for name in of_two if name.startswith("written/")]
-    assert len(numbered) == len(of_two) - 2 * len(attributes) and "written/0 float32 [8, 1]" in numbered
+    assert (
+        len(numbered) == len(of_two) - 2 * len(attributes)
+        and "written/0 float32 [8, 1]" in numbered
+    )
     assert saved["compiled, Keras 2"] == {}  # other sections contain all of it
-    assert not any(name.startswith("written/") for name in saved["eager"])  # and nothing of the trainer's own
+    assert not any(
+        name.startswith("written/") for name in saved["eager"]
+    )  # and nothing of the trainer's own
 
 
 def test_a_sidecar_evaluates_with_the_tasks_second_model(trained: Path) -> None:
@@ -80,9 +97,13 @@ def test_a_sidecar_evaluates_with_the_tasks_second_model(trained: Path) -> None:
     config = linear_experiment()
     for path in (f"{folder}/ckpt-{STEPS}", f"{folder}/best_ckpt/ckpt-{STEPS}"):
         keras.utils.set_random_seed(5)
-        trainer = Trainer.create(config, FORMS["compiled"][0](config.task), train=False, evaluate=True)
+        trainer = Trainer.create(
+            config, FORMS["compiled"][0](config.task), train=False, evaluate=True
+        )
         trainer.state.restore_weights(path)
-        assert float(trainer.evaluate(tf.constant(-1))["validation_loss"]) == logs["validation_loss"]
+        assert (
+            float(trainer.evaluate(tf.constant(-1))["validation_loss"]) == logs["validation_loss"]
+        )
 
 
 def _trainer(kind: Any, **options: Any) -> Trainer:
@@ -97,7 +118,9 @@ def test_a_table_that_the_step_changes_is_named(caplog: pytest.LogCaptureFixture
     (text,) = (record.getMessage() for record in caplog.records)
     assert text.startswith("the training step changes a hash table, which no checkpoint contains")
     trainer = _trainer(Table, require_exact_resume=True)
-    with pytest.raises(UsageError, match="require_exact_resume: the training step changes a hash table"):
+    with pytest.raises(
+        UsageError, match="require_exact_resume: the training step changes a hash table"
+    ):
         trainer.train(tf.constant(1))
     assert int(trainer.global_step) == 0
 
@@ -105,7 +128,9 @@ def test_a_table_that_the_step_changes_is_named(caplog: pytest.LogCaptureFixture
 def test_a_checkpoint_without_what_the_step_changes_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = _trainer(ModuleOfTask).checkpoint.write(str(tmp_path / "ckpt-3"))  # before the step is known
+    path = _trainer(ModuleOfTask).checkpoint.write(
+        str(tmp_path / "ckpt-3")
+    )  # before the step is known
     trainer = _trainer(ModuleOfTask)
     trainer.after_restore(path)
     for _ in range(2):
@@ -118,13 +143,17 @@ def test_a_checkpoint_without_what_the_step_changes_is_warned_of(
         trainer.train(tf.constant(1))
 
 
-def test_state_that_this_run_does_not_have_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_that_this_run_does_not_have_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = _trainer(ModuleOfTask)
     trainer.train(tf.constant(1))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-1"))
     trainer = _trainer(LinearTask)
     trainer.after_restore(path)
-    with pytest.raises(UsageError, match=r"ckpt-1 contains written/0 float32 .* does not have .* --from_step=0, or"):
+    with pytest.raises(
+        UsageError, match=r"ckpt-1 contains written/0 float32 .* does not have .* --from_step=0, or"
+    ):
         trainer.train(tf.constant(1))
     assert int(trainer.global_step) == 0
     trainer = _trainer(LinearTask)
@@ -136,7 +165,11 @@ def test_state_that_this_run_does_not_have_is_refused(tmp_path: Path, caplog: py
 
 def test_earlier_names_of_attributes_are_read_and_others_refused(tmp_path: Path) -> None:
     section = tf.Module()
-    setattr(section, "task/critic_optimizer/_trainable_variables/0", tf.Variable(tf.fill([FEATURES, 1], 3.0)))
+    setattr(
+        section,
+        "task/critic_optimizer/_trainable_variables/0",
+        tf.Variable(tf.fill([FEATURES, 1], 3.0)),
+    )
     setattr(section, "task/fixed_critic/_layers/1/bias", tf.Variable([4.0]))
     path = tf.train.Checkpoint(step_state=section).write(str(tmp_path / "ckpt-1"))
     trainer = _trainer(TwoModels)
@@ -149,15 +182,21 @@ def test_earlier_names_of_attributes_are_read_and_others_refused(tmp_path: Path)
     path = tf.train.Checkpoint(step_state=section).write(str(tmp_path / "ckpt-2"))
     trainer = _trainer(TwoModels)
     trainer.after_restore(path)
-    with pytest.raises(UsageError, match=r"contains task/train_step/counts/0, which this run does not have"):
+    with pytest.raises(
+        UsageError, match=r"contains task/train_step/counts/0, which this run does not have"
+    ):
         trainer.train(tf.constant(1))
 
 
-def test_an_evaluation_names_what_it_cannot_restore(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_evaluation_names_what_it_cannot_restore(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = _trainer(ModuleOfTask)
     trainer.train(tf.constant(1))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-1"))
-    evaluated = Trainer.create(trainer.config, ModuleOfTask(trainer.config.task), train=False, evaluate=True)
+    evaluated = Trainer.create(
+        trainer.config, ModuleOfTask(trainer.config.task), train=False, evaluate=True
+    )
     evaluated.state.restore_weights(path)
     (text,) = (record.getMessage() for record in caplog.records)
     assert "contains written/0 float32 [], which this evaluation does not restore" in text
@@ -173,13 +212,22 @@ def test_slots_that_no_step_makes_are_refused_before_it(tmp_path: Path) -> None:
     trainer.train(tf.constant(1))
     path = trainer.checkpoint.save(str(tmp_path / "ckpt"))
     trainer.model.other = tf.Variable(1.0)
-    with pytest.raises(UsageError, match="does not fit this run"):  # what is no slot is refused at once
-        restore(_trainer(_OtherSecond).checkpoint, trainer.checkpoint.save(str(tmp_path / "other")), whole=True)
+    with pytest.raises(
+        UsageError, match="does not fit this run"
+    ):  # what is no slot is refused at once
+        restore(
+            _trainer(_OtherSecond).checkpoint,
+            trainer.checkpoint.save(str(tmp_path / "other")),
+            whole=True,
+        )
     other = _trainer(_OtherSecond)
     restore(other.checkpoint, path, whole=True)
     other.after_restore(path)
     before = [variable.numpy().tolist() for variable in other.model.variables]
-    with pytest.raises(UsageError, match=r"does not fit this run.*\n  model/second/_variables\n    2 +not in this run"):
+    with pytest.raises(
+        UsageError,
+        match=r"does not fit this run.*\n  model/second/_variables\n    2 +not in this run",
+    ):
         other.train(tf.constant(1))
     assert before == [variable.numpy().tolist() for variable in other.model.variables]
 
@@ -203,8 +251,12 @@ class _OwnTrain(Trainer):
     def train(self, num_steps: Any) -> Any:
         model, features = self.task.learned, tf.ones([2, FEATURES])
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(self.task.target(features) * model(features) * self.task.fixed(features))
-        self.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            loss = tf.reduce_sum(
+                self.task.target(features) * model(features) * self.task.fixed(features)
+            )
+        self.optimizer.apply(
+            tape.gradient(loss, model.trainable_variables), model.trainable_variables
+        )
         if getattr(self.task, "made", None) is None:
             self.task.made = tf.Variable(0.0)
         self.task.made.assign_add(1.0)
@@ -213,7 +265,9 @@ class _OwnTrain(Trainer):
         return {}
 
 
-def test_with_a_train_of_its_own_what_changes_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_with_a_train_of_its_own_what_changes_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config, kind = linear_experiment(), HostWrites
     trainers = [_OwnTrain.create(config, kind(config.task), True, True) for _ in range(2)]
     trainers[0].initialize()
@@ -229,11 +283,16 @@ def test_with_a_train_of_its_own_what_changes_is_saved(tmp_path: Path, caplog: p
     trainers[1].before_save(str(tmp_path / "ckpt-2"))
     missing, created = (record.getMessage() for record in caplog.records)
     assert "ckpt-1 contains task/made, which this run does not have yet" in missing
-    assert "task/made was created after the restore, and has the value of the checkpoint from now on" in created
+    assert (
+        "task/made was created after the restore, and has the value of the checkpoint from now on"
+        in created
+    )
 
 
 @pytest.mark.parametrize("kind", [_OwnLoop, _OwnTrain])
-def test_a_trainer_that_only_evaluates_keeps_no_attributes(tmp_path: Path, kind: type[Trainer]) -> None:
+def test_a_trainer_that_only_evaluates_keeps_no_attributes(
+    tmp_path: Path, kind: type[Trainer]
+) -> None:
     config = linear_experiment()
     trainer = kind.create(config, TwoModels(config.task), False, True)
     trainer.initialize()
@@ -243,7 +302,9 @@ def test_a_trainer_that_only_evaluates_keeps_no_attributes(tmp_path: Path, kind:
 
 @pytest.mark.parametrize("aggregation", ["NONE", "SUM"])
 def test_each_replica_gets_its_own_value_back(tmp_path: Path, aggregation: str) -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
+    )
     config, trainers = linear_experiment(), []
     with strategy.scope():
         for _ in range(2):
@@ -258,7 +319,9 @@ def test_each_replica_gets_its_own_value_back(tmp_path: Path, aggregation: str) 
                 )
             )
         if aggregation == "NONE":
-            with pytest.raises(UsageError, match=r"variable seen .* aggregation NONE, and TensorFlow cannot save"):
+            with pytest.raises(
+                UsageError, match=r"variable seen .* aggregation NONE, and TensorFlow cannot save"
+            ):
                 trainers[0].initialize()
             return
         trainers[0].initialize()
@@ -267,7 +330,10 @@ def test_each_replica_gets_its_own_value_back(tmp_path: Path, aggregation: str) 
         path = trainers[0].checkpoint.write(str(tmp_path / "ckpt-1"))
         restore(trainers[1].checkpoint, path, whole=True)
         trainers[1].after_restore(path)
-    before, after = ([*map(_values, (one.task.seen, one.task.second.layers[0].moving_mean.value))] for one in trainers)
+    before, after = (
+        [*map(_values, (one.task.seen, one.task.second.layers[0].moving_mean.value))]
+        for one in trainers
+    )
     assert before == after and all(first != second for first, second in before)
 
 
@@ -281,9 +347,14 @@ class _OfReplicas(LinearTask):
     aggregation: Any
 
     def build_model(self) -> Any:
-        how = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": self.aggregation}
+        how = {
+            "synchronization": tf.VariableSynchronization.ON_READ,
+            "aggregation": self.aggregation,
+        }
         self.seen = tf.Variable(0.0, trainable=False, name="seen", **how)
-        self.second = keras.Sequential([keras.Input((FEATURES,)), keras.layers.BatchNormalization()])
+        self.second = keras.Sequential(
+            [keras.Input((FEATURES,)), keras.layers.BatchNormalization()]
+        )
         return super().build_model()
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
@@ -304,7 +375,10 @@ class _Holder:
 
 def test_paths_depend_on_neither_attribute_order_nor_counters() -> None:
     model = _Holder(["a"])
-    states = [StepState({"model": model, "task": _Holder(names)}, [model]) for names in (["a", "b"], ["b", "a"])]
+    states = [
+        StepState({"model": model, "task": _Holder(names)}, [model])
+        for names in (["a", "b"], ["b", "a"])
+    ]
     for state in states:
         assert state.add_attributes(set()) and not state.add_attributes(set())
         assert list(state.variables) == ["task/a", "task/b", "task/deep/3", "task/deep/list/0"]
@@ -321,7 +395,11 @@ def test_what_a_graph_only_reads_is_not_written() -> None:
 
     def loop() -> None:
         def step(number: Any) -> tuple[Any]:
-            tf.cond(read > 0, lambda: changed.assign_add(table.lookup(tf.constant("a"))), lambda: function())
+            tf.cond(
+                read > 0,
+                lambda: changed.assign_add(table.lookup(tf.constant("a"))),
+                lambda: function(),
+            )
             return (number + 1,)
 
         tf.while_loop(lambda number: number < 3, step, (tf.constant(0),))
@@ -349,7 +427,9 @@ class _Saving(LinearTask):
 EAGER = {"train_tf_function": False, "train_tf_while_loop": False}
 
 
-def test_a_tasks_own_state_is_in_every_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tasks_own_state_is_in_every_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = _trainer(_Saving, **EAGER)
     trainer.train(tf.constant(3))
     trainer.before_save(str(tmp_path / "ckpt"))
@@ -370,7 +450,10 @@ class _ChangedByEvaluation(LinearTask):
     """Its validation step changes a variable that its training step reads, and one that is its own."""
 
     def build_model(self) -> Any:
-        self.level, self.evaluated = tf.Variable(1.0, name="level"), tf.Variable(0, name="evaluated")
+        self.level, self.evaluated = (
+            tf.Variable(1.0, name="level"),
+            tf.Variable(0, name="evaluated"),
+        )
         return super().build_model()
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
@@ -382,7 +465,9 @@ class _ChangedByEvaluation(LinearTask):
         return super().validation_step(inputs, model, metrics)
 
 
-def test_what_an_evaluation_changes_and_training_uses_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_evaluation_changes_and_training_uses_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     trainer = _trainer(_ChangedByEvaluation)
     trainer.evaluate(tf.constant(1))  # before a training step is known
     for _ in range(2):

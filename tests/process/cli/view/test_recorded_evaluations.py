@@ -25,17 +25,33 @@ def _weights(prefix: Path, *suffixes: str) -> None:
 def test_torn_lines_and_foreign_records_are_left_out(tmp_path: Path) -> None:
     foreign = '{"step": true, "metrics": {}}\n[1]\n{"metrics": {"accuracy": 1}}\nnotes\n\xff\n'
     bare = {"step": 5, "metrics": {"accuracy": "nan", "far": {"loss": 2}, "words": "none"}}
-    write_ledger(tmp_path, evaluation(3, accuracy=0.5), foreign, json.dumps(bare) + "\n", '{"step": 9, "metrics"')
+    write_ledger(
+        tmp_path,
+        evaluation(3, accuracy=0.5),
+        foreign,
+        json.dumps(bare) + "\n",
+        '{"step": 9, "metrics"',
+    )
     whole, least = ledgers.read_evaluations(tmp_path, "validation")
     assert (whole.step, whole.seconds, whole.checkpoint) == (3, 0.5, "ckpt-3")
-    assert (least.step, least.dataset, least.seconds, least.checkpoint, least.lineage) == (5, "", None, "", 0)
+    assert (least.step, least.dataset, least.seconds, least.checkpoint, least.lineage) == (
+        5,
+        "",
+        None,
+        "",
+        0,
+    )
     assert math.isnan(least.metrics["accuracy"]) and least.metrics["far|loss"] == 2.0
     assert ledgers.metric_names([whole, least])[:2] == ["accuracy", "far|loss"]
     assert ledgers.read_evaluations(tmp_path, "none") == []
 
 
-@pytest.mark.parametrize(("choice", "steps"), [(_HIGHER, [20, 40, 10, 70, 60]), (_LOWER, [60, 10, 70, 20, 40])])
-def test_the_best_are_ranked_as_the_run_itself_ranks_them(tmp_path: Path, choice: Choice, steps: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("choice", "steps"), [(_HIGHER, [20, 40, 10, 70, 60]), (_LOWER, [60, 10, 70, 20, 40])]
+)
+def test_the_best_are_ranked_as_the_run_itself_ranks_them(
+    tmp_path: Path, choice: Choice, steps: list[int]
+) -> None:
     values = {10: 0.5, 20: 0.7, 30: math.nan, 40: 0.7, 50: math.inf, 60: 0.1, 70: 0.5}
     write_ledger(tmp_path, *(evaluation(step, accuracy=value) for step, value in values.items()))
     evaluations = ledgers.read_evaluations(tmp_path, "validation")
@@ -48,13 +64,20 @@ def test_a_step_is_ranked_once_and_datasets_are_not_mixed(tmp_path: Path) -> Non
     again = [evaluation(step, accuracy=value) for step, value in ((1, 0.7), (2, 0.8), (1, 0.9))]
     write_ledger(tmp_path, *again, evaluation(3, dataset="other", accuracy=1.0))
     ranked = ledgers.ranked(ledgers.read_evaluations(tmp_path, "validation"), _HIGHER)
-    found = {name: [(one.step, one.metrics["accuracy"]) for one in of] for name, of in ranked.items()}
+    found = {
+        name: [(one.step, one.metrics["accuracy"]) for one in of] for name, of in ranked.items()
+    }
     assert found == {"validation": [(1, 0.9), (2, 0.8)], "other": [(3, 1.0)]}
-    assert ledgers.ranked(ledgers.read_evaluations(tmp_path, "validation"), Choice("loss", "lower")) == {}
+    assert (
+        ledgers.ranked(ledgers.read_evaluations(tmp_path, "validation"), Choice("loss", "lower"))
+        == {}
+    )
 
 
 def test_complete_weights_are_found_in_best_folders_first(tmp_path: Path) -> None:
-    (one,) = ledgers.read_evaluations(write_ledger(tmp_path, evaluation(10, accuracy=0.5)), "validation")
+    (one,) = ledgers.read_evaluations(
+        write_ledger(tmp_path, evaluation(10, accuracy=0.5)), "validation"
+    )
     kept = [tmp_path / "evals" / "fast" / "best_ckpt", tmp_path / "best_ckpt"]
     assert ledgers.weights_of(one, tmp_path, kept) is None
     _weights(tmp_path / "best_ckpt" / "ckpt-10", ".index", ".data-00000-of-00002")  # half of them

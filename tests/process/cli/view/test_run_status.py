@@ -27,7 +27,14 @@ def test_a_run_that_has_only_begun_is_read_as_far_as_it_is_there(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "text",
-    ["", "trainer: [1, 2]", "trainer: {train_steps: many, best_checkpoint_metric_comp: better}", "a: [", "- 1", "\xff"],
+    [
+        "",
+        "trainer: [1, 2]",
+        "trainer: {train_steps: many, best_checkpoint_metric_comp: better}",
+        "a: [",
+        "- 1",
+        "\xff",
+    ],
 )
 def test_params_that_are_damaged_or_missing_tell_the_defaults(tmp_path: Path, text: str) -> None:
     if text:

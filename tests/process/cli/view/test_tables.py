@@ -9,11 +9,20 @@ import pytest
 from trainer_kit.cli.view.tables import Table, number, plain, show
 
 _NUMBERS = [f"0.{digit}23456" for digit in range(10)]
-_WIDE = Table("wide", ["step", *(f"metric_{one}" for one in range(10))], [["100", *_NUMBERS], ["20000", *_NUMBERS]])
+_WIDE = Table(
+    "wide",
+    ["step", *(f"metric_{one}" for one in range(10))],
+    [["100", *_NUMBERS], ["20000", *_NUMBERS]],
+)
 
 
 def test_columns_are_plain_without_spaces_at_the_end() -> None:
-    table = Table("best", ["step", "name", "value"], [["5", "a", "0.25"], ["100", "", "nan"]], left=frozenset({"name"}))
+    table = Table(
+        "best",
+        ["step", "name", "value"],
+        [["5", "a", "0.25"], ["100", "", "nan"]],
+        left=frozenset({"name"}),
+    )
     assert plain(table) == "best\nstep  name  value\n   5  a      0.25\n 100  -       nan"
 
 
@@ -34,7 +43,8 @@ def test_tables_are_apart_and_one_without_columns_is_its_title() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.98123456, "0.981235"), (1234567.0, "1234567"), (float("nan"), "nan"), (None, "")]
+    ("value", "text"),
+    [(0.98123456, "0.981235"), (1234567.0, "1234567"), (float("nan"), "nan"), (None, "")],
 )
 def test_numbers_have_six_digits_and_absence_is_a_dash(value: float | None, text: str) -> None:
     assert number(value) == text

@@ -80,13 +80,32 @@ def trained(folder: str, kill: int = 0) -> dict[str, Any]:
     random = np.random.RandomState(0)
     x, y = random.randn(400, 8), random.randint(0, 3, 400)
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=0.5)
-    stopping = keras.callbacks.EarlyStopping("val_loss", patience=4, min_delta=10.0, restore_best_weights=True)
+    stopping = keras.callbacks.EarlyStopping(
+        "val_loss", patience=4, min_delta=10.0, restore_best_weights=True
+    )
     warm_up, files = WarmUp(), f"{folder}/files"
     os.makedirs(files, exist_ok=True)
     history = tk_keras.fit(
-        model, x, y, epochs=6, validation_split=0.2, verbose=0, model_dir=f"{folder}/run", checkpoint_interval=4,
-        callbacks=[plateau, Halve(), stopping, warm_up, *files_of(files), *([Kill(kill)] if kill else [])],
-    )  # fmt: skip
-    weights = [one.tobytes().hex() for one in [*model.get_weights(), np.asarray(model.optimizer.learning_rate)]]
+        model,
+        x,
+        y,
+        epochs=6,
+        validation_split=0.2,
+        verbose=0,
+        model_dir=f"{folder}/run",
+        checkpoint_interval=4,
+        callbacks=[
+            plateau,
+            Halve(),
+            stopping,
+            warm_up,
+            *files_of(files),
+            *([Kill(kill)] if kill else []),
+        ],
+    )
+    weights = [
+        one.tobytes().hex()
+        for one in [*model.get_weights(), np.asarray(model.optimizer.learning_rate)]
+    ]
     noted = {"batches": warm_up.batches, "losses": warm_up.losses}
     return {"history": history.history, "epoch": history.epoch, "weights": weights, **noted}

@@ -1,7 +1,7 @@
 """Programs in the manner of Keras's guides, which may kill their process; each has states of kinds of their own.
 
-A program takes a folder and callbacks, makes model and data from one seed, trains for four epochs of ten steps and
-returns the History and all that has variables. `killed_fit.py` has callbacks, and
+A program takes a folder and callbacks, makes model and data from one seed, trains for four epochs
+of ten steps and returns the History and all that has variables. `killed_fit.py` has callbacks, and
 tests/engine/compat/keras/test_programs.py compares with Keras.
 """
 
@@ -54,7 +54,9 @@ def averaged_weights(folder: str, callbacks: list[Any]) -> Any:
     """A callback swaps in the moving average of the optimizer; a dataset is shuffled, and classes have weights."""
     model = classifier()
     adam = keras.optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9, clipnorm=1.0)
-    model.compile(adam, keras_programs.CROSSENTROPY, weighted_metrics=["accuracy"], jit_compile=False)
+    model.compile(
+        adam, keras_programs.CROSSENTROPY, weighted_metrics=["accuracy"], jit_compile=False
+    )
     data = tf.data.Dataset.from_tensor_slices(examples()).shuffle(200, seed=5).batch(BATCH)
     validation = tf.data.Dataset.from_tensor_slices(examples()).batch(BATCH)
     callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *callbacks]
@@ -64,7 +66,9 @@ def averaged_weights(folder: str, callbacks: list[Any]) -> Any:
         "class_weight": {0: 1.0, 1: 2.5, 2: 0.5},
         "verbose": 0,
     }
-    history = tk_keras.fit(model, data, epochs=EPOCHS, **options, model_dir=folder, trainer=LOOPS, best=False)
+    history = tk_keras.fit(
+        model, data, epochs=EPOCHS, **options, model_dir=folder, trainer=LOOPS, best=False
+    )
     return history, [model, adam]
 
 
@@ -98,12 +102,20 @@ def loop_by_hand(folder: str, callbacks: list[Any]) -> Any:
     options = {"epochs": EPOCHS, "metrics": [metric], "callbacks": callbacks, "verbose": 0}
     data = tf.data.Dataset.from_tensor_slices(examples()).batch(BATCH)
     history = tk_keras.train_loop(
-        train_step, data, model=model, optimizer=optimizer, **options, model_dir=folder, trainer=LOOPS
+        train_step,
+        data,
+        model=model,
+        optimizer=optimizer,
+        **options,
+        model_dir=folder,
+        trainer=LOOPS,
     )
     return history, [model, critic, critic_optimizer, optimizer]
 
 
-PROGRAMS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (averaged_weights, gan, loop_by_hand)}
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    one.__name__: one for one in (averaged_weights, gan, loop_by_hand)
+}
 
 
 def run_killed(name: str, folder: Path, step: int) -> None:
@@ -121,6 +133,8 @@ def run_to_the_end(folder: Path) -> None:
             keras.utils.set_random_seed(3)
             history, holders = program(str(folder / kind / name), [])
             variables = [variable for holder in holders for variable in holder.variables]
-            bits = [tf.convert_to_tensor(variable).numpy().tobytes().hex() for variable in variables]
+            bits = [
+                tf.convert_to_tensor(variable).numpy().tobytes().hex() for variable in variables
+            ]
             results[name] = {"history": history.history, "epoch": history.epoch, "bits": bits}
         (folder / f"{kind}.json").write_text(json.dumps(results))

@@ -69,11 +69,28 @@ def trained(folder: str, kills: dict[int, list[Any]]) -> dict[str, Any]:
     options = {"checkpoint_interval": 3, "verbose": 0}
     model.compile(keras.optimizers.Adam(1e-2), loss, jit_compile=False)
     callbacks = [warm_up, *kills.get(1, [])]
-    tk_keras.fit(model, x, y, batch_size=BATCH, epochs=3, callbacks=callbacks, model_dir=f"{folder}/1", **options)
-    tk_keras.train_loop(
-        train_step, shuffled, epochs=2, model=model, optimizer=optimizer, model_dir=f"{folder}/2", **options
+    tk_keras.fit(
+        model,
+        x,
+        y,
+        batch_size=BATCH,
+        epochs=3,
+        callbacks=callbacks,
+        model_dir=f"{folder}/1",
+        **options,
     )
-    tk_keras.fit(model, shuffled, epochs=3, callbacks=kills.get(3), model_dir=f"{folder}/3", **options)
+    tk_keras.train_loop(
+        train_step,
+        shuffled,
+        epochs=2,
+        model=model,
+        optimizer=optimizer,
+        model_dir=f"{folder}/2",
+        **options,
+    )
+    tk_keras.fit(
+        model, shuffled, epochs=3, callbacks=kills.get(3), model_dir=f"{folder}/3", **options
+    )
     weights = [one.tobytes().hex() for one in model.get_weights()]
     attributes = {"losses": warm_up.losses, "mean": warm_up.mean, "rate": warm_up.rate}
     return {"weights": weights, "rate": float(model.optimizer.learning_rate), **attributes}

@@ -21,20 +21,26 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path, P
     with ForkServer() as server:
         for step in (26, 40):
             assert server.run(run_killed, str(killed), step).code == -signal.SIGKILL
-        end = server.run(run_to_the_end, str(killed), str(whole))  # the killed one first, in a new process
+        end = server.run(
+            run_to_the_end, str(killed), str(whole)
+        )  # the killed one first, in a new process
     assert end.code == 0, end.text
     of_killed, of_whole = json.loads(end.text.splitlines()[-1])
     return of_whole, of_killed, whole, killed
 
 
-def test_a_killed_fit_has_the_same_history_weights_and_batches(outputs: tuple[Any, Any, Path, Path]) -> None:
+def test_a_killed_fit_has_the_same_history_weights_and_batches(
+    outputs: tuple[Any, Any, Path, Path],
+) -> None:
     whole, killed, *_ = outputs
     assert killed == whole
     assert killed["epoch"] == [0, 1, 2, 3, 4]  # early stopping has ended it
     assert killed["batches"] == [*range(10)] * 5
 
 
-def test_the_last_checkpoint_holds_the_weights_that_are_left(outputs: tuple[Any, Any, Path, Path]) -> None:
+def test_the_last_checkpoint_holds_the_weights_that_are_left(
+    outputs: tuple[Any, Any, Path, Path],
+) -> None:
     _, killed, _, folder = outputs
     saved = tf.train.load_checkpoint(str(folder / "run"))
     kernel = "model/sequential.Sdense.Skernel/.ATTRIBUTES/VARIABLE_VALUE"
@@ -46,7 +52,9 @@ def test_a_csv_log_has_each_epoch_once_after_kills(outputs: tuple[Any, Any, Path
     assert (killed / "files" / "log.csv").read_text() == (whole / "files" / "log.csv").read_text()
 
 
-def test_model_checkpoint_counts_its_batches_over_kills(outputs: tuple[Any, Any, Path, Path]) -> None:
+def test_model_checkpoint_counts_its_batches_over_kills(
+    outputs: tuple[Any, Any, Path, Path],
+) -> None:
     *_, whole, killed = outputs
     names = [sorted(one.name for one in (folder / "files").iterdir()) for folder in (whole, killed)]
     assert names[1] == names[0]
@@ -54,7 +62,9 @@ def test_model_checkpoint_counts_its_batches_over_kills(outputs: tuple[Any, Any,
 
 
 @pytest.mark.parametrize("kind", ["train", "validation"])
-def test_tensorboard_has_the_same_curves_after_kills(outputs: tuple[Any, Any, Path, Path], kind: str) -> None:
+def test_tensorboard_has_the_same_curves_after_kills(
+    outputs: tuple[Any, Any, Path, Path], kind: str
+) -> None:
     *_, whole, killed = outputs
     assert curves(killed / "files" / "board" / kind) == curves(whole / "files" / "board" / kind)
 

@@ -11,7 +11,10 @@ import pytest
 from tests.fork_server import ForkServer
 from tests.process.compat.keras.several_fits import STEPS, run_killed, run_to_the_end
 
-KILLS = ((1, STEPS + 2), (3, STEPS + 2))  # in which fit, after which step; a checkpoint is saved after step 6
+KILLS = (
+    (1, STEPS + 2),
+    (3, STEPS + 2),
+)  # in which fit, after which step; a checkpoint is saved after step 6
 
 
 @pytest.fixture(scope="module")

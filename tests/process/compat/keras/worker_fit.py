@@ -29,11 +29,22 @@ def fit(hosts: Sequence[str], index: int, folder: str) -> None:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, jit_compile=False)
     every = keras.callbacks.ModelCheckpoint(f"{folder}/{{epoch}}.keras")
-    weights = keras.callbacks.ModelCheckpoint(f"{folder}/{{epoch}}.weights.h5", save_weights_only=True)
-    rows, board = keras.callbacks.CSVLogger(f"{folder}/log.csv"), keras.callbacks.TensorBoard(f"{folder}/board")
+    weights = keras.callbacks.ModelCheckpoint(
+        f"{folder}/{{epoch}}.weights.h5", save_weights_only=True
+    )
+    rows, board = (
+        keras.callbacks.CSVLogger(f"{folder}/log.csv"),
+        keras.callbacks.TensorBoard(f"{folder}/board"),
+    )
     tk_keras.fit(
-        model, x, y, batch_size=16, epochs=EPOCHS, callbacks=[every, weights, rows, board], verbose=0,
+        model,
+        x,
+        y,
+        batch_size=16,
+        epochs=EPOCHS,
+        callbacks=[every, weights, rows, board],
+        verbose=0,
         model_dir=f"{folder}/run",
-    )  # fmt: skip
+    )
     if index == 0:
         np.save(f"{folder}/kernel.npy", model.layers[-1].kernel.numpy())

@@ -12,9 +12,12 @@ from official.core import config_definitions as cfg
 from official.modeling import optimization
 from official.vision.modeling.backbones import resnet
 
-# ResNets that are made sooner than their smallest, of four blocks: the number of blocks is their model_id.
+# ResNets that are made sooner than their smallest, of four blocks: the number of blocks is their
+# model_id.
 ONE_BLOCK, TWO_BLOCKS = 1, 2
-resnet.RESNET_SPECS.update({number: [("residual", 64, 1)] * number for number in (ONE_BLOCK, TWO_BLOCKS)})
+resnet.RESNET_SPECS.update(
+    {number: [("residual", 64, 1)] * number for number in (ONE_BLOCK, TWO_BLOCKS)}
+)
 
 
 @dataclasses.dataclass
@@ -65,5 +68,7 @@ def lazy() -> cfg.ExperimentConfig:
         "optimizer": {"type": "sgd"},
         "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}},
     }
-    trainer = cfg.TrainerConfig(optimizer_config=optimization.OptimizationConfig(options), validation_steps=1)
+    trainer = cfg.TrainerConfig(
+        optimizer_config=optimization.OptimizationConfig(options), validation_steps=1
+    )
     return cfg.ExperimentConfig(task=LazyConfig(), trainer=trainer)

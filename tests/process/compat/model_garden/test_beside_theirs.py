@@ -28,7 +28,9 @@ def test_a_model_garden_experiment_has_the_same_curves_here(name: str, tmp_path:
         tf_keras.utils.set_random_seed(1)
         config = experiment.config(tmp_path / "data")
         task = task_factory.get_task(config.task, logging_dir=str(folder))
-        framework.run_experiment(tf.distribute.get_strategy(), task, "train_and_eval", config, str(folder))
+        framework.run_experiment(
+            tf.distribute.get_strategy(), task, "train_and_eval", config, str(folder)
+        )
         curves.append(read_curves(folder))
     theirs, ours = curves
     assert {25, 50} == set(theirs["validation"]) < set(theirs["train"])
@@ -36,5 +38,10 @@ def test_a_model_garden_experiment_has_the_same_curves_here(name: str, tmp_path:
         for step, values in steps.items():
             if name == "bert":  # theirs counts a last batch that is not full like any other
                 values.pop("validation_loss", None)
-            expected = {metric: pytest.approx(value, rel=1e-5, abs=1e-5) for metric, value in values.items()}
-            assert {metric: ours[part][step].get(metric) for metric in values} == expected, (part, step)
+            expected = {
+                metric: pytest.approx(value, rel=1e-5, abs=1e-5) for metric, value in values.items()
+            }
+            assert {metric: ours[part][step].get(metric) for metric in values} == expected, (
+                part,
+                step,
+            )

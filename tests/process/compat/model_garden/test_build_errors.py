@@ -20,7 +20,8 @@ from trainer_kit.runtime.precision import precision
 
 LAZY_MODULE = "tests.process.compat.model_garden.lazy"
 LAZY = "tests_lazy"
-SMALL = f"task.model.backbone.resnet.model_id={ONE_BLOCK}"  # a ResNet of fewer layers, which are made sooner
+# A ResNet of fewer layers, which are made sooner
+SMALL = f"task.model.backbone.resnet.model_id={ONE_BLOCK}"
 RESNET = "resnet_imagenet"
 
 CASES = [
@@ -28,11 +29,31 @@ CASES = [
     ("bert/tagging", "", 2, "task.model: Model Garden refuses its values: TypeError: "),
     ("image_classification", "", 2, "task.model.num_classes: is 0; give the number of classes"),
     ("wmt_transformer/large", "task.sentencepiece_model_path=no.model", 5, "task: NotFoundError: "),
-    (RESNET, SMALL, 5, "task.train_data: ValueError: imagenet-2012-tfrecord/train* does not match any files"),
-    (RESNET, f"{SMALL},task.train_data.input_path=''", 2, "task.train_data: Model Garden refuses its values: "),
-    (RESNET, "task.model.backbone.resnet.model_id=51", 2, "task.model: Model Garden refuses its values: "),
+    (
+        RESNET,
+        SMALL,
+        5,
+        "task.train_data: ValueError: imagenet-2012-tfrecord/train* does not match any files",
+    ),
+    (
+        RESNET,
+        f"{SMALL},task.train_data.input_path=''",
+        2,
+        "task.train_data: Model Garden refuses its values: ",
+    ),
+    (
+        RESNET,
+        "task.model.backbone.resnet.model_id=51",
+        2,
+        "task.model: Model Garden refuses its values: ",
+    ),
     (LAZY, "task.train_data.input_path=no/*.tfrecord", 5, "no/*.tfrecord"),
-    (LAZY, "task.train_data.tfds_name=1", 2, "task.train_data.tfds_name (--params_override): 1 is not text"),
+    (
+        LAZY,
+        "task.train_data.tfds_name=1",
+        2,
+        "task.train_data.tfds_name (--params_override): 1 is not text",
+    ),
 ]
 
 
@@ -46,22 +67,35 @@ FILE = "data.tfrecord"
 
 
 @pytest.fixture
-def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, str]]]:
+def check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[int, str]]]:
     """Runs the command here, in a folder with a file of data: a process of its own would import for longer."""
     (tmp_path / FILE).touch()
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, override: str = "") -> tuple[int, str]:
         with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(text):
-            code = main(["check", f"tfm/{name}", f"--params_override={override}", f"--import_module={LAZY_MODULE}"])
+            code = main(
+                [
+                    "check",
+                    f"tfm/{name}",
+                    f"--params_override={override}",
+                    f"--import_module={LAZY_MODULE}",
+                ]
+            )
         return code, text.getvalue()
 
     with precision(RuntimeConfig()):  # the precision of this process is afterwards what it was
         yield run
 
 
-@pytest.mark.parametrize(("name", "override", "code", "message"), CASES, ids=[f"{n} {o}"[:90] for n, o, _, _ in CASES])
-def test_what_is_missing_is_told_by_its_path(check: Any, name: str, override: str, code: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "override", "code", "message"), CASES, ids=[f"{n} {o}"[:90] for n, o, _, _ in CASES]
+)
+def test_what_is_missing_is_told_by_its_path(
+    check: Any, name: str, override: str, code: int, message: str
+) -> None:
     ended, text = check(name, override)
     assert ended == code, text
     assert message in text.partition("error: ")[2]
@@ -95,4 +129,6 @@ def test_a_missing_package_or_file_is_told() -> None:
 def test_another_error_gets_a_note() -> None:
     with pytest.raises(ZeroDivisionError) as error, explain_config_errors("task.model"):
         raise ZeroDivisionError
-    assert error.value.__notes__ == ["this happened in the use of the section task.model of the config"]
+    assert error.value.__notes__ == [
+        "this happened in the use of the section task.model of the config"
+    ]

@@ -42,7 +42,11 @@ def test_the_names_are_those_of_their_registry() -> None:
 
 
 def test_the_page_lists_every_experiment_once() -> None:
-    rows = re.findall(r"^\| .* \| (`.*) \|$", (ROOT / "docs" / "model_garden_experiments.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| .* \| (`.*) \|$",
+        (ROOT / "docs" / "model_garden_experiments.md").read_text(),
+        re.MULTILINE,
+    )
     assert sorted(re.findall(r"`([^`]+)`", ", ".join(rows))) == sorted(EXPERIMENTS)
 
 
@@ -68,7 +72,9 @@ def test_a_bare_name_is_registered_only_when_it_was_asked_for() -> None:
     ],
 )
 def test_a_near_name_is_told(given: str, near: str) -> None:
-    with pytest.raises(UsageError, match=f"no experiment is called '{given}'; did you mean .*{near}"):
+    with pytest.raises(
+        UsageError, match=f"no experiment is called '{given}'; did you mean .*{near}"
+    ):
         find_experiment(given)
 
 
@@ -85,7 +91,9 @@ def test_theirs_is_not_imported_early_and_is_missed_in_one_line() -> None:
     *listed, imported, error, code = ended.stdout.splitlines()
     assert any("tfm/wmt_transformer/large" in line for line in listed)
     assert imported == "[]"
-    assert error.startswith("error: experiment: tfm/mock is an experiment of Model Garden, which cannot be imported: ")
+    assert error.startswith(
+        "error: experiment: tfm/mock is an experiment of Model Garden, which cannot be imported: "
+    )
     assert "install tf-models-official" in error
     assert code == "2"
 
@@ -105,7 +113,10 @@ def test_every_config_resolves_is_shown_and_comes_back_as_it_was(name: str) -> N
     resolved = resolve(PREFIX + name, Sources())
     ours = resolved.config
     assert original(ours.task).as_dict() == theirs.task.as_dict()
-    assert original(ours.trainer.optimizer_config).as_dict() == theirs.trainer.optimizer_config.as_dict()
+    assert (
+        original(ours.trainer.optimizer_config).as_dict()
+        == theirs.trainer.optimizer_config.as_dict()
+    )
     described = describe(resolved)
     assert len(described) > 100
     assert {origin for _, _, origin in described} == {"default"}

@@ -41,8 +41,16 @@ SECONDS = 100.0
 OFTEN = ",".join(
     f"trainer.{name}={number}"
     for name, number in (
-        *(("train_steps", 60), ("steps_per_loop", 5), ("summary_interval", 5), ("checkpoint_interval", 10)),
-        ("validation_interval", 60),  # once, when all is trained: each start that evaluates traces it again
+        *(
+            ("train_steps", 60),
+            ("steps_per_loop", 5),
+            ("summary_interval", 5),
+            ("checkpoint_interval", 10),
+        ),
+        (
+            "validation_interval",
+            60,
+        ),  # once, when all is trained: each start that evaluates traces it again
     )
 )
 
@@ -57,7 +65,10 @@ def server() -> Iterator[ForkServer]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with the files of the page."""
-    folder, page = tmp_path_factory.mktemp("port"), (ROOT / "docs" / "guides" / "porting.md").read_text()
+    folder, page = (
+        tmp_path_factory.mktemp("port"),
+        (ROOT / "docs" / "guides" / "porting.md").read_text(),
+    )
     for name in ("rings.py", "before.py", "after.py"):
         text = page.split(f"<!-- port: {name} -->")[1].split("```python\n")[1].split("```")[0]
         (folder / name).write_text(text)
@@ -70,7 +81,9 @@ def program(path: str, *flags: str) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def test_a_run_of_their_program_is_resumed_by_all_programs(server: ForkServer, folder: Path) -> None:
+def test_a_run_of_their_program_is_resumed_by_all_programs(
+    server: ForkServer, folder: Path
+) -> None:
     for steps, mode, command in (
         (200, "train_and_eval", (program, "before.py")),
         (400, "train_and_eval", (program, "after.py")),
@@ -80,8 +93,15 @@ def test_a_run_of_their_program_is_resumed_by_all_programs(server: ForkServer, f
         done = server.run(*command, *flags, folder=str(folder))
         assert done.code == 0, done.text
         assert (folder / "run" / f"ckpt-{steps}.index").exists()
-    metrics = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in metrics if line["kind"] == "train"] == [300, 400, 500, 600]  # ours went on at 200
+    metrics = [
+        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["step"] for line in metrics if line["kind"] == "train"] == [
+        300,
+        400,
+        500,
+        600,
+    ]  # ours went on at 200
     assert set(json.loads((folder / "run" / "best_ckpt" / "info.json").read_text())) == {
         "accuracy",
         "validation_loss",
@@ -93,15 +113,29 @@ def test_a_run_of_their_program_is_resumed_by_all_programs(server: ForkServer, f
     ("override", "code", "told"),
     [
         ("trainer.best_checkpoint_eval_metric=acuracy", ExitCode.USAGE, "did you mean accuracy?"),
-        ("trainer.trian_steps=4,task.model.widht=3", ExitCode.USAGE, "did you mean trainer.train_steps?"),
-        ("", ExitCode.USAGE, "error: --experiment: no experiment is called 'ringz'; did you mean rings?"),
+        (
+            "trainer.trian_steps=4,task.model.widht=3",
+            ExitCode.USAGE,
+            "did you mean trainer.train_steps?",
+        ),
+        (
+            "",
+            ExitCode.USAGE,
+            "error: --experiment: no experiment is called 'ringz'; did you mean rings?",
+        ),
     ],
 )
 def test_a_mistake_ends_the_ported_program_with_its_exit_code(
     server: ForkServer, folder: Path, override: str, code: ExitCode, told: str
 ) -> None:
-    flags = ("--mode=train_and_eval", "--model_dir=none", f"--experiment={'rings' if override else 'ringz'}")
-    done = server.run(program, "after.py", *flags, f"--params_override={override}", folder=str(folder))
+    flags = (
+        "--mode=train_and_eval",
+        "--model_dir=none",
+        f"--experiment={'rings' if override else 'ringz'}",
+    )
+    done = server.run(
+        program, "after.py", *flags, f"--params_override={override}", folder=str(folder)
+    )
     assert done.code == code, done.text
     assert told in done.text and "Traceback" not in done.text
     assert not list((folder / "none").glob("best*"))
@@ -115,27 +149,50 @@ def test_a_bug_in_the_ported_program_stays_a_traceback(server: ForkServer, tmp_p
 
 
 def test_a_kill_a_sigterm_and_other_starts_change_no_bit(
-    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: ForkServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     multi_task.write(tmp_path / "data")
     monkeypatch.setenv("TINY_DATA", str(tmp_path / "data"))
-    flags = [f"--import_module={REGISTERED}", "--experiment=tfm/tiny_bad_interleaving", "--mode=train_and_eval"]
+    flags = [
+        f"--import_module={REGISTERED}",
+        "--experiment=tfm/tiny_bad_interleaving",
+        "--mode=train_and_eval",
+    ]
     flags += [f"--params_override={OFTEN}", f"--model_dir={tmp_path}/again"]
-    stops = (killed_at, "checkpoint.pointer", 4), (stopped_in_step, 13)  # of its own steps: in the middle of a loop
+    stops = (
+        (killed_at, "checkpoint.pointer", 4),
+        (stopped_in_step, 13),
+    )  # of its own steps: in the middle of a loop
     ends = [server.start(*how, str(tmp_path / "data"), *flags).wait(SECONDS) for how in stops]
     assert [end.code for end in ends] == [-signal.SIGKILL, ExitCode.PREEMPTED], ends[-1].text
-    starts = [int(step) for end in ends for step in re.findall(r"train_and_eval from step (\d+)", end.text)]
-    for folder in ("again", "whole"):  # the end of this run and the one without a stop are in this process
-        tf_keras.backend.clear_session()  # which counts layers in names from the start, as a new process does
+    starts = [
+        int(step)
+        for end in ends
+        for step in re.findall(r"train_and_eval from step (\d+)", end.text)
+    ]
+    for folder in (
+        "again",
+        "whole",
+    ):  # the end of this run and the one without a stop are in this process
+        # Which counts layers in names from the start, as a new process does
+        tf_keras.backend.clear_session()
         assert train.main(["train", *flags, f"--model_dir={tmp_path}/{folder}"]) == ExitCode.DONE
     starts += [int(step) for step in re.findall(r"train_and_eval from step (\d+)", caplog.text)]
     assert starts == [0, 30, 43, 0]
-    assert re.search(r"batch \d+, of step \d+, is left out", caplog.text)  # the batches of all tasks are counted
+    assert re.search(
+        r"batch \d+, of step \d+, is left out", caplog.text
+    )  # the batches of all tasks are counted
     final = json.loads((tmp_path / "whole" / "final.json").read_text())
     assert final["step"] == 60 and final["metrics"]["difference"]["difference_error"] < 0.4
-    # Of all in a checkpoint, the description of its objects has names that count what this process made before.
+    # Of all in a checkpoint, the description of its objects has names that count what this process
+    # made before.
     apart = compare_runs(tmp_path / "whole", tmp_path / "again")
-    assert [one for one in apart if not ("_CHECKPOINTABLE_OBJECT_GRAPH" in one and "(1 of " in one)] == []
+    assert [
+        one for one in apart if not ("_CHECKPOINTABLE_OBJECT_GRAPH" in one and "(1 of " in one)
+    ] == []
 
 
 class TheirTrainer(base_trainer.Trainer):  # type: ignore[misc]
@@ -154,11 +211,15 @@ def their_worker(hosts: Sequence[str], index: int, folder: str) -> None:
         {"cluster": {"worker": list(hosts)}, "task": {"type": "worker", "index": index}}
     )
     config = small_config()
-    config.trainer.override({"train_steps": 8, "steps_per_loop": 2, "summary_interval": 2, "checkpoint_interval": 2})
+    config.trainer.override(
+        {"train_steps": 8, "steps_per_loop": 2, "summary_interval": 2, "checkpoint_interval": 2}
+    )
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         task = task_factory.get_task(config.task)
-        trainer = theirs.create_trainer(config, task, train=True, evaluate=False, trainer_cls=TheirTrainer)
+        trainer = theirs.create_trainer(
+            config, task, train=True, evaluate=False, trainer_cls=TheirTrainer
+        )
     run_experiment(strategy, task, "train", config, folder, trainer=trainer)
 
 

@@ -19,7 +19,10 @@ from trainer_kit.training.base_trainer import BaseTrainer
 
 STEPS, EPOCHS = 9, 5  # in an epoch, and at most
 INPUTS = np.linspace(0, 1, 128, dtype="float32").reshape(2, 64)
-_PARSED = {"pixels": tf.io.FixedLenFeature([64], tf.float32), "label": tf.io.FixedLenFeature([], tf.int64)}
+_PARSED = {
+    "pixels": tf.io.FixedLenFeature([64], tf.float32),
+    "label": tf.io.FixedLenFeature([], tf.int64),
+}
 
 
 def write_data(folder: Path) -> None:
@@ -32,7 +35,9 @@ def write_data(folder: Path) -> None:
                 "pixels": tf.train.Feature(float_list=tf.train.FloatList(value=random.rand(64))),
                 "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number % 10])),
             }
-            records.append(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+            records.append(
+                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+            )
         write_records(folder / f"{name}.tfrec", records)
 
 
@@ -50,7 +55,11 @@ def run_job(data: Path, folder: Path, stop: int = 0) -> None:
 
     def build_model(checkpoint: Any = "none is given") -> Any:
         assert checkpoint == "none is given"
-        layers = [tf_keras.layers.Input((64,)), tf_keras.layers.Dropout(0.2), tf_keras.layers.Dense(10)]
+        layers = [
+            tf_keras.layers.Input((64,)),
+            tf_keras.layers.Dropout(0.2),
+            tf_keras.layers.Dense(10),
+        ]
         model = tf_keras.Sequential(layers)
         loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf_keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
@@ -78,18 +87,29 @@ def run_job(data: Path, folder: Path, stop: int = 0) -> None:
 
     begun = job.last_epoch
     options = {"monitor": "val_loss", "patience": 1, "min_delta": 10.0}
-    callbacks = [tf_keras.callbacks.EarlyStopping(**options), tf_keras.callbacks.ReduceLROnPlateau(**options)]
+    callbacks = [
+        tf_keras.callbacks.EarlyStopping(**options),
+        tf_keras.callbacks.ReduceLROnPlateau(**options),
+    ]
     job.add_callbacks([*callbacks, Signal()])
     parse = lambda example: tuple(tf.io.parse_single_example(example, _PARSED).values())  # noqa: E731
     pair = lambda label, pixels: (pixels, label)  # noqa: E731
-    train_ds = get_train_ds(data, parse, 10).map(pair).unbatch().filter(lambda _, label: label < 9).batch(32)
+    train_ds = (
+        get_train_ds(data, parse, 10)
+        .map(pair)
+        .unbatch()
+        .filter(lambda _, label: label < 9)
+        .batch(32)
+    )
     history = job.run_train(train_ds, get_valid_ds(data, parse, 50).map(pair), EPOCHS)
     variables = [*job.model.variables, *job.model.optimizer.variables]
     result = {
         "last_epoch": job.last_epoch,
         "epochs": history.epoch,
         "history": history.history,
-        "variables": [tf.convert_to_tensor(variable).numpy().tobytes().hex() for variable in variables],
+        "variables": [
+            tf.convert_to_tensor(variable).numpy().tobytes().hex() for variable in variables
+        ],
         "output": np.asarray(job.model(INPUTS)).tolist(),
     }
     (folder / f"result-from-{begun}.json").write_text(json.dumps(result))

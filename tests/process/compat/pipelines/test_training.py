@@ -10,7 +10,12 @@ import pytest
 
 from tests.builders import read_json
 from tests.fork_server import ForkServer
-from tests.process.compat.pipelines.jobs import STEPS, run_job, serve_without_trainer_kit, write_data
+from tests.process.compat.pipelines.jobs import (
+    STEPS,
+    run_job,
+    serve_without_trainer_kit,
+    write_data,
+)
 
 SECOND_EPOCH = STEPS + 4
 SECONDS = 120.0
@@ -28,7 +33,10 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         stopped = server.run(run_job, data, again, SECOND_EPOCH, timeout=SECONDS)
         assert stopped.code == 75, stopped.text
         meta = read_json(again / "job" / "job_meta.json")
-        ends = [server.run(run_job, data, again, timeout=SECONDS), server.run(run_job, data, whole, timeout=SECONDS)]
+        ends = [
+            server.run(run_job, data, again, timeout=SECONDS),
+            server.run(run_job, data, whole, timeout=SECONDS),
+        ]
         served = again / "artifacts" / "saved_model", root / "served.json"
         ends.append(server.run(serve_without_trainer_kit, *served, timeout=SECONDS))
         assert [end.code for end in ends] == [0] * 3, [end.text for end in ends]
@@ -36,17 +44,26 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_job_goes_on_with_the_same_bits_after_sigterm(jobs: dict[str, Any]) -> None:
-    whole, again = read_json(jobs["whole"] / "result-from-0.json"), read_json(jobs["again"] / "result-from-1.json")
+    whole, again = (
+        read_json(jobs["whole"] / "result-from-0.json"),
+        read_json(jobs["again"] / "result-from-1.json"),
+    )
     assert again == whole
     assert again["epochs"] == [0, 1]  # early stopping waited one epoch, over the stop
-    histories = [(jobs[name] / "artifacts" / "history.csv").read_text() for name in ("whole", "again")]
+    histories = [
+        (jobs[name] / "artifacts" / "history.csv").read_text() for name in ("whole", "again")
+    ]
     assert histories[0] == histories[1]
     assert len(histories[0].splitlines()) == 1 + 2
 
 
 def test_sigterm_in_an_epoch_ends_with_75_and_one_line(jobs: dict[str, Any]) -> None:
-    errors = [line for line in jobs["stopped"].splitlines() if line.startswith(("error", "Traceback"))]
-    (step,) = re.findall(r"^error: stopped by SIGTERM at step (\d+); the same command resumes ", errors[0])
+    errors = [
+        line for line in jobs["stopped"].splitlines() if line.startswith(("error", "Traceback"))
+    ]
+    (step,) = re.findall(
+        r"^error: stopped by SIGTERM at step (\d+); the same command resumes ", errors[0]
+    )
     assert len(errors) == 1
     assert SECOND_EPOCH <= int(step) < 2 * STEPS
     assert jobs["meta"] == {"last_epoch": 1, "last_checkpoint": f"checkpoints/ckpt-{step}"}
@@ -54,5 +71,7 @@ def test_sigterm_in_an_epoch_ends_with_75_and_one_line(jobs: dict[str, Any]) -> 
 
 def test_saved_models_need_no_trainer_kit(jobs: dict[str, Any]) -> None:
     expected = read_json(jobs["again"] / "result-from-1.json")["output"]
-    for row, other in zip(json.loads((jobs["root"] / "served.json").read_text()), expected, strict=True):
+    for row, other in zip(
+        json.loads((jobs["root"] / "served.json").read_text()), expected, strict=True
+    ):
         assert row == pytest.approx(other, abs=1e-6)

@@ -32,7 +32,13 @@ with exit_codes():
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(UsageError, 2), (DivergedError, 3), (DataError, 5), (PreemptedError, 75), (InterruptedRunError, 130)],
+    [
+        (UsageError, 2),
+        (DivergedError, 3),
+        (DataError, 5),
+        (PreemptedError, 75),
+        (InterruptedRunError, 130),
+    ],
 )
 def test_an_error_that_explains_itself_is_an_exit_code(
     error: type[TrainerKitError], code: int, capsys: pytest.CaptureFixture[str]
@@ -59,7 +65,9 @@ def test_sigterm_outside_of_a_run_ends_with_75() -> None:
     assert (done.returncode, done.stderr.count("\n")) == (75, 1)
 
 
-@pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda *_: None], ids=["the default", "its own"])
+@pytest.mark.parametrize(
+    "handler", [signal.SIG_DFL, lambda *_: None], ids=["the default", "its own"]
+)
 def test_a_handler_of_the_program_is_back_afterwards(handler: Any) -> None:
     before = signal.signal(signal.SIGTERM, handler)
     try:

@@ -29,7 +29,9 @@ def _outputs(folder: Path) -> Any:
 
 
 def test_the_calls_of_a_component_give_both_files(shown: KFPVisualization, tmp_path: Path) -> None:
-    shown.produce_ui_metadata_table(source="gs://bucket/artifacts/results.csv", header=["roll", "mae"])
+    shown.produce_ui_metadata_table(
+        source="gs://bucket/artifacts/results.csv", header=["roll", "mae"]
+    )
     shown.write_ui_metadata()
     shown.produce_metrics(name="mae", value=round(np.mean(np.float32([0.25, 0.5])), 3), f="RAW")
     shown.produce_metrics("accuracy-score", 0.975)
@@ -41,7 +43,9 @@ def test_the_calls_of_a_component_give_both_files(shown: KFPVisualization, tmp_p
         ]
     }
     table = {"type": "table", "storage": "gcs", "format": "csv", "header": ["roll", "mae"]}
-    assert _outputs(tmp_path) == {"outputs": [{**table, "source": "gs://bucket/artifacts/results.csv"}]}
+    assert _outputs(tmp_path) == {
+        "outputs": [{**table, "source": "gs://bucket/artifacts/results.csv"}]
+    }
 
 
 def test_nothing_added_gives_empty_lists(shown: KFPVisualization, tmp_path: Path) -> None:
@@ -61,7 +65,9 @@ def test_a_run_may_say_where_the_files_go(shown: KFPVisualization, tmp_path: Pat
         shown.write_metrics("gs://bucket/metrics.json")
 
 
-def test_without_a_word_the_files_are_at_the_root(monkeypatch: pytest.MonkeyPatch, shown: KFPVisualization) -> None:
+def test_without_a_word_the_files_are_at_the_root(
+    monkeypatch: pytest.MonkeyPatch, shown: KFPVisualization
+) -> None:
     written = []
     monkeypatch.delenv("KFP_OUTPUT_FOLDER")
     monkeypatch.setattr("trainer_kit.files.write_json", lambda path, content: written.append(path))
@@ -77,7 +83,9 @@ def test_a_metric_that_is_not_finite_spoils_no_file(
     shown.produce_metrics("accuracy", np.float32(0.5))
     shown.produce_metrics("accuracy", np.array(0.75))
     shown.write_metrics()
-    assert [(one["name"], one["numberValue"]) for one in _metrics(tmp_path)["metrics"]] == [("accuracy", 0.75)]
+    assert [(one["name"], one["numberValue"]) for one in _metrics(tmp_path)["metrics"]] == [
+        ("accuracy", 0.75)
+    ]
     assert "loss is nan and is left out" in caplog.text
 
 
@@ -89,7 +97,9 @@ def test_a_metric_that_is_not_finite_spoils_no_file(
         (("mae", 0.5, "PERCENT"), "did you mean PERCENTAGE"),
     ],
 )
-def test_mistakes_in_a_metric_are_told(shown: KFPVisualization, arguments: tuple[Any, ...], message: str) -> None:
+def test_mistakes_in_a_metric_are_told(
+    shown: KFPVisualization, arguments: tuple[Any, ...], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         shown.produce_metrics(*arguments)
 
@@ -102,11 +112,15 @@ def test_a_local_table_is_taken_into_the_file(
     shown.produce_ui_metadata_table("3,4\n", ["a", "b"], storage="inline")
     shown.produce_ui_metadata_table("minio://bucket/results.csv", ["a", "b"], "minio")
     shown.write_ui_metadata()
-    found = [(one["storage"], one["source"], one["header"]) for one in _outputs(tmp_path)["outputs"]]
+    found = [
+        (one["storage"], one["source"], one["header"]) for one in _outputs(tmp_path)["outputs"]
+    ]
     columns = ["a", "b"]
     assert found == [
-        ("inline", "1,2\n", columns), ("inline", "3,4\n", columns), ("minio", "minio://bucket/results.csv", columns),
-    ]  # fmt: skip
+        ("inline", "1,2\n", columns),
+        ("inline", "3,4\n", columns),
+        ("minio", "minio://bucket/results.csv", columns),
+    ]
     assert caplog.text == ""
     shown.produce_ui_metadata_table("missing.csv", ["a"])
     assert shown.metadata_outputs[-1]["source"] == "missing.csv" and "No such file" in caplog.text

@@ -13,7 +13,12 @@ from pydantic import AfterValidator, Field
 
 from tests.config_builders import refused, wrong_fields
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
-from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import (
+    DataConfig,
+    ExperimentConfig,
+    TaskConfig,
+    TrainerConfig,
+)
 from trainer_kit.config.schema.section import is_configclass
 from trainer_kit.errors import ConfigError
 
@@ -227,10 +232,17 @@ def test_a_union_is_strict_in_each_of_its_parts() -> None:
 
 def test_replace_merges_sections_by_name() -> None:
     data = DataConfig(drop_remainder=False, global_batch_size=4)
-    task = TaskConfig(validation_data=data).replace(validation_data={"dev": {"global_batch_size": 2}, "hard": {}})
+    task = TaskConfig(validation_data=data).replace(
+        validation_data={"dev": {"global_batch_size": 2}, "hard": {}}
+    )
     assert task.validation_data == {"dev": data.replace(global_batch_size=2), "hard": data}
-    again = task.replace(validation_data={"dev": {"shuffle_buffer_size": 9}, "hard": None, "new": data})
-    assert again.validation_data == {"dev": data.replace(global_batch_size=2, shuffle_buffer_size=9), "new": data}
+    again = task.replace(
+        validation_data={"dev": {"shuffle_buffer_size": 9}, "hard": None, "new": data}
+    )
+    assert again.validation_data == {
+        "dev": data.replace(global_batch_size=2, shuffle_buffer_size=9),
+        "new": data,
+    }
     with pytest.raises(ConfigError):
         task.replace(validation_data={"global_batch_size": 3})
 

@@ -31,7 +31,9 @@ def test_a_duration_is_read_with_or_without_a_space(text: str, amount: float, un
     assert (duration, duration.amount, duration.unit) == (text, Fraction(amount), unit)
 
 
-@pytest.mark.parametrize("text", ["epochs", "3", "0 epochs", "-1 epochs", "120 %", "3 epocs", "1/2 h", ""])
+@pytest.mark.parametrize(
+    "text", ["epochs", "3", "0 epochs", "-1 epochs", "120 %", "3 epocs", "1/2 h", ""]
+)
 def test_other_texts_are_no_durations(text: str) -> None:
     assert Duration.read(text) is None
 

@@ -27,11 +27,20 @@ MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
     "TaskConfig.differential_privacy_config": "deprecated there; refused here rather than ignored",
 }
 
-REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "slide", "adafactor_keras"}
+REFUSED_OPTIMIZERS = {
+    "sgd_experimental",
+    "adam_experimental",
+    "adamw_experimental",
+    "slide",
+    "adafactor_keras",
+}
 REFUSED_CLASSES = {
-    "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "SLIDEConfig",
+    "SGDExperimentalConfig",
+    "AdamExperimentalConfig",
+    "AdamWeightDecayExperimentalConfig",
+    "SLIDEConfig",
     "AdafactorKerasConfig",
-}  # fmt: skip
+}
 
 
 class Made:
@@ -58,13 +67,17 @@ def model_garden() -> dict[str, dict[str, Any]]:
                     for item in node.body
                     if isinstance(item, ast.AnnAssign) and item.value is not None
                 }
-                classes[node.name] = {name: value for fields in (*inherited, own) for name, value in fields.items()}
+                classes[node.name] = {
+                    name: value for fields in (*inherited, own) for name, value in fields.items()
+                }
     return classes
 
 
 def default_of(node: ast.expr) -> Any:
     if isinstance(node, ast.Call):
-        return Made(next(ast.unparse(word.value) for word in node.keywords if word.arg == "default_factory"))
+        return Made(
+            next(ast.unparse(word.value) for word in node.keywords if word.arg == "default_factory")
+        )
     if isinstance(node, ast.BinOp):
         assert isinstance(node.op, ast.Mult)
         return operator.mul(default_of(node.left), default_of(node.right))
@@ -76,7 +89,10 @@ OURS = {
     name: found
     for module in (schema, evaluation, optimization, optimizers, schedules)
     for name, found in vars(module).items()
-    if isinstance(found, type) and issubclass(found, Config) and fields_of(found) and not name.startswith("_")
+    if isinstance(found, type)
+    and issubclass(found, Config)
+    and fields_of(found)
+    and not name.startswith("_")
     if found is not OpenOneOfConfig
 }
 
@@ -127,10 +143,18 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
 @pytest.mark.parametrize(
     ("config_class", "values", "field"),
     [
-        (schema.TrainerConfig, {"steps_per_loop": 300, "summary_interval": 500}, "summary_interval"),
+        (
+            schema.TrainerConfig,
+            {"steps_per_loop": 300, "summary_interval": 500},
+            "summary_interval",
+        ),
         (schema.TrainerConfig, {"validation_steps": 0}, "validation_steps"),
         (schema.TrainerConfig, {"train_tf_function": False}, "train_tf_while_loop"),
-        (schema.TrainerConfig, {"eval_tf_while_loop": True, "eval_tf_function": False}, "eval_tf_while_loop"),
+        (
+            schema.TrainerConfig,
+            {"eval_tf_while_loop": True, "eval_tf_function": False},
+            "eval_tf_while_loop",
+        ),
         (
             schema.TrainerConfig,
             {"best_checkpoint_eval_metric": "accuracy", "best_checkpoint_export_subdir": ""},
@@ -144,53 +168,91 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
         ),
         (
             schema.TrainerConfig,
-            {"require_exact_resume": True, "early_stopping": {"metric": "a", "patience": 1, "eval_name": "side"}},
+            {
+                "require_exact_resume": True,
+                "early_stopping": {"metric": "a", "patience": 1, "eval_name": "side"},
+            },
             "early_stopping.eval_name",
         ),
         (schema.TrainerConfig, {"early_stopping": {"patience": 3}}, "early_stopping.metric"),
         *(
-            (evaluation.EarlyStoppingConfig, {"metric": "a", "patience": 1, "eval_name": name}, "eval_name")
+            (
+                evaluation.EarlyStoppingConfig,
+                {"metric": "a", "patience": 1, "eval_name": name},
+                "eval_name",
+            )
             for name in ("validation", "eval", "a/b")
         ),
         *(
-            (schema.TrainerConfig, {"best_checkpoints": {name: {"metric": "accuracy"}}}, "best_checkpoints")
+            (
+                schema.TrainerConfig,
+                {"best_checkpoints": {name: {"metric": "accuracy"}}},
+                "best_checkpoints",
+            )
             for name in ("", "..", "a/b")
         ),
-        (schema.TrainerConfig, {"best_checkpoint_export_subdir": "best_checkpoints"}, "best_checkpoint_export_subdir"),
+        (
+            schema.TrainerConfig,
+            {"best_checkpoint_export_subdir": "best_checkpoints"},
+            "best_checkpoint_export_subdir",
+        ),
         (evaluation.BestCheckpointConfig, {"metric": ""}, "metric"),
         (schema.DataConfig, {"input_path": "a", "tfds_name": "b"}, "tfds_name"),
         (schema.RuntimeConfig, {"loss_scale": "dynamic"}, "loss_scale"),
-        (schema.RuntimeConfig, {"loss_scale": 0.0, "mixed_precision_dtype": "float16"}, "loss_scale"),
+        (
+            schema.RuntimeConfig,
+            {"loss_scale": 0.0, "mixed_precision_dtype": "float16"},
+            "loss_scale",
+        ),
         (schema.RuntimeConfig, {"num_cores_per_replica": 2}, "num_cores_per_replica"),
         (schema.RuntimeConfig, {"virtual_cpus": 2, "num_gpus": 1}, "virtual_cpus"),
         (schema.RuntimeConfig, {"virtual_cpus": 2, "executor": "single_threaded"}, "executor"),
     ],
 )
-def test_rules_across_fields(config_class: type[Config], values: dict[str, Any], field: str) -> None:
+def test_rules_across_fields(
+    config_class: type[Config], values: dict[str, Any], field: str
+) -> None:
     assert field in wrong_fields(config_class, values)
 
 
 @pytest.mark.parametrize("field", ["best_checkpoint_export_subdir", "validation_summary_subdir"])
-@pytest.mark.parametrize("name", [".", "..", "/etc", "a/b", "a\\b", "../other", "train", "evals", "params.yaml"])
+@pytest.mark.parametrize(
+    "name", [".", "..", "/etc", "a/b", "a\\b", "../other", "train", "evals", "params.yaml"]
+)
 def test_a_folder_of_the_run_has_a_plain_name_of_its_own(field: str, name: str) -> None:
     assert wrong_fields(schema.TrainerConfig, {field: name}) == [field]
 
 
 def test_only_an_unused_folder_of_the_best_may_be_empty() -> None:
-    assert schema.TrainerConfig(best_checkpoint_export_subdir="").best_checkpoint_export_subdir == ""
-    assert wrong_fields(schema.TrainerConfig, {"validation_summary_subdir": ""}) == ["validation_summary_subdir"]
+    assert (
+        schema.TrainerConfig(best_checkpoint_export_subdir="").best_checkpoint_export_subdir == ""
+    )
+    assert wrong_fields(schema.TrainerConfig, {"validation_summary_subdir": ""}) == [
+        "validation_summary_subdir"
+    ]
 
 
 def test_rules_allow_what_does_something() -> None:
-    assert schema.TrainerConfig(eval_recreate_iterator=False, validation_steps=5).validation_steps == 5
+    assert (
+        schema.TrainerConfig(eval_recreate_iterator=False, validation_steps=5).validation_steps == 5
+    )
     assert schema.TrainerConfig(recovery_max_trials=-1).recovery_max_trials == -1
-    folders = schema.TrainerConfig(best_checkpoint_export_subdir="best.v2", validation_summary_subdir="held-out")
-    assert (folders.best_checkpoint_export_subdir, folders.validation_summary_subdir) == ("best.v2", "held-out")
-    best = schema.TrainerConfig(best_checkpoints={"top": {"metric": "far|loss", "keep": 3, "min_delta": 0.5}})
+    folders = schema.TrainerConfig(
+        best_checkpoint_export_subdir="best.v2", validation_summary_subdir="held-out"
+    )
+    assert (folders.best_checkpoint_export_subdir, folders.validation_summary_subdir) == (
+        "best.v2",
+        "held-out",
+    )
+    best = schema.TrainerConfig(
+        best_checkpoints={"top": {"metric": "far|loss", "keep": 3, "min_delta": 0.5}}
+    )
     assert best.best_checkpoints["top"].keep == 3
 
 
-def _with_batch(runtime: dict[str, Any], batch: int, section: str = "train_data") -> schema.ExperimentConfig:
+def _with_batch(
+    runtime: dict[str, Any], batch: int, section: str = "train_data"
+) -> schema.ExperimentConfig:
     data = {"global_batch_size": batch, "is_training": True}
     return schema.ExperimentConfig().replace(runtime=runtime, task={section: data})
 
@@ -219,7 +281,9 @@ def test_a_batch_smaller_than_the_cpus_names_their_number() -> None:
         ({}, 32),
     ],
 )
-def test_batches_that_are_shared_or_of_unknown_size_are_allowed(runtime: dict[str, Any], batch: int) -> None:
+def test_batches_that_are_shared_or_of_unknown_size_are_allowed(
+    runtime: dict[str, Any], batch: int
+) -> None:
     assert _with_batch(runtime, batch).task.train_data.global_batch_size == batch
 
 

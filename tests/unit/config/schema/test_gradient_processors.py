@@ -9,7 +9,10 @@ from trainer_kit.config.registration import register_gradient_processor
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.resume_check import check_resume
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.schema.gradient_processors import GradientNoiseConfig, GradientProcessorConfig
+from trainer_kit.config.schema.gradient_processors import (
+    GradientNoiseConfig,
+    GradientProcessorConfig,
+)
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.errors import UsageError
 

@@ -18,8 +18,12 @@ SECTION = (InitCheckpointConfig(path="a", exclude=("head",)),)
     ("layers", "expected"),
     [(["a"], "a"), ([[ENTRY], "a"], "a"), ([[ENTRY]], SECTION), (["a", [ENTRY]], SECTION)],
 )
-def test_a_path_and_a_list_of_sections_are_both_allowed(layers: list[Any], expected: object) -> None:
-    resolved = layered(ExperimentConfig(), *(nested("task.init_checkpoint", layer) for layer in layers))
+def test_a_path_and_a_list_of_sections_are_both_allowed(
+    layers: list[Any], expected: object
+) -> None:
+    resolved = layered(
+        ExperimentConfig(), *(nested("task.init_checkpoint", layer) for layer in layers)
+    )
     assert resolved.config.task.init_checkpoint == expected
 
 

@@ -34,7 +34,8 @@ def test_another_layer_changes_one_field_of_one_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "near"), [("far.task_config.widht", "width"), ("fra", "(all: far, near), and"), ("fra", "mean far?")]
+    ("path", "near"),
+    [("far.task_config.widht", "width"), ("fra", "(all: far, near), and"), ("fra", "mean far?")],
 )
 def test_a_misspelt_task_or_field_gets_near_names(path: str, near: str) -> None:
     path = f"task.task_routines.{path}"
@@ -51,7 +52,10 @@ def test_a_misspelt_task_or_field_gets_near_names(path: str, near: str) -> None:
             {"task_routines": {"a": {"task_config": {"validation_data": {"x": {}, "y": {}}}}}},
             "task_routines.a.task_config.validation_data",
         ),
-        ({"task_routines": {"a": {"task_config": {}}}, "evaluated_tasks": ("b",)}, "evaluated_tasks"),
+        (
+            {"task_routines": {"a": {"task_config": {}}}, "evaluated_tasks": ("b",)},
+            "evaluated_tasks",
+        ),
     ],
 )
 def test_tasks_that_cannot_be_trained_are_refused(values: dict[str, Any], field: str) -> None:
@@ -76,7 +80,9 @@ ODD_BATCH = {"near": {"task_config": {"train_data": {"global_batch_size": 7}}}}
         ),
     ],
 )
-def test_what_several_tasks_cannot_have_is_refused(task: dict[str, Any], values: dict[str, Any], path: str) -> None:
+def test_what_several_tasks_cannot_have_is_refused(
+    task: dict[str, Any], values: dict[str, Any], path: str
+) -> None:
     assert refused(_experiment(**task).replace, **values).keys() == {path}
 
 
@@ -100,8 +106,14 @@ def test_an_evaluation_depends_on_its_own_task_only() -> None:
 
 
 def test_a_resume_may_change_what_it_may_change_of_one_task() -> None:
-    paths = {"task_routines.a.task_config.validation_data.global_batch_size": "safe", "evaluated_tasks": "safe"}
-    paths |= {"task_routines.a.task_config.train_data.seed": "dangerous", "task_routines.a.task_weight": "dangerous"}
+    paths = {
+        "task_routines.a.task_config.validation_data.global_batch_size": "safe",
+        "evaluated_tasks": "safe",
+    }
+    paths |= {
+        "task_routines.a.task_config.train_data.seed": "dangerous",
+        "task_routines.a.task_weight": "dangerous",
+    }
     assert {path: kind_of(f"task.{path}") for path in paths} == paths
 
 

@@ -50,5 +50,7 @@ def test_every_optimizer_can_be_chosen_by_its_name(name: str) -> None:
         (ScheduleFreeAdamWConfig, {"beta_1": 0.0}, "beta_1"),
     ],
 )
-def test_what_an_optimizer_cannot_do_is_refused(config_class: type[Config], values: dict[str, Any], field: str) -> None:
+def test_what_an_optimizer_cannot_do_is_refused(
+    config_class: type[Config], values: dict[str, Any], field: str
+) -> None:
     assert wrong_fields(config_class, values) == [field]

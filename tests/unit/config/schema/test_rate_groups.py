@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from tests.config_builders import overridden, sample_experiment, wrong_fields
-from trainer_kit.config.schema.optimization import LayerDecayConfig, OptimizationConfig, RateMultiplierConfig
+from trainer_kit.config.schema.optimization import (
+    LayerDecayConfig,
+    OptimizationConfig,
+    RateMultiplierConfig,
+)
 from trainer_kit.config.serialize import from_yaml, to_yaml
 
 

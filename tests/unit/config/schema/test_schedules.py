@@ -46,8 +46,16 @@ def test_a_schedule_names_all_the_numbers_that_it_lacks(name: str, missing: set[
         (StepwiseLrConfig, {"boundaries": (5,), "values": (0.1, -0.1)}, ["values"]),
         (StepCosineLrConfig, {"boundaries": (5, 6), "values": (1.0, 2.0, 3.0)}, ["values"]),
         (StepCosineLrConfig, {"boundaries": (6, 5), "values": (1.0,)}, ["boundaries", "values"]),
-        (PolynomialLrConfig, {"initial_learning_rate": 0.1, "decay_steps": 5, "power": -1.0}, ["power"]),
-        (CosineRestartsLrConfig, {"initial_learning_rate": 0.1, "first_decay_steps": 5, "t_mul": 0.5}, ["t_mul"]),
+        (
+            PolynomialLrConfig,
+            {"initial_learning_rate": 0.1, "decay_steps": 5, "power": -1.0},
+            ["power"],
+        ),
+        (
+            CosineRestartsLrConfig,
+            {"initial_learning_rate": 0.1, "first_decay_steps": 5, "t_mul": 0.5},
+            ["t_mul"],
+        ),
         (OneCycleLrConfig, {"max_learning_rate": 0.1, "total_steps": 5, "rise": "step"}, ["rise"]),
     ],
 )

@@ -20,7 +20,8 @@ def test_a_yaml_file_gives_values_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "conf.yaml"
     path.write_text("trainer:\n  train_steps: 5\n")
     assert read_config_file(path) == Layer(
-        {"trainer": {"train_steps": 5}}, {"trainer": f"{path}:1", "trainer.train_steps": f"{path}:2"}
+        {"trainer": {"train_steps": 5}},
+        {"trainer": f"{path}:1", "trainer.train_steps": f"{path}:2"},
     )
 
 
@@ -42,7 +43,9 @@ def test_a_missing_file_names_the_near_ones_in_its_folder(tmp_path: Path) -> Non
     mistake = refused(read_config_file, tmp_path / "digit.yaml")[""]
     assert mistake.origin == str(tmp_path / "digit.yaml")
     assert f"did you mean {tmp_path}/digits.yaml?" in str(mistake)
-    assert "there is no folder" in str(refused(read_config_file, tmp_path / "nowhere" / "digits.yaml")[""])
+    assert "there is no folder" in str(
+        refused(read_config_file, tmp_path / "nowhere" / "digits.yaml")[""]
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,9 @@ def test_a_missing_file_names_the_near_ones_in_its_folder(tmp_path: Path) -> Non
     ],
     ids=["folder", "binary", "loop", "endless", "list", "word"],
 )
-def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
+def test_a_file_that_holds_no_settings_is_refused(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
     make(tmp_path / "conf.yaml")
     mistake = refused(read_config_file, tmp_path / "conf.yaml")[""]
     assert said in str(mistake)
@@ -82,8 +87,12 @@ def test_a_remote_file_is_refused(path: str) -> None:
         "over.json",
     ],
 )
-def test_the_spellings_of_an_override_say_the_same(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a=b.yaml").write_text("trainer: {train_steps: 5, loss_upper_bound: 1e-3}\ntask: {weights: [1, 2]}")
+def test_the_spellings_of_an_override_say_the_same(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a=b.yaml").write_text(
+        "trainer: {train_steps: 5, loss_upper_bound: 1e-3}\ntask: {weights: [1, 2]}"
+    )
     (tmp_path / "over.json").write_text(json.dumps(NESTED))
     monkeypatch.chdir(tmp_path)
     assert read_params_override(text).values == NESTED
@@ -93,7 +102,10 @@ def test_the_origin_of_an_override_is_the_flag_or_the_file(tmp_path: Path) -> No
     assert read_params_override("a.b=1").origins == {"a.b": "--params_override"}
     assert set(read_params_override("{a: {b: 1}}").origins.values()) == {"--params_override"}
     (tmp_path / "over.yml").write_text("a:\n  b: 1\n")
-    assert read_params_override(str(tmp_path / "over.yml")).origins["a.b"] == f"{tmp_path / 'over.yml'}:2"
+    assert (
+        read_params_override(str(tmp_path / "over.yml")).origins["a.b"]
+        == f"{tmp_path / 'over.yml'}:2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +115,10 @@ def test_the_origin_of_an_override_is_the_flag_or_the_file(tmp_path: Path) -> No
         ("  ", {}),
         ("a=", {"a": ""}),
         ("a=off,b=true,c=null", {"a": "off", "b": True, "c": None}),
-        ("a=[x, 'y,z', [1, 2]],b={c: 1, d: [2, 3]}", {"a": ["x", "y,z", [1, 2]], "b": {"c": 1, "d": [2, 3]}}),
+        (
+            "a=[x, 'y,z', [1, 2]],b={c: 1, d: [2, 3]}",
+            {"a": ["x", "y,z", [1, 2]], "b": {"c": 1, "d": [2, 3]}},
+        ),
         ("a='it''s, ok',b=\"x, \\\"y\\\"\"", {"a": "it's, ok", "b": 'x, "y"'}),
         ("a=it's,b=2", {"a": "it's", "b": 2}),
         ("a=h1:1;h2:2,b='h1:1,h2:2'", {"a": "h1:1;h2:2", "b": "h1:1,h2:2"}),
@@ -140,7 +155,9 @@ def test_assignments_keep_commas_inside_brackets_and_quotes(text: str, values: o
         ("a=" + "[" * 300 + "]" * 300, "a", "levels deep"),
     ],
 )
-def test_an_override_that_is_none_of_the_spellings_is_refused(text: str, path: str, said: str) -> None:
+def test_an_override_that_is_none_of_the_spellings_is_refused(
+    text: str, path: str, said: str
+) -> None:
     mistake = refused(read_params_override, text)[path]
     assert said in str(mistake)
     assert mistake.origin.startswith(("--params_override", "missing.yaml"))
@@ -148,7 +165,10 @@ def test_an_override_that_is_none_of_the_spellings_is_refused(text: str, path: s
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [(".hidden.yaml", "here there are no config files"), ("digits.yaml", "did you mean digits.yaml?")],
+    [
+        (".hidden.yaml", "here there are no config files"),
+        ("digits.yaml", "did you mean digits.yaml?"),
+    ],
 )
 def test_a_missing_override_file_is_told_with_near_visible_files(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,11 @@ def _other(value: int = 0) -> int:
 
 
 def test_names_are_found_by_their_ends() -> None:
-    assert internals.matching_names(gin, "gin_internals.first") == internals.matching_names(gin, ONE) == [ONE]
+    assert (
+        internals.matching_names(gin, "gin_internals.first")
+        == internals.matching_names(gin, ONE)
+        == [ONE]
+    )
     assert internals.matching_names(gin, "gin_internals.nothing") == []
     assert {ONE, OTHER} <= set(internals.registered_names(gin))
 
@@ -36,5 +40,7 @@ class _NoTables:
 
 
 def test_without_the_table_the_error_says_what_to_do() -> None:
-    with pytest.raises(UsageError, match=r"install the gin-config of requirements\.lock, or use --config_file"):
+    with pytest.raises(
+        UsageError, match=r"install the gin-config of requirements\.lock, or use --config_file"
+    ):
         internals.registered_names(_NoTables)

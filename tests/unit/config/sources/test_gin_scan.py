@@ -34,7 +34,10 @@ def test_what_stands_before_a_mistake_is_kept(tmp_path: Path) -> None:
     path.write_text("a.x = 1\na.y 2\n")
     found = scan(gin, [str(path), str(tmp_path / "gone.gin")], ["a.z = 3"])
     assert [binding.name for binding in found.bindings] == ["a.x", "a.z"]
-    assert [mistake.origin for mistake in found.mistakes] == [f"{path}:2", str(tmp_path / "gone.gin")]
+    assert [mistake.origin for mistake in found.mistakes] == [
+        f"{path}:2",
+        str(tmp_path / "gone.gin"),
+    ]
 
 
 def test_nothing_is_bound_by_scanning() -> None:

@@ -27,7 +27,9 @@ def failing_value() -> int:
     raise OSError("no such thing")
 
 
-def first_pass(experiment: str, *bindings: str, files: tuple[str, ...] = ()) -> tuple[dict[str, Any], list[Mistake]]:
+def first_pass(
+    experiment: str, *bindings: str, files: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], list[Mistake]]:
     found = gin_first_pass(files, bindings, experiment)
     return found.layer.values, list(found.mistakes)
 
@@ -45,9 +47,17 @@ def second_pass_mistakes(*bindings: str, files: tuple[str, ...] = ()) -> list[Mi
 
 
 def test_a_section_goes_by_the_name_of_its_class(experiment: str) -> None:
-    bindings = ["TrainerConfig.train_steps = 5", "NetConfig.rate = 0.25", "SampleTaskConfig.weights = (1, 2)"]
+    bindings = [
+        "TrainerConfig.train_steps = 5",
+        "NetConfig.rate = 0.25",
+        "SampleTaskConfig.weights = (1, 2)",
+    ]
     config: Any = resolve(experiment, Sources(gin_params=tuple(bindings))).config
-    assert (config.trainer.train_steps, config.task.model.rate, config.task.weights) == (5, 0.25, (1.0, 2.0))
+    assert (config.trainer.train_steps, config.task.model.rate, config.task.weights) == (
+        5,
+        0.25,
+        (1.0, 2.0),
+    )
 
 
 def test_a_scope_tells_sections_of_one_class_apart_and_wins(experiment: str) -> None:
@@ -64,17 +74,29 @@ def test_a_scope_tells_sections_of_one_class_apart_and_wins(experiment: str) -> 
 
 
 def test_a_scoped_binding_brings_an_absent_section_into_being(experiment: str) -> None:
-    bindings = ("extra_data/DataConfig.seed = 3", "DataConfig.global_batch_size = 4", "EMAConfig.start_step = 9")
+    bindings = (
+        "extra_data/DataConfig.seed = 3",
+        "DataConfig.global_batch_size = 4",
+        "EMAConfig.start_step = 9",
+    )
     config: Any = resolve(experiment, Sources(gin_params=bindings)).config
     assert (config.task.extra_data.seed, config.task.extra_data.global_batch_size) == (3, 4)
     assert config.trainer.optimizer_config.ema.start_step == 9
 
 
 def test_the_branches_of_a_choice_go_by_their_classes(experiment: str) -> None:
-    bindings = ("OptimizerConfig.type = 'sgd'", "SGDConfig.momentum = 0.9", "AdamConfig.beta_1 = 0.8")
-    optimizer = resolve(experiment, Sources(gin_params=bindings)).config.trainer.optimizer_config.optimizer
+    bindings = (
+        "OptimizerConfig.type = 'sgd'",
+        "SGDConfig.momentum = 0.9",
+        "AdamConfig.beta_1 = 0.8",
+    )
+    optimizer = resolve(
+        experiment, Sources(gin_params=bindings)
+    ).config.trainer.optimizer_config.optimizer
     assert (optimizer.type, optimizer.get().momentum) == ("sgd", 0.9)
-    optimizer = resolve(experiment, Sources(gin_params=bindings[2:])).config.trainer.optimizer_config.optimizer
+    optimizer = resolve(
+        experiment, Sources(gin_params=bindings[2:])
+    ).config.trainer.optimizer_config.optimizer
     assert (optimizer.type, optimizer.get().beta_1) == ("adam", 0.8)
 
 
@@ -91,13 +113,19 @@ def test_origins_of_gin_are_the_line_or_the_flag(experiment: str, tmp_path: Path
 def test_macros_and_includes_work_and_later_bindings_win(experiment: str, tmp_path: Path) -> None:
     (tmp_path / "base.gin").write_text("steps = 5\nTrainerConfig.max_to_keep = 1\n")
     path = tmp_path / "conf.gin"
-    path.write_text("include 'base.gin'\nTrainerConfig.train_steps = %steps\nTrainerConfig.max_to_keep = 2\n")
-    trainer = resolve(experiment, Sources(gin_files=(str(path),), gin_params=("steps = 6",))).config.trainer
+    path.write_text(
+        "include 'base.gin'\nTrainerConfig.train_steps = %steps\nTrainerConfig.max_to_keep = 2\n"
+    )
+    trainer = resolve(
+        experiment, Sources(gin_files=(str(path),), gin_params=("steps = 6",))
+    ).config.trainer
     assert (trainer.train_steps, trainer.max_to_keep) == (6, 2)
 
 
 def test_a_registered_function_can_make_a_value(experiment: str) -> None:
-    values, mistakes = first_pass(experiment, "TrainerConfig.train_steps = @triple()", "triple.number = 4")
+    values, mistakes = first_pass(
+        experiment, "TrainerConfig.train_steps = @triple()", "triple.number = 4"
+    )
     assert (values, mistakes) == ({"trainer": {"train_steps": 12}}, [])
     assert triple() == 12
 
@@ -160,7 +188,11 @@ def test_a_binding_of_ours_that_cannot_count_is_a_mistake(
     ("text", "place", "said"),
     [
         ("TrainerConfig.train_steps = 5\nTrainerConfig.train_steps 6\n", "2", "is not gin"),
-        ("RuntimeConfig.distribution_strategy = mirrored\n", "1", "mirrored is not a value; write values as in Python"),
+        (
+            "RuntimeConfig.distribution_strategy = mirrored\n",
+            "1",
+            "mirrored is not a value; write values as in Python",
+        ),
         ("x = [1,\n", "2", "is not gin"),
         ("TrainerConfig:\ntrain_steps = 5\n", "2", "is not gin"),
         ("from __gin__ import dynamic_registration\n", "1", "not supported"),
@@ -216,7 +248,9 @@ def test_the_second_pass_reports_all_unknown_names(experiment: str, tmp_path: Pa
     assert "nobody" in mistakes[3].problem
 
 
-def test_a_section_of_another_experiment_is_unknown(experiment: str, register: Callable[[str], str]) -> None:
+def test_a_section_of_another_experiment_is_unknown(
+    experiment: str, register: Callable[[str], str]
+) -> None:
     gin_first_pass((), ("NetConfig.rate = 0.5",), experiment)
     other = f"{experiment}_plain"
     register_experiment(other)(ExperimentConfig)
@@ -253,7 +287,9 @@ def test_code_imported_between_the_passes_gets_its_bindings(experiment: str) -> 
 def test_only_the_second_pass_imports_a_gin_files_modules(
     experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "module_for_gin.py").write_text("import gin\n@gin.configurable\ndef from_gin(x=1):\n    return x\n")
+    (tmp_path / "module_for_gin.py").write_text(
+        "import gin\n@gin.configurable\ndef from_gin(x=1):\n    return x\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     bindings = ("import module_for_gin", "from_gin.x = 5")
     first_pass(experiment, *bindings)
@@ -285,9 +321,13 @@ def test_sections_are_not_bound_in_gin(experiment: str) -> None:
     gin.bind_parameter("kept_thing.size", 5)
     before = gin.config_str()
     for steps in (5, 6):
-        assert first_pass(experiment, f"TrainerConfig.train_steps = {steps}")[0] == {"trainer": {"train_steps": steps}}
+        assert first_pass(experiment, f"TrainerConfig.train_steps = {steps}")[0] == {
+            "trainer": {"train_steps": steps}
+        }
     assert gin.config_str() == before
-    assert first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {"trainer": {"max_to_keep": 2}}
+    assert first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {
+        "trainer": {"max_to_keep": 2}
+    }
 
 
 def test_a_name_that_an_earlier_run_has_bound_is_a_mistake(experiment: str) -> None:
@@ -303,7 +343,9 @@ def test_a_name_that_an_earlier_run_has_bound_is_a_mistake(experiment: str) -> N
 def test_a_locked_gin_is_no_obstacle_and_stays_locked(experiment: str) -> None:
     gin.finalize()
     try:
-        assert first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {"trainer": {"max_to_keep": 2}}
+        assert first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {
+            "trainer": {"max_to_keep": 2}
+        }
         gin_second_pass((), ("TrainerConfig.max_to_keep = 2",))
         assert gin.config_is_locked()
     finally:

@@ -57,7 +57,8 @@ def test_a_scalar_means_what_it_looks_like(text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("*.txt", "*.txt"), ("a: b", "a: b"), ("<<", "<<"), ("#5", "#5"), ("1e-3", 0.001)]
+    ("text", "value"),
+    [("*.txt", "*.txt"), ("a: b", "a: b"), ("<<", "<<"), ("#5", "#5"), ("1e-3", 0.001)],
 )
 def test_a_bare_word_is_taken_as_it_is(text: str, value: object) -> None:
     assert parse_scalar(text) == value
@@ -67,8 +68,16 @@ def test_every_key_and_item_knows_its_line() -> None:
     parsed = parse("a:\n  b: 1\n\n  c:\n  - 5\n  - d: 6\ne: {f: 7,\n  g: 8}\n", "conf.yaml")
     assert parsed.values == {"a": {"b": 1, "c": [5, {"d": 6}]}, "e": {"f": 7, "g": 8}}
     assert parsed.lines == {
-        "a": 1, "a.b": 2, "a.c": 4, "a.c.0": 5, "a.c.1": 6, "a.c.1.d": 6, "e": 7, "e.f": 7, "e.g": 8,
-    }  # fmt: skip
+        "a": 1,
+        "a.b": 2,
+        "a.c": 4,
+        "a.c.0": 5,
+        "a.c.1": 6,
+        "a.c.1.d": 6,
+        "e": 7,
+        "e.f": 7,
+        "e.g": 8,
+    }
 
 
 def test_an_empty_document_is_none() -> None:
@@ -122,7 +131,8 @@ def test_json_is_read_as_json_is_meant_with_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["off", "yes", "1e-3", "010", "12:30", "true", "null", "2024-01-01", "0o17", "<<", "", "5"]
+    "word",
+    ["off", "yes", "1e-3", "010", "12:30", "true", "null", "2024-01-01", "0o17", "<<", "", "5"],
 )
 def test_written_words_are_words_for_yaml_1_1_readers_too(word: str) -> None:
     text = dump({"key": word})

@@ -27,7 +27,9 @@ def test_of_a_step_the_evaluation_that_is_kept_stays() -> None:
     assert [one.record for one in kept] == ["a", "c"]
 
 
-_VALUES = st.lists(st.sampled_from([math.nan, math.inf, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5]), max_size=12)
+_VALUES = st.lists(
+    st.sampled_from([math.nan, math.inf, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5]), max_size=12
+)
 _KEEP, _DELTA = st.integers(1, 4), st.sampled_from([0.0, 0.25, 0.5])
 
 
@@ -52,15 +54,21 @@ def _slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
 def test_the_fold_is_the_rule(values: list[float], keep: int, min_delta: float) -> None:
     kept = _slowly(values, keep, min_delta)
     assert set(_fold(Criterion("m", "higher", keep, min_delta), *values)) == kept
-    assert set(_fold(Criterion("m", "lower", keep, min_delta), *(-value for value in values))) == kept
+    assert (
+        set(_fold(Criterion("m", "lower", keep, min_delta), *(-value for value in values))) == kept
+    )
 
 
 @given(_VALUES, _KEEP, st.integers(0, 12))
-def test_without_min_delta_the_top_k_of_any_prefix_are_kept(values: list[float], keep: int, cut: int) -> None:
+def test_without_min_delta_the_top_k_of_any_prefix_are_kept(
+    values: list[float], keep: int, cut: int
+) -> None:
     criterion = Criterion("m", "higher", keep)
     finite = [(-value, step) for step, value in enumerate(values, 1) if math.isfinite(value)]
     assert set(_fold(criterion, *values)) == {step for _, step in sorted(finite)[:keep]}
-    scored = [Scored(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)]
+    scored = [
+        Scored(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)
+    ]
     kept = criterion.fold(scored[:cut])
     for one in scored[cut:]:
         kept = criterion.add(kept, one)
@@ -72,12 +80,28 @@ def test_repeated_evaluations_change_nothing_that_is_kept(
     values: list[float], keep: int, min_delta: float, start: int
 ) -> None:
     criterion = Criterion("m", "lower", keep, min_delta)
-    scored = [Scored(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)]
+    scored = [
+        Scored(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)
+    ]
     kept = criterion.fold(scored)
     for one in scored[start:]:
         assert criterion.add(kept, one) == kept
 
 
 def test_the_name_of_a_metric_may_tell_its_better_values() -> None:
-    names = ("validation_loss", "mean_absolute_error", "accuracy", "val_auc", "perplexity", "precision_loss")
-    assert [comparison_by_name(name) for name in names] == ["lower", "lower", "higher", "higher", None, None]
+    names = (
+        "validation_loss",
+        "mean_absolute_error",
+        "accuracy",
+        "val_auc",
+        "perplexity",
+        "precision_loss",
+    )
+    assert [comparison_by_name(name) for name in names] == [
+        "lower",
+        "lower",
+        "higher",
+        "higher",
+        None,
+        None,
+    ]

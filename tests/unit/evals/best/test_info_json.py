@@ -10,7 +10,13 @@ import pytest
 
 from trainer_kit.evals.best.info_json import INFO, is_info, read_info
 
-_WHOLE = {"checkpoint": "ckpt-5", "step": 5, "metric": "a", "value": 0.5, "metrics": {"a": 0.5, "far|b": 1}}
+_WHOLE = {
+    "checkpoint": "ckpt-5",
+    "step": 5,
+    "metric": "a",
+    "value": 0.5,
+    "metrics": {"a": 0.5, "far|b": 1},
+}
 
 
 def test_what_was_written_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -49,13 +55,25 @@ def test_a_damaged_one_is_none_with_a_warning_unless_quiet(
 
 
 def test_model_gardens_form_is_read_with_the_weights_record(tmp_path: Path) -> None:
-    noted = {"checkpoint": "ckpt-20", "step": 20, "metric": "acc", "value": 0.5, "metrics": {"acc": 0.5}}
+    noted = {
+        "checkpoint": "ckpt-20",
+        "step": 20,
+        "metric": "acc",
+        "value": 0.5,
+        "metrics": {"acc": 0.5},
+    }
     record = tmp_path / "ckpt-20.commit.json"
     record.write_text(json.dumps({"files": {}, "info": noted}))
-    for told in ({"acc": 0.5, "best_ckpt_global_step": 20.0}, {"acc": 0.5, "best_ckpt_global_step": 20}):
+    for told in (
+        {"acc": 0.5, "best_ckpt_global_step": 20.0},
+        {"acc": 0.5, "best_ckpt_global_step": 20},
+    ):
         (tmp_path / "info.json").write_text(json.dumps(told))
         assert read_info(str(tmp_path)) == noted
-    for told in (*({"best_ckpt_global_step": step} for step in (30.0, "20", float("nan"), None)), [20.0]):
+    for told in (
+        *({"best_ckpt_global_step": step} for step in (30.0, "20", float("nan"), None)),
+        [20.0],
+    ):
         (tmp_path / "info.json").write_text(json.dumps(told))
         assert read_info(str(tmp_path), quiet=True) is None
     record.unlink()

@@ -13,5 +13,12 @@ def test_epoch_e_ends_with_the_step_that_uses_its_last_example() -> None:
 
 
 def test_a_step_knows_its_epoch_and_its_place_in_it() -> None:
-    assert [EPOCHS.place(step) for step in (0, 1, 11, 12, 21, 22)] == [(1, 0), (1, 1), (1, 11), (2, 1), (2, 10), (3, 1)]
+    assert [EPOCHS.place(step) for step in (0, 1, 11, 12, 21, 22)] == [
+        (1, 0),
+        (1, 1),
+        (1, 11),
+        (2, 1),
+        (2, 10),
+        (3, 1),
+    ]
     assert [EPOCHS.ended(step) for step in (0, 10, 11, 20, 21)] == [0, 0, 1, 1, 2]

@@ -10,7 +10,11 @@ from trainer_kit.training.loops.intervals import loop_length, next_multiple, nex
 
 def test_an_interval_is_due_when_a_loop_crosses_a_multiple_of_it() -> None:
     reached = [4, 8, 10, 14, 20]
-    due = [step for before, step in zip([0, *reached], reached, strict=False) if is_due(before, step, 5)]
+    due = [
+        step
+        for before, step in zip([0, *reached], reached, strict=False)
+        if is_due(before, step, 5)
+    ]
     assert due == [8, 10, 20]
 
 

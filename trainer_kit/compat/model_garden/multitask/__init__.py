@@ -1,7 +1,7 @@
 """Compatibility layer for `official.modeling.multitask`: several tasks, trained or evaluated together.
 
-Names and signatures are Model Garden's, whose tasks, samplers, models and configs are used unchanged. Each name is
-imported when it is first used.
+Names and signatures are Model Garden's, whose tasks, samplers, models and configs are used
+unchanged. Each name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -24,5 +24,7 @@ __all__ = sorted(_MODULES)
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(__all__)}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(__all__)}"
+        )
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -31,7 +31,10 @@ from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError, suggestion
 
-TRAINERS: dict[str, Any] = {"interleaving": MultiTaskInterleavingTrainer, "joint": MultiTaskBaseTrainer}
+TRAINERS: dict[str, Any] = {
+    "interleaving": MultiTaskInterleavingTrainer,
+    "joint": MultiTaskBaseTrainer,
+}
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,16 @@ class RunTasks:
 
 
 def run_tasks(
-    config: ExperimentConfig, train_task: Any, eval_tasks: list[Any] | None = None, trainer: Any = None
+    config: ExperimentConfig,
+    train_task: Any,
+    eval_tasks: list[Any] | None = None,
+    trainer: Any = None,
 ) -> RunTasks:
     """Returns the tasks of a run; called in strategy scope.
 
     Args:
-      config: The experiment's config. Without a section `eval_tasks`, the run evaluates what it trains.
+      config: The experiment's config. Without a section `eval_tasks`, the run evaluates what it
+        trains.
       train_task: The task that is trained: a task or a MultiTask of Model Garden, or an EngineTask.
       eval_tasks: The tasks to evaluate; None: those of the config are created.
       trainer: A ready-made trainer of the trained task, or None.
@@ -70,7 +77,12 @@ def run_tasks(
     if isinstance(train_task, MultiTask):
         train_task = EngineTask(train_task)
     if not hasattr(config, "eval_tasks"):
-        return RunTasks(train_task, list(train_task.tasks.values()), train_task.multi_task.task_eval_steps, trainer)
+        return RunTasks(
+            train_task,
+            list(train_task.tasks.values()),
+            train_task.multi_task.task_eval_steps,
+            trainer,
+        )
 
     routines = original(config).eval_tasks
     steps = {}
@@ -84,7 +96,9 @@ def run_tasks(
             section = routine.task_config
             name = routine.task_name or section.name
             with explain_config_errors(f"eval_tasks.{number}.task_config"):
-                eval_tasks.append(task_factory.get_task(section, logging_dir=logging_dir, name=name))
+                eval_tasks.append(
+                    task_factory.get_task(section, logging_dir=logging_dir, name=name)
+                )
     return RunTasks(train_task, eval_tasks, steps, trainer)
 
 
@@ -95,7 +109,12 @@ class MultiTaskTrainers:
 
     @classmethod
     def create(
-        cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+        cls,
+        config: ExperimentConfig,
+        task: Any,
+        train: bool,
+        evaluate: bool,
+        checkpoint_exporter: Any = None,
     ) -> Any:
         """Returns the ready-made trainer, one of the kind in trainer.trainer_type or of one task, or an evaluator.
 
@@ -118,16 +137,22 @@ class MultiTaskTrainers:
             check_values(trained.multi_task, config)
             model = trained.build_model()
             if train:
-                trainer = get_trainer(tf.distribute.get_strategy(), config, trained.multi_task, model)
+                trainer = get_trainer(
+                    tf.distribute.get_strategy(), config, trained.multi_task, model
+                )
             else:
                 optimizer = create_optimizer(trained.multi_task, config)
-                trainer = MultiTaskEvaluator(trained.tasks.values(), model, config=config, optimizer=optimizer)
+                trainer = MultiTaskEvaluator(
+                    trained.tasks.values(), model, config=config, optimizer=optimizer
+                )
         if evaluate:
             evaluate_tasks(trainer, tasks.eval_tasks, tasks.eval_steps, checkpoint_exporter)
         return adopted(trainer, config.runtime.random_seed)
 
 
-def get_trainer(distribution_strategy: tf.distribute.Strategy, params: Any, task: Any, model: Any) -> Any:
+def get_trainer(
+    distribution_strategy: tf.distribute.Strategy, params: Any, task: Any, model: Any
+) -> Any:
     """Returns a trainer of several tasks, of the kind in trainer.trainer_type, with its optimizer.
 
     Args:
@@ -143,7 +168,9 @@ def get_trainer(distribution_strategy: tf.distribute.Strategy, params: Any, task
     options: Any = config.trainer
     kind = options.trainer_type
     if kind not in TRAINERS:
-        raise UsageError(f"trainer.trainer_type: there is no trainer type {kind!r}; {suggestion(kind, list(TRAINERS))}")
+        raise UsageError(
+            f"trainer.trainer_type: there is no trainer type {kind!r}; {suggestion(kind, list(TRAINERS))}"
+        )
 
     arguments: dict[str, Any] = {"config": config}
     if kind == "interleaving":
@@ -156,8 +183,9 @@ def get_trainer(distribution_strategy: tf.distribute.Strategy, params: Any, task
 def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
     """Returns an EngineTask around the MultiTask of a section from `convert`; called in strategy scope.
 
-    The MultiTask has the class that is registered with task_factory for the class of its config, if there is one.
-    `logging_dir` exists during the call, because some tasks write to it when they are created.
+    The MultiTask has the class that is registered with task_factory for the class of its config, if
+    there is one. `logging_dir` exists during the call, because some tasks write to it when they are
+    created.
     """
     theirs = original(config)
     registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
@@ -198,7 +226,9 @@ def run_experiment(
     """
     config = convert(params)
     tasks = run_tasks(config, EngineTask(task, model), trainer=trainer)
-    model, logs = runner.run_experiment(distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options)
+    model, logs = runner.run_experiment(
+        distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options
+    )
     return (model, logs) if run_post_eval else model
 
 
@@ -228,11 +258,14 @@ def run_experiment_with_multitask_eval(
       **options: Further keyword arguments of trainer_kit.run_experiment.
 
     Returns:
-      (model, logs): the last evaluation's logs by task with run_post_eval or in mode train_and_post_eval, else {}.
+      (model, logs): the last evaluation's logs by task with run_post_eval or in mode
+      train_and_post_eval, else {}.
 
     Raises:
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config = convert(params)
     tasks = run_tasks(config, train_task, eval_tasks, trainer if lookup_mode(mode).trains else None)
-    return runner.run_experiment(distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options)
+    return runner.run_experiment(
+        distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options
+    )

@@ -1,6 +1,7 @@
 """Trainers and the evaluator of several Model Garden tasks, with the signatures of official.modeling.multitask.
 
-The engine trains one task with one data stream, so EngineTask presents a MultiTask of Model Garden to it as one task.
+The engine trains one task with one data stream, so EngineTask presents a MultiTask of Model Garden
+to it as one task.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ class EngineTask:
     Args:
       multi_task: A MultiTask of Model Garden.
       model: The model of all tasks; None: `multi_task.build_multitask_model` builds it.
-      task_sampler: A task sampler of Model Garden, which draws the task of each step; None: each step trains all tasks.
+      task_sampler: A task sampler of Model Garden, which draws the task of each step; None: each
+        step trains all tasks.
 
     Attributes:
       sampler: Draws the task of each step as Model Garden does; None: each step trains all tasks.
-      step_counters: The int64 scalar variables that count the steps of each task; empty if each step trains all tasks.
-        The run finds the variables here and saves them.
+      step_counters: The int64 scalar variables that count the steps of each task; empty if each
+        step trains all tasks. The run finds the variables here and saves them.
     """
 
     loss = "loss"
@@ -98,14 +100,18 @@ class EngineTask:
         return tasks_data(parts, self.sampler, input_context)
 
     @tf.autograph.experimental.do_not_convert
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
         """Trains all tasks by `joint_train_step`; runs in graph, on a replica.
 
         Returns:
           Logs: the weighted sum of the losses, and the loss of each task under its name.
         """
         step = converted(self.multi_task.joint_train_step)
-        losses = dict(step(inputs, multi_task_model=model, optimizer=optimizer, task_metrics=metrics))
+        losses = dict(
+            step(inputs, multi_task_model=model, optimizer=optimizer, task_metrics=metrics)
+        )
         total = losses.pop(TOTAL, None)
         if unknown := losses.keys() - self.tasks.keys():
             raise UsageError(
@@ -115,8 +121,13 @@ class EngineTask:
         if total is None or type(self.multi_task).joint_train_step is MultiTask.joint_train_step:
             # In float64, so that the order of the sum does not matter.
             weights = {name: self.multi_task.task_weight(name) for name in losses}
-            total = tf.add_n([tf.cast(loss, tf.float64) * weights[name] for name, loss in losses.items()])
-        return {self.loss: total, **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()}}
+            total = tf.add_n(
+                [tf.cast(loss, tf.float64) * weights[name] for name, loss in losses.items()]
+            )
+        return {
+            self.loss: total,
+            **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()},
+        }
 
     def initialize(self, model: Any) -> None:
         """Calls the model's `initialize`, if it has one, to load initial weights."""
@@ -138,13 +149,18 @@ class DrawnTasks(TaskSampler):
 
     @tf.autograph.experimental.do_not_convert
     def _block(self, block: tf.Tensor) -> tf.Tensor:
-        return tf.map_fn(self._draw, block * BLOCK + tf.range(BLOCK, dtype=tf.int64), fn_output_signature=tf.int64)
+        return tf.map_fn(
+            self._draw,
+            block * BLOCK + tf.range(BLOCK, dtype=tf.int64),
+            fn_output_signature=tf.int64,
+        )
 
     @tf.autograph.experimental.do_not_convert
     def _draw(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the number of the task trained after `step` steps, an int64 scalar; runs in graph.
 
-        A draw beyond the last bound gives the last task: rounded sums of probabilities may stay below 1.
+        A draw beyond the last bound gives the last task: rounded sums of probabilities may stay
+        below 1.
         """
         drawn = tf.random.stateless_uniform(shape=[], seed=(0, step))
         bounds = converted(self._sampler.task_cumulative_distribution)(step)
@@ -159,7 +175,10 @@ class TaskMetrics(MultiTaskMetrics):
     """
 
     def __init__(self, task: EngineTask) -> None:
-        sets = {name: MetricSet(LOSS, task_metrics(of_task, True)) for name, of_task in task.tasks.items()}
+        sets = {
+            name: MetricSet(LOSS, task_metrics(of_task, True))
+            for name, of_task in task.tasks.items()
+        }
         super().__init__(sets, count_steps=False)
         self._task = task
 
@@ -237,7 +256,8 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
 class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
     """Trains one of several Model Garden tasks in each step, by its `train_step`. Created in strategy scope.
 
-    As in Model Garden, the task is a pure function of the step and the sampler, so a resumed run draws the same tasks.
+    As in Model Garden, the task is a pure function of the step and the sampler, so a resumed run
+    draws the same tasks.
 
     Args:
       multi_task: A MultiTask of Model Garden.
@@ -273,7 +293,8 @@ class MultiTaskEvaluator(Trainer):
       eval_tasks: Model Garden's tasks.
       model: A MultiTaskBaseModel, or one model for all tasks.
       global_step: An int64 scalar variable; None: a new one.
-      eval_steps: A dict from task name to batches per evaluation; for other tasks the argument of `evaluate` counts.
+      eval_steps: A dict from task name to batches per evaluation; for other tasks the argument of
+        `evaluate` counts.
       checkpoint_exporter: An exporter of the best checkpoint.
       config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
       optimizer: The optimizer; if it averages the weights, its averages are evaluated.
@@ -295,9 +316,13 @@ class MultiTaskEvaluator(Trainer):
         tasks = {task.name: task for task in self._eval_tasks}
         for number, name in enumerate(tasks):
             with explain_config_errors(f"task.task_routines.{number}.task_config"):
-                build_model(tasks[name].task_config, tasks[name], model_of_task(model, name), train=False)
+                build_model(
+                    tasks[name].task_config, tasks[name], model_of_task(model, name), train=False
+                )
         task = EngineTask(SimpleNamespace(tasks=tasks))
-        super().__init__(_trainer_sections(config, tasks), task, model, optimizer, train=False, evaluate=False)
+        super().__init__(
+            _trainer_sections(config, tasks), task, model, optimizer, train=False, evaluate=False
+        )
         evaluate_tasks(self, self._eval_tasks, eval_steps, checkpoint_exporter)
 
     @property
@@ -320,18 +345,24 @@ class MultiTaskEvaluator(Trainer):
 
 
 def evaluate_tasks(
-    trainer: Any, tasks: Iterable[Any], steps: Mapping[str, int | None] | None = None, checkpoint_exporter: Any = None
+    trainer: Any,
+    tasks: Iterable[Any],
+    steps: Mapping[str, int | None] | None = None,
+    checkpoint_exporter: Any = None,
 ) -> None:
     """Makes the trainer evaluate `tasks` from now on, in place of its validation sets; runs eagerly.
 
     Args:
       trainer: A Trainer of trainer_kit.compat.model_garden.
-      tasks: Model Garden's tasks; each evaluates the model's part with its name on its own validation_data.
-      steps: A dict from task name to batches per evaluation; for other tasks the argument of `evaluate` counts.
+      tasks: Model Garden's tasks; each evaluates the model's part with its name on its own
+        validation_data.
+      steps: A dict from task name to batches per evaluation; for other tasks the argument of
+        `evaluate` counts.
       checkpoint_exporter: An exporter of the best checkpoint, by metrics such as `task|metric`.
 
     Raises:
-      UsageError: when the trainer is one of Model Garden, two tasks have one name, or the model lacks a part.
+      UsageError: when the trainer is one of Model Garden, two tasks have one name, or the model
+        lacks a part.
     """
     if not isinstance(trainer, Trainer):
         kind = type(getattr(trainer, "_inner", trainer))  # an AdoptedTrainer has it as _inner
@@ -342,20 +373,28 @@ def evaluate_tasks(
     tasks = list(tasks)
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
-        raise UsageError(f"two tasks to evaluate have the same name: {', '.join(names)}; give each a name of its own")
+        raise UsageError(
+            f"two tasks to evaluate have the same name: {', '.join(names)}; give each a name of its own"
+        )
     trained = list(getattr(trainer.task, "tasks", {}).values())
     sets = []
     with trainer.strategy.scope():
         for number, task in enumerate(tasks):
-            section = f"{'task.task_routines' if task in trained else 'eval_tasks'}.{number}.task_config"
+            section = (
+                f"{'task.task_routines' if task in trained else 'eval_tasks'}.{number}.task_config"
+            )
             path = trainer.inputs.validation_section(task.name)
             trainer.inputs.section_paths[path] = f"{section}.validation_data"
             feed = trainer.inputs.validation_feed(task.name, task.task_config.validation_data, task)
             metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
             model = model_of_task(trainer.model, task.name)
 
-            # A number of steps in the config, an option of trainer_kit, comes before Model Garden's.
-            options = getattr(trainer.config.trainer, "validation_sets", {}).get(task.name) or ValidationSetConfig()
+            # A number of steps in the config, an option of trainer_kit, comes before Model
+            # Garden's.
+            options = (
+                getattr(trainer.config.trainer, "validation_sets", {}).get(task.name)
+                or ValidationSetConfig()
+            )
             if steps and options.steps is None:
                 options = options.replace(steps=steps.get(task.name) or None)
             sets.append(ValidationSet(task.name, feed, options, task, model, metrics))
@@ -363,12 +402,16 @@ def evaluate_tasks(
     trainer.checkpoint_exporter = checkpoint_exporter
 
 
-def _trainer_sections(config: Any, tasks: Mapping[str, Any], trainer_options: Any = None) -> Sections:
+def _trainer_sections(
+    config: Any, tasks: Mapping[str, Any], trainer_options: Any = None
+) -> Sections:
     """Returns the config sections for a trainer of `tasks`; without a config they have the defaults."""
     config = ExperimentConfig() if config is None else convert(config)
     trainer = config.trainer
     if trainer_options is not None:
         loop = trainer_options.use_tf_while_loop and trainer_options.use_tf_function
-        trainer = trainer.replace(train_tf_function=trainer_options.use_tf_function, train_tf_while_loop=loop)
+        trainer = trainer.replace(
+            train_tf_function=trainer_options.use_tf_function, train_tf_while_loop=loop
+        )
     data = {name: getattr(task.task_config, "train_data", None) for name, task in tasks.items()}
     return Sections(SimpleNamespace(train_data=data), trainer, config.runtime)

@@ -77,7 +77,9 @@ def test_the_tasks_are_drawn_as_theirs_are(tasks: multitask.MultiTask) -> None:
     theirs = their_interleaving.MultiTaskInterleavingTrainer(
         tasks, multi_task.model(), tf_keras.optimizers.SGD(0.05), drawing
     )
-    theirs._task_train_step_map = dict.fromkeys(multi_task.TASKS, lambda inputs: None)  # it draws, and trains nothing
+    theirs._task_train_step_map = dict.fromkeys(
+        multi_task.TASKS, lambda inputs: None
+    )  # it draws, and trains nothing
     with eagerly():
         theirs.train(tf.constant(40))
     counts = [int(theirs.task_step_counter(name).numpy()) for name in multi_task.TASKS]
@@ -93,7 +95,9 @@ class RoundedSampler(task_sampler.TaskSampler):
 
 
 def test_a_draw_beyond_the_last_bound_is_the_last_task() -> None:
-    rare, often = DrawnTasks(RoundedSampler({}), 2).counts(20)  # theirs would draw the same number for ever
+    rare, often = DrawnTasks(RoundedSampler({}), 2).counts(
+        20
+    )  # theirs would draw the same number for ever
     assert rare + often == 20 and often > 10
     without_weight = task_sampler.ProportionalTaskSampler({"sum": 0.0, "difference": 1.0})
     assert DrawnTasks(without_weight, 2).counts(40) == [0, 40]
@@ -112,7 +116,10 @@ class TheirOwnStep(MultiTaskBaseTrainer):
     def one(self, inputs: Any) -> None:
         """On a replica."""
         losses = self.multi_task.joint_train_step(
-            inputs, multi_task_model=self.multi_task_model, optimizer=self.optimizer, task_metrics=self.training_metrics
+            inputs,
+            multi_task_model=self.multi_task_model,
+            optimizer=self.optimizer,
+            task_metrics=self.training_metrics,
         )
         for name, loss in losses.items():
             self.training_losses[name].update_state(loss)
@@ -127,8 +134,12 @@ def test_a_step_written_for_theirs_runs(tasks: multitask.MultiTask) -> None:
 
 def test_batches_of_several_tasks_are_not_split(tasks: multitask.MultiTask) -> None:
     config = tiny_experiment(accumulate_steps=4)
-    with pytest.raises(UsageError, match=r"=4: MultiTaskBaseTrainer has a training step of its own on each replica"):
-        MultiTaskBaseTrainer(tasks, multi_task.model(), tf_keras.optimizers.SGD(0.05), config=config)
+    with pytest.raises(
+        UsageError, match=r"=4: MultiTaskBaseTrainer has a training step of its own on each replica"
+    ):
+        MultiTaskBaseTrainer(
+            tasks, multi_task.model(), tf_keras.optimizers.SGD(0.05), config=config
+        )
 
 
 def test_an_evaluator_tells_what_theirs_tells(tasks: multitask.MultiTask) -> None:
@@ -139,7 +150,9 @@ def test_an_evaluator_tells_what_theirs_tells(tasks: multitask.MultiTask) -> Non
     found = ours.evaluate(tf.constant(-1))
     with eagerly():
         expected = theirs.evaluate(tf.constant(-1))
-    assert {name: list(logs) for name, logs in found.items()} == {name: list(logs) for name, logs in expected.items()}
+    assert {name: list(logs) for name, logs in found.items()} == {
+        name: list(logs) for name, logs in expected.items()
+    }
     for name, logs in expected.items():
         assert found[name] == pytest.approx({key: float(value) for key, value in logs.items()})
     assert set(ours.validation_losses) == set(ours.validation_metrics) == set(multi_task.TASKS)
@@ -153,13 +166,18 @@ class Aggregating(multi_task.RegressionTask):
 
     def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
         """Logs the number of examples."""
-        return {**super().validation_step(inputs, model, metrics), "examples": tf.shape(inputs[0])[0]}
+        return {
+            **super().validation_step(inputs, model, metrics),
+            "examples": tf.shape(inputs[0])[0],
+        }
 
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
         """Adds them up."""
         return (state or 0) + int(np.sum(step_logs["examples"]))
 
-    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+    def reduce_aggregated_logs(
+        self, aggregated_logs: Any, global_step: Any = None
+    ) -> dict[str, Any]:
         """Tells them."""
         return {"examples": aggregated_logs, "step": int(global_step.numpy())}
 
@@ -179,7 +197,9 @@ def test_what_does_not_fit_is_told(tasks: multitask.MultiTask) -> None:
     with pytest.raises(UsageError, match="two tasks to evaluate have the same name: sum, sum"):
         MultiTaskEvaluator([one, one], model)
     other = multi_task.RegressionTask(one.task_config, name="product")
-    with pytest.raises(UsageError, match=r"has no model for the task 'product'; it has \['sum', 'difference'\]"):
+    with pytest.raises(
+        UsageError, match=r"has no model for the task 'product'; it has \['sum', 'difference'\]"
+    ):
         MultiTaskEvaluator([other], model)
 
 
@@ -194,7 +214,10 @@ def test_averaged_weights_are_evaluated(tasks: multitask.MultiTask) -> None:
         trainer.train(tf.constant(3))
     before = [variable.numpy() for variable in model.variables]
     averaged = trainer.evaluate(tf.constant(-1))
-    assert all(np.array_equal(one, variable.numpy()) for one, variable in zip(before, model.variables, strict=True))
+    assert all(
+        np.array_equal(one, variable.numpy())
+        for one, variable in zip(before, model.variables, strict=True)
+    )
     with eagerly():
         plain = MultiTaskEvaluator(tasks.tasks.values(), model).evaluate(tf.constant(-1))
     assert averaged["sum"]["validation_loss"] != plain["sum"]["validation_loss"]

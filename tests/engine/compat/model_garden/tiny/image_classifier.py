@@ -18,7 +18,13 @@ from tests.engine.compat.model_garden.tiny.records import (
     strings,
     write_shards,
 )
-from tests.engine.compat.model_garden.tiny.trainer import STEPS_PER_LOOP, cut, data, optimizer, trainer
+from tests.engine.compat.model_garden.tiny.trainer import (
+    STEPS_PER_LOOP,
+    cut,
+    data,
+    optimizer,
+    trainer,
+)
 
 CLASSES, SIZE, BATCH = 4, 32, 8
 NORM_EPSILON = 0.01
@@ -61,4 +67,6 @@ def config(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> Any:
         "validation_data": data(folder, "validation", BATCH),
     }
     optimizer_config = optimizer("sgd", 0.002, momentum=0.9)
-    return cut("resnet_imagenet", task, trainer(steps_per_loop, optimizer_config=optimizer_config, **BEST))
+    return cut(
+        "resnet_imagenet", task, trainer(steps_per_loop, optimizer_config=optimizer_config, **BEST)
+    )

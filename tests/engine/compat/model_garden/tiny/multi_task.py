@@ -22,7 +22,8 @@ def write(folder: Path) -> None:
     for part, count in (("train", 48), ("validation", 16)):
         numbers = generator(part).uniform(-1, 1, size=(count, WIDTH))
         examples = [
-            example(x=floats(row), sum=floats([row.sum()]), difference=floats([row[0] - row[1]])) for row in numbers
+            example(x=floats(row), sum=floats([row.sum()]), difference=floats([row[0] - row[1]]))
+            for row in numbers
         ]
         write_shards(folder, part, examples)
 
@@ -41,7 +42,10 @@ class RegressionTask(base_task.Task):
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         """Reads the four numbers and the target."""
         target = self.task_config.target
-        features = {"x": tf.io.FixedLenFeature([WIDTH], tf.float32), target: tf.io.FixedLenFeature([1], tf.float32)}
+        features = {
+            "x": tf.io.FixedLenFeature([WIDTH], tf.float32),
+            target: tf.io.FixedLenFeature([1], tf.float32),
+        }
 
         def decode(record: Any) -> tuple[Any, Any]:
             parsed = tf.io.parse_single_example(record, features)
@@ -76,21 +80,33 @@ def model() -> SharedModel:
     return SharedModel()
 
 
-def config_joint(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> configs.MultiTaskExperimentConfig:
+def config_joint(
+    folder: Path, steps_per_loop: int = STEPS_PER_LOOP
+) -> configs.MultiTaskExperimentConfig:
     """Each step trains both."""
     return _config(folder, steps_per_loop, "joint")
 
 
-def config_interleaving(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> configs.MultiTaskExperimentConfig:
+def config_interleaving(
+    folder: Path, steps_per_loop: int = STEPS_PER_LOOP
+) -> configs.MultiTaskExperimentConfig:
     """Each step trains one, drawn in proportion to the weights of the tasks."""
     return _config(folder, steps_per_loop, "interleaving")
 
 
-def _config(folder: Path, steps_per_loop: int, trainer_type: str) -> configs.MultiTaskExperimentConfig:
-    routines = tuple(_routine(folder, name, weight) for name, weight in zip(TASKS, (1.0, 2.0), strict=True))
+def _config(
+    folder: Path, steps_per_loop: int, trainer_type: str
+) -> configs.MultiTaskExperimentConfig:
+    routines = tuple(
+        _routine(folder, name, weight) for name, weight in zip(TASKS, (1.0, 2.0), strict=True)
+    )
     config = configs.MultiTaskExperimentConfig(task=configs.MultiTaskConfig(task_routines=routines))
-    settings = trainer(steps_per_loop, trainer_type=trainer_type, optimizer_config=optimizer("sgd", 0.05))
-    config.override({"trainer": settings, "runtime": {"distribution_strategy": "off"}}, is_strict=True)
+    settings = trainer(
+        steps_per_loop, trainer_type=trainer_type, optimizer_config=optimizer("sgd", 0.05)
+    )
+    config.override(
+        {"trainer": settings, "runtime": {"distribution_strategy": "off"}}, is_strict=True
+    )
     return config
 
 

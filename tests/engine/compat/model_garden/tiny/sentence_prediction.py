@@ -53,4 +53,6 @@ def config(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> Any:
         "learning_rate": {"polynomial": {"initial_learning_rate": 3e-3, "decay_steps": 50}},
         "warmup": {"polynomial": {"warmup_steps": 5}},
     }
-    return cut("bert/sentence_prediction", task, trainer(steps_per_loop, optimizer_config=optimizer_config))
+    return cut(
+        "bert/sentence_prediction", task, trainer(steps_per_loop, optimizer_config=optimizer_config)
+    )

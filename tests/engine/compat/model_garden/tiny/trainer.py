@@ -15,7 +15,8 @@ STEPS, INTERVAL, STEPS_PER_LOOP = 50, 25, 10
 def trainer(steps_per_loop: int = STEPS_PER_LOOP, **more: Any) -> dict[str, Any]:
     """50 steps, two evaluations over all of the validation data, two checkpoints.
 
-    Orbit stops a loop early where an evaluation is due: with loops of 10, the loss is logged at 10, 20, 25, 35, 45, 50.
+    Orbit stops a loop early where an evaluation is due: with loops of 10, the loss is logged at 10,
+    20, 25, 35, 45, 50.
     """
     return {
         "train_steps": STEPS,

@@ -1,6 +1,7 @@
 """Tiny experiments of several tasks as Model Garden registers them, for the command line: their data are in $TINY_DATA.
 
-Use --experiment=tfm/tiny_joint with --import_module=tests.process.compat.model_garden.multitask.registered.
+Use --experiment=tfm/tiny_joint with
+--import_module=tests.process.compat.model_garden.multitask.registered.
 """
 
 from __future__ import annotations
@@ -120,7 +121,11 @@ def separate() -> Any:
     routines = tuple(_routine(name, one, steps) for name, steps in EVALUATED)
     config = configs.MultiEvalExperimentConfig(task=one, eval_tasks=routines)
     trainer = single.trainer.as_dict()
-    trainer = {name: value for name, value in trainer.items() if name not in ("trainer_type", "task_sampler")}
+    trainer = {
+        name: value
+        for name, value in trainer.items()
+        if name not in ("trainer_type", "task_sampler")
+    }
     config.override({"trainer": trainer, "runtime": single.runtime.as_dict()})
     config.override({"trainer": {**BEST, "best_checkpoint_eval_metric": "all|sum_error"}})
     return config

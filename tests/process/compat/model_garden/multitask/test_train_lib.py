@@ -38,13 +38,18 @@ class ReadyMade:
 @pytest.fixture(scope="module")
 def ready_made(data: Path, tmp_path_factory: pytest.TempPathFactory) -> ReadyMade:
     """Trains in turns, and keeps the best."""
-    folder, config = tmp_path_factory.mktemp("interleaving") / "ours", best(in_order(CONFIGS["interleaving"](data)))
+    folder, config = (
+        tmp_path_factory.mktemp("interleaving") / "ours",
+        best(in_order(CONFIGS["interleaving"](data))),
+    )
     seed_everything(1)
     return ReadyMade(folder, *with_trainer(config, folder, "train_and_eval"))
 
 
 @pytest.fixture(scope="module")
-def pairs(data: Path, ready_made: ReadyMade, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pairs(
+    data: Path, ready_made: ReadyMade, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """By kind, a folder with a run of theirs and one of ours that keep the best; to be read, or copied, only."""
     folders = {"joint": tmp_path_factory.mktemp("joint"), "interleaving": ready_made.folder.parent}
     for kind, folder in folders.items():
@@ -66,23 +71,38 @@ def best(config: Any) -> Any:
     return config
 
 
-def run(train_lib: Any, config: Any, model_dir: Path, mode: str = "train_and_eval", **options: Any) -> Any:
+def run(
+    train_lib: Any, config: Any, model_dir: Path, mode: str = "train_and_eval", **options: Any
+) -> Any:
     """Runs several tasks, from the seed on."""
     seed_everything(1)
     strategy = options.pop("strategy", tf.distribute.get_strategy())
     with strategy.scope():
         task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
-    common = {"distribution_strategy": strategy, "task": task, "model": model, "mode": mode, "params": config}
+    common = {
+        "distribution_strategy": strategy,
+        "task": task,
+        "model": model,
+        "mode": mode,
+        "params": config,
+    }
     return train_lib.run_experiment(**common, model_dir=str(model_dir), **options)
 
 
-def run_separate(train_lib: Any, model_dir: Path, mode: str = "train_and_eval", **options: Any) -> Any:
+def run_separate(
+    train_lib: Any, model_dir: Path, mode: str = "train_and_eval", **options: Any
+) -> Any:
     """Trains one task and evaluates two."""
     config = registered.separate()
     seed_everything(1)
-    tasks = {"train_task": registered.ToldTask(config.task), "eval_tasks": registered.eval_tasks(config)}
+    tasks = {
+        "train_task": registered.ToldTask(config.task),
+        "eval_tasks": registered.eval_tasks(config),
+    }
     common = {"distribution_strategy": tf.distribute.get_strategy(), "mode": mode, "params": config}
-    return train_lib.run_experiment_with_multitask_eval(**tasks, **common, model_dir=str(model_dir), **options)
+    return train_lib.run_experiment_with_multitask_eval(
+        **tasks, **common, model_dir=str(model_dir), **options
+    )
 
 
 def assert_alike(one: Path, other: Path) -> None:
@@ -92,7 +112,10 @@ def assert_alike(one: Path, other: Path) -> None:
     for part, steps in expected.items():
         for step, values in steps.items():
             seen = found[part][step]
-            assert {name: seen.get(name) for name in values} == pytest.approx(values, abs=1e-5), (part, step)
+            assert {name: seen.get(name) for name in values} == pytest.approx(values, abs=1e-5), (
+                part,
+                step,
+            )
 
 
 def best_step(folder: Path) -> int:
@@ -111,10 +134,15 @@ def saved(path: str, *parts: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_curves_of_each_task_are_theirs(kind: str, pairs: dict[str, Path]) -> None:
     assert_alike(pairs[kind] / "theirs", pairs[kind] / "ours")
-    assert {f"{name}/training_loss" for name in multi_task.TASKS} < set(read_curves(pairs[kind] / "ours")["train"][50])
-    assert best_step(pairs[kind] / "ours") == 50  # theirs always tells 0: its evaluator makes a counter of its own
+    assert {f"{name}/training_loss" for name in multi_task.TASKS} < set(
+        read_curves(pairs[kind] / "ours")["train"][50]
+    )
+    assert (
+        best_step(pairs[kind] / "ours") == 50
+    )  # theirs always tells 0: its evaluator makes a counter of its own
     ours_best, theirs_best = (
-        saved(tf.train.latest_checkpoint(str(pairs[kind] / name / "best_ckpt")), "model") for name in ("ours", "theirs")
+        saved(tf.train.latest_checkpoint(str(pairs[kind] / name / "best_ckpt")), "model")
+        for name in ("ours", "theirs")
     )
     assert len(theirs_best) == 6
     for name, value in theirs_best.items():
@@ -124,18 +152,24 @@ def test_the_curves_of_each_task_are_theirs(kind: str, pairs: dict[str, Path]) -
 def test_one_task_is_trained_and_others_evaluated_as_theirs(data: Path, tmp_path: Path) -> None:
     evaluated: list[list[str]] = []
     eval_actions = [lambda logs: evaluated.append(sorted(logs))]
-    model, logs = run_separate(ours, tmp_path / "ours", run_post_eval=True, eval_actions=eval_actions)
+    model, logs = run_separate(
+        ours, tmp_path / "ours", run_post_eval=True, eval_actions=eval_actions
+    )
     assert evaluated == [["all", "some"]] * 3
     _, expected = run_separate(theirs, tmp_path / "theirs", run_post_eval=True)
     assert_alike(tmp_path / "theirs", tmp_path / "ours")
     assert set(logs) == {"all", "some"}
     for name, metrics in expected.items():
-        assert {key: logs[name][key] for key in metrics} == pytest.approx({k: float(v) for k, v in metrics.items()})
+        assert {key: logs[name][key] for key in metrics} == pytest.approx(
+            {k: float(v) for k, v in metrics.items()}
+        )
     assert model.trainable_variables
     assert best_step(tmp_path / "ours") == 50
 
 
-def test_a_joint_run_goes_on_to_the_same_bits(data: Path, pairs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_joint_run_goes_on_to_the_same_bits(
+    data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(pairs["joint"] / "ours", tmp_path / "run"))
     for path in folder.glob("ckpt-50.*"):
         path.unlink()
@@ -144,9 +178,14 @@ def test_a_joint_run_goes_on_to_the_same_bits(data: Path, pairs: dict[str, Path]
     assert isinstance(model, multi_task.SharedModel)
     assert set(logs) == {"sum", "difference"}
     assert {"sum_error", "validation_loss"} <= set(logs["sum"])
-    found, expected = (saved(str(one / "ckpt-50"), "model", "optimizer") for one in (folder, pairs["joint"] / "ours"))
+    found, expected = (
+        saved(str(one / "ckpt-50"), "model", "optimizer")
+        for one in (folder, pairs["joint"] / "ours")
+    )
     assert found.keys() == expected.keys() and len(found) > 6
-    assert [name for name, value in expected.items() if found[name].tobytes() != value.tobytes()] == []
+    assert [
+        name for name, value in expected.items() if found[name].tobytes() != value.tobytes()
+    ] == []
 
 
 def test_a_ready_made_trainer_is_used_and_keeps_the_best(ready_made: ReadyMade) -> None:
@@ -162,8 +201,18 @@ def with_trainer(config: Any, model_dir: Path, mode: str, **options: Any) -> tup
     task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
     trainer = ours.get_trainer(tf.distribute.get_strategy(), config, task, model)
     strategy = tf.distribute.get_strategy()
-    common = {"distribution_strategy": strategy, "task": task, "model": model, "mode": mode, "params": config}
-    return model, trainer, ours.run_experiment(**common, model_dir=str(model_dir), trainer=trainer, **options)
+    common = {
+        "distribution_strategy": strategy,
+        "task": task,
+        "model": model,
+        "mode": mode,
+        "params": config,
+    }
+    return (
+        model,
+        trainer,
+        ours.run_experiment(**common, model_dir=str(model_dir), trainer=trainer, **options),
+    )
 
 
 def state_of(folder: Path) -> dict[str, int]:
@@ -181,7 +230,9 @@ def test_a_checkpoint_has_their_root_keys_and_they_can_read_it(
     names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(folder / "ckpt-50"))}
     assert {"model", "optimizer", "global_step"} < names
     found = with_trainer(config, folder, "eval", eval_name="other", run_post_eval=True)[2][1]
-    assert state_of(folder / "best_ckpt") == before and not [*folder.glob("evals/*/best_ckpt/info.json")]
+    assert state_of(folder / "best_ckpt") == before and not [
+        *folder.glob("evals/*/best_ckpt/info.json")
+    ]
     logs = run(theirs, config, folder, mode="eval", run_post_eval=True)[1]
     for task, metrics in logs.items():
         assert found[task] == pytest.approx({name: float(value) for name, value in metrics.items()})
@@ -196,20 +247,28 @@ def test_a_ready_made_evaluating_trainer_has_a_best_of_its_own(
     config.trainer.continuous_eval_timeout = 1
     with_trainer(config, folder, "continuous_eval", eval_name="other")
     assert state_of(folder / "best_ckpt") == before
-    assert [path.parent.parent.name for path in folder.glob("evals/*/best_ckpt/info.json")] == ["other"]
+    assert [path.parent.parent.name for path in folder.glob("evals/*/best_ckpt/info.json")] == [
+        "other"
+    ]
 
 
-def test_on_several_replicas_the_curves_are_those_of_one(data: Path, pairs: dict[str, Path], tmp_path: Path) -> None:
+def test_on_several_replicas_the_curves_are_those_of_one(
+    data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
     run(ours, best(in_order(multi_task.config_joint(data))), tmp_path, strategy=replicas(2))
     assert_alike(pairs["joint"] / "ours", tmp_path)
 
 
 @pytest.mark.parametrize("part", ["train_data", "validation_data"])
-def test_missing_data_is_reported_by_its_path_in_the_task(part: str, data: Path, tmp_path: Path) -> None:
+def test_missing_data_is_reported_by_its_path_in_the_task(
+    part: str, data: Path, tmp_path: Path
+) -> None:
     config = multi_task.config_joint(data)
     getattr(config.task.task_routines[1].task_config, part).input_path = "no/*.tfrecord"
     path = f"task.task_routines.1.task_config.{part}"
-    with pytest.raises(DataError, match=re.escape(f"{path}: ValueError: no/*.tfrecord does not match any files")):
+    with pytest.raises(
+        DataError, match=re.escape(f"{path}: ValueError: no/*.tfrecord does not match any files")
+    ):
         run(ours, config, tmp_path)
 
 
@@ -233,9 +292,18 @@ def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="train_and_eval"):
         run(ours, config, tmp_path, "train_and_evaluate")
     theirs_one = theirs.base_trainer.MultiTaskBaseTrainer
-    for mode, problem in (("train", "has no strategy, config"), ("train_and_eval", "cannot evaluate several tasks")):
+    for mode, problem in (
+        ("train", "has no strategy, config"),
+        ("train_and_eval", "cannot evaluate several tasks"),
+    ):
         with pytest.raises(UsageError, match=rf"MultiTaskBaseTrainer {problem}"):
-            run(ours, multi_task.config_joint(data), tmp_path, mode, trainer=theirs_one.__new__(theirs_one))
+            run(
+                ours,
+                multi_task.config_joint(data),
+                tmp_path,
+                mode,
+                trainer=theirs_one.__new__(theirs_one),
+            )
     config = best(multi_task.config_joint(data))
     config.override({"trainer": {"best_checkpoint_eval_metric": "sum_error"}})
     with pytest.raises(UsageError, match=r"sum\|sum_error"):
